@@ -1,0 +1,70 @@
+# make demo    evaluate a tiny random model on the bundled problems
+# make test    everything that a CPU can check
+# An existing .venv is used as it is and gains what is missing.
+
+# What pip installs as torch. On Linux the default is a CUDA build where PyPI serves it. Others:
+#   make demo TORCH=torch
+#   make demo TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+TORCH ?= torch==2.13.0
+PYTHON ?= python3
+
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := .demo
+
+# torch first: a bare requirement would choose the newest build and all of its CUDA libraries.
+# Without an explicit TORCH, one that is already there stays.
+# Environments made by other tools may lack pip.
+ensure_pip := $(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip --upgrade
+have_torch := $(BIN)/python -c "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is None)"
+ifeq ($(origin TORCH),file)
+install_torch = $(have_torch) || $(BIN)/python -m pip install $(TORCH)
+else
+install_torch = $(BIN)/python -m pip install $(TORCH)
+endif
+
+.PHONY: help demo test lint format clean
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' $(firstword $(MAKEFILE_LIST))
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "treegen needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps make the second call quick; they live inside the environment and go with it.
+$(VENV)/.treegen-demo: pyproject.toml constraints.txt | $(BIN)/python
+	$(ensure_pip)
+	$(install_torch)
+	$(BIN)/python -m pip install --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.treegen-dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(ensure_pip)
+	$(install_torch)
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
+	@touch $@ $(VENV)/.treegen-demo
+
+$(DEMO)/tiny/model.safetensors: examples/tiny_checkpoint.py $(wildcard tasks/data/*.jsonl) | $(VENV)/.treegen-demo
+	rm -rf $(@D)
+	$(BIN)/python examples/tiny_checkpoint.py $(@D)
+
+demo: $(VENV)/.treegen-demo $(DEMO)/tiny/model.safetensors
+	@echo "The demo model is tiny and its weights are random: its answers are noise, the accuracy means nothing."
+	$(BIN)/treegen eval gsm8k --model $(DEMO)/tiny --n-samples 8 --limit 8 \
+		--output-path $(DEMO)/run-$$(date +%Y%m%d-%H%M%S)
+
+test: lint
+	$(BIN)/python -m pytest -m "not gpu"
+
+lint: $(VENV)/.treegen-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.treegen-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(DEMO) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,144 @@
+"""What every task shares: problems in, a prompt tree and scores out.
+
+A task is data, a tree, a score and a way to aggregate. It neither samples nor prints. Sampling and
+scoring meet only in (problem, text): any stored text can be scored again without a model.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from treegen.errors import InputError
+from treegen.params import SamplingParams
+from treegen.tasks.report import Report, ReportOptions
+from treegen.tasks.verdict import SampleScore, Verdict
+from treegen.tree import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing to solve.
+
+    question: the text that was asked, as the data has it.
+    answer: the reference, in whatever form the task's `score` compares with.
+    metadata: JSON values that a report may show; scoring does not need them.
+    """
+
+    id: str
+    question: str
+    answer: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A row of the data that cannot be run, and why."""
+
+    source: str
+    line: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.source}, line {self.line}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOptions:
+    """What a user may choose about a task's data; every task takes the same.
+
+    data: a file, a directory with one file per split, or a name that the task knows. None is the
+        small data set that comes with treegen.
+    split: which split of a directory or a named data set; None is the task's own default.
+    num_fewshot: solved examples before each problem; None is the task's own default.
+    fewshot_file: a JSONL file of examples, taken from its start.
+    fewshot_data: draw the examples by `seed` from this file; "train" is the data's train split.
+    limit: the first so many problems; a fraction below 1; or "10-20", counted from 1, both ends in.
+    ids: run these problems only, in this order.
+    seed: which examples are drawn from `fewshot_data`.
+    """
+
+    data: str | None = None
+    split: str | None = None
+    num_fewshot: int | None = None
+    fewshot_file: str | None = None
+    fewshot_data: str | None = None
+    limit: int | float | str | None = None
+    ids: Sequence[str] | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_fewshot is not None and self.num_fewshot < 0:
+            raise InputError(f"num_fewshot must be at least 0, got {self.num_fewshot}")
+        if self.fewshot_file is not None and self.fewshot_data is not None:
+            raise InputError("give fewshot_file or fewshot_data, not both")
+        if self.limit is not None and self.ids is not None:
+            raise InputError("give limit or problem ids, not both")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDefaults:
+    """How a task is sampled when the user does not say."""
+
+    sampling: SamplingParams
+    num_samples: int
+    num_fewshot: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskData:
+    """What `Task.load` found: the problems to run and the text that all of them share.
+
+    fewshot: the solved examples, ready to stand before every problem; may be empty.
+    skipped: rows that could not be used; everything else runs.
+    """
+
+    problems: tuple[Problem, ...]
+    source: str
+    fewshot: str = ""
+    num_fewshot: int = 0
+    skipped: tuple[Skipped, ...] = ()
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of everything here that prompts and scores depend on."""
+        content = [self.fewshot, [[p.id, p.question, p.answer] for p in self.problems]]
+        return hashlib.sha256(json.dumps(content).encode("ascii")).hexdigest()
+
+
+@runtime_checkable
+class Task(Protocol):
+    """What treegen needs of a task; any class with these members will do.
+
+    The class is made without arguments. `filters` names the ways in which an answer is read from a
+    text; the first is the one that headlines use.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def filters(self) -> tuple[str, ...]: ...
+
+    @property
+    def defaults(self) -> TaskDefaults: ...
+
+    def load(self, options: TaskOptions) -> TaskData:
+        """Read the problems; raise DataError for data that cannot be used."""
+        ...
+
+    def tree(self, data: TaskData, num_samples: int) -> Node:
+        """Return the prompt tree: one sampled node per problem, whose id is the problem's."""
+        ...
+
+    def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
+        """Return a verdict per filter; any text at all must give one."""
+        ...
+
+    def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
+        """Return the metrics over all scored samples, in whatever order they come."""
+        ...

@@ -1,0 +1,100 @@
+r"""GSM8K: grade-school word problems whose answer is one number.
+
+Data: https://github.com/openai/grade-school-math, or openai/gsm8k on the Hugging Face hub. One row:
+
+    {"question": "Ann has 3 boxes of 4 pens and loses 2 pens. How many pens are left?",
+     "answer": "She has 3*4=<<3*4=12>>12 pens.\n12-2=<<12-2=10>>10 are left.\n#### 10"}
+
+The prompt has the form of lm-eval's gsm8k_cot, solved examples before the problem:
+
+    Q: {question}\nA: {reasoning} The answer is {number}.\n\n  ...  Q: {question}\nA:
+
+All examples are one node above all problems, so they are computed once for the whole run.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from treegen.params import SamplingParams
+from treegen.tasks.answers import (
+    canonical_number,
+    exact_match_form,
+    flexible_extract,
+    numeric_answer,
+    strict_match,
+)
+from treegen.tasks.base import Problem, TaskData, TaskDefaults, TaskOptions
+from treegen.tasks.gsm8k_data import load_problems
+from treegen.tasks.gsm8k_fewshot import load_examples
+from treegen.tasks.report import Report, ReportOptions, summarise
+from treegen.tasks.selection import select
+from treegen.tasks.verdict import SampleScore, Verdict
+from treegen.tree import Node
+
+
+class GSM8K:
+    """Grade-school math with chain-of-thought examples and majority voting.
+
+    Three filters read the same texts. `numeric`, the headline, compares numbers. `strict-match`
+    and `flexible-extract` are lm-eval's, string for string, for comparing with published results.
+    """
+
+    name: Final = "gsm8k"
+    version: Final = "1"
+    filters: Final = ("numeric", "strict-match", "flexible-extract")
+    # 40 paths at temperature 0.7 as in the self-consistency paper; lm-eval's stops and length.
+    defaults: Final = TaskDefaults(
+        sampling=SamplingParams(temperature=0.7, max_tokens=256, stop=("Q:", "\n\n")),
+        num_samples=40,
+        num_fewshot=8,
+    )
+
+    def load(self, options: TaskOptions) -> TaskData:
+        """Read problems and examples; a problem is never among its own examples."""
+        loaded = load_problems(options.data, options.split)
+        problems = select(loaded.problems, options)
+        examples = load_examples(options, problems, self.defaults.num_fewshot)
+        return TaskData(
+            problems=problems,
+            source=loaded.source,
+            fewshot="".join(f"Q: {e.question}\nA: {e.target}\n\n" for e in examples),
+            num_fewshot=len(examples),
+            skipped=loaded.skipped,
+        )
+
+    def tree(self, data: TaskData, num_samples: int) -> Node:
+        """Return examples -> problems -> samples: two levels that samples share."""
+        return Node(
+            data.fewshot,
+            children=[
+                Node(f"Q: {problem.question}\nA:", samples=num_samples, id=problem.id)
+                for problem in data.problems
+            ],
+        )
+
+    def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
+        """Return a verdict per filter on a text that ends where a stop string began."""
+        number = numeric_answer(text)
+        return {
+            "numeric": Verdict(number, number is not None and number == _gold(problem)),
+            "strict-match": _exact_match(problem, strict_match(text)),
+            "flexible-extract": _exact_match(problem, flexible_extract(text)),
+        }
+
+    def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
+        """Return accuracy, pass@k, maj@k and the rates of unreadable and cut-off samples."""
+        return summarise(
+            scores, options, task=self.name, version=self.version, filters=self.filters
+        )
+
+
+def _gold(problem: Problem) -> str | None:
+    return canonical_number(problem.answer)
+
+
+def _exact_match(problem: Problem, found: str | None) -> Verdict:
+    form = None if found is None else exact_match_form(found)
+    # lm-eval counts ".." as an answer, a wrong one. It must not win a vote; its score is the same.
+    if form is None or not any(c in "0123456789" for c in form):
+        return Verdict(None, False)
+    return Verdict(form, form == exact_match_form(problem.answer))

@@ -1,0 +1,53 @@
+"""Fixtures and settings for all tests; this file must not import torch or transformers."""
+
+import os
+from pathlib import Path
+
+# Read when the libraries are imported, so set before any test module is.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Test tensors are tiny: more threads than this only get in each other's way.
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+import pytest
+from hypothesis import settings
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+# The same examples on every machine and in every run. To look for new ones:
+# HYPOTHESIS_PROFILE=explore pytest
+settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
+settings.register_profile("explore", max_examples=2000, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests that need a CUDA device where there is none."""
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu_items:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in gpu_items:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the source tree."""
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of published datasets that TREEGEN_TEST_DATA names; skips without it."""
+    folder = os.environ.get("TREEGEN_TEST_DATA")
+    if not folder:
+        pytest.skip("set TREEGEN_TEST_DATA to a folder with the published datasets")
+    path = Path(folder)
+    # A path that is set and wrong must not look like a pass.
+    assert path.is_dir(), f"TREEGEN_TEST_DATA is not a folder: {folder}"
+    return path

@@ -1,0 +1,184 @@
+"""A model and a tokenizer without weights, for testing the engine in milliseconds.
+
+HistoryModel keeps each token and its position in the key-value pages and answers with logits that
+are a hash of the whole context it can see through them. If a row sees one token too few, too
+many, twice or at a wrong place, it fails or its samples change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treegen.attention import Level
+from treegen.batch import Batch
+from treegen.cache import LayerKV, PagedCache
+from treegen.kept import KeptPrefixes
+from treegen.params import SamplingParams
+from treegen.plan import Plan
+from treegen.results import Completion
+from treegen.sampling import SamplingBatch, draw, row_seed
+from treegen.scheduler import Scheduler
+from treegen.stopping import Stopping
+
+EOS = 1
+
+
+class LetterTokenizer:
+    """Token t is one letter; token 1 ends a sequence and has no text."""
+
+    is_fast = False
+
+    def __init__(self, vocab_size: int = 24) -> None:
+        self.vocab_size = vocab_size
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    def decode(self, ids: Sequence[int], **options: Any) -> str:
+        return "".join(chr(97 + int(token)) for token in ids if token != EOS)
+
+    def __call__(self, texts: Sequence[str], **options: Any) -> dict[str, list[list[int]]]:
+        return {"input_ids": [[ord(letter) - 97 for letter in text] for text in texts]}
+
+
+class HistoryModel:
+    """Logits are a pure function of the tokens that a row can see through the pages."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, vocab_size: int = 24, eos_bias: float = 0.0) -> None:
+        self.vocab_size, self.eos_bias = vocab_size, eos_bias
+        self.tokens_computed = 0
+        self.bad_at: int | None = None  # number of passes after which logits are NaN
+
+    def new_cache(self, num_pages: int, page_size: int) -> PagedCache:
+        # Poisoned: what was never written must never be read.
+        shape = (num_pages + 1, page_size, 1, 2)
+        layer = LayerKV(torch.full(shape, -7.0), torch.full(shape, -7.0))
+        return PagedCache([layer], num_pages, page_size)
+
+    def forward(self, batch: Batch) -> Tensor:
+        pool = batch.layers[0].keys
+        page_size = pool.shape[1]
+        self.tokens_computed += len(batch.tokens_T)
+        flat = pool.view(-1, 2)
+        flat[batch.slots_T, 0] = batch.tokens_T.float()
+        flat[batch.slots_T, 1] = batch.positions_T.float()
+        groups = [_group_of_rows(level, len(batch.tokens_T)) for level in batch.levels.levels]
+        rows = []
+        for row in batch.logits_at_S.tolist():
+            keys = [
+                _keys(level, int(group[row]), flat, page_size)
+                for level, group in zip(batch.levels.levels, groups, strict=True)
+                if group[row] >= 0
+            ]
+            seen = torch.cat(keys)
+            position = int(batch.positions_T[row])
+            seen = seen[seen[:, 1] <= position]
+            order = seen[:, 1].argsort()
+            assert seen[order, 1].tolist() == list(range(position + 1)), seen[:, 1].tolist()
+            rows.append(self.logits(seen[order, 0].int().tolist()))
+        logits = torch.stack(rows) if rows else torch.empty(0, self.vocab_size)
+        if self.bad_at is not None:
+            self.bad_at -= 1
+            if self.bad_at < 0:
+                logits[-1:] = torch.nan
+        return logits
+
+    def logits(self, tokens: Sequence[int]) -> Tensor:
+        digest = hashlib.blake2b(np.array(tokens, dtype=np.int32).tobytes(), digest_size=8).digest()
+        generator = np.random.default_rng(int.from_bytes(digest, "big"))
+        logits = generator.normal(size=self.vocab_size).astype(np.float32) * 2
+        logits[EOS] += self.eos_bias
+        return torch.from_numpy(logits)
+
+
+def _group_of_rows(level: Level, num_rows: int) -> Tensor:
+    """The group of each row in a level, -1 for none."""
+    group = torch.full((num_rows,), -1)
+    for g, (start, stop) in enumerate(
+        zip(level.q_start_G.tolist(), level.q_stop_G.tolist(), strict=True)
+    ):
+        assert (group[start:stop] == -1).all(), "groups of a level overlap"
+        group[start:stop] = g
+    return group
+
+
+def _keys(level: Level, g: int, flat: Tensor, page_size: int) -> Tensor:
+    """Keys of a group, as (token, position) pairs."""
+    offsets = torch.arange(int(level.kv_len_G[g]))
+    slots = level.pages_GP[g].long()[offsets // page_size] * page_size
+    keys = flat[slots + offsets % page_size]
+    # What lies after a row's own position may not be written yet.
+    written = keys[:, 1] >= 0
+    expected = int(level.kv_start_G[g]) + offsets[written]
+    assert (keys[written, 1] == expected).all(), "a key lies at a wrong position"
+    return keys
+
+
+def stopping_of(params: SamplingParams, vocab_size: int = 24) -> Stopping:
+    return Stopping(params, LetterTokenizer(vocab_size), [EOS], vocab_size)
+
+
+def scheduler_of(
+    plan: Plan,
+    model: HistoryModel,
+    cache: PagedCache,
+    params: SamplingParams,
+    *,
+    max_rows: int = 64,
+    prefill_chunk: int = 64,
+    kept: KeptPrefixes | None = None,
+    samples: Sequence[Sequence[int]] | None = None,
+) -> Scheduler:
+    return Scheduler(
+        plan,
+        model,
+        cache,
+        kept or KeptPrefixes(cache, cache.pool.num_pages // 2),
+        params=params,
+        stopping=stopping_of(params, model.vocab_size),
+        samples=samples or [range(request.samples) for request in plan.requests],
+        max_rows=max_rows,
+        prefill_chunk=prefill_chunk,
+        impl="reference",
+    )
+
+
+def drain(scheduler: Scheduler, *, check: bool = True) -> list[Completion]:
+    """Run to the end, checking every page reference after every step."""
+    finished = []
+    for _ in range(100_000):
+        if not scheduler.has_work:
+            break
+        finished += scheduler.step()
+        if check:
+            scheduler.check()
+    assert not scheduler.has_work, "the scheduler does not come to an end"
+    return finished
+
+
+def expected(
+    model: HistoryModel, plan: Plan, params: SamplingParams
+) -> dict[tuple[str, int], tuple[int, ...]]:
+    """Tokens of every sample, one sample at a time without any cache."""
+    stopping = stopping_of(params, model.vocab_size)
+    one = SamplingBatch.of([params], torch.zeros(1, dtype=torch.int64))
+    wanted = {}
+    for request in plan.requests:
+        for index in range(request.samples):
+            seed = torch.tensor([[row_seed(params.seed, request.id, index)]])
+            tokens: list[int] = []
+            prompt = request.tokens.tolist()
+            while not tokens or stopping.verdict(prompt, tokens, request.max_tokens) is None:
+                logits = model.logits([*prompt, *tokens])[None]
+                step = torch.tensor([[len(tokens)]])
+                tokens.append(int(draw(logits, seed, step, one).tokens_PN))
+            wanted[request.id, index] = tuple(tokens)
+    return wanted

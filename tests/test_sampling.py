@@ -1,0 +1,178 @@
+"""Draws: the right distribution, and randomness that belongs to the row."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treegen.errors import InputError
+from treegen.params import SamplingParams
+from treegen.sampling import SamplingBatch, draw, row_seed, uniforms
+
+
+def batch_of(params: SamplingParams, rows: int) -> SamplingBatch:
+    return SamplingBatch.of([params], torch.zeros(rows, dtype=torch.int64))
+
+
+def frequencies(logits: torch.Tensor, params: SamplingParams, draws: int) -> torch.Tensor:
+    seeds = torch.tensor([[row_seed(0, "p", i) for i in range(draws)]])
+    tokens = draw(logits[None], seeds, torch.zeros_like(seeds), batch_of(params, 1)).tokens_PN
+    return torch.bincount(tokens[0], minlength=len(logits)).double() / draws
+
+
+def reference(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """The distribution, by the definition, in float64."""
+    p = (logits.double() / params.temperature).softmax(-1)
+    p[p < params.min_p * p.max()] = 0
+    order = sorted(range(len(p)), key=lambda t: (-float(p[t]), t))
+    if params.top_k:
+        p[order[params.top_k :]] = 0
+    if params.top_p < 1:
+        mass, total = 0.0, float(p.sum())
+        for rank, token in enumerate(order):
+            if rank and mass >= params.top_p * total:
+                p[token] = 0
+            else:
+                mass += float(p[token])
+    return p / p.sum()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.4),
+        SamplingParams(temperature=2.0, top_k=5),
+        SamplingParams(top_p=0.7),
+        SamplingParams(temperature=1.5, top_k=8, top_p=0.8, min_p=0.05),
+        SamplingParams(min_p=0.3),
+        SamplingParams(top_k=1),
+    ],
+    ids=str,
+)
+def test_frequencies_follow_the_distribution(params: SamplingParams) -> None:
+    """Every token within 5 standard errors of 20,000 draws: a false alarm has p < 1e-4."""
+    logits = torch.randn(12, generator=torch.Generator().manual_seed(3)) * 2
+    want, draws = reference(logits, params), 20_000
+    got = frequencies(logits, params, draws)
+    assert (got[want == 0] == 0).all()
+    assert ((got - want).abs() <= 5 * (want * (1 - want) / draws).sqrt() + 1e-9).all()
+
+
+def test_uniforms_are_uniform_and_independent() -> None:
+    """Over rows, over steps, and between neighbours; bounds of about 5 standard errors."""
+    seeds = torch.tensor([row_seed(7, f"p{i // 50}", i % 50) for i in range(2000)])
+    steps = torch.arange(50)
+    u = uniforms(seeds[:, None].expand(-1, 50), steps.expand(2000, 50))
+    assert u.dtype == torch.float64
+    assert 0 <= u.min() and u.max() < 1
+    n = u.numel()
+    assert abs(u.mean() - 0.5) < 5 * math.sqrt(1 / 12 / n)
+    counts = torch.histc(u, bins=100, min=0, max=1)
+    assert ((counts - n / 100).abs() < 5 * math.sqrt(n / 100)).all()
+    for a, b in ((u[:, 1:], u[:, :-1]), (u[1:], u[:-1])):
+        correlation = torch.corrcoef(torch.stack([a.reshape(-1), b.reshape(-1)]))[0, 1]
+        assert abs(correlation) < 5 / math.sqrt(a.numel())
+    assert len(u.unique()) == n
+
+
+def test_seeds_differ_by_run_prompt_and_sample() -> None:
+    seeds = {
+        row_seed(run, prompt, sample)
+        for run in (0, 1, 2**63 - 1) for prompt in ("a", "b", "1", "a\0", "\ud800") for sample in range(50)
+    }  # fmt: skip
+    assert len(seeds) == 3 * 5 * 50
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert row_seed(0, "p", 3) == 3520849008867759232  # never changes: old runs must resume
+
+
+@given(st.integers(1, 9), st.integers(0, 2**31), st.data())
+def test_a_draw_does_not_depend_on_its_batch(rows: int, seed: int, data: st.DataObject) -> None:
+    """Rows alone, together, and many draws of one row at once give the same tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(rows, 40, generator=generator)
+    params = data.draw(
+        st.builds(
+            SamplingParams,
+            temperature=st.sampled_from([0.0, 0.5, 1.0]),
+            top_k=st.sampled_from([0, 3]),
+            top_p=st.sampled_from([1.0, 0.6]),
+        )
+    )
+    seeds = torch.randint(0, 2**62, (rows, 3), generator=generator)
+    steps = torch.randint(0, 500, (rows, 3), generator=generator)
+    many = draw(logits, seeds, steps, batch_of(params, rows))
+    for row in range(rows):
+        for n in range(3):
+            one = draw(
+                logits[row : row + 1], seeds[row : row + 1, n : n + 1],
+                steps[row : row + 1, n : n + 1], batch_of(params, 1),
+            )  # fmt: skip
+            assert one.tokens_PN[0, 0] == many.tokens_PN[row, n]
+            assert one.logprobs_PN[0, 0] == many.logprobs_PN[row, n]
+
+
+def test_rows_may_have_different_parameters() -> None:
+    logits = torch.randn(3, 30)
+    params = [SamplingParams(temperature=0), SamplingParams(top_k=2), SamplingParams()]
+    seeds, steps = torch.arange(3)[:, None], torch.zeros(3, 1, dtype=torch.int64)
+    mixed = draw(logits, seeds, steps, SamplingBatch.of(params, torch.arange(3)))
+    for row, one in enumerate(params):
+        alone = draw(logits[row : row + 1], seeds[row : row + 1], steps[:1], batch_of(one, 1))
+        assert mixed.tokens_PN[row] == alone.tokens_PN[0]
+    assert mixed.tokens_PN[0] == logits[0].argmax()
+
+
+def test_logprobs_are_of_the_unchanged_model() -> None:
+    logits = torch.randn(5, 30)
+    params = SamplingParams(temperature=0.3, top_k=4, logprobs=3)
+    seeds = torch.arange(10).view(5, 2)
+    draws = draw(logits, seeds, seeds * 0, batch_of(params, 5))
+    want = logits.log_softmax(-1)
+    torch.testing.assert_close(draws.logprobs_PN, want.gather(1, draws.tokens_PN))
+    assert draws.top_logprobs_PK is not None and draws.top_tokens_PK is not None
+    torch.testing.assert_close(draws.top_logprobs_PK, want.topk(3).values)
+    assert draws.top_tokens_PK.equal(want.topk(3).indices)
+
+
+def test_a_token_of_no_probability_is_never_drawn() -> None:
+    logits = torch.full((1, 5), -torch.inf)
+    logits[0, 2] = 3.0
+    seeds = torch.arange(1000)[None]
+    assert (draw(logits, seeds, seeds * 0, batch_of(SamplingParams(), 1)).tokens_PN == 2).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -0.1}, "temperature must be at least 0, got -0.1"),
+        ({"temperature": float("nan")}, "temperature must be a finite number"),
+        ({"top_p": 0}, r"top_p must be in \(0, 1\], got 0"),
+        ({"top_p": 1.5}, r"top_p must be in \(0, 1\], got 1.5"),
+        ({"top_k": -1}, "top_k must be at least 0"),
+        ({"min_p": 2}, "min_p must be in"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+        ({"max_tokens": 1.5}, "max_tokens must be an integer, got 1.5"),
+        ({"n": 0}, "n must be at least 1, got 0"),
+        ({"seed": -1}, "seed must be in"),
+        ({"stop": ""}, "stop strings must be non-empty text"),
+        ({"stop": ["a", ""]}, "stop strings must be non-empty text"),
+        ({"stop_token_ids": [-3]}, "stop_token_ids must not be negative"),
+        ({"logprobs": -1}, "logprobs must be at least 0"),
+    ],
+)
+def test_bad_parameters_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        SamplingParams(**options)  # type: ignore[arg-type]
+
+
+def test_stops_are_a_tuple() -> None:
+    assert SamplingParams(stop="ab").stops == ("ab",)
+    assert SamplingParams(stop=["ab", "c"]).stops == ("ab", "c")
+    assert SamplingParams().stops == ()
+    assert np.isfinite(SamplingParams().temperature)

@@ -1,0 +1,284 @@
+"""The scheduler on a model that sees exactly what its pages hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fakes import EOS, HistoryModel, drain, expected, scheduler_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treegen.errors import CapacityError, NumericsError
+from treegen.params import SamplingParams
+from treegen.plan import SHARING, Plan, Request, compile_plan
+from treegen.results import Completion
+
+
+def request(
+    name: str, tokens: list[int], samples: int, params: SamplingParams, room: int = 10_000
+) -> Request:
+    rows = min(samples, 1) if params.temperature == 0 else samples
+    return Request(name, np.array(tokens, np.int32), samples, rows, min(params.max_tokens, room))
+
+
+def plan_of(
+    prompts: list[tuple[list[int], int]], params: SamplingParams, sharing: str = "auto"
+) -> Plan:
+    requests = [request(f"p{i}", tokens, n, params) for i, (tokens, n) in enumerate(prompts)]
+    return compile_plan(requests, token_bytes=64, num_layers=1, sharing=sharing)  # type: ignore[arg-type]
+
+
+def tokens_of(completions: list[Completion]) -> dict[tuple[str, int], tuple[int, ...]]:
+    result = {(c.prompt_id, c.sample_index): c.tokens for c in completions}
+    assert len(result) == len(completions), "a sample was returned twice"
+    return result
+
+
+def smallest_pool(plan: Plan, page_size: int) -> int:
+    return max(plan.alone_pages(i, page_size) for i in range(len(plan.requests)))
+
+
+prompt_lists = st.lists(
+    st.tuples(st.lists(st.integers(2, 4), min_size=1, max_size=14), st.integers(0, 5)),
+    min_size=1,
+    max_size=9,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    prompts=prompt_lists,
+    sharing=st.sampled_from(SHARING),
+    page_size=st.integers(1, 5),
+    extra_pages=st.integers(0, 12),
+    max_rows=st.integers(1, 12),
+    prefill_chunk=st.integers(1, 20),
+    temperature=st.sampled_from([0.0, 1.0]),
+    eos_bias=st.sampled_from([-20.0, 0.0, 2.5]),
+    max_tokens=st.integers(1, 12),
+)
+def test_samples_do_not_depend_on_how_they_are_scheduled(
+    prompts: list[tuple[list[int], int]], sharing: str, page_size: int, extra_pages: int,
+    max_rows: int, prefill_chunk: int, temperature: float, eos_bias: float, max_tokens: int,
+) -> None:  # fmt: skip
+    """Any tree, any budget: what one sample alone would be, and every page accounted for."""
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=5)
+    plan = plan_of(prompts, params, sharing)
+    model = HistoryModel(eos_bias=eos_bias)
+    cache = model.new_cache(smallest_pool(plan, page_size) + extra_pages, page_size)
+    scheduler = scheduler_of(
+        plan, model, cache, params, max_rows=max_rows, prefill_chunk=prefill_chunk
+    )
+    assert tokens_of(drain(scheduler)) == expected(model, plan, params)
+    cache.pool.check([])
+    assert cache.pool.num_used == 0
+
+
+@pytest.mark.parametrize("sharing", SHARING)
+def test_every_shared_token_is_computed_once(sharing: str) -> None:
+    params = SamplingParams(max_tokens=6)
+    few_shot = [2, 3, 4] * 20
+    prompts = [([*few_shot, 5 + i, 6, 7 + i], 4) for i in range(10)]
+    plan = plan_of(prompts, params, sharing)
+    model = HistoryModel(eos_bias=-20.0)
+    scheduler = scheduler_of(plan, model, model.new_cache(400, 4), params, max_rows=8)
+    assert len(drain(scheduler)) == 40
+    assert scheduler.usage.prompt_tokens_computed == plan.stored_tokens == 60 + 10 * 3
+    assert scheduler.usage.recomputed_tokens == 0
+    assert scheduler.usage.decoded_tokens == 40 * 6
+    # The first token of a sample comes from the prompt's pass, the last is never an input.
+    assert model.tokens_computed == plan.stored_tokens + 40 * 5
+    assert scheduler.usage.prompt_tokens_unshared == 40 * 63
+
+
+def test_pages_follow_live_tokens() -> None:
+    """Over 400 problems memory stays at what the live ones need, and ends at nothing."""
+    params = SamplingParams(max_tokens=8)
+    prompts = [([2, 3, 4, 2, 3, 4, 5 + i % 19, 5 + i // 19 % 19, 5 + i // 361], 3) for i in range(400)]
+    plan = plan_of(prompts, params)
+    model = HistoryModel()
+    cache = model.new_cache(100_000, 4)
+    scheduler = scheduler_of(plan, model, cache, params, max_rows=12)
+    assert len(drain(scheduler, check=False)) == 1200
+    assert scheduler.usage.peak_pages < 200
+    assert len(scheduler.rows.request) <= 64
+    assert cache.pool.num_used == 0
+
+
+def test_rows_are_preempted_and_come_back_the_same() -> None:
+    """Short samples teach the scheduler to hope for more than fits; long ones then collide."""
+    params = SamplingParams(max_tokens=60, seed=11)
+    prompts = [([2, 3, 4 + i], 6) for i in range(12)]
+    plan = plan_of(prompts, params)
+    model = HistoryModel(eos_bias=1.0)
+    cache = model.new_cache(smallest_pool(plan, 2) + 12, 2)
+    scheduler = scheduler_of(plan, model, cache, params)
+    assert tokens_of(drain(scheduler)) == expected(model, plan, params)
+    assert scheduler.usage.preemptions > 0
+    assert scheduler.usage.recomputed_tokens > 0
+
+
+def test_greedy_samples_are_one_decode() -> None:
+    params = SamplingParams(temperature=0, max_tokens=5)
+    model = HistoryModel(eos_bias=-20.0)
+    plan = plan_of([([2, 3], 7)], params)
+    scheduler = scheduler_of(plan, model, model.new_cache(50, 4), params)
+    completions = drain(scheduler)
+    assert [c.sample_index for c in completions] == list(range(7))
+    assert len({c.tokens for c in completions}) == 1
+    assert scheduler.usage.decoded_tokens == 5
+
+
+def test_equal_prompts_share_everything_but_their_samples() -> None:
+    params = SamplingParams(max_tokens=4, seed=2)
+    model = HistoryModel(eos_bias=-20.0)
+    plan = plan_of([([2, 3, 4, 5], 3), ([2, 3, 4, 5], 3)], params)
+    scheduler = scheduler_of(plan, model, model.new_cache(50, 4), params, max_rows=2)
+    result = tokens_of(drain(scheduler))
+    assert scheduler.usage.prompt_tokens_computed == 4
+    assert result == expected(model, plan, params)
+    assert len(set(result.values())) == 6, "different prompts draw different samples"
+
+
+@settings(max_examples=40, deadline=None)
+@given(prompts=prompt_lists, data=st.data(), max_rows=st.integers(1, 8), extra=st.integers(0, 9))
+def test_cancelled_samples_go_and_the_others_stay_the_same(
+    prompts: list[tuple[list[int], int]], data: st.DataObject, max_rows: int, extra: int
+) -> None:
+    params = SamplingParams(max_tokens=8, seed=1)
+    plan = plan_of(prompts, params)
+    model = HistoryModel()
+    cache = model.new_cache(smallest_pool(plan, 2) + extra, 2)
+    scheduler = scheduler_of(plan, model, cache, params, max_rows=max_rows)
+    cancelled: set[tuple[str, int]] = set()
+    finished: list[Completion] = []
+    while scheduler.has_work:
+        if data.draw(st.booleans()):
+            index = data.draw(st.integers(0, len(prompts) - 1))
+            sample = data.draw(st.none() | st.integers(0, 4))
+            scheduler.cancel(index, sample)
+            scheduler.check()
+            chosen = range(prompts[index][1]) if sample is None else [sample]
+            cancelled |= {(f"p{index}", i) for i in chosen}
+        finished += scheduler.step()
+        scheduler.check()
+    result, want = tokens_of(finished), expected(model, plan, params)
+    assert result.items() <= want.items()
+    assert want.keys() - result.keys() <= cancelled
+    assert cache.pool.num_used == 0
+
+
+def test_a_cancelled_prompt_frees_its_pages_at_once() -> None:
+    params = SamplingParams(max_tokens=50)
+    model = HistoryModel(eos_bias=-20.0)
+    plan = plan_of([([2] * 40, 4), ([3] * 40, 4)], params)
+    cache = model.new_cache(200, 4)
+    scheduler = scheduler_of(plan, model, cache, params)
+    for _ in range(4):
+        scheduler.step()
+    before = cache.pool.num_used
+    scheduler.cancel(0)
+    assert cache.pool.num_used <= before - 10 - 4
+    assert {c.prompt_id for c in drain(scheduler)} == {"p1"}
+
+
+def test_wanted_samples_only() -> None:
+    """As on resume: some samples exist already, one prompt is finished."""
+    params = SamplingParams(max_tokens=5, seed=9)
+    model = HistoryModel()
+    plan = plan_of([([2, 3], 4), ([2, 4], 3), ([2, 5], 2)], params)
+    cache = model.new_cache(60, 2)
+    scheduler = scheduler_of(plan, model, cache, params, samples=[[1, 3], [], [0]])
+    result = tokens_of(drain(scheduler))
+    want = expected(model, plan, params)
+    assert result == {key: want[key] for key in [("p0", 1), ("p0", 3), ("p2", 0)]}
+    assert cache.pool.num_used == 0
+
+
+def test_a_closed_scheduler_frees_everything() -> None:
+    params = SamplingParams(max_tokens=50)
+    model = HistoryModel(eos_bias=-20.0)
+    plan = plan_of([([2, 3, 4], 4), ([2, 3], 4)], params)
+    cache = model.new_cache(200, 2)
+    scheduler = scheduler_of(plan, model, cache, params, max_rows=5)
+    for _ in range(5):
+        scheduler.step()
+    assert cache.pool.num_used
+    scheduler.close()
+    assert not cache.pool.num_used
+    cache.pool.check([])
+
+
+def test_context_limit_ends_a_sample() -> None:
+    params = SamplingParams(max_tokens=50)
+    plan = compile_plan(
+        [request("p", [2] * 10, 2, params, room=3)], token_bytes=64, num_layers=1
+    )
+    model = HistoryModel(eos_bias=-20.0)
+    completions = drain(scheduler_of(plan, model, model.new_cache(50, 4), params))
+    assert [(c.num_tokens, c.finish_reason) for c in completions] == [(3, "length")] * 2
+
+
+def test_stop_strings_span_tokens_and_are_cut() -> None:
+    """A stop of two letters: text ends before it, tokens keep it."""
+    params = SamplingParams(max_tokens=200, stop=["ce", "dd"], ignore_eos=True, seed=4)
+    model = HistoryModel(vocab_size=6)
+    plan = plan_of([([2, 3], 40)], params)
+    scheduler = scheduler_of(plan, model, model.new_cache(8000, 4), params)
+    completions = drain(scheduler)
+    assert {c.stop for c in completions} >= {"ce", "dd"}
+    for c in completions:
+        whole = "".join(chr(97 + t) for t in c.tokens if t != EOS)
+        if c.finish_reason == "stop":
+            assert isinstance(c.stop, str)
+            assert whole == c.text + c.stop
+            assert "ce" not in c.text and "dd" not in c.text
+        else:
+            assert c.num_tokens == 200
+
+
+def test_stop_token_ids_end_a_sample_without_their_text() -> None:
+    params = SamplingParams(max_tokens=100, stop_token_ids=[4], seed=4)
+    model = HistoryModel(vocab_size=8)
+    plan = plan_of([([2, 3], 20)], params)
+    completions = drain(scheduler_of(plan, model, model.new_cache(4000, 4), params))
+    assert {c.stop for c in completions} == {4, EOS}
+    for c in completions:
+        assert c.tokens[-1] == c.stop
+        assert c.text == letters(c.tokens[:-1])
+
+
+def letters(tokens: tuple[int, ...]) -> str:
+    return "".join(chr(97 + t) for t in tokens if t != EOS)
+
+
+def test_logits_that_are_not_numbers_name_the_row() -> None:
+    params = SamplingParams(max_tokens=50)
+    model = HistoryModel(eos_bias=-20.0)
+    plan = plan_of([([2, 3, 4], 4)], params)
+    scheduler = scheduler_of(plan, model, model.new_cache(200, 2), params)
+    model.bad_at = 3
+    with pytest.raises(NumericsError, match=r"prompt 'p0' sample 3 token 3"):
+        drain(scheduler)
+    model.bad_at = 0
+    with pytest.raises(NumericsError, match=r"prompt 'p0' at token 2"):
+        drain(scheduler_of(plan, model, model.new_cache(200, 2), params))
+
+
+def test_what_cannot_fit_alone_is_refused_with_the_numbers() -> None:
+    params = SamplingParams(max_tokens=50)
+    plan = plan_of([([2, 3, 4], 4), ([5] * 100, 1)], params)
+    plan.check_fits(smallest_pool(plan, 4), 4)
+    with pytest.raises(CapacityError, match=r"'p1' \(100 tokens, max_tokens 50\) needs 152 .* 148"):
+        plan.check_fits(smallest_pool(plan, 4) - 1, 4)
+
+
+def test_deep_chain_and_wide_fan() -> None:
+    params = SamplingParams(max_tokens=3)
+    chain = [([2 + i % 3 for i in range(length)], 1) for length in range(1, 14)]
+    fan = [([9, 9, 9, 5 + i % 10, 5 + i // 10 % 10, 5 + i // 100], 1) for i in range(1000)]
+    for sharing in SHARING:
+        plan = plan_of(chain + fan, params, sharing)
+        model = HistoryModel()
+        scheduler = scheduler_of(plan, model, model.new_cache(20_000, 4), params, max_rows=2000)
+        assert tokens_of(drain(scheduler, check=False)) == expected(model, plan, params)

@@ -1,0 +1,240 @@
+"""Tiny checkpoints with random weights, of every model family, with a byte-level tokenizer.
+
+The weights are spread wide enough that greedy decoding wanders over the vocabulary, windows are
+short enough that every prompt exceeds them, and heads are grouped where a family can group them.
+"""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+VOCAB_SIZE = 320
+CONTEXT_LENGTH = 256
+WINDOW = 8
+_TEXT = (
+    "Question: Ann has 3 apples and Bob has 14. How many apples do they have together?\n"
+    "Answer: They have 3 + 14 = 17 apples. The answer is 17.\n\n"
+)
+_BASE = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT_LENGTH,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+    # A tied head favours the token that was just read.
+    "tie_word_embeddings": False,
+}
+_HEAD = {"head_dim": 8}
+_FULL = {"num_key_value_heads": 4}
+_MIXED = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": WINDOW,
+}
+_MLA = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    **_FULL,
+}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_DEEPSEEK = {
+    **_MLA,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+}
+
+# Name of a family here -> (model_type, settings beside the base)
+EXACT: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", _HEAD),
+    "qwen3_moe": ("qwen3_moe", {**_HEAD, **_EXPERTS}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral_swa": ("mistral", {"sliding_window": WINDOW}),
+    "mixtral": ("mixtral", {**_LOCAL_EXPERTS, "sliding_window": None}),
+    "phi": ("phi", {"partial_rotary_factor": 0.5}),
+    "phi3": ("phi3", {}),
+    "gemma": ("gemma", _HEAD),
+    "olmo": ("olmo", {}),
+    "olmo2": ("olmo2", {}),
+    "olmoe": ("olmoe", {**_EXPERTS, "intermediate_size": 16}),
+    "cohere": ("cohere", {"use_qk_norm": True, "logit_scale": 0.5}),
+    "granite": ("granite", {"attention_multiplier": 0.3, "logits_scaling": 2.0}),
+    "granitemoe": ("granitemoe", {**_LOCAL_EXPERTS, "attention_multiplier": 0.3}),
+    "glm": ("glm", _HEAD),
+    "glm4": ("glm4", _HEAD),
+    "glm4_moe": (
+        "glm4_moe",
+        {
+            **_HEAD,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "first_k_dense_replace": 1,
+            "use_qk_norm": True,
+        },
+    ),
+    "gpt_neox": ("gpt_neox", {}),
+    "starcoder2": ("starcoder2", {"sliding_window": WINDOW}),
+    "smollm3": ("smollm3", {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}),
+    "deepseek_v2": (
+        "deepseek_v2",
+        {**_DEEPSEEK, "topk_method": "group_limited_greedy", "aux_loss_alpha": 0.0},
+    ),
+    "deepseek_v3": ("deepseek_v3", _DEEPSEEK),
+    "ernie4_5": ("ernie4_5", _HEAD),
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", _HEAD),
+    "apertus": ("apertus", {}),
+    "seed_oss": ("seed_oss", _HEAD),
+    "helium": ("helium", _HEAD),
+    "arcee": ("arcee", {}),
+    "persimmon": ("persimmon", {"qk_layernorm": True}),
+    "bitnet": ("bitnet", {}),
+    "minimax_m2": ("minimax_m2", {**_HEAD, **_LOCAL_EXPERTS, "intermediate_size": 16}),
+    "nanochat": ("nanochat", {}),
+    "ministral3": ("ministral3", _HEAD),
+    "gpt2": ("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT_LENGTH}),
+    "opt": ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "gemma2": (
+        "gemma2",
+        {
+            **_HEAD,
+            **_MIXED,
+            "query_pre_attn_scalar": 8,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma3": ("gemma3_text", {**_HEAD, **_MIXED, "query_pre_attn_scalar": 8}),
+    "gemma3n": (
+        "gemma3n_text",
+        {
+            **_HEAD,
+            **_MIXED,
+            "intermediate_size": [48] * 4,
+            "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
+            "num_kv_shared_layers": 2,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "hidden_size_per_layer_input": 8,
+            "laurel_rank": 4,
+        },
+    ),
+    "gemma4": (
+        "gemma4_text",
+        {
+            **_HEAD,
+            **_MIXED,
+            "global_head_dim": 16,
+            "num_kv_shared_layers": 2,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "hidden_size_per_layer_input": 8,
+        },
+    ),
+    "olmo3": ("olmo3", _MIXED),
+    "cohere2": ("cohere2", {**_MIXED, "logit_scale": 0.5}),
+    "exaone4": ("exaone4", {**_HEAD, **_MIXED}),
+    "ministral": ("ministral", {**_HEAD, **_MIXED}),
+    "gpt_oss": ("gpt_oss", {**_HEAD, **_MIXED, **_LOCAL_EXPERTS}),
+}
+
+_MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_ssm": 64, "mamba_d_state": 8}
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "bloom": ("bloom", {"n_layer": 2, "n_head": 4}),
+    "llama4": ("llama4_text", {}),
+    "diffllama": ("diffllama", {}),
+    "mamba2": ("mamba2", {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1}),
+    "jamba": ("jamba", {}),
+    "falcon_h1": ("falcon_h1", _MAMBA),
+    "qwen3_next": ("qwen3_next", {}),
+    "qwen3_5": ("qwen3_5_text", {}),
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"]}),
+    "recurrent_gemma": ("recurrent_gemma", {}),
+    "stablelm": ("stablelm", {}),
+    "nemotron": ("nemotron", {}),
+    "falcon": ("falcon", {}),
+    "gptj": ("gptj", {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}),
+    "mpt": ("mpt", {"d_model": 32, "n_layers": 2, "n_heads": 4}),
+}
+
+
+def known(model_type: str) -> bool:
+    """Whether the installed transformers has the model type."""
+    return model_type in CONFIG_MAPPING
+
+
+def config_of(model_type: str, **settings: Any) -> Any:
+    """Return a tiny configuration; settings override the base."""
+    # Families that spell sizes their own way refuse or ignore the common names.
+    own_names = {"n_embd", "n_layer", "d_model"} & set(settings)
+    base = {} if own_names else _BASE
+    small = {key: _BASE[key] for key in ("vocab_size", "bos_token_id", "eos_token_id")}
+    return AutoConfig.for_model(model_type, **{**small, **base, **settings})
+
+
+def save_tiny_model(
+    directory: Path,
+    family: str = "llama",
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    **settings: Any,
+) -> Path:
+    """Write a checkpoint with random weights and a tokenizer to a directory and return it."""
+    model_type, own = EXACT[family]
+    config = config_of(model_type, **{**own, **settings})
+    model = AutoModelForCausalLM.from_config(config)
+    spread_weights(model, seed)
+    model.to(dtype).save_pretrained(directory)
+    tiny_tokenizer().save_pretrained(directory)
+    return directory
+
+
+@torch.no_grad()
+def spread_weights(model: torch.nn.Module, seed: int) -> None:
+    """Draw every weight anew, wide enough that different contexts give different next tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        noise = torch.randn(weight.shape, generator=generator)
+        if weight.ndim < 2:  # norms, biases, sinks: keep what the family starts from
+            weight.add_(0.2 * noise)
+        elif "embed" in name or "wte" in name or "wpe" in name:
+            weight.copy_(noise)
+        else:
+            weight.copy_(1.5 * noise / weight.shape[-1] ** 0.5)
+
+
+@functools.cache
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a byte-level BPE tokenizer of VOCAB_SIZE tokens: <s> 0, </s> 1, <pad> 2."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=["<s>", "</s>", "<pad>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([_TEXT], trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )

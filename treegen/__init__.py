@@ -1,0 +1,80 @@
+"""Hierarchical sampling from language models: shared prompts are computed and stored once."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from treegen.engine import LLM
+    from treegen.errors import (
+        CapacityError,
+        DataError,
+        InputError,
+        ModelError,
+        NumericsError,
+        RunError,
+        TreeError,
+        TreegenError,
+    )
+    from treegen.params import SamplingParams
+    from treegen.plan import Plan
+    from treegen.results import Completion, RunResult, Score, Usage
+    from treegen.tree import Message, Node
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "CapacityError",
+    "Completion",
+    "DataError",
+    "InputError",
+    "Message",
+    "ModelError",
+    "Node",
+    "NumericsError",
+    "Plan",
+    "RunError",
+    "RunResult",
+    "SamplingParams",
+    "Score",
+    "TreeError",
+    "TreegenError",
+    "Usage",
+]
+
+# Where each public name lives. Its module is imported when the name is first asked for, so that
+# `import treegen` and `treegen --help` do not pay for torch.
+_MODULE_OF: Final = {
+    "CapacityError": "treegen.errors",
+    "Completion": "treegen.results",
+    "DataError": "treegen.errors",
+    "InputError": "treegen.errors",
+    "LLM": "treegen.engine",
+    "Message": "treegen.tree",
+    "ModelError": "treegen.errors",
+    "Node": "treegen.tree",
+    "NumericsError": "treegen.errors",
+    "Plan": "treegen.plan",
+    "RunError": "treegen.errors",
+    "RunResult": "treegen.results",
+    "SamplingParams": "treegen.params",
+    "Score": "treegen.results",
+    "TreeError": "treegen.errors",
+    "TreegenError": "treegen.errors",
+    "Usage": "treegen.results",
+}
+
+# Hidden from type checkers: to them, a module with __getattr__ has every attribute.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Import a public name on first use."""
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(_MODULE_OF[name]), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        """List the public names, imported or not."""
+        return sorted({*globals(), *__all__})

@@ -1,0 +1,275 @@
+"""The attention operator: checks arguments and hands them to an implementation.
+
+Legend: T query rows, H query heads, D key dimension, V value dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, overload
+
+import torch
+from torch import Tensor
+
+from treegen.attention.level import HostLevel, Level, check_form, check_values, to_host
+from treegen.attention.types import Implementation, KVPair, Options, Prepared
+from treegen.errors import InputError
+
+
+def _load_reference() -> Implementation:
+    from treegen.attention.reference import Reference
+
+    return Reference()
+
+
+def _load_cpu() -> Implementation:
+    from treegen.attention.cpu import Cpu
+
+    return Cpu()
+
+
+# Loaded at first use, so that a name whose library is missing costs nothing. "auto" takes the first
+# that does not refuse the device; "reference" stands last and refuses nothing.
+LOADERS: Final[dict[str, Callable[[], Implementation]]] = {
+    "cpu": _load_cpu,
+    "reference": _load_reference,
+}
+FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def register(name: str, load: Callable[[], Implementation]) -> None:
+    """Add an implementation under a name; "auto" prefers it to those registered before."""
+    if name in LOADERS or name == "auto":
+        raise InputError(f"an attention implementation named {name!r} exists already")
+    known = dict(LOADERS)
+    LOADERS.clear()
+    LOADERS.update({name: load, **known})
+
+
+def choose(impl: str, device: torch.device) -> Implementation:
+    """Load the named implementation, or for "auto" the first that runs on the device."""
+    if impl != "auto" and impl not in LOADERS:
+        raise InputError(f"impl must be auto or one of {', '.join(sorted(LOADERS))}, got {impl!r}")
+    reasons = []
+    for name in LOADERS if impl == "auto" else [impl]:
+        implementation = LOADERS[name]()
+        reason = implementation.refusal(device)
+        if reason is None:
+            return implementation
+        reasons.append(f"{name}: {reason}")
+    raise InputError(f"attention impl {impl!r} cannot run on {device}; {'; '.join(reasons)}")
+
+
+def prepare(
+    levels: Sequence[Level],
+    positions_T: Tensor | None = None,
+    impl: str = "auto",
+    *,
+    check: bool = True,
+) -> Prepared:
+    """Make levels ready for `attend`, once per forward pass; every layer then reuses the result.
+
+    positions_T holds the absolute position of each query row; it is needed when a level is causal
+    or a layer has a window. check=False skips all checks of values, here and in `attend`: it is for
+    an engine that builds its levels itself and must not wait for the device.
+    """
+    levels = tuple(levels)
+    if not levels:
+        raise InputError("attention needs at least one level, got none")
+    if not isinstance(levels[0], Level):
+        raise InputError(f"levels[0] must be a Level, got {type(levels[0]).__name__}")
+    device = levels[0].q_start_G.device
+    for index, level in enumerate(levels):
+        check_form(level, index, device)
+        if level.causal and positions_T is None:
+            raise InputError(f"level {index} is causal, which needs positions_T; got None")
+    if positions_T is not None and (
+        positions_T.dim() != 1
+        or positions_T.dtype not in (torch.int32, torch.int64)
+        or positions_T.device != device
+    ):
+        raise InputError(
+            f"positions_T must be int64 or int32 [T] on {device}, got {positions_T.dtype} "
+            f"{tuple(positions_T.shape)} on {positions_T.device}"
+        )
+    host: tuple[HostLevel, ...] | None = None
+    if check or device.type == "cpu":
+        host = tuple(to_host(level) for level in levels)
+    if check and host is not None:
+        for index, host_level in enumerate(host):
+            check_values(host_level, index)
+            if positions_T is not None:
+                _check_rows(host_level, index, positions_T.shape[0])
+    implementation = choose(impl, device)
+    return Prepared(
+        levels=levels,
+        positions_T=positions_T,
+        impl=implementation.name,
+        implementation=implementation,
+        state=implementation.prepare(levels, host, positions_T),
+        host=host if check else None,
+    )
+
+
+@overload
+def attend(
+    q_THD: Tensor,
+    keys: Tensor | Sequence[Tensor],
+    values: Tensor | Sequence[Tensor],
+    levels: Sequence[Level] | Prepared,
+    positions_T: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    impl: str = "auto",
+    return_lse: Literal[False] = False,
+) -> Tensor: ...
+@overload
+def attend(
+    q_THD: Tensor,
+    keys: Tensor | Sequence[Tensor],
+    values: Tensor | Sequence[Tensor],
+    levels: Sequence[Level] | Prepared,
+    positions_T: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    impl: str = "auto",
+    return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+def attend(
+    q_THD: Tensor,
+    keys: Tensor | Sequence[Tensor],
+    values: Tensor | Sequence[Tensor],
+    levels: Sequence[Level] | Prepared,
+    positions_T: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    impl: str = "auto",
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attend each query row to the keys of its groups, over all levels, in one softmax.
+
+    q_THD [T, q_heads, k_dim]. keys [num_pages, page_size, kv_heads, k_dim] and values [..., v_dim]
+    are one pool for all levels, or one each per level (sequences). q_heads is a multiple of
+    kv_heads; query head h reads key head h // (q_heads // kv_heads). Slots past a group's kv_len
+    and pages of no group are never read, whatever they hold.
+
+    A key is visible to the rows of its group; on a causal level iff it lies at or before the row;
+    with window W, on any level, iff query position - key position < W. Logits are scaled (default
+    k_dim ** -0.5), then with softcap c become c * tanh(logit / c). sinks [q_heads] adds one logit
+    per head to the denominator, once.
+
+    levels are Levels, which are checked, or what `prepare` returned, which is quick. Returns out
+    [T, q_heads, v_dim] in the type of q. With return_lse also the natural log of the softmax
+    denominator, sink included, [T, q_heads] in float32 (float64 for float64). A row that sees no
+    key has out 0 and LSE -inf (the sink's logit if there is one).
+    """
+    if isinstance(levels, Prepared):
+        prepared = levels
+        if positions_T is not None or impl not in ("auto", prepared.impl):
+            raise InputError(
+                f"positions_T and impl belong to prepare() when levels are prepared; "
+                f"prepared for {prepared.impl!r}, got impl={impl!r}"
+            )
+    else:
+        prepared = prepare(levels, positions_T, impl)
+    num_levels = len(prepared.levels)
+    if isinstance(keys, Tensor) and isinstance(values, Tensor):
+        pairs: list[KVPair] = [(keys, values)] * num_levels
+    elif isinstance(keys, Tensor) or isinstance(values, Tensor):
+        raise InputError("keys and values must both be one tensor, or both one tensor per level")
+    elif len(keys) != num_levels or len(values) != num_levels:
+        raise InputError(
+            f"there are {num_levels} levels but {len(keys)} key and {len(values)} value tensors"
+        )
+    else:
+        pairs = list(zip(keys, values, strict=True))
+    # Shapes repeat from layer to layer, so a layer pays for one lookup.
+    signature = (q_THD.shape, q_THD.dtype, q_THD.device, *((k.shape, k.dtype) for k, _ in pairs))
+    signature += tuple((v.shape, v.dtype) for _, v in pairs)
+    if signature not in prepared.seen:
+        _check_tensors(q_THD, pairs, prepared)
+        prepared.seen.add(signature)
+    _check_options(q_THD.shape[1], prepared, window, softcap, sinks)
+    options = Options(
+        scale=q_THD.shape[-1] ** -0.5 if scale is None else scale,
+        window=window,
+        softcap=softcap,
+        sinks_H=sinks,
+    )
+    out_THV, lse_TH = prepared.implementation.attend(q_THD, pairs, prepared, options)
+    return (out_THV, lse_TH) if return_lse else out_THV
+
+
+def _check_options(
+    q_heads: int,
+    prepared: Prepared,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> None:
+    if window is not None:
+        if window < 1:
+            raise InputError(f"window must be at least 1 (the row's own token), got {window}")
+        if prepared.positions_T is None:
+            raise InputError(f"window {window} needs positions_T, got None")
+    if softcap is not None and not softcap > 0:
+        raise InputError(f"softcap must be positive, got {softcap}")
+    if sinks is not None and sinks.shape != (q_heads,):
+        raise InputError(f"sinks must have shape ({q_heads},), got {tuple(sinks.shape)}")
+
+
+def _check_rows(level: HostLevel, index: int, num_rows: int) -> None:
+    if level.stop_G.size and level.stop_G.max() > num_rows:
+        raise InputError(
+            f"level {index} has rows up to {level.stop_G.max()} but there are {num_rows} query rows"
+        )
+
+
+def _check_tensors(q_THD: Tensor, pairs: Sequence[KVPair], prepared: Prepared) -> None:
+    """Check the tensors of a layer against each other and against the levels."""
+    if q_THD.dim() != 3 or q_THD.dtype not in FLOATS:
+        raise InputError(
+            f"q_THD must be [rows, q_heads, k_dim] in a floating type of 16, 32 or 64 bits, got "
+            f"{tuple(q_THD.shape)} {q_THD.dtype}"
+        )
+    num_rows, q_heads, k_dim = q_THD.shape
+    if prepared.positions_T is not None and prepared.positions_T.shape[0] != num_rows:
+        raise InputError(
+            f"there are {prepared.positions_T.shape[0]} positions but {num_rows} query rows"
+        )
+    device = prepared.levels[0].q_start_G.device
+    for index, (keys, values) in enumerate(pairs):
+        if keys.dim() != 4 or keys.shape[-1] != k_dim or not keys.shape[1]:
+            raise InputError(
+                f"keys of level {index} must be [pages, page_size, kv_heads, {k_dim}], got "
+                f"{tuple(keys.shape)}"
+            )
+        if values.dim() != 4 or values.shape[:3] != keys.shape[:3] or not values.shape[3]:
+            raise InputError(
+                f"values of level {index} must be {[*keys.shape[:3]]} and v_dim, got "
+                f"{tuple(values.shape)}"
+            )
+        if values.shape[3] != pairs[0][1].shape[3]:
+            raise InputError(
+                f"v_dim of level {index} is {values.shape[3]}, of level 0 {pairs[0][1].shape[3]}"
+            )
+        if not keys.shape[2] or q_heads % keys.shape[2]:
+            raise InputError(f"q has {q_heads} heads, no multiple of {keys.shape[2]} kv heads")
+        for name, tensor in (("q_THD", q_THD), ("keys", keys), ("values", values)):
+            if tensor.dtype != q_THD.dtype or tensor.device != device:
+                raise InputError(
+                    f"{name} (level {index}) must be {q_THD.dtype} on {device}, got "
+                    f"{tensor.dtype} on {tensor.device}"
+                )
+        if prepared.host is not None:
+            _check_rows(prepared.host[index], index, num_rows)
+            prepared.host[index].check_pool(index, keys.shape[0], keys.shape[1])

@@ -1,0 +1,72 @@
+"""What implementations of attention are given and must do.
+
+Legend: T query rows, H query heads, D key dimension, V value dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from treegen.attention.level import HostLevel, Level
+
+KVPair = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Options:
+    """What one layer adds to the levels."""
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks_H: Tensor | None = None
+
+
+class Implementation(Protocol):
+    """One way to compute attention over levels.
+
+    To add one: write a class with this interface and name it in `treegen.attention.api.LOADERS`
+    (or call `register`). It either computes what `reference` computes, up to rounding, or raises
+    InputError saying what it does not take; it never falls back to another one.
+    """
+
+    name: str
+
+    def refusal(self, device: torch.device) -> str | None:
+        """Why it cannot run on this device at all, None if it can."""
+        ...
+
+    def prepare(
+        self, levels: Sequence[Level], host: Sequence[HostLevel] | None, positions_T: Tensor | None
+    ) -> Any:
+        """Compute once per step what every layer reuses; kept in Prepared.state.
+
+        host holds the levels as host arrays, or None when the caller asked for no wait for the
+        device (prepare(check=False)): an implementation that needs them copies them itself.
+        """
+        ...
+
+    def attend(
+        self, q_THD: Tensor, pairs: Sequence[KVPair], prepared: Prepared, options: Options
+    ) -> tuple[Tensor, Tensor]:
+        """Out [T, H, V] in the type of q, and LSE [T, H] in float32 (float64 for float64)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """Levels made ready for the layers of one forward pass; impl names what will compute."""
+
+    levels: tuple[Level, ...]
+    positions_T: Tensor | None
+    impl: str
+    implementation: Implementation
+    state: Any
+    host: tuple[HostLevel, ...] | None
+    # Tensor shapes, types and devices that have been checked against the levels.
+    seen: set[Any] = field(default_factory=set)

@@ -1,0 +1,331 @@
+"""LLM: a model, its cache, and the calls that sample from it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+from treegen import memory as mem
+from treegen.cache import PagedCache
+from treegen.errors import CapacityError, InputError
+from treegen.kept import KeptPrefixes
+from treegen.model import Model, load_model, load_tokenizer
+from treegen.params import SamplingParams
+from treegen.plan import SHARING, Plan, Request, Sharing
+from treegen.requests import ScoreInput, plan_requests, sample_requests, score_requests
+from treegen.results import Completion, RunResult, Score, Usage
+from treegen.scheduler import Scheduler
+from treegen.stopping import Stopping
+from treegen.tree import Message, Node
+
+MAX_ROWS = {"cpu": 256, "cuda": 1024}
+PREFILL_CHUNK = {"cpu": 2048, "cuda": 8192}
+_SCORE_LOGITS = 2**26  # numbers in the logits of one scoring pass at most
+
+
+class LLM:
+    """A transformers model that samples from prompt trees.
+
+    One run at a time: `run`, `generate` and `score` finish before they return; a `stream` must be
+    used up or closed before the next call.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        memory: int | str | None = None,
+        page_size: int | None = None,
+        max_rows: int | None = None,
+        prefill_chunk: int | None = None,
+        sharing: Sharing = "auto",
+        impl: str = "auto",
+        check: bool = True,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        """Load a model from a directory or by hub name.
+
+        memory: bytes of the key-value cache, such as "2GiB"; by default 90% of a GPU's free
+        memory, or 1 GiB on a CPU. page_size: tokens per cache page. max_rows: samples decoded at
+        once at most. prefill_chunk: prompt tokens computed in one pass at most.
+        sharing: which tree levels are attention parts of their own; see `compile_plan`.
+        impl: the attention implementation. check: compare with stock transformers at load.
+
+        Raises ModelError for a model that cannot be used, CapacityError if no page fits.
+        """
+        if sharing not in SHARING:
+            raise InputError(f"sharing must be one of {', '.join(SHARING)}, got {sharing!r}")
+        for name, value in (
+            ("page_size", page_size), ("max_rows", max_rows), ("prefill_chunk", prefill_chunk),
+        ):  # fmt: skip
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be at least 1, got {value}")
+        size = None if memory is None else mem.parse_bytes(memory)
+        self.tokenizer: Any = load_tokenizer(model)
+        self.model: Model = load_model(
+            model,
+            dtype=dtype,
+            device=device,
+            check=check,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            impl=impl,
+        )
+        self.spec = self.model.spec
+        kind = "cpu" if self.model.device.type == "cpu" else "cuda"
+        page_size = page_size or mem.PAGE_SIZE[kind]
+        size = size or mem.default_bytes(self.model.device)
+        num_pages = mem.pages_in(size, self.spec, page_size)
+        self.max_rows = max_rows or MAX_ROWS[kind]
+        self.prefill_chunk = prefill_chunk or PREFILL_CHUNK[kind]
+        self.sharing: Sharing = sharing
+        self.cache = PagedCache(
+            self.model.new_cache(num_pages + 1, page_size), num_pages, page_size
+        )
+        self._impl = impl
+        self._kept = KeptPrefixes(self.cache, max_pages=num_pages // 2)
+        self._running: Stream | None = None
+
+    # Sampling
+
+    def plan(self, tree: Node, params: SamplingParams | None = None) -> Plan:
+        """What running a tree would share, store and read; nothing is computed."""
+        return self._plan(sample_requests(tree, self.tokenizer, params or SamplingParams(), self.spec))
+
+    def stream(
+        self,
+        tree: Node,
+        params: SamplingParams | None = None,
+        *,
+        skip: Collection[tuple[str, int]] = (),
+    ) -> Stream:
+        """Sample a tree; an iterator over completions as they finish.
+
+        skip: (prompt id, sample index) pairs that are not wanted, as when a run is resumed; the
+        other samples are the same with or without them.
+        """
+        params = params or SamplingParams()
+        requests = sample_requests(tree, self.tokenizer, params, self.spec)
+        known = {request.id: request.samples for request in requests}
+        skipped = defaultdict(set)
+        for prompt_id, index in skip:
+            if index not in range(known.get(prompt_id, 0)):
+                raise InputError(f"skip names sample {index} of {prompt_id!r}, not in the tree")
+            skipped[prompt_id].add(index)
+        samples = [[i for i in range(r.samples) if i not in skipped[r.id]] for r in requests]
+        return self._start(self._plan(requests), params, samples)
+
+    def run(self, tree: Node, params: SamplingParams | None = None) -> RunResult:
+        """Sample a tree to its end; completions in the order the tree declares."""
+        with self.stream(tree, params) as stream:
+            completions = list(stream)
+        place = {request.id: i for i, request in enumerate(stream.plan.requests)}
+        completions.sort(key=lambda c: (place[c.prompt_id], c.sample_index))
+        return RunResult(tuple(completions), stream.usage, stream.plan)
+
+    def generate(
+        self,
+        prompts: Sequence[str | Sequence[int] | Sequence[Message]],
+        params: SamplingParams | None = None,
+    ) -> list[list[Completion]]:
+        """params.n completions of each flat prompt; shared prefixes are found in the tokens."""
+        params = params or SamplingParams()
+        if isinstance(prompts, str):
+            raise InputError("prompts must be a list; for one prompt give a list of one")
+        if not prompts:
+            return []
+        leaves = [Node(text, samples=params.n, id=str(i)) for i, text in enumerate(prompts)]
+        result = self.run(Node("", children=leaves, samples=0), params)
+        grouped: list[list[Completion]] = [[] for _ in prompts]
+        for completion in result.completions:
+            grouped[int(completion.prompt_id)].append(completion)
+        return grouped
+
+    def score(self, pairs: Sequence[tuple[ScoreInput, ScoreInput]]) -> list[Score]:
+        """Log-likelihood of each continuation given its context; shared contexts computed once."""
+        if not pairs:
+            return []
+        requests = score_requests(pairs, self.tokenizer, self.spec)
+        plan = self._plan(requests)
+        chunk = min(self.prefill_chunk, max(_SCORE_LOGITS // self.spec.vocab_size, 16))
+        with self._start(plan, SamplingParams(), [[] for _ in requests], chunk=chunk) as stream:
+            list(stream)
+            return [_score_of(stream, index) for index in range(len(requests))]
+
+    def _plan(self, requests: Sequence[Request]) -> Plan:
+        return plan_requests(
+            requests,
+            self.spec,
+            device_type=self.model.device.type,
+            sharing=self.sharing,
+            max_rows=self.max_rows,
+            split_at=[prefix.tokens for prefix in self._kept],
+        )
+
+    def _start(
+        self,
+        plan: Plan,
+        params: SamplingParams,
+        samples: Sequence[Sequence[int]],
+        *,
+        chunk: int | None = None,
+        keep_as: str | None = None,
+    ) -> Stream:
+        if self._running is not None:
+            raise InputError("another run of this LLM is not finished; use it up or close() it")
+        plan.check_fits(self.cache.pool.num_pages, self.cache.page_size)
+        spec = self.spec
+        stopping = Stopping(params, self.tokenizer, spec.eos_token_ids, spec.vocab_size)
+
+        def keep(request: int) -> None:
+            table = scheduler.store.tables[int(plan.segment_of[request])]
+            assert keep_as is not None and table is not None
+            pages = self.cache.pool.share(table)
+            self._kept.add(keep_as, plan.requests[request].tokens, pages)
+
+        scheduler = Scheduler(
+            plan,
+            self.model,
+            self.cache,
+            self._kept,
+            params=params,
+            stopping=stopping,
+            samples=samples,
+            max_rows=self.max_rows,
+            prefill_chunk=chunk or self.prefill_chunk,
+            impl=self._impl,
+            on_prefilled=keep if keep_as is not None else None,
+        )
+        self._running = Stream(self, plan, scheduler)
+        return self._running
+
+    # Prefixes kept between calls
+
+    def keep(self, prefix: str | Node, *, name: str | None = None) -> Kept:
+        """Compute a prefix now and keep its keys and values for later calls.
+
+        prefix: text, or a node whose leaves' whole paths are kept. Later prompts that start with
+        the same tokens prefill nothing of them. Use it in a `with` statement, or `drop` it by
+        name. At most half of the cache is kept; the least recently used prefix leaves first.
+        """
+        tree = Node(prefix) if isinstance(prefix, str) else prefix
+        if not name:
+            name = f"prefix-{len(self.kept()) + 1}"
+        if any(name == other for other, _ in self.kept()):
+            raise InputError(f"a prefix named {name!r} is kept already; drop it or choose a name")
+        requests = [
+            Request(r.id, r.tokens, samples=0, rows=0, max_tokens=1)
+            for r in sample_requests(tree, self.tokenizer, SamplingParams(), self.spec)
+        ]
+        tokens = max(len(request.tokens) for request in requests)
+        if -(-tokens // self.cache.page_size) > self._kept.max_pages:
+            raise CapacityError(
+                f"prefix {name!r} has {tokens:,} tokens but at most "
+                f"{self._kept.max_pages * self.cache.page_size:,} are kept; give more memory"
+            )
+        # Without sharing a page table covers a prompt from its first token on.
+        plan = plan_requests(
+            requests,
+            self.spec,
+            device_type=self.model.device.type,
+            sharing="off",
+            split_at=[kept.tokens for kept in self._kept],
+        )
+        with self._start(plan, SamplingParams(), [[] for _ in requests], keep_as=name) as stream:
+            list(stream)
+        return Kept(self, name, stream.usage)
+
+    def kept(self) -> list[tuple[str, int]]:
+        """Names and token counts of kept prefixes, least recently used first."""
+        return [(prefix.name, len(prefix.tokens)) for prefix in self._kept]
+
+    def drop(self, name: str) -> None:
+        """Forget a kept prefix; its pages are free once no running work needs them."""
+        if not self._kept.drop(name):
+            names = ", ".join(sorted({kept for kept, _ in self.kept()})) or "none"
+            raise InputError(f"no kept prefix is named {name!r}; kept: {names}")
+
+
+class Kept:
+    """A kept prefix; leaving its `with` block drops it. usage: what computing it took."""
+
+    def __init__(self, llm: LLM, name: str, usage: Usage) -> None:
+        """Made by `LLM.keep`."""
+        self._llm, self.name, self.usage = llm, name, usage
+
+    def __enter__(self) -> Kept:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        if any(name == self.name for name, _ in self._llm.kept()):
+            self._llm.drop(self.name)
+
+
+class Stream(Iterator[Completion]):
+    """Completions of one run as they finish; closing it frees what it holds.
+
+    plan: what is run. usage: the account so far.
+    """
+
+    def __init__(self, llm: LLM, plan: Plan, scheduler: Scheduler) -> None:
+        """Made by `LLM.stream`."""
+        self.plan = plan
+        self.scheduler = scheduler
+        self._llm = llm
+        self._finished: list[Completion] = []
+        self._place = {request.id: i for i, request in enumerate(plan.requests)}
+
+    @property
+    def usage(self) -> Usage:
+        """What was computed so far."""
+        return self.scheduler.usage
+
+    def __next__(self) -> Completion:
+        while not self._finished:
+            if not self.scheduler.has_work:
+                self.close()
+                raise StopIteration
+            self._finished = self.scheduler.step()[::-1]
+        return self._finished.pop()
+
+    def cancel(self, prompt_id: str, sample_index: int | None = None) -> None:
+        """Drop one sample, or all of a prompt that have not finished."""
+        if prompt_id not in self._place:
+            raise InputError(f"no prompt is named {prompt_id!r}")
+        self.scheduler.cancel(self._place[prompt_id], sample_index)
+
+    def close(self) -> None:
+        """Stop; samples that have not finished are dropped."""
+        if self._llm._running is self:
+            self._llm._running = None
+            self.scheduler.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.close()
+
+
+def _score_of(stream: Stream, request: int) -> Score:
+    """Gather one request's scored tokens from the segments of its path."""
+    path = list(stream.plan.path(request))[::-1]
+    start = stream.plan.requests[request].score_from
+    logprobs = np.concatenate([stream.scheduler.logprobs[s.index] for s in path])[start:]
+    greedy = np.concatenate([stream.scheduler.is_greedy[s.index] for s in path])[start:]
+    tokens = stream.plan.requests[request].tokens[start:]
+    return Score(tuple(tokens.tolist()), tuple(logprobs.tolist()), bool(greedy.all()))

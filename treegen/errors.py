@@ -1,0 +1,33 @@
+"""Errors that treegen raises on purpose; the message says what is wrong and what to do."""
+
+
+class TreegenError(Exception):
+    """Base of every error that is the caller's to mend; the CLI prints it in one line."""
+
+
+class InputError(TreegenError, ValueError):
+    """An argument, a flag or a file has a value that cannot be used."""
+
+
+class TreeError(InputError):
+    """The declared prompt tree is malformed."""
+
+
+class DataError(InputError):
+    """A data file is missing, empty or malformed."""
+
+
+class ModelError(TreegenError):
+    """The model cannot be loaded, or would give wrong numbers."""
+
+
+class CapacityError(TreegenError):
+    """The work needs more key-value memory or context than there is."""
+
+
+class RunError(TreegenError):
+    """A run directory cannot be written, resumed or read."""
+
+
+class NumericsError(TreegenError):
+    """The model returned logits that are not numbers."""

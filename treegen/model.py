@@ -1,0 +1,179 @@
+"""A stock transformers model that decodes many branches of shared prompts in one pass."""
+
+import inspect
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from treegen.batch import Batch
+from treegen.cache import LayerKV
+from treegen.errors import InputError, ModelError
+from treegen.load_check import check_model
+from treegen.model_attention import ATTENTION
+from treegen.model_files import check_weights, fingerprint, load_tokenizer, locate, one_line
+from treegen.model_spec import (
+    LayerSpec,
+    ModelSpec,
+    load_spec,
+    read_config,
+    resolve_device,
+    resolve_dtype,
+    spec_of,
+)
+
+__all__ = ["LayerSpec", "Model", "ModelSpec", "load_model", "load_spec", "load_tokenizer"]
+
+# T tokens of a pass, S rows whose logits are wanted, V vocabulary
+
+
+class Model:
+    """A loaded model: its shape, its weights on one device, and one forward pass.
+
+    module is the transformers model; impl is how attention over the levels is computed;
+    fingerprint stands for the weights and the tokenizer in records of a run.
+    """
+
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        spec: ModelSpec,
+        dtype: torch.dtype,
+        *,
+        fingerprint: str,
+        impl: str = "auto",
+    ) -> None:
+        self.module = module
+        self.spec = spec
+        self.dtype = dtype
+        self.fingerprint = fingerprint
+        self.impl = impl
+        self.device: torch.device = module.device
+        self._keeps_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
+
+    def new_cache(self, num_pages: int, page_size: int) -> list[LayerKV]:
+        """Return one zeroed page pool for each attention layer.
+
+        Layers that use the keys and values of an earlier layer get that layer's pool: they write
+        the same numbers into the same places. Zeroed, because a kernel may read past the last key
+        of a page and multiply what it finds there by zero.
+        """
+        if num_pages < 1 or page_size < 1:
+            raise InputError(
+                f"a cache needs pages, got num_pages {num_pages} and page_size {page_size}"
+            )
+        pools: list[LayerKV] = []
+        for layer in self.spec.layers:
+            if layer.shared_with is not None:
+                pools.append(pools[layer.shared_with])
+                continue
+            shape = (num_pages, page_size, layer.kv_heads)
+            pools.append(
+                LayerKV(
+                    torch.zeros(*shape, layer.k_dim, dtype=self.dtype, device=self.device),
+                    torch.zeros(*shape, layer.v_dim, dtype=self.dtype, device=self.device),
+                )
+            )
+        return pools
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the logits of the rows batch.logits_at_S, float32 [S, V].
+
+        The keys and values of the batch's tokens are in batch.layers afterwards.
+        """
+        # The model's own head runs on the rows wanted, so that what a family does to its logits
+        # (scaling, soft caps) is done to ours.
+        rows = {"logits_to_keep": batch.logits_at_S} if self._keeps_rows else {}
+        logits_SV: Tensor = self.module(
+            input_ids=batch.tokens_T[None],
+            position_ids=batch.positions_T[None],
+            attention_mask=None,
+            use_cache=False,
+            treegen=batch,
+            **rows,
+        ).logits[0]
+        if not self._keeps_rows:
+            logits_SV = logits_SV[batch.logits_at_S]
+        if logits_SV.shape != (len(batch.logits_at_S), self.spec.vocab_size):
+            raise ModelError(
+                f"{self.spec.model_type} returned logits {tuple(logits_SV.shape)} for "
+                f"{len(batch.logits_at_S)} rows and {self.spec.vocab_size} tokens; not supported"
+            )
+        return logits_SV.float()
+
+
+def load_model(
+    path: str | os.PathLike[str],
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    check: bool = True,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    impl: str = "auto",
+) -> Model:
+    """Return the model in a directory or of a hub name, ready to use and checked.
+
+    dtype "auto" is the checkpoint's own on a GPU and float32 on the CPU; device "auto" is CUDA
+    where there is one. check compares a toy tree with transformers' own attention on the loaded
+    weights (about a second); without it, a family that nobody tried may be silently wrong.
+    """
+    directory = locate(path, revision, weights=True)
+    config = read_config(path, directory, revision=revision, trust_remote_code=trust_remote_code)
+    target = resolve_device(device)
+    kind = resolve_dtype(dtype, config, target)
+    check_weights(directory)
+    spec = spec_of(os.fspath(path), directory, config, kind, trust_remote_code=trust_remote_code)
+    module = _load_weights(directory, config, kind, target, trust_remote_code)
+    model = Model(module, spec, kind, fingerprint=fingerprint(directory), impl=impl)
+    if check:
+        check_model(model)
+    return model
+
+
+def _load_weights(
+    directory: Path,
+    config: PretrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    trust_remote_code: bool,
+) -> PreTrainedModel:
+    """Return the transformers model with every weight from the checkpoint, none made up."""
+    try:
+        loaded, info = AutoModelForCausalLM.from_pretrained(
+            directory,
+            config=config,
+            dtype=dtype,
+            attn_implementation=ATTENTION,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        raise ModelError(
+            f"the weights in {directory} cannot be loaded: {one_line(error)}"
+        ) from None
+    # transformers fills such weights with random numbers and logs a warning.
+    made_up = sorted(str(key) for key in (*info["missing_keys"], *info["mismatched_keys"]))
+    if made_up:
+        raise ModelError(
+            f"the weights in {directory} lack {made_up[0]} and {len(made_up) - 1} more tensors "
+            "of the right shape; the checkpoint does not fit its config.json"
+        )
+    module: PreTrainedModel = loaded.eval().requires_grad_(False)
+    if dtype == torch.float32:
+        # Some versions leave weights that they dequantised in 16 bits.
+        for weight in module.parameters():
+            weight.data = weight.data.float()
+    try:
+        return module.to(device)
+    except torch.cuda.OutOfMemoryError:
+        size = sum(p.numel() * p.element_size() for p in module.parameters())
+    raise ModelError(
+        f"the weights take {size / 2**30:.1f} GiB, more than is free on {device}; use another "
+        "device or a smaller dtype"
+    )

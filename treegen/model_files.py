@@ -1,0 +1,248 @@
+"""Checkpoint files: found, refused where unsafe or incomplete, fingerprinted; the tokenizer.
+
+Everything here happens before a weight is read. Weights are safetensors only; a configuration that
+would fetch code or kernels from another repository is refused.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import huggingface_hub
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from treegen.errors import InputError, ModelError
+
+TOKENIZER_FILES: Final = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+    "tiktoken.model",
+    "qwen.tiktoken",
+    "vocab.json",
+    "vocab.txt",
+)
+# Files that decide which ids a text becomes, beside those above.
+TOKENIZER_SETTINGS: Final = (
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+_UNSAFE_WEIGHTS: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.msgpack", "*.h5")
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_SAMPLES: Final = 64
+_SAMPLE_BYTES: Final = 4096
+
+
+def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool) -> Path:
+    """Return the directory that holds a checkpoint, fetching it from the hub if it is a hub name.
+
+    A hub name is looked up as Hugging Face does, so HF_HUB_OFFLINE, HF_HOME and tokens apply.
+    """
+    name = os.fspath(path)
+    directory = Path(name).expanduser()
+    if directory.is_dir():
+        return directory
+    if directory.is_file():
+        raise ModelError(f"{name} is a file; give the directory that holds config.json and weights")
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name or not name:
+        raise ModelError(f"model directory {name!r} does not exist; check the path")
+    patterns = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
+    patterns += ["*.safetensors"] if weights else []
+    try:
+        found = huggingface_hub.snapshot_download(
+            name,
+            revision=revision,
+            allow_patterns=patterns,
+            # Second copies of the weights in their makers' own formats.
+            ignore_patterns=["*/*", "consolidated*"],
+        )
+    except HFValidationError:
+        raise ModelError(
+            f"{name!r} is neither a directory nor a valid hub name; check the spelling"
+        ) from None
+    except LocalEntryNotFoundError:
+        raise ModelError(
+            f"{name!r} is not a directory, not in the local Hugging Face cache, and the hub could "
+            "not be reached; check the name, or download it first"
+        ) from None
+    except Exception as error:
+        raise ModelError(
+            f"{name!r} is not a directory and could not be fetched from the hub: {one_line(error)}"
+        ) from None
+    return Path(found)
+
+
+def one_line(error: BaseException) -> str:
+    """Return the first line of an error's text that says something, at most 300 characters."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:300]
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file of a checkpoint; a file that has none is a ModelError."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ModelError(f"{file} cannot be read as JSON: {one_line(error)}") from None
+    except RecursionError:
+        raise ModelError(f"{file} cannot be read as JSON: it is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{file} holds a {type(value).__name__}, not a JSON object")
+    return value
+
+
+def read_raw_config(directory: Path) -> dict[str, Any]:
+    """Return config.json as it is written, or say what the directory is instead of a model."""
+    file = directory / "config.json"
+    if file.is_file():
+        return read_json(file)
+    if (directory / "adapter_config.json").is_file():
+        raise ModelError(
+            f"{directory} holds an adapter, not a model; merge it into its base model first"
+        )
+    raise ModelError(
+        f"{directory} has no config.json; give a directory made by save_pretrained, or a hub name"
+    )
+
+
+def check_weights(directory: Path) -> None:
+    """Raise ModelError unless the directory has every safetensors file that its index names."""
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        named = read_json(index).get("weight_map", {})
+        missing = sorted({str(f) for f in named.values()} - {f.name for f in directory.iterdir()})
+        if missing:
+            raise ModelError(
+                f"{directory} lacks {missing[0]} and {len(missing) - 1} more weight files that its "
+                "index names; finish the download"
+            )
+        return
+    if any(directory.glob("*.safetensors")):
+        return
+    unsafe = sorted(f.name for pattern in _UNSAFE_WEIGHTS for f in directory.glob(pattern))
+    if unsafe:
+        raise ModelError(
+            f"{directory} has weights only as {unsafe[0]}, which can run code when loaded; convert "
+            "them to safetensors with save_pretrained"
+        )
+    if any(directory.glob("*.gguf")):
+        raise ModelError(f"{directory} has weights only as GGUF; use the safetensors checkpoint")
+    raise ModelError(f"{directory} has no *.safetensors weights; finish the download")
+
+
+def check_trust(
+    settings: dict[str, Any], file: str, revision: str | None, *, local: bool, trust: bool
+) -> None:
+    """Raise unless a configuration keeps to code that the caller agreed to run.
+
+    Code of the checkpoint itself runs only when asked for, and from the hub only at a pinned
+    commit, so that what was read is what runs. Code of any further repository never runs.
+    """
+    for key, value in _walk(settings):
+        kernel = "attn_implementation" in key or "experts_implementation" in key or "kernel" in key
+        if kernel and isinstance(value, str) and "/" in value:
+            raise ModelError(
+                f"{file} asks for code from another repository ({key} = {value!r}); remove the "
+                "field from a local copy of the model"
+            )
+    auto_map = settings.get("auto_map")
+    if not auto_map:
+        return
+    if not trust:
+        raise ModelError(
+            f"{file} names code of its own (auto_map); remove the field from a local copy to use "
+            "transformers' own code, or read that code and pass trust_remote_code=True"
+        )
+    if "--" in json.dumps(auto_map):
+        raise ModelError(f"{file} names code of another repository in auto_map; refused")
+    if not local and not _COMMIT.fullmatch(revision or ""):
+        raise InputError(
+            f"trust_remote_code needs a pinned revision (40 digits of a commit), got {revision!r}"
+        )
+
+
+def _walk(value: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield each (path of keys, leaf value) of nested settings."""
+    if depth > 50:
+        raise ModelError("the model's configuration is nested too deeply to be one")
+    if isinstance(value, dict):
+        for k, v in value.items():
+            yield from _walk(v, f"{key}.{k}".lstrip("."), depth + 1)
+    elif isinstance(value, list):
+        for v in value:
+            yield from _walk(v, key, depth + 1)
+    else:
+        yield key, value
+
+
+def load_tokenizer(
+    path: str | os.PathLike[str], *, revision: str | None = None, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
+    """Return the tokenizer that lies beside a model."""
+    directory = locate(path, revision, weights=False)
+    local = Path(path).expanduser().is_dir()
+    for name in ("tokenizer_config.json", "config.json"):
+        if (directory / name).is_file():
+            settings = read_json(directory / name)
+            check_trust(settings, name, revision, local=local, trust=trust_remote_code)
+    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+        raise ModelError(f"{directory} has no tokenizer (tokenizer.json); save one there")
+    try:
+        # AutoTokenizer is untyped.
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            directory, trust_remote_code=trust_remote_code, local_files_only=True
+        )
+    except Exception as error:
+        raise ModelError(
+            f"the tokenizer in {directory} cannot be loaded: {one_line(error)}"
+        ) from None
+    if not len(tokenizer):
+        raise ModelError(f"the tokenizer in {directory} has no tokens; save it again")
+    return tokenizer
+
+
+def fingerprint(directory: Path) -> str:
+    """Return 32 hex digits that change when the weights, the config or the tokenizer change.
+
+    Settings and tokenizer files count in full (JSON by its content, not its layout). Of each
+    safetensors file the name, the size, the header (names, dtypes, shapes, offsets) and 64 blocks
+    of 4 KiB spread evenly over it count, so a checkpoint of any size takes milliseconds; two
+    checkpoints that differ only between those blocks look the same, which training never does.
+    The directory's own name does not count.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for name in ("config.json", "generation_config.json", *TOKENIZER_FILES, *TOKENIZER_SETTINGS):
+        file = directory / name
+        if file.is_file():
+            data = file.read_bytes()
+            if name.endswith(".json"):
+                data = json.dumps(read_json(file), sort_keys=True).encode()
+            _add(digest, name.encode(), data)
+    for file in sorted(directory.glob("*.safetensors")):
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            header = stream.read(8)
+            header += stream.read(min(int.from_bytes(header, "little"), size))
+            _add(digest, file.name.encode(), str(size).encode(), header)
+            for i in range(_SAMPLES):
+                stream.seek(max(0, size - _SAMPLE_BYTES) * i // (_SAMPLES - 1))
+                _add(digest, stream.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def _add(digest: "hashlib.blake2b", *parts: bytes) -> None:
+    """Hash each part with its length, so that bytes cannot move from one part to the next."""
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)

@@ -1,0 +1,132 @@
+"""Build the Batch of one forward pass: spans to prefill, or rows to decode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from treegen import attention
+from treegen.attention import Level
+from treegen.batch import Batch
+from treegen.cache import PagedCache, Pages
+from treegen.layout import Ints, make_level, pad_tables, shared_levels
+from treegen.radix import Tokens
+from treegen.rows import RowTable
+from treegen.segments import SegmentStore
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive tokens of one segment or row, computed in one prefill pass.
+
+    key: sorts spans depth first. tokens: at positions `start` on. table, base: where their keys
+    and values go. chain: kept segments above them. wanted: positions whose logits are wanted.
+    segment, slot: what they belong to, -1 for not.
+    """
+
+    key: int
+    tokens: Tokens
+    start: int
+    table: Pages
+    base: int
+    chain: Ints
+    wanted: Ints
+    segment: int = -1
+    slot: int = -1
+
+    @property
+    def stop(self) -> int:
+        """Position after the last token."""
+        return self.start + len(self.tokens)
+
+
+def prefill_batch(
+    spans: Sequence[Span], store: SegmentStore, cache: PagedCache, device: torch.device, impl: str
+) -> Batch:
+    """The batch that computes some spans, sorted by key."""
+    lengths = np.array([len(span.tokens) for span in spans])
+    offsets = np.concatenate([[0], lengths.cumsum()])
+    positions = np.concatenate([np.arange(span.start, span.stop) for span in spans])
+    pages = pad_tables([span.table for span in spans])
+    base = np.array([span.base for span in spans])
+    stops = np.array([span.stop for span in spans])
+    own = make_level(offsets[:-1], offsets[1:], pages, stops - base, base, device, causal=True)
+    wanted = np.concatenate(
+        [span.wanted - span.start + offset for span, offset in zip(spans, offsets, strict=False)]
+    )
+    item = np.repeat(np.arange(len(spans)), lengths)
+    chains = np.stack([span.chain for span in spans])
+    return _batch(
+        np.concatenate([span.tokens for span in spans]),
+        positions,
+        _slots(pages[item], positions - base[item], cache.page_size),
+        wanted,
+        [*shared_levels(chains, offsets, store.keys_of, device), own],
+        cache,
+        device,
+        impl,
+    )
+
+
+def decode_batch(
+    rows: RowTable,
+    order: Ints,
+    shared: list[Level],
+    cache: PagedCache,
+    device: torch.device,
+    impl: str,
+) -> Batch:
+    """The batch that computes the last token of each live row; `order` is depth first."""
+    positions = rows.stop[order] + rows.count[order] - 1
+    base = rows.base[order]
+    width = int(rows.num_pages[order].max())
+    pages = rows.table[order, :width]
+    index = np.arange(len(order) + 1)
+    lengths = positions - base + 1
+    own = make_level(index[:-1], index[1:], pages, lengths, base, device, causal=False)
+    return _batch(
+        rows.tokens[order, rows.count[order] - 1],
+        positions,
+        _slots(pages, lengths - 1, cache.page_size),
+        index[:-1],
+        [*shared, own],
+        cache,
+        device,
+        impl,
+    )
+
+
+def decode_levels(chains: Ints, store: SegmentStore, device: torch.device) -> list[Level]:
+    """Levels that live rows share; they change only when rows come or go."""
+    return shared_levels(chains, np.arange(len(chains) + 1), store.keys_of, device)
+
+
+def _slots(pages: Pages, offsets: Ints, page_size: int) -> Ints:
+    """Slot of one offset in each of some page tables."""
+    page = pages[np.arange(len(offsets)), offsets // page_size].astype(np.int64)
+    return page * page_size + offsets % page_size
+
+
+def _batch(
+    tokens: Tokens | Ints,
+    positions: Ints,
+    slots: Ints,
+    wanted: Ints,
+    levels: list[Level],
+    cache: PagedCache,
+    device: torch.device,
+    impl: str,
+) -> Batch:
+    to: Callable[[Ints], torch.Tensor] = lambda array: torch.from_numpy(array).to(device)  # noqa: E731
+    positions_T = to(positions)
+    return Batch(
+        tokens_T=to(tokens.astype(np.int64)),
+        positions_T=positions_T,
+        slots_T=to(slots),
+        logits_at_S=to(wanted.astype(np.int64)),
+        levels=attention.prepare(levels, positions_T, impl=impl),
+        layers=cache.layers,
+    )

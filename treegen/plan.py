@@ -1,0 +1,367 @@
+"""Lay a prompt tree out for decoding: what is stored once, what is shared, and why.
+
+A Plan is a value: prompts in, segments out, no torch and no device, so everything decided here
+can be printed before weights are loaded. A segment is a span of tokens that all prompts below it
+share. Segments are numbered depth first, and so are decode rows, so the rows under any segment
+are one contiguous run, however ragged the tree.
+
+Every segment is stored once and prefilled once. What is decided is how decoding reads it:
+
+    kept    one attention part of its own: its keys are read once for all rows below it
+    folded  read through the page tables of what hangs below it, once per row or child: right
+            where a segment has one row, or is too short to pay for another part and merge
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treegen import radix
+from treegen.errors import CapacityError, InputError
+
+Sharing = Literal["auto", "all", "one", "off"]
+SHARING: tuple[Sharing, ...] = ("auto", "all", "one", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Token ids of one prompt and how many samples it wants.
+
+    rows: decode rows at most; 1 for greedy sampling, whose samples are one decode.
+    max_tokens: generated tokens of a sample at most.
+    score_from: report log-probabilities of the tokens from this position on; None for none.
+    """
+
+    id: str
+    tokens: radix.Tokens
+    samples: int
+    rows: int
+    max_tokens: int
+    score_from: int | None = None
+
+    @property
+    def readers(self) -> int:
+        """Query rows that will read the tokens above: decode rows, or the tokens to score."""
+        if self.score_from is None:
+            return self.rows
+        return self.rows + len(self.tokens) - self.score_from
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """What one layer's attention part costs on a device, in microseconds.
+
+    A part of its own costs group_us once and row_us per row (queries regrouped, partial results
+    written and merged); without it every row reads the keys again at bytes_per_us.
+    """
+
+    device: str
+    group_us: float
+    row_us: float
+    bytes_per_us: float
+
+    def saving(self, rows: int, tokens: int, layer_bytes: float) -> float:
+        """Microseconds per layer and step that a part of its own saves; negative if it costs."""
+        again = (rows - 1) * tokens * layer_bytes / self.bytes_per_us
+        return again - self.group_us - rows * self.row_us
+
+
+# Measured with `treegen bench attention`-like loops on two CPU cores and on one H200.
+COSTS = {
+    "cpu": CostModel("cpu", group_us=60.0, row_us=0.4, bytes_per_us=4_000.0),
+    "cuda": CostModel("cuda", group_us=6.0, row_us=0.02, bytes_per_us=4_000_000.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Tokens at positions start to stop, shared by rows of the prompts below.
+
+    parent: index of the segment it continues, -1 for none. depth: 0 for a root.
+    rows: decode rows below it. requests: indices of the prompts that end with it.
+    kept: whether it is an attention part of its own; reason says why.
+    base: first position that its page table covers: its own start, or an earlier one where the
+    segments above it are folded.
+    """
+
+    index: int
+    parent: int
+    depth: int
+    start: int
+    stop: int
+    tokens: radix.Tokens
+    rows: int
+    requests: tuple[int, ...]
+    kept: bool
+    base: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LevelSummary:
+    """One depth of the tree, for people to read."""
+
+    depth: int
+    segments: int
+    tokens: int
+    rows: int
+    kept: int
+    reasons: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Prompts laid out as segments; see the module's docstring.
+
+    requests: in the order they were given. segments: depth first.
+    segment_of: index of the segment that each request ends with.
+    order: request indices depth first, the order in which they are decoded.
+    token_bytes: bytes of keys and values per token, all layers together.
+    """
+
+    requests: tuple[Request, ...]
+    segments: tuple[Segment, ...]
+    segment_of: NDArray[np.int64]
+    order: NDArray[np.int64]
+    token_bytes: int
+    sharing: Sharing
+    cost: CostModel
+
+    @property
+    def num_samples(self) -> int:
+        """Samples asked for, over all prompts."""
+        return sum(request.samples for request in self.requests)
+
+    @property
+    def num_rows(self) -> int:
+        """Decode rows: samples, but one for all greedy samples of a prompt."""
+        return sum(request.rows for request in self.requests)
+
+    @property
+    def stored_tokens(self) -> int:
+        """Prompt tokens stored and prefilled once each."""
+        return sum(segment.stop - segment.start for segment in self.segments)
+
+    @property
+    def unshared_tokens(self) -> int:
+        """Prompt tokens if every sample had a prompt of its own."""
+        return sum(len(request.tokens) * max(request.samples, 1) for request in self.requests)
+
+    @property
+    def read_tokens(self) -> int:
+        """Prompt keys read per step and layer with all rows live."""
+        total = 0
+        for segment in self.segments:
+            length = segment.stop - segment.start
+            total += length if segment.kept else length * self._readers(segment)
+        return total
+
+    @property
+    def unshared_read_tokens(self) -> int:
+        """Prompt keys read per step and layer if every row read its whole prompt."""
+        return sum(len(request.tokens) * request.rows for request in self.requests)
+
+    def _readers(self, segment: Segment) -> int:
+        """How many page tables a folded segment is read through: kept segments or rows below."""
+        count, depth = sum(self.requests[i].rows for i in segment.requests), segment.depth
+        index = segment.index + 1
+        while index < len(self.segments) and self.segments[index].depth > depth:
+            below = self.segments[index]
+            if below.kept:
+                count += 1
+                index += 1
+                while index < len(self.segments) and self.segments[index].depth > below.depth:
+                    index += 1
+            else:
+                count += sum(self.requests[i].rows for i in below.requests)
+                index += 1
+        return count
+
+    def path(self, request: int) -> Iterator[Segment]:
+        """Segments of one request, from its last one up to its root."""
+        index = int(self.segment_of[request])
+        while index >= 0:
+            segment = self.segments[index]
+            yield segment
+            index = segment.parent
+
+    def levels(self) -> list[LevelSummary]:
+        """The tree by depth."""
+        by_depth: dict[int, list[Segment]] = {}
+        for segment in self.segments:
+            by_depth.setdefault(segment.depth, []).append(segment)
+        return [
+            LevelSummary(
+                depth=depth,
+                segments=len(members),
+                tokens=sum(s.stop - s.start for s in members),
+                rows=sum(s.rows for s in members),
+                kept=sum(s.kept for s in members),
+                reasons=_count(s.reason for s in members),
+            )
+            for depth, members in sorted(by_depth.items())
+        ]
+
+    def table_pages(self, segment: Segment, page_size: int) -> int:
+        """Pages that this segment adds to the pool; full pages of folded parents are shared."""
+        shared = (segment.start - segment.base) // page_size
+        return -(-(segment.stop - segment.base) // page_size) - shared
+
+    def row_pages(self, request: int, page_size: int) -> int:
+        """Pages that one row of a request adds by the time it has its last token."""
+        segment = self.segments[self.segment_of[request]]
+        base = segment.stop if segment.kept else segment.base
+        shared = (segment.stop - base) // page_size
+        # The last sampled token is never an input, so its key is never stored.
+        last = segment.stop + self.requests[request].max_tokens - 1
+        return max(-(-(last - base) // page_size) - shared, 1)
+
+    def alone_pages(self, request: int, page_size: int) -> int:
+        """Pages needed to decode one row of a request with nothing else in memory."""
+        pages = sum(self.table_pages(segment, page_size) for segment in self.path(request))
+        return pages + (self.row_pages(request, page_size) if self.requests[request].rows else 0)
+
+    def rows_that_fit(self, num_pages: int, page_size: int) -> int:
+        """Rows that can be live at once in a pool of pages, each at its full length."""
+        seen: set[int] = set()
+        used = rows = 0
+        for request in self.order:
+            new = [s for s in self.path(request) if s.index not in seen]
+            used += sum(self.table_pages(segment, page_size) for segment in new)
+            seen.update(segment.index for segment in new)
+            each = self.row_pages(request, page_size)
+            fit = min(self.requests[request].rows, (num_pages - used) // each)
+            rows += max(fit, 0)
+            if fit < self.requests[request].rows:
+                break
+            used += fit * each
+        return rows
+
+    def check_fits(self, num_pages: int, page_size: int) -> None:
+        """Raise CapacityError if some prompt cannot be decoded even with one row alone."""
+        for index, request in enumerate(self.requests):
+            needed = self.alone_pages(index, page_size)
+            if needed > num_pages:
+                raise CapacityError(
+                    f"prompt {request.id!r} ({len(request.tokens):,} tokens, max_tokens "
+                    f"{request.max_tokens:,}) needs {needed * page_size:,} cache tokens even alone, "
+                    f"but {num_pages * page_size:,} fit "
+                    f"({num_pages * page_size * self.token_bytes / 2**20:,.1f} MiB); "
+                    "give more memory, shorten the prompt or lower max_tokens"
+                )
+
+
+def compile_plan(
+    requests: Sequence[Request],
+    *,
+    token_bytes: int,
+    num_layers: int,
+    sharing: Sharing = "auto",
+    cost: CostModel = COSTS["cpu"],
+    max_rows: int | None = None,
+    split_at: Sequence[radix.Tokens] = (),
+) -> Plan:
+    """Build the plan of some requests.
+
+    sharing: "auto" keeps what the cost model says pays; "all" keeps every shared segment; "one"
+    keeps roots only; "off" keeps none, so every row reads its whole prompt.
+    max_rows: rows decoded at once at most, which bounds what sharing can save.
+    split_at: further sequences at whose ends segments are split, such as kept prefixes.
+    """
+    if sharing not in SHARING:
+        raise InputError(f"sharing must be one of {', '.join(SHARING)}, got {sharing!r}")
+    roots = radix.build([*(request.tokens for request in requests), *split_at])
+    nodes = _preorder(roots, len(requests))
+    segments: list[Segment] = []
+    layer_bytes = token_bytes / max(num_layers, 1)
+    rows = _rows_below(nodes, requests)
+    segment_of = np.zeros(len(requests), dtype=np.int64)
+    order: list[int] = []
+    for index, (node, parent, sequences, first) in enumerate(nodes):
+        above = segments[parent] if parent >= 0 else None
+        start = above.stop if above else 0
+        base = start if above is None or above.kept else above.base
+        live = min(rows[index], max_rows or rows[index])
+        kept, reason = _decide(sharing, live, node.stop - base, layer_bytes, cost, above is None)
+        segments.append(
+            Segment(
+                index=index,
+                parent=parent,
+                depth=above.depth + 1 if above else 0,
+                start=start,
+                stop=node.stop,
+                tokens=requests[first].tokens[start : node.stop],
+                rows=rows[index],
+                requests=tuple(sequences),
+                kept=kept,
+                base=base,
+                reason=reason,
+            )
+        )
+        segment_of[sequences] = index
+        order.extend(sequences)
+    return Plan(
+        requests=tuple(requests),
+        segments=tuple(segments),
+        segment_of=segment_of,
+        order=np.array(order, dtype=np.int64),
+        token_bytes=token_bytes,
+        sharing=sharing,
+        cost=cost,
+    )
+
+
+_Entry = tuple[radix.RadixNode, int, list[int], int]  # node, parent, its requests, one below it
+
+
+def _preorder(roots: list[radix.RadixNode], num_requests: int) -> list[_Entry]:
+    """Nodes with requests at or below them, depth first; `split_at` ends keep their splits."""
+    entries: list[_Entry] = []
+    stack = [(root, -1) for root in reversed(roots)]
+    while stack:
+        node, parent = stack.pop()
+        if node.first >= num_requests:
+            continue
+        mine = [index for index in node.sequences if index < num_requests]
+        entries.append((node, parent, mine, node.first))
+        index = len(entries) - 1
+        stack.extend((child, index) for child in reversed(node.children))
+    return entries
+
+
+def _rows_below(nodes: list[_Entry], requests: Sequence[Request]) -> list[int]:
+    rows = [sum(requests[i].readers for i in mine) for _, _, mine, _ in nodes]
+    for index in range(len(nodes) - 1, -1, -1):
+        parent = nodes[index][1]
+        if parent >= 0:
+            rows[parent] += rows[index]
+    return rows
+
+
+def _decide(
+    sharing: Sharing, rows: int, tokens: int, layer_bytes: float, cost: CostModel, root: bool
+) -> tuple[bool, str]:
+    """Whether a segment is an attention part of its own, and why."""
+    if sharing == "off":
+        return False, "sharing is off"
+    if sharing == "one":
+        return (True, "first level") if root else (False, "one level only")
+    if rows <= 1:
+        return False, "one row" if rows else "no rows"
+    if sharing == "all":
+        return True, "all levels"
+    if cost.saving(rows, tokens, layer_bytes) > 0:
+        return True, "reading once pays"
+    return False, "too short for its rows"
+
+
+def _count(reasons: Iterator[str]) -> tuple[tuple[str, int], ...]:
+    counts: dict[str, int] = {}
+    for reason in reasons:
+        counts[reason] = counts.get(reason, 0) + 1
+    return tuple(sorted(counts.items(), key=lambda item: -item[1]))

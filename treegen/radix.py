@@ -1,0 +1,85 @@
+"""The radix tree over token sequences: which spans of tokens are shared by whom. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class RadixNode:
+    """Tokens up to `stop`, shared by every sequence at or below this node.
+
+    sequences: indices of the sequences that end exactly here; first: the smallest index below.
+    """
+
+    stop: int
+    children: list[RadixNode] = field(default_factory=list)
+    sequences: list[int] = field(default_factory=list)
+    first: int = 0
+
+
+def build(sequences: Sequence[Tokens]) -> list[RadixNode]:
+    """Roots of the radix tree of some token sequences, siblings in order of first appearance.
+
+    Equal sequences end at one node. Sorting brings shared prefixes next to each other, so the
+    tree follows from the common prefix lengths of neighbours, as a suffix tree does from an LCP
+    array: O(n log n) comparisons, one pass.
+    """
+    # Big-endian bytes compare as the sequences do.
+    keys = [np.asarray(tokens, dtype=">u4").tobytes() for tokens in sequences]
+    order = sorted(range(len(sequences)), key=keys.__getitem__)
+    roots: list[RadixNode] = []
+    stack: list[RadixNode] = []
+
+    def close(shared: int) -> None:
+        """Pop nodes that end after `shared` tokens, joining the last one under that length."""
+        while stack and stack[-1].stop > shared:
+            last = stack.pop()
+            if stack and stack[-1].stop >= shared:
+                stack[-1].children.append(last)
+            elif shared == 0:
+                roots.append(last)
+            else:
+                stack.append(RadixNode(stop=shared, children=[last]))
+
+    previous = np.empty(0, dtype=np.int32)
+    for index in order:
+        tokens = sequences[index]
+        shared = common_prefix(previous, tokens)
+        close(shared)
+        if stack and stack[-1].stop == len(tokens):
+            stack[-1].sequences.append(index)
+        else:
+            stack.append(RadixNode(stop=len(tokens), sequences=[index]))
+        previous = tokens
+    close(0)
+    _sort_by_appearance(roots)
+    return roots
+
+
+def common_prefix(a: Tokens, b: Tokens) -> int:
+    """Number of equal tokens at the start of both sequences."""
+    length = min(len(a), len(b))
+    different = a[:length] != b[:length]
+    first = int(different.argmax()) if length else 0
+    return first if length and different[first] else length
+
+
+def _sort_by_appearance(roots: list[RadixNode]) -> None:
+    nodes: list[RadixNode] = []
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        nodes.append(node)
+        stack.extend(node.children)
+    for node in reversed(nodes):  # children before their parents
+        node.sequences.sort()
+        node.children.sort(key=lambda child: child.first)
+        node.first = min(node.sequences[:1] + [child.first for child in node.children[:1]])
+    roots.sort(key=lambda node: node.first)

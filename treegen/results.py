@@ -1,0 +1,115 @@
+"""What sampling returns: completions, scores, and an account of the work. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from treegen.plan import Plan
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished sample.
+
+    prompt_id, sample_index: which sample of which prompt.
+    seed: what its draws were made from (a function of run seed, prompt id and sample index).
+    text: what was generated, cut before the stop string and without special tokens.
+    tokens: every generated token id, those of the stop included.
+    logprobs: natural-log probability of each token under the model, before temperature.
+    finish_reason: "stop" (a stop string, a stop token or end of sequence) or "length".
+    stop: the stop string or stop token id that ended it; None for "length".
+    top_logprobs: per token the likeliest (token id, logprob) pairs, if asked for.
+    """
+
+    prompt_id: str
+    sample_index: int
+    seed: int
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+    stop: str | int | None = None
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+
+    @property
+    def logprob(self) -> float:
+        """Natural-log probability of the whole completion under the model."""
+        return sum(self.logprobs)
+
+    @property
+    def num_tokens(self) -> int:
+        """Generated tokens, those of the stop included."""
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Log-likelihood of one continuation given its context.
+
+    tokens, logprobs: the continuation's token ids and their natural-log probabilities.
+    is_greedy: every token is the model's likeliest.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    is_greedy: bool
+
+    @property
+    def logprob(self) -> float:
+        """Natural-log probability of the whole continuation."""
+        return sum(self.logprobs)
+
+
+@dataclass(slots=True)
+class Usage:
+    """What a run computed, and what the same samples would have cost apart.
+
+    prompt_tokens_computed: prompt tokens that went through the model.
+    prompt_tokens_reused: prompt tokens whose keys and values were kept from an earlier call.
+    prompt_tokens_unshared: prompt tokens that one prompt per sample would have computed.
+    decoded_tokens: generated tokens of finished and live samples.
+    recomputed_tokens: tokens computed again after their pages were taken for other work.
+    key_tokens_read, key_tokens_unshared: keys read per layer in decode steps, and what reading
+    each row's whole context would have read.
+    """
+
+    prompt_tokens_computed: int = 0
+    prompt_tokens_reused: int = 0
+    prompt_tokens_unshared: int = 0
+    decoded_tokens: int = 0
+    recomputed_tokens: int = 0
+    prefill_steps: int = 0
+    decode_steps: int = 0
+    preemptions: int = 0
+    peak_rows: int = 0
+    peak_pages: int = 0
+    num_pages: int = 0
+    page_size: int = 0
+    key_tokens_read: int = 0
+    key_tokens_unshared: int = 0
+    seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    impl: str = ""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decoded tokens over the whole run's time, prefill included."""
+        return self.decoded_tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """A finished run: its completions in declared order, the account, and the plan it followed."""
+
+    completions: tuple[Completion, ...]
+    usage: Usage
+    plan: Plan
+
+    def of(self, prompt_id: str) -> list[Completion]:
+        """Completions of one prompt, by sample index."""
+        return [c for c in self.completions if c.prompt_id == prompt_id]

@@ -1,0 +1,121 @@
+"""The samples being decoded, as arrays: one slot per sample, no Python object per row.
+
+A slot holds what a sample has generated and, while it is live, the page table of its own tokens.
+Slots are reused; the order in which rows are decoded is kept apart, as an array of slots.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treegen.cache import Pages
+
+
+class RowTable:
+    """Arrays over slots; all grow by doubling.
+
+    request, sample: which sample of which request. key: sorts slots depth first.
+    seed: of the sample's draws. stop: number of prompt tokens. limit: generated tokens at most.
+    count: tokens generated so far. base: first position of the row's own page table.
+    num_pages, table: that table. tokens, logprobs: what was generated.
+    top_tokens, top_logprobs: alternatives per token, if asked for.
+    """
+
+    def __init__(self, num_logprobs: int = 0) -> None:
+        """An empty table that records `num_logprobs` alternatives per token."""
+        self.num_logprobs = num_logprobs
+        self.request = np.zeros(0, dtype=np.int64)
+        self.sample = np.zeros(0, dtype=np.int64)
+        self.key = np.zeros(0, dtype=np.int64)
+        self.seed = np.zeros(0, dtype=np.int64)
+        self.stop = np.zeros(0, dtype=np.int64)
+        self.limit = np.zeros(0, dtype=np.int64)
+        self.count = np.zeros(0, dtype=np.int64)
+        self.base = np.zeros(0, dtype=np.int64)
+        self.num_pages = np.zeros(0, dtype=np.int64)
+        self.table = np.zeros((0, 4), dtype=np.int32)
+        self.tokens = np.zeros((0, 16), dtype=np.int32)
+        self.logprobs = np.zeros((0, 16), dtype=np.float32)
+        self.top_tokens = np.zeros((0, 16, num_logprobs), dtype=np.int32)
+        self.top_logprobs = np.zeros((0, 16, num_logprobs), dtype=np.float32)
+        self._free: list[int] = []
+
+    _PER_SLOT = ("request", "sample", "key", "seed", "stop", "limit", "count", "base", "num_pages")
+    _PER_TOKEN = ("tokens", "logprobs", "top_tokens", "top_logprobs")
+
+    def add(self, num: int) -> NDArray[np.int64]:
+        """Take `num` slots; their contents are the caller's to set."""
+        if num > len(self._free):
+            old = len(self.request)
+            new = max(2 * old, old + num, 64)
+            for name in (*self._PER_SLOT, "table", *self._PER_TOKEN):
+                array = getattr(self, name)
+                grown = np.zeros((new, *array.shape[1:]), dtype=array.dtype)
+                grown[:old] = array
+                setattr(self, name, grown)
+            self._free.extend(range(new - 1, old - 1, -1))
+        slots = np.array([self._free.pop() for _ in range(num)], dtype=np.int64)
+        self.count[slots] = 0
+        self.num_pages[slots] = 0
+        return slots
+
+    def release(self, slot: int) -> None:
+        """Give a slot back."""
+        self._free.append(slot)
+
+    @property
+    def num_used(self) -> int:
+        """Slots in use."""
+        return len(self.request) - len(self._free)
+
+    def append(
+        self,
+        slots: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+        logprobs: NDArray[np.float32],
+        top_tokens: NDArray[np.int64] | None,
+        top_logprobs: NDArray[np.float32] | None,
+    ) -> None:
+        """Record one generated token for each of some slots."""
+        at = self.count[slots]
+        if len(at) and int(at.max()) >= self.tokens.shape[1]:
+            for name in self._PER_TOKEN:
+                array = getattr(self, name)
+                grown = np.zeros((len(array), 2 * array.shape[1], *array.shape[2:]), array.dtype)
+                grown[:, : array.shape[1]] = array
+                setattr(self, name, grown)
+        self.tokens[slots, at] = tokens
+        self.logprobs[slots, at] = logprobs
+        if top_tokens is not None and top_logprobs is not None:
+            self.top_tokens[slots, at, : top_tokens.shape[-1]] = top_tokens
+            self.top_logprobs[slots, at, : top_tokens.shape[-1]] = top_logprobs
+        self.count[slots] = at + 1
+
+    def set_table(self, slot: int, pages: Pages) -> None:
+        """Give a slot its page table."""
+        self._widen(len(pages))
+        self.table[slot] = 0
+        self.table[slot, : len(pages)] = pages
+        self.num_pages[slot] = len(pages)
+
+    def add_pages(self, slots: NDArray[np.int64], pages: Pages) -> None:
+        """Append one page to the table of each slot."""
+        at = self.num_pages[slots]
+        self._widen(int(at.max()) + 1)
+        self.table[slots, at] = pages
+        self.num_pages[slots] = at + 1
+
+    def take_pages(self, slots: NDArray[np.int64]) -> Pages:
+        """Empty the tables of some slots and return all pages that were in them."""
+        tables, sizes = self.table[slots], self.num_pages[slots]
+        pages = tables[np.arange(tables.shape[1]) < sizes[:, None]]
+        self.table[slots] = 0
+        self.num_pages[slots] = 0
+        return pages
+
+    def _widen(self, width: int) -> None:
+        if width > self.table.shape[1]:
+            grown = np.zeros((len(self.table), max(width, 2 * self.table.shape[1])), np.int32)
+            grown[:, : self.table.shape[1]] = self.table
+            self.table = grown

@@ -1,0 +1,17 @@
+"""Run directories: what a run was asked for, the samples it has finished, and its results."""
+
+from treegen.runs.directory import RunDir
+from treegen.runs.records import Key, RecordFile
+from treegen.runs.settings import RunInfo, RunSettings, versions
+from treegen.runs.signals import StopFlag, graceful_signals
+
+__all__ = [
+    "Key",
+    "RecordFile",
+    "RunDir",
+    "RunInfo",
+    "RunSettings",
+    "StopFlag",
+    "graceful_signals",
+    "versions",
+]

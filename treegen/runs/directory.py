@@ -1,0 +1,258 @@
+"""The directory of one run.
+
+    run.json        what was asked for; rewritten when a resume is on another machine
+    samples.jsonl   the finished samples, one a line, appended as they finish
+    samples.torn-N  what a crash left at the end of samples.jsonl
+    results.json    derived from the samples, replaced as a whole
+    run.lock        held by the one process that appends
+
+samples.jsonl is made before run.json, so a directory with a run.json is a whole run.
+"""
+
+import os
+from collections.abc import Iterator, KeysView, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from treegen.errors import RunError
+from treegen.runs.files import (
+    Lock,
+    plain,
+    read_json,
+    reason,
+    resume_flag,
+    sync_directory,
+    write_json,
+)
+from treegen.runs.records import Key, RecordFile
+from treegen.runs.settings import RunInfo, RunSettings, differences, from_json, to_json, versions
+
+
+class RunDir:
+    """An open run directory; get one from `create`, `resume` or `open`, and close it.
+
+    One thread may append. A process that was forked from the one that opened it must not.
+    """
+
+    def __init__(self, path: Path, info: RunInfo, samples: RecordFile, lock: Lock | None) -> None:
+        """Hold the parts that `create`, `resume` and `open` have read or made."""
+        self.path = path
+        self.info = info
+        self._samples = samples
+        self._problems = frozenset(info.problem_ids)
+        self._lock = lock
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], settings: RunSettings) -> Self:
+        """Make the directory `path`, and in it a new run to append to.
+
+        Raises:
+            RunError: it holds a run already, is in use, or cannot be written.
+        """
+        path = Path(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            sync_directory(path.parent)
+        except OSError as error:
+            raise RunError(f"cannot make the directory {path}: {reason(error)}") from error
+        lock = Lock(path / "run.lock")
+        try:
+            _check_new(path)
+            samples = path / "samples.jsonl"
+            try:
+                samples.touch()
+            except OSError as error:
+                raise RunError(f"cannot write {samples}: {reason(error)}") from error
+            info = RunInfo(
+                fingerprint=settings.fingerprint,
+                created=_now(),
+                identity=plain(settings.identity),
+                free=plain(settings.free),
+                problem_ids=tuple(settings.problem_ids),
+                planned=settings.planned,
+                versions=versions(),
+                resumes=(),
+            )
+            _write_info(path, info)
+            return cls(path, info, _read_samples(path, info, writable=True), lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def resume(cls, path: str | os.PathLike[str], settings: RunSettings) -> Self:
+        """Open the run in `path` to append what is missing; mend the end of its samples.
+
+        Raises:
+            RunError: there is no run, it is in use or damaged, or `settings` would not give the
+                same samples; the message names every field that differs.
+        """
+        path = Path(path)
+        _check_present(path)
+        lock = Lock(path / "run.lock")
+        try:
+            info = _read_info(path)
+            if info.fingerprint != settings.fingerprint:
+                changes = differences(info, settings)
+                raise RunError(
+                    f"{path} was begun with other settings, so its samples would not go with new "
+                    f"ones: {'; '.join(changes)}; resume with the old values or start a new run"
+                )
+            samples = _read_samples(path, info, writable=True)
+            try:
+                began = {"free": info.free, "versions": info.versions}
+                before = info.resumes[-1] if info.resumes else began
+                now = {"free": plain(settings.free), "versions": versions()}
+                if any(before.get(name) != value for name, value in now.items()):
+                    info = replace(info, resumes=(*info.resumes, {"time": _now(), **now}))
+                    _write_info(path, info)
+                return cls(path, info, samples, lock)
+            except BaseException:
+                samples.close()
+                raise
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Self:
+        """Open the run in `path` to read it; another process may be appending to it.
+
+        Raises:
+            RunError: there is no run, or it is damaged.
+        """
+        path = Path(path)
+        _check_present(path)
+        info = _read_info(path)
+        return cls(path, info, _read_samples(path, info, writable=False), None)
+
+    @property
+    def done(self) -> KeysView[Key]:
+        """The (problem_id, sample_index) of the finished samples, as a live set."""
+        return self._samples.keys
+
+    @property
+    def missing(self) -> int:
+        """How many of the planned samples are not finished; negative if there are too many."""
+        return self.info.planned - len(self._samples.keys)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What was found wrong at the end of the samples and mended, one sentence each."""
+        return tuple(self._samples.notices)
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Store one finished sample; `record` names it by problem_id and sample_index.
+
+        Raises:
+            InputError: the record has no key, or a value that JSON cannot hold.
+            RunError: the sample is there already, its problem is not of this run, or the system
+                refused the write; then all earlier samples are kept.
+        """
+        if record.get("problem_id") not in self._problems:
+            raise RunError(f"{record.get('problem_id')!r} is not a problem of the run {self.path}")
+        self._samples.append(record)
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield the finished samples, each once, in the order in which they finished."""
+        return self._samples.records()
+
+    def write_results(self, results: Mapping[str, Any]) -> None:
+        """Replace results.json by `results`; allowed in a run opened to read as well.
+
+        Raises:
+            InputError: a value that JSON cannot hold (NaN and infinity are such: use None).
+            RunError: the system refused the write; the former results are kept.
+        """
+        # Rescoring takes no lock, so two processes may be here at once: each has its own scratch.
+        write_json(self.path / "results.json", results, self.path / f"results.{os.getpid()}.tmp")
+
+    def results(self) -> Any:
+        """Return the content of results.json, None when there is none."""
+        path = self.path / "results.json"
+        return read_json(path) if path.exists() else None
+
+    def sync(self) -> None:
+        """Make all appended samples survive a power failure; `append` does so every second."""
+        self._samples.sync()
+
+    def close(self) -> None:
+        """Flush the samples and let other processes have the run."""
+        try:
+            self._samples.close()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+
+    def __enter__(self) -> Self:
+        """Return the open run."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the run; an error that is under way is not replaced by one of closing."""
+        try:
+            self.close()
+        except RunError:
+            if error is None:
+                raise
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _check_new(path: Path) -> None:
+    """Refuse a directory in which samples could be lost or mixed."""
+    samples = path / "samples.jsonl"
+    if (path / "run.json").exists():
+        raise RunError(
+            f"{path} already holds a run; continue it with {resume_flag(path)}, or use another path"
+        )
+    if samples.exists() and samples.stat().st_size:
+        raise RunError(f"{samples} holds samples but no run.json is with it; use another path")
+
+
+def _check_present(path: Path) -> None:
+    # os.path, since the methods of Path raise where a parent may not be searched.
+    if not os.path.isdir(path):
+        raise RunError(f"there is no run directory {path}")
+    if not os.path.exists(path / "run.json"):
+        raise RunError(
+            f"{path} has no run.json: it is not a run directory, or the run was stopped before its "
+            f"first sample; start it again without --resume"
+        )
+    if not os.path.exists(path / "samples.jsonl"):
+        raise RunError(
+            f"{path} has lost its samples.jsonl; restore it from a copy, or make an empty file of "
+            f"that name to sample everything again"
+        )
+
+
+def _read_info(path: Path) -> RunInfo:
+    name = path / "run.json"
+    return from_json(read_json(name), str(name))
+
+
+def _write_info(path: Path, info: RunInfo) -> None:
+    # Only the holder of the lock writes it, so one scratch name is enough and none is left over.
+    write_json(path / "run.json", to_json(info), path / "run.json.tmp")
+
+
+def _read_samples(path: Path, info: RunInfo, *, writable: bool) -> RecordFile:
+    samples = RecordFile(path / "samples.jsonl", writable=writable)
+    strangers = {problem_id for problem_id, _ in samples.keys} - set(info.problem_ids)
+    if strangers:
+        samples.close()
+        raise RunError(
+            f"{samples.path} has samples of {len(strangers):,} problems that are not of this run, "
+            f"such as {min(strangers)!r}; it belongs to another run"
+        )
+    return samples

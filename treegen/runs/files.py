@@ -1,0 +1,193 @@
+"""Small files written whole or not at all, strict JSON, and the lock on a run directory."""
+
+import errno
+import fcntl
+import json
+import math
+import os
+import shlex
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from treegen.errors import InputError, RunError
+
+# Some file systems cannot fsync a directory, and say so with one of these; EACCES is a parent that
+# may be searched but not read.
+_NO_DIRECTORY_SYNC: Final = {errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EACCES}
+
+
+def plain(value: object, name: str = "") -> Any:
+    """Return `value` as JSON will give it back: dicts with str keys, lists, finite numbers, str.
+
+    Paths become strings, and a float that is a whole number becomes an int, so that 1 and 1.0 are
+    one setting.
+
+    Raises:
+        InputError: a value that JSON cannot hold; the message names it by its dotted path.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise InputError(f"{name or 'the value'} is {value}; JSON has finite numbers only")
+        return int(value) if value.is_integer() and abs(value) < 2**53 else float(value)
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise InputError(f"{name or 'the value'} has the key {key!r}; keys must be text")
+        return {key: plain(v, f"{name}.{key}" if name else key) for key, v in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
+        return [plain(v, f"{name}[{i}]") for i, v in enumerate(value)]
+    raise InputError(f"{name or 'the value'} is a {type(value).__name__}, which JSON cannot hold")
+
+
+def check_id(problem_id: str) -> None:
+    """Refuse an id that JSON would give back as another one; raise InputError."""
+    # Two surrogates in a row come back as the one character they stand for.
+    if not problem_id.isascii() and json.loads(json.dumps(problem_id)) != problem_id:
+        raise InputError(f"the problem id {problem_id!r} has a surrogate pair; use the character")
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not JSON")
+
+
+# parse_constant is only called for NaN, Infinity and -Infinity.
+_decoder: Final = json.JSONDecoder(parse_constant=_no_constant)
+
+
+def parse_json(text: str) -> Any:
+    """Return the value of strict JSON `text`; raise ValueError for anything else."""
+    try:
+        return _decoder.decode(text)
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
+
+
+def read_json(path: Path) -> Any:
+    """Return the value in the JSON file `path`; raise RunError if it cannot be read."""
+    try:
+        return parse_json(path.read_bytes().decode())
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {reason(error)}") from error
+    except ValueError as error:
+        raise RunError(f"{path} is damaged ({error}); restore it from a copy") from None
+
+
+def write_json(path: Path, value: object, scratch: Path) -> None:
+    """Replace `path` by `value` as indented ASCII JSON, by way of `scratch` in the same directory.
+
+    After a crash at any moment `path` holds either the old value or the new one, whole.
+    """
+    try:
+        text = json.dumps(value, indent=2, ensure_ascii=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        plain(value, path.name)  # says which field it is
+        raise InputError(f"{path.name} cannot be written as JSON: {error}") from None
+    try:
+        try:
+            with open(scratch, "wb") as file:
+                file.write(f"{text}\n".encode())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(scratch, path)
+        except BaseException:
+            scratch.unlink(missing_ok=True)
+            raise
+        sync_directory(path.parent)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {reason(error)}; what it held is kept") from error
+
+
+def sync_directory(path: Path) -> None:
+    """Make new names in the directory `path` survive a power failure."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if error.errno not in _NO_DIRECTORY_SYNC:
+            raise
+
+
+def reason(error: OSError) -> str:
+    """Return what the system says about `error`, in words."""
+    return (error.strerror or str(error) or type(error).__name__).lower()
+
+
+def resume_flag(path: Path) -> str:
+    """Return how a user continues the run in `path`."""
+    return f"--resume {shlex.quote(str(path))}"
+
+
+class Lock:
+    """An exclusive lock on a run directory, gone with the process that holds it."""
+
+    __slots__ = ("__weakref__", "_fd", "path")
+
+    def __init__(self, path: Path) -> None:
+        """Take the lock file `path`; raise RunError, naming the holder, when it is taken."""
+        self.path = path
+        self._fd = -1
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise RunError(f"cannot write in {path.parent}: {reason(error)}") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()} {os.uname().nodename}\n".encode(), 0)
+        except BlockingIOError:
+            holder = _holder(fd)
+            os.close(fd)
+            raise RunError(
+                f"{path.parent} is in use by {holder}; wait until it ends, or stop it first"
+            ) from None
+        except OSError as error:
+            os.close(fd)
+            raise RunError(f"cannot lock {path}: {reason(error)}") from error
+        self._fd = fd
+        _held.add(self)
+
+    def release(self) -> None:
+        """Give the lock back; the file stays, since removing it could free a lock just taken."""
+        if self._fd >= 0:
+            with suppress(OSError):  # the name of the holder is a courtesy
+                os.ftruncate(self._fd, 0)
+            self.close()
+
+    def close(self) -> None:
+        """Close the file; the lock is gone when no process has it open."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _holder(fd: int) -> str:
+    words = os.pread(fd, 300, 0).decode("ascii", "replace").split()
+    if len(words) != 2 or not words[0].isdigit():
+        return "another process"
+    return f"process {words[0]} on {words[1]!r}"
+
+
+_held: Final[weakref.WeakSet[Lock]] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    # A forked child shares the lock and would keep it after its parent's death.
+    for lock in list(_held):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,0 +1,297 @@
+"""An append-only file of JSON records that survives being killed at any byte.
+
+One record is one line of ASCII JSON whose last field is the CRC-32 of the line without it:
+
+    {"problem_id":"7","sample_index":0,"text":"18","crc":"9f3c01aa"}
+
+The newline is written last, in the same write() as the rest, so a crash can only damage the end of
+the file:
+
+- a last line with a right crc is a whole record, with or without its newline (resuming adds it);
+- a last line with a wrong crc is torn: it is moved to a file of its own and cut off;
+- a wrong line with lines after it is damage that no crash of ours leaves, and is refused.
+"""
+
+import json
+import os
+import time
+import zlib
+from collections.abc import Iterator, KeysView, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from treegen.errors import InputError, RunError
+from treegen.runs.files import check_id, parse_json, plain, reason, resume_flag, sync_directory
+
+Key = tuple[str, int]
+"""What names a record: its problem_id and its sample_index."""
+
+_SYNC_SECONDS: Final = 1.0
+# A file system whose fsync is slow gets fewer of them, so that at most a twentieth of the time
+# goes there, but never fewer than one in this many seconds.
+_MAX_SYNC_SECONDS: Final = 10.0
+
+_encoder: Final = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+_CRC_START: Final = b',"crc":"'
+_CRC_SIZE: Final = len(_CRC_START) + 8 + len(b'"}')
+
+
+def encode(record: Mapping[str, Any]) -> bytes:
+    """Return `record` as one line with its crc and newline."""
+    if "crc" in record:
+        raise InputError("a record has the field 'crc', which the file adds itself")
+    try:
+        body = _encoder.encode(record).encode("ascii")
+    except (TypeError, ValueError, RecursionError) as error:
+        plain(record, "record")  # says which field it is
+        raise InputError(f"a record cannot be written as JSON: {error}") from None
+    return b'%b,"crc":"%08x"}\n' % (body[:-1], zlib.crc32(body))
+
+
+def decode(line: bytes) -> dict[str, Any]:
+    """Return the record of `line`, its crc checked and taken out; raise ValueError if it is bad."""
+    line = line.removesuffix(b"\n")
+    body = line[:-_CRC_SIZE] + b"}"
+    if line[-_CRC_SIZE:] != b'%b%08x"}' % (_CRC_START, zlib.crc32(body)):
+        raise ValueError("its crc is missing or wrong")
+    record = parse_json(body.decode("ascii"))
+    if not isinstance(record, dict):
+        raise ValueError("it is not a JSON object")
+    key_of(record)
+    return record
+
+
+def key_of(record: Mapping[str, Any]) -> Key:
+    """Return the key of `record`; raise InputError when it has none."""
+    problem_id, index = record.get("problem_id"), record.get("sample_index")
+    if not isinstance(problem_id, str):
+        raise InputError(f"problem_id must be text, got {problem_id!r}")
+    if type(index) is not int or index < 0:
+        raise InputError(f"sample_index must be an integer from 0, got {index!r}")
+    check_id(problem_id)
+    return problem_id, index
+
+
+class RecordFile:
+    """The records of one file, at most one for each key; written by one thread of one process."""
+
+    def __init__(self, path: Path, *, writable: bool) -> None:
+        """Read the existing file `path`; when `writable`, mend its end so that it can grow.
+
+        Raises:
+            RunError: the file cannot be read, is damaged before its end, or has two different
+                records for one key.
+        """
+        self.path: Final = path
+        # What was found at the end of the file and done about it, one sentence each.
+        self.notices: list[str] = []
+        self._offsets: dict[Key, int] = {}
+        self._end = 0
+        self._fd = -1
+        self._unsure = False
+        self._dirty = False
+        self._sync_due = 0.0
+        try:
+            whole_newline, tail = self._scan()
+            if writable:
+                self._fd = os.open(path, os.O_RDWR | os.O_APPEND)
+                self._mend(whole_newline, tail)
+            elif tail is not None:
+                self.notices.append(
+                    f"line {tail[0]} of {path.name}, the last, is unfinished and left out"
+                )
+        except OSError as error:
+            self.close()
+            raise RunError(f"cannot read or mend {path}: {reason(error)}") from error
+
+    @property
+    def keys(self) -> KeysView[Key]:
+        """The keys of the records, as a live set in the order of the file."""
+        return self._offsets.keys()
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add `record` at the end, in one write; flush to the disk about once a second.
+
+        Raises:
+            InputError: the record has no key, or a value that JSON cannot hold.
+            RunError: its key is there already, or the system refused the write; then the file is
+                cut back to the whole records, and a later append is clean.
+        """
+        key = key_of(record)
+        if key in self._offsets:
+            raise RunError(f"{self.path}: sample {key[1]} of problem {key[0]!r} is there already")
+        line = encode(record)
+        self._check_writable()
+        start = self._end
+        try:
+            self._write(line)
+            self._offsets[key] = start
+            self._end = start + len(line)
+        except BaseException as error:
+            self._offsets.pop(key, None)
+            kept = self._cut(start)
+            if isinstance(error, OSError):
+                raise RunError(f"cannot write {self.path}: {reason(error)}; {kept}") from error
+            raise
+        self._dirty = True
+        if time.monotonic() >= self._sync_due:
+            self.sync()
+
+    def sync(self) -> None:
+        """Make all records survive a power failure."""
+        if not self._dirty or self._fd < 0:
+            return
+        begin = time.monotonic()
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            # The system may have dropped what it could not write, and would not say so again.
+            self._unsure = True
+            raise RunError(
+                f"cannot flush {self.path} to the disk: {reason(error)}; the latest records may "
+                f"be lost; continue with {resume_flag(self.path.parent)}, which checks the file"
+            ) from error
+        end = time.monotonic()
+        self._dirty = False
+        self._sync_due = end + min(_MAX_SYNC_SECONDS, max(_SYNC_SECONDS, 20 * (end - begin)))
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield the records there are now, each key once, in the order of the file."""
+        end, offset = self._end, 0
+        try:
+            with open(self.path, "rb") as file:
+                for number, line in enumerate(file, 1):
+                    if offset >= end:
+                        return
+                    try:
+                        record = decode(line)
+                    except ValueError as error:
+                        raise self._damage(number, str(error)) from None
+                    if self._offsets.get(key_of(record)) == offset:
+                        yield record
+                    offset += len(line)
+        except OSError as error:
+            raise RunError(f"cannot read {self.path}: {reason(error)}") from error
+        if offset < end:
+            raise RunError(f"{self.path} has become shorter since it was opened; open it again")
+
+    def close(self) -> None:
+        """Flush and close the file; nothing happens the second time."""
+        if self._fd >= 0:
+            try:
+                if not self._unsure:
+                    self.sync()
+            finally:
+                os.close(self._fd)
+                self._fd = -1
+
+    def _scan(self) -> tuple[bool, tuple[int, int, str] | None]:
+        """Index the whole records; return whether the last has its newline, and the torn line.
+
+        The torn line is its number, its length and what is wrong with it.
+        """
+        torn: tuple[int, int, str] | None = None
+        line = b"\n"
+        with open(self.path, "rb") as file:  # iterating over bytes splits on \n only
+            for number, line in enumerate(file, 1):
+                if torn is not None:
+                    raise self._damage(torn[0], torn[2])
+                try:
+                    record = decode(line)
+                except ValueError as error:
+                    torn = (number, len(line), str(error))
+                    continue
+                first = self._offsets.setdefault(key_of(record), self._end)
+                if first != self._end:
+                    self._check_same(key_of(record), record, first, number)
+                self._end += len(line)
+        return torn is not None or line.endswith(b"\n"), torn
+
+    def _check_same(self, key: Key, record: dict[str, Any], first: int, number: int) -> None:
+        with open(self.path, "rb") as file:
+            first_number = file.read(first).count(b"\n") + 1
+            earlier = decode(file.readline())
+        # As text, since 1, 1.0 and True are equal in Python.
+        if json.dumps(earlier, sort_keys=True) != json.dumps(record, sort_keys=True):
+            raise RunError(
+                f"{self.path} has two different records for sample {key[1]} of problem "
+                f"{key[0]!r}, in lines {first_number} and {number}; delete the wrong line"
+            )
+
+    def _damage(self, number: int, why: str) -> RunError:
+        return RunError(
+            f"{self.path}:{number}: damaged line ({why}); restore the file from a copy, or delete "
+            f"this line and continue with {resume_flag(self.path.parent)} to sample it again"
+        )
+
+    def _mend(self, whole_newline: bool, torn: tuple[int, int, str] | None) -> None:
+        if not whole_newline:
+            try:
+                self._write(b"\n")
+            except OSError:
+                os.ftruncate(self._fd, self._end)
+                raise
+            self._end += 1
+            self.notices.append(f"the last line of {self.path.name} had no newline; it is added")
+        if torn is None:
+            return
+        number, size, why = torn
+        tail = os.pread(self._fd, size, self._end)
+        aside = self._set_aside(tail)
+        os.ftruncate(self._fd, self._end)
+        os.fsync(self._fd)
+        self.notices.append(
+            f"line {number} of {self.path.name}, the last, was unfinished ({len(tail):,} bytes; "
+            f"{why}); it is set aside in {aside.name} and its sample is drawn again"
+        )
+
+    def _set_aside(self, tail: bytes) -> Path:
+        """Write `tail` to a new file next to ours and return its path."""
+        number = 1
+        while True:
+            aside = self.path.with_name(f"{self.path.stem}.torn-{number}")
+            try:
+                file = open(aside, "xb")  # noqa: SIM115 (closed by the with below)
+                break
+            except FileExistsError:
+                number += 1
+        try:
+            with file:
+                file.write(tail)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            aside.unlink(missing_ok=True)
+            raise
+        sync_directory(aside.parent)
+        return aside
+
+    def _write(self, data: bytes) -> None:
+        written = os.write(self._fd, data)
+        while written < len(data):  # a disk that fills up takes a part, and refuses the next
+            written += os.write(self._fd, data[written:])
+
+    def _cut(self, end: int) -> str:
+        """Cut the file back to `end` and return, in words, what is kept and how to go on."""
+        self._unsure = True
+        self._end = end
+        try:
+            os.ftruncate(self._fd, end)
+        except OSError as error:
+            part = f"a part of one more could not be cut off ({reason(error)}), resuming does it"
+        else:
+            self._unsure = False
+            part = "nothing of the last one is in the file"
+        return (
+            f"{len(self._offsets):,} finished samples are kept, {part}; make room or mend the "
+            f"cause, then continue with {resume_flag(self.path.parent)}"
+        )
+
+    def _check_writable(self) -> None:
+        if self._fd < 0:
+            raise RunError(f"{self.path} is closed, or was opened for reading only")
+        if self._unsure:
+            raise RunError(
+                f"{self.path} could not be written before and its end is not known; "
+                f"continue with {resume_flag(self.path.parent)}"
+            )

@@ -1,0 +1,217 @@
+"""What a run was asked for, and whether a resumed run is asked for the same."""
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Final
+
+from treegen.errors import InputError, RunError
+from treegen.runs.files import check_id, plain
+
+SCHEMA: Final = 1
+_PACKAGES: Final = ("treegen", "torch", "transformers", "tokenizers", "numpy")
+_SHOWN: Final = 60
+_ABSENT: Final = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """The settings of a run, told apart by whether they change a sample.
+
+    `identity` holds everything that changes a result (weights and tokenizer hash, chat template,
+    dtype, sampling, seed, number of samples, task and version, data hash, few-shot, limits,
+    treegen's version): resuming with another value is refused. `free` holds the rest (memory,
+    devices, paths): it is only noted. Both may be nested.
+
+    `flags` says how a user sets a field, by its dotted name (`{"sampling.n": "-n"}`); a field that
+    is not in it is taken for `--` and the last part of its name with hyphens, and one with an
+    empty text has no flag.
+    """
+
+    identity: Mapping[str, Any]
+    problem_ids: Sequence[str]
+    planned: int
+    """How many samples the finished run has."""
+    free: Mapping[str, Any] = field(default_factory=dict)
+    flags: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be stored and compared."""
+        plain(self.identity)
+        plain(self.free)
+        if taken := {"problem_ids", "planned"} & set(self.identity):
+            raise InputError(f"identity has {min(taken)!r}, which is an argument of its own")
+        if type(self.planned) is not int or self.planned < 1:
+            raise InputError(f"planned must be an integer from 1, got {self.planned!r}")
+        seen: set[str] = set()
+        for problem_id in self.problem_ids:
+            if not isinstance(problem_id, str):
+                raise InputError(f"problem ids must be text, got {problem_id!r}")
+            if problem_id in seen:
+                raise InputError(f"the problem id {problem_id!r} is there twice")
+            check_id(problem_id)
+            seen.add(problem_id)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of everything that changes a result."""
+        return _fingerprint(_compared(self.identity, self.problem_ids, self.planned))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """What run.json says: the settings as JSON holds them, and when and with what it began."""
+
+    fingerprint: str
+    created: str
+    identity: Mapping[str, Any]
+    free: Mapping[str, Any]
+    problem_ids: tuple[str, ...]
+    planned: int
+    versions: Mapping[str, str]
+    resumes: tuple[Mapping[str, Any], ...]
+    """When the run was resumed with other free settings or versions than before: time, free and
+    versions."""
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, the platform, and the packages that make the samples."""
+    return dict(_versions())
+
+
+@cache
+def _versions() -> Mapping[str, str]:
+    from importlib import metadata  # slow to import, and only runs that are written need it
+
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def to_json(info: RunInfo) -> dict[str, Any]:
+    """Return the content of run.json."""
+    return {
+        "schema": SCHEMA,
+        "fingerprint": info.fingerprint,
+        "created": info.created,
+        "planned": info.planned,
+        "settings": {"identity": info.identity, "free": info.free},
+        "versions": info.versions,
+        "resumes": list(info.resumes),
+        "problem_ids": list(info.problem_ids),
+    }
+
+
+def from_json(value: Any, name: str) -> RunInfo:
+    """Return what the content `value` of the file `name` says.
+
+    Raises:
+        RunError: it is of a newer schema, incomplete, or changed by hand.
+    """
+    schema = value.get("schema") if isinstance(value, dict) else None
+    if type(schema) is not int or schema < 1:
+        raise RunError(f"{name} is not the run.json of a treegen run")
+    if schema > SCHEMA:
+        raise RunError(
+            f"{name} has schema {schema}, and this treegen reads up to {SCHEMA}; upgrade treegen"
+        )
+    try:
+        info = RunInfo(
+            fingerprint=_typed(value["fingerprint"], str),
+            created=_typed(value["created"], str),
+            identity=_typed(value["settings"]["identity"], dict),
+            free=_typed(value["settings"]["free"], dict),
+            problem_ids=tuple(_typed(p, str) for p in _typed(value["problem_ids"], list)),
+            planned=_typed(value["planned"], int),
+            versions=_typed(value["versions"], dict),
+            resumes=tuple(_typed(r, dict) for r in _typed(value["resumes"], list)),
+        )
+    except (KeyError, TypeError) as error:
+        raise RunError(f"{name} is damaged ({error!s}); restore it from a copy") from None
+    if _fingerprint(_compared(info.identity, info.problem_ids, info.planned)) != info.fingerprint:
+        raise RunError(
+            f"{name} was changed after it was written (its settings do not give its fingerprint); "
+            f"restore it from a copy"
+        )
+    return info
+
+
+def differences(info: RunInfo, settings: RunSettings) -> list[str]:
+    """Return, field by field, in what `settings` differ from those the run began with."""
+    old = _flat(_compared(info.identity, info.problem_ids, info.planned))
+    new = _flat(_compared(settings.identity, settings.problem_ids, settings.planned))
+    changes = []
+    for name in [*old, *(n for n in new if n not in old)]:
+        before, after = old.get(name, _ABSENT), new.get(name, _ABSENT)
+        if _text(before) != _text(after):
+            changes.append(f"{name}: {_change(before, after)}{_flag(name, settings.flags)}")
+    return changes
+
+
+def _compared(
+    identity: Mapping[str, Any], problem_ids: Sequence[str], planned: int
+) -> dict[str, Any]:
+    return {**plain(identity), "problem_ids": list(problem_ids), "planned": planned}
+
+
+def _fingerprint(value: Any) -> str:
+    return hashlib.sha256(_text(value).encode()).hexdigest()
+
+
+def _typed(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"a {kind.__name__} is expected where it has {_shorten(_text(value), 0)}")
+    return value
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the leaves of nested mappings by dotted name."""
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        if isinstance(item, Mapping) and item:
+            flat |= _flat(item, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = item
+    return flat
+
+
+def _flag(name: str, flags: Mapping[str, str]) -> str:
+    # The problems and their number follow from other flags, which only the caller knows.
+    derived = "" if name in ("problem_ids", "planned") else _derived(name)
+    flag = flags.get(name, derived)
+    return f" ({flag})" if flag else ""
+
+
+def _derived(name: str) -> str:
+    return "--" + name.rpartition(".")[2].replace("_", "-")
+
+
+def _text(value: Any) -> str:
+    return "not set" if value is _ABSENT else json.dumps(value, sort_keys=True)
+
+
+def _change(before: Any, after: Any) -> str:
+    """Return "before -> after", long values cut to where they begin to differ."""
+    if isinstance(before, list) and isinstance(after, list) and len(before) != len(after):
+        return f"{len(before):,} -> {len(after):,} entries"
+    old, new = _text(before), _text(after)
+    same = next(
+        (i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b),
+        min(len(old), len(new)),
+    )
+    return f"{_shorten(old, same)} -> {_shorten(new, same)}"
+
+
+def _shorten(text: str, around: int) -> str:
+    if len(text) <= _SHOWN:
+        return text
+    start = max(0, min(around - _SHOWN // 3, len(text) - _SHOWN))
+    stop = start + _SHOWN
+    return ("..." if start else "") + text[start:stop] + ("..." if stop < len(text) else "")

@@ -1,0 +1,62 @@
+"""The first SIGINT or SIGTERM asks a loop to stop; the second ends the process."""
+
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopFlag:
+    """The signal that asked the process to stop, or None; loops poll it by calling it."""
+
+    __slots__ = ("_signum",)
+
+    def __init__(self) -> None:
+        self._signum: int | None = None
+
+    def __call__(self) -> int | None:
+        """Return the number of the first signal received, None as long as there was none."""
+        return self._signum
+
+    def set(self, signum: int) -> None:
+        """Note `signum`, unless one is noted already."""
+        if self._signum is None:
+            self._signum = signum
+
+
+@contextmanager
+def graceful_signals(signals: Sequence[signal.Signals] = _SIGNALS) -> Iterator[StopFlag]:
+    """Yield a flag that the first of `signals` sets; a second one has its default action.
+
+    The previous handlers return at the end, and the flag keeps its value. A signal that the
+    process was started to ignore (nohup, a background job) stays ignored. Outside the main thread,
+    where Python allows no handlers, nothing is installed and the flag is never set.
+    """
+    flag = StopFlag()
+    if threading.current_thread() is not threading.main_thread():
+        yield flag
+        return
+    # getsignal gives None for a handler that was not installed from Python: we could not put it
+    # back, so we leave it.
+    previous = {
+        s: handler
+        for s in signals
+        if (handler := signal.getsignal(s)) is not None and handler is not signal.SIG_IGN
+    }
+
+    def on_signal(signum: int, frame: FrameType | None) -> None:
+        flag.set(signum)
+        for s in previous:
+            signal.signal(s, signal.SIG_DFL)
+
+    try:
+        for s in previous:
+            signal.signal(s, on_signal)
+        yield flag
+    finally:
+        for s, handler in previous.items():
+            signal.signal(s, handler)

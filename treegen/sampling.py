@@ -1,0 +1,137 @@
+"""Draw tokens from logits with randomness that belongs to the row, not to the batch.
+
+A draw is a pure function of (row seed, step, logits): one uniform number from a counter-based
+generator, looked up in the row's cumulative distribution. A sample is therefore the same
+whatever batch it is decoded in, in whatever order, and after any preemption or resume.
+
+Shape letters: P distributions, N draws from each, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from treegen.params import MAX_SEED, SamplingParams
+
+# Constants of SplitMix64 (Steele, Lea and Flood 2014), as signed 64-bit integers.
+_GAMMA = 0x9E3779B97F4A7C15 - 2**64
+_MIX1 = 0xBF58476D1CE4E5B9 - 2**64
+_MIX2 = 0x94D049BB133111EB - 2**64
+
+
+def row_seed(run_seed: int, prompt_id: str, sample_index: int) -> int:
+    """Seed of one sample, from 0 to 2**63 - 1: a hash of what names it and nothing else."""
+    key = f"{run_seed}\0{sample_index}\0{prompt_id}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") & MAX_SEED
+
+
+def uniforms(seeds: Tensor, steps: Tensor) -> Tensor:
+    """Uniform float64 numbers in [0, 1), one per (seed, step); int64 in, same shape out."""
+    # int64 arithmetic wraps; the masks turn arithmetic shifts into logical ones.
+    z = seeds + (steps + 1) * _GAMMA
+    z = (z ^ ((z >> 30) & (2**34 - 1))) * _MIX1
+    z = (z ^ ((z >> 27) & (2**37 - 1))) * _MIX2
+    z = z ^ ((z >> 31) & (2**33 - 1))
+    return ((z >> 11) & (2**53 - 1)).to(torch.float64) * 2.0**-53
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """Sampling parameters of P distributions as tensors [P]; None where no row uses one."""
+
+    temperature_P: Tensor
+    greedy_P: Tensor | None  # None: no row is greedy
+    all_greedy: bool
+    top_p_P: Tensor | None
+    top_k_P: Tensor | None
+    min_p_P: Tensor | None
+    num_logprobs: int
+
+    @staticmethod
+    def of(params: list[SamplingParams], index_P: Tensor) -> SamplingBatch:
+        """Parameters of P rows, row p using params[index_P[p]]."""
+        device = index_P.device
+
+        def column(values: list[float], default: float) -> Tensor | None:
+            if all(value == default for value in values):
+                return None
+            return torch.tensor(values, dtype=torch.float32, device=device)[index_P]
+
+        temperatures = [p.temperature for p in params]
+        greedy = torch.tensor([t == 0 for t in temperatures], device=device)
+        divisor = torch.tensor([t or 1.0 for t in temperatures], device=device)
+        top_k = column([p.top_k for p in params], 0)
+        return SamplingBatch(
+            temperature_P=divisor[index_P],
+            greedy_P=greedy[index_P] if any(t == 0 for t in temperatures) else None,
+            all_greedy=all(t == 0 for t in temperatures),
+            top_p_P=column([p.top_p for p in params], 1.0),
+            top_k_P=None if top_k is None else top_k.long(),
+            min_p_P=column([p.min_p for p in params], 0.0),
+            num_logprobs=max(p.logprobs for p in params),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Drawn tokens and their log-probabilities under the unchanged logits (natural log)."""
+
+    tokens_PN: Tensor  # int64
+    logprobs_PN: Tensor  # float32
+    lse_P: Tensor  # float32, log-sum-exp of the logits; not finite where they are not numbers
+    top_tokens_PK: Tensor | None
+    top_logprobs_PK: Tensor | None
+
+
+def draw(logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: SamplingBatch) -> Draws:
+    """Draw N tokens from each of P rows of float32 logits."""
+    lse_P = logits_PV.logsumexp(dim=-1)
+    if params.all_greedy:
+        tokens_PN = logits_PV.argmax(dim=-1, keepdim=True).expand_as(seeds_PN)
+    else:
+        weights_PV = _weights(logits_PV, params)
+        # float64 sums: rounding must not move a boundary between two tokens.
+        cdf_PV = weights_PV.cumsum(dim=-1, dtype=torch.float64)
+        target_PN = uniforms(seeds_PN, steps_PN) * cdf_PV[:, -1:]
+        tokens_PN = torch.searchsorted(cdf_PV, target_PN, right=True)
+        tokens_PN = tokens_PN.clamp_(max=logits_PV.shape[-1] - 1)
+        if params.greedy_P is not None:
+            best_P1 = logits_PV.argmax(dim=-1, keepdim=True)
+            tokens_PN = torch.where(params.greedy_P[:, None], best_P1, tokens_PN)
+    logprobs_PN = logits_PV.gather(1, tokens_PN) - lse_P[:, None]
+    top_tokens = top_logprobs = None
+    if params.num_logprobs:
+        top = logits_PV.topk(min(params.num_logprobs, logits_PV.shape[-1]), dim=-1)
+        top_tokens, top_logprobs = top.indices, top.values - lse_P[:, None]
+    return Draws(tokens_PN, logprobs_PN, lse_P, top_tokens, top_logprobs)
+
+
+def _weights(logits_PV: Tensor, params: SamplingBatch) -> Tensor:
+    """Unnormalised probabilities after temperature, min_p, top_k and top_p; dropped tokens 0."""
+    weights = (logits_PV / params.temperature_P[:, None]).softmax(dim=-1)
+    if params.min_p_P is not None:
+        floor_P1 = weights.amax(dim=-1, keepdim=True) * params.min_p_P[:, None]
+        weights = weights.masked_fill(weights < floor_P1, 0.0)
+    if params.top_k_P is None and params.top_p_P is None:
+        return weights
+    # A stable sort, so that equal weights are kept by vocabulary order, not by batch.
+    sorted_PV, order_PV = weights.sort(dim=-1, descending=True, stable=True)
+    if params.top_k_P is not None:
+        size = logits_PV.shape[-1]
+        limit_P1 = torch.where(params.top_k_P > 0, params.top_k_P, size)[:, None]
+        rank_V = torch.arange(size, device=weights.device)
+        sorted_PV = sorted_PV.masked_fill(rank_V >= limit_P1, 0.0)
+    if params.top_p_P is not None:
+        # Keep a token while the mass before it is short of top_p; the first always stays.
+        mass_PV = sorted_PV.cumsum(dim=-1, dtype=torch.float64)
+        before_PV = mass_PV - sorted_PV
+        # top_p of 1 keeps everything, whatever the rounding of the sums.
+        top_p_P1 = torch.where(params.top_p_P >= 1, torch.inf, params.top_p_P)[:, None]
+        drop_PV = before_PV >= top_p_P1 * mass_PV[:, -1:]
+        drop_PV[:, 0] = False
+        sorted_PV = sorted_PV.masked_fill(drop_PV, 0.0)
+    return torch.zeros_like(weights).scatter_(1, order_PV, sorted_PV)

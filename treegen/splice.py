@@ -1,0 +1,247 @@
+"""Encode texts with shared starts in near one pass: encode what is shared once, splice the rest.
+
+    shared start     |[tok][tok][tok][tok][tok][tok][t]|            encoded once
+    window                          |[to][tok][tok][to|k][tok][tok] its end again and what follows
+    whole text       |[tok][tok][tok][tok]*[tok][to|k][tok][tok]    spliced at *, where both agree
+
+The texts are arranged as a tree of shared starts. A text below a shared start encodes a window
+only, all windows of a level in one call, and is spliced between tokens that both sides have: equal
+ids at equal characters, over a run of several. Why the result encodes the whole text:
+
+- Words (the pieces that the pre-tokenizer cuts) are encoded independently. Where both sides agree
+  that a word starts, what follows is the same in the window and in the whole text, as long as the
+  pre-tokenizer looks no further than the run around that place. Those in use cut from left to
+  right and look ahead to the end of a run of spaces or digits at most, and such a run that goes on
+  past the shared start makes the two sides disagree. Verified, not proved.
+- Inside a word, byte pair encoding is local: tokens encode their text if and only if each two
+  neighbours encode theirs, since the first merge across a border would also happen between these
+  two alone. Encodings with a token in common can therefore be spliced at it. That is proved for
+  plain merges. That both sides lie in one word of the whole text is certain where there is no
+  pre-tokenizer (Llama 2, Gemma), else it is verified by a longer run.
+- Other models (Unigram, WordPiece) are spliced only where words start.
+- Added tokens such as "<|im_end|>" are cut out before all that. The splice stays the length of the
+  longest one away from the end of the shared start.
+
+Where nothing agrees the window is widened, and at last the whole text is encoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from tokenizers import Encoding
+    from transformers import PreTrainedTokenizerBase
+
+    Ids = NDArray[np.int32]
+    Rows = NDArray[np.int32]  # [4, number of tokens]
+
+# The rows of an encoding: the id, its characters start to stop, and 1 where a word starts.
+ID, START, STOP, OPENS = range(4)
+
+WINDOW_WIDTHS: Final = (16, 64, 256)
+"""Tokens of the shared start that a window repeats, attempt by attempt."""
+EDGE: Final = 2 * WINDOW_WIDTHS[-1]
+"""Tokens at either end of a long text whose characters and words are looked up."""
+WINDOW_CHARS: Final = 128
+"""About what the first window repeats: the price of going on from a shared start."""
+AT_WORD: Final = (2, 4)
+"""Tokens before and after the start of a word that must agree to splice there."""
+IN_WORD: Final = (6, 6)
+"""Tokens before and after a place inside a word that must agree to splice there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A text to encode: one that was asked for, or a shared start."""
+
+    text: str
+    parent: int | None
+    """Index of the shared start that it goes on from."""
+    depth: int
+
+
+def shared_starts(texts: Sequence[str]) -> tuple[list[Span], list[int]]:
+    """Return the texts with the starts worth sharing, parents first, and the span of each text."""
+    spans: list[Span] = []
+    span_of_text = [-1] * len(texts)
+    # Texts that agree up to a character, and the longest span so far that they go on from.
+    groups: list[tuple[list[int], int, int | None]] = [(list(range(len(texts))), 0, None)]
+    while groups:
+        members, agreed, parent = groups.pop()
+        length = _common_length([texts[member] for member in members], agreed)
+        branches: dict[str, list[int]] = {}
+        for member in members:
+            branches.setdefault(texts[member][length : length + 1], []).append(member)
+        complete = branches.pop("", [])
+        # The first shared start costs every member a window; below it they pay for one anyway.
+        above = Span("", None, -1) if parent is None else spans[parent]
+        price = WINDOW_CHARS * (len(members) if parent is None else 1)
+        if complete or (length - len(above.text)) * (len(members) - 1) > price:
+            spans.append(Span(texts[members[0]][:length], parent, above.depth + 1))
+            parent = len(spans) - 1
+        for member in complete:
+            span_of_text[member] = len(spans) - 1
+        groups += [(branch, length, parent) for branch in branches.values()]
+    return spans, span_of_text
+
+
+def _common_length(texts: Sequence[str], agreed: int) -> int:
+    """Return how many characters all texts have in common; the first `agreed` are known to be."""
+    common = texts[0][agreed:]
+    for text in texts:
+        if text.startswith(common, agreed):
+            continue
+        low, high = 0, len(common) - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            if text.startswith(common[low:middle], agreed + low):
+                low = middle
+            else:
+                high = middle - 1
+        common = common[:low]
+    return agreed + len(common)
+
+
+class Splicer:
+    """Encodes texts, without special tokens, that go on from texts encoded before."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        backend: Any = tokenizer.backend_tokenizer
+        added = tokenizer.added_tokens_decoder.values()
+        # One character more: what stands next to a single_word token decides about it.
+        self._margin = 1 + max((len(token.content) for token in added), default=0)
+        if backend.normalizer is not None and any(token.normalized for token in added):
+            self._margin *= 4  # In the text it may be longer than after normalization.
+        model = backend.model
+        self._places: list[tuple[tuple[int, int], bool]] = [(AT_WORD, True)]
+        if type(model).__name__ == "BPE" and not (
+            model.dropout
+            or model.ignore_merges
+            or model.continuing_subword_prefix
+            or model.end_of_word_suffix
+        ):
+            self._places.append((IN_WORD, False))
+
+    def encode(
+        self, texts: Sequence[str], starts: Sequence[tuple[int, Rows] | None]
+    ) -> list[tuple[Rows, Rows]]:
+        """Return the rows of each text in two parts: what stays of its shared start, and the rest.
+
+        starts[i] has the number of characters and the rows of what texts[i] goes on from.
+        """
+        none = np.empty((4, 0), dtype=np.int32)
+        parts: list[tuple[Rows, Rows]] = [(none, none)] * len(texts)
+        todo = list(range(len(texts)))
+        for width in (*WINDOW_WIDTHS, None):
+            distinct = {id(start): start for start in (starts[index] for index in todo)}
+            opened = {key: self._window(start, width) for key, start in distinct.items()}
+            windows = [opened[id(starts[index])] for index in todo]
+            heads = [texts[index][char:] for index, (_, char) in zip(todo, windows, strict=True)]
+            failed = []
+            for index, (token, char), own in zip(todo, windows, self._rows(heads), strict=True):
+                start = starts[index]
+                if start is None or char == 0:
+                    parts[index] = (none, own)
+                    continue
+                own[START : STOP + 1] += char
+                places = self._agreement(start, token, own)
+                if places is None:
+                    failed.append(index)
+                else:
+                    parts[index] = (start[1][:, : places[0]], own[:, places[1] :])
+            todo = failed
+        return parts
+
+    def _rows(self, texts: Sequence[str]) -> list[Rows]:
+        """Return the rows of texts, each encoded on its own."""
+        if not texts:
+            return []
+        batch = self._tokenizer(
+            list(texts),
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,  # No warning about a text that is longer than the model allows.
+        )
+        return [
+            _rows_of(encoding, ids)
+            for encoding, ids in zip(batch.encodings, batch["input_ids"], strict=True)
+        ]
+
+    def _window(self, start: tuple[int, Rows] | None, width: int | None) -> tuple[int, int]:
+        """Return the token and the character at which the window opens, 0 for the whole text."""
+        if start is None or width is None:
+            return 0, 0
+        length, rows = start
+        token = int(np.searchsorted(rows[START], length - self._margin, "right")) - width
+        if token <= 0:
+            return 0, 0
+        # Best at the start of a word, where it needs no tokens to fall into step.
+        lowest = max(1, token - width // 2)
+        words = np.flatnonzero(rows[OPENS, lowest : token + 1])
+        if words.size:
+            token = lowest + int(words[-1])
+        # Offsets may leave out the space before a word, which belongs to its token all the same.
+        return token, int(min(rows[STOP, token - 1], rows[START, token]))
+
+    def _agreement(self, start: tuple[int, Rows], token: int, own: Rows) -> tuple[int, int] | None:
+        """Return the tokens of shared start and window from which both go on alike, if any."""
+        length, rows = start
+        tail = rows[:, token:]
+        # Tokens are matched by character; those of one character (its bytes) by rank within it.
+        rank = np.arange(tail.shape[1]) - np.searchsorted(tail[START], tail[START])
+        match = np.searchsorted(own[START], tail[START]) + rank
+        inside = match < own.shape[1]
+        if not inside.any():
+            return None
+        equal = tail == own[:, np.where(inside, match, 0)]
+        agrees = equal.all(axis=0) & inside
+        linked = agrees[1:] & agrees[:-1] & (match[1:] == match[:-1] + 1)
+        run = np.concatenate([[0], np.cumsum(linked)])
+        for (before, after), at_word in self._places:
+            links = before + after - 1
+            places = before + np.flatnonzero(run[links:] - run[:-links] == links)
+            places = places[tail[START, places] <= length - self._margin]
+            if at_word:
+                places = places[tail[OPENS, places] == 1]
+            if places.size:
+                return token + int(places[0]), int(match[places[0]])
+        return None
+
+
+def _rows_of(encoding: Encoding, ids: list[int]) -> Rows:
+    """Return the rows of one encoding of the tokenizers library.
+
+    A long one gets characters and words at both ends only: to look up those of all tokens takes
+    as long as to encode them, and splices are near the ends. A window that was to open in between
+    finds character 0, which means the whole text.
+    """
+    rows = np.zeros((4, len(ids)), dtype=np.int32)
+    rows[ID] = ids
+    if len(ids) <= 2 * EDGE:
+        _fill(rows, encoding.offsets, encoding.word_ids)
+        return rows
+    for edge in (range(EDGE), range(len(ids) - EDGE, len(ids))):
+        offsets = [encoding.token_to_chars(token) or (0, 0) for token in edge]
+        words = [encoding.token_to_word(token) for token in edge]
+        _fill(rows[:, edge.start : edge.stop], offsets, words)
+    rows[START, EDGE:-EDGE] = rows[START, EDGE - 1]  # in order, for binary search
+    rows[OPENS, -EDGE] = 2  # not known, agrees with nothing
+    return rows
+
+
+def _fill(rows: Rows, offsets: list[tuple[int, int]], words: list[int | None]) -> None:
+    """Write the characters and words of tokens to their rows."""
+    characters = np.fromiter(chain.from_iterable(offsets), np.int32, count=2 * len(offsets))
+    rows[START], rows[STOP] = characters[::2], characters[1::2]
+    numbers = np.array(words, dtype=np.float64)  # None becomes nan, unequal to everything
+    rows[OPENS, :1] = 1
+    rows[OPENS, 1:] = numbers[1:] != numbers[:-1]

@@ -1,0 +1,55 @@
+"""When a sample ends: stop tokens, end of sequence, stop strings and length.
+
+The decode loop asks one table per vocabulary whether a token could end its row; only rows where
+it could are looked at in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treegen.params import SamplingParams
+from treegen.results import FinishReason
+from treegen.text import Detokenizer, StopStrings
+
+
+class Stopping:
+    """Stop conditions of one set of sampling parameters.
+
+    may_end: bool [vocab_size], tokens after which a sample may be over.
+    """
+
+    def __init__(
+        self, params: SamplingParams, tokenizer: Any, eos_token_ids: Sequence[int], vocab_size: int
+    ) -> None:
+        """Stop conditions for a model with this vocabulary and these end-of-sequence ids."""
+        eos = () if params.ignore_eos else eos_token_ids
+        self._ids = frozenset((*params.stop_token_ids, *eos))
+        self._strings = StopStrings(tokenizer, params.stops, vocab_size) if params.stops else None
+        self._detokenizer = Detokenizer(tokenizer)
+        self._include_stop = params.include_stop
+        self.may_end: NDArray[np.bool_] = np.zeros(vocab_size, dtype=np.bool_)
+        if self._strings is not None:
+            self.may_end |= self._strings.may_end
+        self.may_end[[token for token in self._ids if token < vocab_size]] = True
+
+    def verdict(
+        self, prompt: Sequence[int], tokens: Sequence[int], limit: int
+    ) -> tuple[FinishReason, str | int | None, str] | None:
+        """Finish reason, what stopped it, and text of a sample; None if it goes on."""
+        ends = tokens[-1] in self._ids
+        if self._strings is not None:
+            text = self._detokenizer.text(prompt, tokens[:-1] if ends else tokens)
+            found = self._strings.find(text)
+            if found is not None:
+                position, stop = found
+                return "stop", stop, text[: position + len(stop) * self._include_stop]
+        if ends:
+            return "stop", int(tokens[-1]), self._detokenizer.text(prompt, tokens[:-1])
+        if len(tokens) >= limit:
+            return "length", None, self._detokenizer.text(prompt, tokens)
+        return None

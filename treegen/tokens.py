@@ -1,0 +1,160 @@
+"""Token ids of every prompt, equal to tokenising its whole text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treegen.errors import InputError
+from treegen.splice import ID, Splicer, shared_starts
+from treegen.tree import Node, Prompt, prompts_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from treegen.splice import Ids, Rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenPrompt:
+    """The token ids of one sampled node's prompt."""
+
+    id: str
+    tokens: Ids
+    samples: int
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A stretch of a prompt that is tokenised jointly."""
+
+    text: str
+    add_special_tokens: bool
+
+
+def tokenize(root: Node, tokenizer: PreTrainedTokenizerBase) -> list[TokenPrompt]:
+    """Return the token ids of every prompt of a tree, in the order of prompts_of.
+
+    Text is tokenised jointly along a path, never node by node, and messages are rendered jointly.
+    Token ids are used as they are: they cut the path into runs of text, each tokenised on its own,
+    and only a run that the path starts with gets the tokenizer's special tokens.
+    """
+    prompts = prompts_of(root)
+    known: dict[int, Ids] = {}
+    parts = [list(_runs(prompt, tokenizer, known)) for prompt in prompts]
+    for special in (True, False):
+        runs = [
+            (part, index, run.text)
+            for part in parts
+            for index, run in enumerate(part)
+            if isinstance(run, _Text) and run.add_special_tokens is special
+        ]
+        encoded = encode_texts([text for *_, text in runs], tokenizer, add_special_tokens=special)
+        for (part, index, _), ids in zip(runs, encoded, strict=True):
+            part[index] = ids
+    result = []
+    for prompt, part in zip(prompts, parts, strict=True):
+        arrays = [run for run in part if not isinstance(run, _Text)]
+        ids = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        if not ids.size:
+            raise InputError(f"prompt {prompt.id!r} has no tokens; give it some text or token ids")
+        result.append(TokenPrompt(prompt.id, ids, prompt.samples, prompt.node))
+    return result
+
+
+def encode_texts(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: bool = True
+) -> list[Ids]:
+    """Return tokenizer(text)["input_ids"] of each text; text that several start with is read once.
+
+    A tokenizer that has no offsets, or that does more than put fixed special tokens before and
+    after a text, encodes each text in full.
+    """
+    if not texts:
+        return []
+    template = _template(tokenizer, add_special_tokens)
+    if template is None or not getattr(tokenizer, "is_fast", False):
+        batch = tokenizer(list(texts), add_special_tokens=add_special_tokens, verbose=False)
+        return [np.array(ids, dtype=np.int32) for ids in batch["input_ids"]]
+    before, after = (np.array(special, dtype=np.int32) for special in template)
+    splicer = Splicer(tokenizer)
+    spans, span_of_text = shared_starts(texts)
+    asked_for, goes_on = set(span_of_text), {span.parent for span in spans}
+    ids: dict[int, Ids] = {}
+    above: dict[int, tuple[int, Rows]] = {}
+    by_depth = sorted(range(len(spans)), key=lambda index: spans[index].depth)
+    for _, group in groupby(by_depth, key=lambda index: spans[index].depth):
+        level = list(group)
+        parents = [spans[index].parent for index in level]
+        starts = [None if parent is None else above[parent] for parent in parents]
+        parts = splicer.encode([spans[index].text for index in level], starts)
+        above = {}
+        for index, (kept, own) in zip(level, parts, strict=True):
+            if index in asked_for:
+                ids[index] = np.concatenate([before, kept[ID], own[ID], after])
+            if index in goes_on:
+                above[index] = (len(spans[index].text), np.concatenate([kept, own], axis=1))
+    return [ids[span] for span in span_of_text]
+
+
+def _runs(
+    prompt: Prompt, tokenizer: PreTrainedTokenizerBase, known: dict[int, Ids]
+) -> Iterator[_Text | Ids]:
+    """Yield what a prompt consists of: stretches of text, and token ids."""
+    nodes = [node for node in prompt.path if node.content]
+    if not nodes:
+        yield _Text("", True)
+    elif nodes[0].has_messages:
+        yield _Text(_render(prompt, tokenizer), False)
+    else:
+        for is_text, group in groupby(nodes, key=lambda node: isinstance(node.content, str)):
+            run = list(group)
+            if is_text:
+                yield _Text("".join(str(node.content) for node in run), run[0] is nodes[0])
+                continue
+            for node in run:
+                if id(node) not in known:
+                    known[id(node)] = np.array(node.content, dtype=np.int32)
+                yield known[id(node)]
+
+
+def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the text of a prompt of chat messages, ready for the assistant's turn."""
+    if not getattr(tokenizer, "chat_template", None):
+        raise InputError(
+            f"prompt {prompt.id!r} has chat messages but the tokenizer has no chat template; "
+            "use a chat model, or give text"
+        )
+    messages = [dict(message) for node in prompt.path for message in node.content]  # type: ignore[arg-type]
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # The template is a program of the model's; it may raise anything.
+        raise InputError(
+            f"the chat template refuses prompt {prompt.id!r}: {error}; mend its messages"
+        ) from error
+    return str(text)
+
+
+def _template(
+    tokenizer: PreTrainedTokenizerBase, add_special_tokens: bool
+) -> tuple[list[int], list[int]] | None:
+    """Return the special tokens put before and after any text, None if they are not constant."""
+    if not add_special_tokens:
+        return [], []
+    probes = ["a", "b c", " a\n", ""]
+    for name in ("bos_token", "eos_token"):
+        # Some tokenizers add no second one to a text that brings its own.
+        token = getattr(tokenizer, name, None)
+        probes += [f"{token}a", f"a{token}"] if token else []
+    bare = tokenizer(probes, add_special_tokens=False, verbose=False)["input_ids"]
+    full = tokenizer(probes, verbose=False)["input_ids"]
+    for split in range(len(full[0]) - len(bare[0]) + 1):
+        before, after = full[0][:split], full[0][split + len(bare[0]) :]
+        if all(f == [*before, *b, *after] for f, b in zip(full, bare, strict=True)):
+            return before, after
+    return None

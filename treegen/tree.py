@@ -1,0 +1,160 @@
+"""The prompt tree that a user declares, and the prompts (sampled nodes) that it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+from treegen.errors import TreeError
+
+Message = Mapping[str, str]
+"""One chat turn: {"role": ..., "content": ...}."""
+
+MAX_TOKEN_ID = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A piece of prompt, what may follow it, and how many times to sample after it.
+
+    The prompt of a node is the content of all nodes from the root to it. Along one path content is
+    text and token ids in any mixture, or chat messages only; empty content goes with both.
+    """
+
+    content: str | Sequence[int] | Sequence[Message] = ""
+    _: KW_ONLY
+    children: Sequence[Node] = ()
+    samples: int | None = None
+    """Completions to draw after this node; None means 1 for a leaf and 0 for an inner node."""
+    id: str | None = None
+    """Unique among sampled nodes; by default the path of child indices, "0/3/1", the root "0"."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_content(self.content)
+        if not isinstance(self.children, tuple):
+            # A list could still change, and a generator can be walked only once.
+            object.__setattr__(self, "children", _as_tuple(self.children))
+        for index, child in enumerate(self.children):
+            if not isinstance(child, Node):
+                raise TreeError(f"children[{index}] is a {type(child).__name__}; wrap it in a Node")
+        if self.samples is not None and (type(self.samples) is not int or self.samples < 0):
+            raise TreeError(f"samples is {self.samples!r}; give a whole number >= 0, or None")
+        if self.id is not None and (not isinstance(self.id, str) or not self.id):
+            raise TreeError(f"id is {self.id!r}; give a string that is not empty, or None")
+        if not isinstance(self.metadata, Mapping):
+            raise TreeError(f"metadata is a {type(self.metadata).__name__}; give a mapping")
+
+    @property
+    def num_samples(self) -> int:
+        """Completions drawn directly after this node."""
+        if self.samples is None:
+            return 0 if self.children else 1
+        return self.samples
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether the content is chat messages."""
+        return bool(self.content) and isinstance(self.content[0], Mapping)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A sampled node and the path, root first, that leads to it."""
+
+    id: str
+    path: tuple[Node, ...]
+    samples: int
+
+    @property
+    def node(self) -> Node:
+        """The sampled node itself."""
+        return self.path[-1]
+
+
+def prompts_of(root: Node) -> list[Prompt]:
+    """Return the sampled nodes of a tree, depth first, children in declared order."""
+    if not isinstance(root, Node):
+        raise TreeError(f"the tree is a {type(root).__name__}; give its root Node")
+    prompts: dict[str, Prompt] = {}
+    # What lies between the root and the node at hand. A stack of our own instead of recursion: a
+    # chain of thoughts may be deeper than the interpreter allows.
+    path: list[Node] = []
+    indices: list[int] = []
+    # For each node of the path, the nearest node up to it that has content.
+    sources: list[Node | None] = []
+
+    def enter(node: Node, index: int) -> None:
+        above = sources[-1] if sources else None
+        path.append(node)
+        indices.append(index)
+        sources.append(node if node.content else above)
+        if node.content and above is not None and node.has_messages != above.has_messages:
+            raise TreeError(
+                f"node {_name(node, indices)!r} and a node above it mix chat messages with text "
+                "or token ids; use one of them along a path"
+            )
+        if node.num_samples:
+            name = _name(node, indices)
+            if name in prompts:
+                raise TreeError(f"two sampled nodes have the id {name!r}; ids must be unique")
+            prompts[name] = Prompt(name, tuple(path), node.num_samples)
+
+    enter(root, 0)
+    next_child = [0]
+    while path:
+        index = next_child[-1]
+        if index < len(path[-1].children):
+            next_child[-1] += 1
+            next_child.append(0)
+            enter(path[-1].children[index], index)
+        else:
+            for stack in (path, indices, sources, next_child):
+                stack.pop()
+    if not prompts:
+        raise TreeError("the tree has no samples; give at least one node samples >= 1")
+    return list(prompts.values())
+
+
+def _name(node: Node, indices: Sequence[int]) -> str:
+    return node.id if node.id is not None else "/".join(map(str, indices))
+
+
+def _as_tuple(children: object) -> tuple[Node, ...]:
+    if isinstance(children, str | Node) or not isinstance(children, Iterable):
+        raise TreeError(f"children is a {type(children).__name__}; give a sequence of Nodes")
+    return tuple(children)
+
+
+def _check_content(content: object) -> None:
+    if isinstance(content, str):
+        return
+    if isinstance(content, bytes) or not isinstance(content, Sequence):
+        raise TreeError(
+            f"content is a {type(content).__name__}; give a string, a sequence of token ids or a "
+            "sequence of chat messages"
+        )
+    if content and isinstance(content[0], Mapping):
+        for index, message in enumerate(content):
+            _check_message(index, message)
+        return
+    for index, token in enumerate(content):
+        # Integers of numpy have __index__ as well; floats and strings do not.
+        whole = hasattr(token, "__index__") and not isinstance(token, bool)
+        if not whole or not 0 <= token <= MAX_TOKEN_ID:
+            raise TreeError(
+                f"content[{index}] is {token!r}; token ids are whole numbers from 0 to "
+                f"{MAX_TOKEN_ID:,}, chat messages are mappings"
+            )
+
+
+def _check_message(index: int, message: object) -> None:
+    if not isinstance(message, Mapping):
+        raise TreeError(f"content[{index}] is a {type(message).__name__}, not a chat message")
+    for key in ("role", "content"):
+        if not isinstance(message.get(key), str):
+            raise TreeError(
+                f"content[{index}][{key!r}] is {message.get(key)!r}; a chat message is "
+                '{"role": "...", "content": "..."}, both strings'
+            )
