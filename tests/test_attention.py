@@ -141,7 +141,7 @@ def test_chunked_causal_prefill(
     groups = [[Group(0, rows, prefix)], [Group(0, rows, kv_len, prefix)]]
     positions = torch.arange(rows) + prefix + kv_len - rows
     case = make_case(groups, positions, heads=(2, 1), dims=(8, 8), causal=[False, True])
-    check(case, impl, torch.float32, layout=layout, window=window)
+    check(case, impl, torch.float64, layout=layout, window=window)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -162,7 +162,7 @@ def test_many_causal_groups_at_once(softcap: float | None, window: int | None, i
         dims=(8, 8),
         causal=[False, True],
     )
-    check(case, impl, torch.float32, window=window, softcap=softcap)
+    check(case, impl, torch.float64, window=window, softcap=softcap)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -182,8 +182,19 @@ def test_long_rows_are_hidden_block_by_block(impl: str) -> None:
     positions = torch.cat([torch.arange(0, 1200, 4), torch.arange(2500, 2503)])
     groups = [[Group(0, len(positions), 2000, 0)]]
     case = make_case(groups, positions, heads=(1, 1), dims=(4, 4), causal=[True])
-    check(case, impl, torch.float32)
-    check(case, impl, torch.float32, window=700)
+    check(case, impl, torch.float64)
+    check(case, impl, torch.float64, window=700)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_consecutive_positions_out_of_order(impl: str) -> None:
+    groups = [[Group(0, 8, 8, 3)], [Group(0, 8, 9000, 11)]]
+    positions = torch.tensor([3, 5, 4, 6, 7, 9, 8, 10])
+    case = make_case(groups, positions, causal=[True, True])
+    check(case, impl, torch.float64)
+    case = make_case(groups, positions + 8000, causal=[True, True])
+    check(case, impl, torch.float64)
+    check(case, impl, torch.float64, window=5000)
 
 
 @pytest.mark.parametrize("impl", IMPLS)

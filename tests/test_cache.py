@@ -8,14 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treegen.cache import LayerKV, PagedCache, PagePool, table_slots
+from treegen.cache import LayerKV, PagedCache, PagePool, Pages, table_slots
 from treegen.rows import RowTable
 
 
 @given(st.data())
 def test_every_page_has_as_many_owners_as_it_says(data: st.DataObject) -> None:
     pool = PagePool(data.draw(st.integers(1, 20)))
-    tables: list[np.ndarray] = []  # type: ignore[type-arg]
+    tables: list[Pages] = []
     for _ in range(data.draw(st.integers(0, 25))):
         what = data.draw(st.sampled_from(["allocate", "share", "free"]))
         if what == "allocate":
@@ -91,7 +91,8 @@ def test_rows_keep_what_was_recorded_while_the_arrays_grow() -> None:
         want[:, step] = rng.integers(0, 1000, 100)
         top = rng.integers(0, 1000, (100, 2))
         rows.append(slots, want[:, step], np.full(100, -step), top, -top.astype(np.float32))
-        rows.add_pages(slots[step % 3 :: 3], np.arange(1, len(slots[step % 3 :: 3]) + 1))
+        some = slots[step % 3 :: 3]
+        rows.add_pages(some, np.arange(1, len(some) + 1, dtype=np.int32))
     assert (rows.tokens[slots, :70] == want).all()
     assert (rows.top_tokens[slots, 69] == top).all()
     assert rows.logprobs[slots[5], 3] == -3

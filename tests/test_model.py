@@ -254,6 +254,18 @@ def test_every_end_of_text_id_counts(copy: Path) -> None:
     assert load_spec(copy).eos_token_ids == (7, 9, 5)
 
 
+def test_a_family_that_looks_for_padding_loads(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "gpt2", pad_token_id=2)
+    model = load_model(tmp_path, device="cpu")
+    assert one_pass(model, [0]).shape == (1, 320)
+
+
+def test_sizes_that_do_not_fit_together_are_one_line(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path)
+    edit(tmp_path, num_attention_heads=3)
+    assert "not valid" in refusal(lambda: load_model(tmp_path, device="cpu"))
+
+
 def test_a_model_wrapped_for_images_decodes_text(tmp_path: Path) -> None:
     model_type, settings = EXACT["gemma3"]
     vision = {

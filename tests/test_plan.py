@@ -25,7 +25,12 @@ def plan_of(
         for i, tokens in enumerate(lists)
     ]
     return compile_plan(
-        requests, token_bytes=4096, num_layers=2, sharing=sharing, cost=cost, **more  # type: ignore[arg-type]
+        requests,
+        token_bytes=4096,
+        num_layers=2,
+        sharing=sharing,
+        cost=cost,
+        **more,  # type: ignore[arg-type]
     )
 
 

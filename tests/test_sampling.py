@@ -70,7 +70,8 @@ def test_uniforms_are_uniform_and_independent() -> None:
     steps = torch.arange(50)
     u = uniforms(seeds[:, None].expand(-1, 50), steps.expand(2000, 50))
     assert u.dtype == torch.float64
-    assert 0 <= u.min() and u.max() < 1
+    assert u.min() >= 0
+    assert u.max() < 1
     n = u.numel()
     assert abs(u.mean() - 0.5) < 5 * math.sqrt(1 / 12 / n)
     counts = torch.histc(u, bins=100, min=0, max=1)
@@ -82,10 +83,8 @@ def test_uniforms_are_uniform_and_independent() -> None:
 
 
 def test_seeds_differ_by_run_prompt_and_sample() -> None:
-    seeds = {
-        row_seed(run, prompt, sample)
-        for run in (0, 1, 2**63 - 1) for prompt in ("a", "b", "1", "a\0", "\ud800") for sample in range(50)
-    }  # fmt: skip
+    runs, prompts = (0, 1, 2**63 - 1), ("a", "b", "1", "a\0", "\ud800")
+    seeds = {row_seed(r, p, i) for r in runs for p in prompts for i in range(50)}
     assert len(seeds) == 3 * 5 * 50
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert row_seed(0, "p", 3) == 3520849008867759232  # never changes: old runs must resume

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from functools import cache
@@ -23,11 +24,13 @@ DIGITS_FROM_THE_RIGHT: Final = (
 )
 SPECIAL: Final = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 BYTES: Final = [f"<0x{byte:02X}>" for byte in range(256)]
+ENGLISH: Final = "the quick brown fox jumps over a lazy dog question answer number of apples"
 WORDS: Final = (
-    "the quick brown fox jumps over a lazy dog question answer number of apples "
-    "caf\u00e9 na\u00efve \u65e5\u672c\u8a9e \u4f60\u597d \u041c\u043e\u0441\u043a\u0432\u0430 "
-    "Stra\u00dfe don't it's we're 12 345 1000000 3.14 x=y+1; ## (a) [b] 'q' -- ..."
-).split()
+    *ENGLISH.split(),
+    *("caf\u00e9", "na\u00efve", "Stra\u00dfe", "\u041c\u043e\u0441\u043a\u0432\u0430"),
+    *("\u65e5\u672c\u8a9e", "\u4f60\u597d", "don't", "it's", "we're", "12", "345", "1000000"),
+    *("3.14", "x=y+1;", "##", "(a)", "[b]", "'q'", "--", "..."),
+)
 FRAGMENTS: Final = (
     *WORDS,
     *(" ", "  ", "   ", "\n", "\n\n", "\t", " \n ", "\r\n", "        "),
@@ -113,6 +116,10 @@ def _sentencepiece(normalizer: Any, pre_tokenizer: Any, strip: bool) -> PreTrain
     # Trained on short pieces: without a pre-tokenizer a text is one word.
     words = [piece for text in _corpus() for piece in text.replace(" ", f" {SPACE}").split(SPACE)]
     tokenizer.train_from_iterator(words, trainer)
+    # The trainer knows no other way to put the bytes into the vocabulary than as special tokens.
+    state = json.loads(tokenizer.to_str())
+    state["added_tokens"] = state["added_tokens"][:3]
+    tokenizer = Tokenizer.from_str(json.dumps(state))
     tokenizer.post_processor = _template(tokenizer, "<s> $A")
     return _wrap(tokenizer)
 

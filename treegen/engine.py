@@ -7,9 +7,6 @@ from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-import torch
-
 from treegen import memory as mem
 from treegen.cache import PagedCache
 from treegen.errors import CapacityError, InputError
@@ -98,7 +95,9 @@ class LLM:
 
     def plan(self, tree: Node, params: SamplingParams | None = None) -> Plan:
         """What running a tree would share, store and read; nothing is computed."""
-        return self._plan(sample_requests(tree, self.tokenizer, params or SamplingParams(), self.spec))
+        return self._plan(
+            sample_requests(tree, self.tokenizer, params or SamplingParams(), self.spec)
+        )
 
     def stream(
         self,
@@ -158,7 +157,7 @@ class LLM:
         chunk = min(self.prefill_chunk, max(_SCORE_LOGITS // self.spec.vocab_size, 16))
         with self._start(plan, SamplingParams(), [[] for _ in requests], chunk=chunk) as stream:
             list(stream)
-            return [_score_of(stream, index) for index in range(len(requests))]
+            return [stream.scheduler.scores.of(index) for index in range(len(requests))]
 
     def _plan(self, requests: Sequence[Request]) -> Plan:
         return plan_requests(
@@ -319,13 +318,3 @@ class Stream(Iterator[Completion]):
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
         self.close()
-
-
-def _score_of(stream: Stream, request: int) -> Score:
-    """Gather one request's scored tokens from the segments of its path."""
-    path = list(stream.plan.path(request))[::-1]
-    start = stream.plan.requests[request].score_from
-    logprobs = np.concatenate([stream.scheduler.logprobs[s.index] for s in path])[start:]
-    greedy = np.concatenate([stream.scheduler.is_greedy[s.index] for s in path])[start:]
-    tokens = stream.plan.requests[request].tokens[start:]
-    return Score(tuple(tokens.tolist()), tuple(logprobs.tolist()), bool(greedy.all()))

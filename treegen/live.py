@@ -125,6 +125,13 @@ class LiveRows:
         for slot in gone:
             self.rows.release(slot)
 
+    def clear(self) -> None:
+        """Forget all rows; their pages have been freed."""
+        self.order = self.order[:0]
+        self.resuming.clear()
+        self.ready.clear()
+        self.version += 1
+
     def park(self, request: int) -> list[int]:
         """Take a request's ready rows out of the queue; returns their slots."""
         mine = [slot for _, slot in self.ready if self.rows.request[slot] == request]
@@ -158,4 +165,5 @@ class LiveRows:
         base = self._fork_base[segment]
         shared = (rows.stop[slots] - base) // page_size
         have = np.maximum(rows.num_pages[slots], shared)
-        return np.maximum(-(-(rows.stop[slots] + length - 1 - base) // page_size) - have, 0)
+        to_come: Ints = -(-(rows.stop[slots] + length - 1 - base) // page_size) - have
+        return np.maximum(to_come, 0, dtype=np.int64)

@@ -16,6 +16,7 @@ from treegen.batch import Batch
 from treegen.cache import LayerKV
 from treegen.errors import ModelError
 from treegen.model_attention import ATTENTION
+from treegen.model_files import one_line
 
 if TYPE_CHECKING:
     from treegen.model import Model
@@ -36,6 +37,22 @@ _MOST: Final = 0.7
 
 def check_model(model: "Model") -> None:
     """Raise ModelError unless the model's logits in a tree are those of stock attention."""
+    try:
+        error, limit = _error_and_limit(model)
+    except RuntimeError as problem:
+        raise ModelError(
+            f"{model.spec.name} cannot be used: a forward pass fails: {one_line(problem)}"
+        ) from None
+    if not error <= limit:
+        raise ModelError(
+            f"{model.spec.model_type} models cannot be used: in a toy tree the logits differ from "
+            f"transformers' own attention by {error:.2g} of their spread in {model.dtype} "
+            f"(limit {limit:.2g})"
+        )
+
+
+def _error_and_limit(model: "Model") -> tuple[float, float]:
+    """Return how far the toy tree's logits are from stock attention's, and how far they may be."""
     sequences = _sequences(model)
     limit = _TOLERANCE[model.dtype]
     with _toy_window(model):
@@ -50,12 +67,7 @@ def check_model(model: "Model") -> None:
             # Deep models of many experts turn rounding into other experts, stock attention or not.
             noise = _distance(_stock_logits(model, sequences, perturb=True), want)
             limit = min(max(limit, 3 * noise), _MOST)
-    if not error <= limit:
-        raise ModelError(
-            f"{model.spec.model_type} models cannot be used: in a toy tree the logits differ from "
-            f"transformers' own attention by {error:.2g} of their spread in {model.dtype} "
-            f"(limit {limit:.2g})"
-        )
+    return error, limit
 
 
 def _sequences(model: "Model") -> list[Tensor]:
@@ -237,12 +249,16 @@ def _stock_logits(
 def _distance(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
     """Return how far logits are apart, as a share of their spread; NaN becomes infinity.
 
-    Of the prefix, each branch and each decoded row, the median row counts: in 16 bits a single row
-    may well go to other experts. Then the worst of these parts counts.
+    Of the prefix, of both branches and of the decoded rows the median row counts, the lower of two:
+    in 16 bits a single row may well go to other experts. The worst of the three parts counts.
     """
     spread = torch.cat(list(want)).double().std(dim=-1).mean().clamp_min(1e-12)
-    parts = []
+    parts: list[list[Tensor]] = [[], [], []]
     for got_NV, want_NV in zip(got, want, strict=True):
         error_N = (got_NV.double() - want_NV.double()).square().mean(dim=-1).sqrt() / spread
-        parts += [part.median() for part in error_N.split([PREFIX, len(error_N) - PREFIX - 1, 1])]
-    return torch.stack(parts).nan_to_num(nan=float("inf")).max().item()
+        error_N = error_N.nan_to_num(nan=float("inf"))
+        for part, rows in zip(
+            parts, error_N.split([PREFIX, len(error_N) - PREFIX - 1, 1]), strict=True
+        ):
+            part.append(rows)
+    return max(torch.cat(part).median().item() for part in parts)

@@ -165,6 +165,10 @@ def _load_weights(
             "of the right shape; the checkpoint does not fit its config.json"
         )
     module: PreTrainedModel = loaded.eval().requires_grad_(False)
+    for part in module.modules():
+        # We never pad. Some families look for padding in each pass, which waits for the device.
+        if isinstance(part, PreTrainedModel):
+            part.warn_if_padding_and_no_attention_mask = _no_padding
     if dtype == torch.float32:
         # Some versions leave weights that they dequantised in 16 bits.
         for weight in module.parameters():
@@ -177,3 +181,7 @@ def _load_weights(
         f"the weights take {size / 2**30:.1f} GiB, more than is free on {device}; use another "
         "device or a smaller dtype"
     )
+
+
+def _no_padding(input_ids: Tensor, attention_mask: Tensor | None) -> None:
+    """Take the place of a search for padding."""

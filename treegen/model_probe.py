@@ -33,7 +33,12 @@ class _NothingChosen(TorchDispatchMode):
 class _NothingHolds(TorchFunctionMode):
     """Lets questions about values be asked of tensors without data: the answer is no."""
 
-    _ANSWERS: Final = {torch.Tensor.__bool__: False, torch.Tensor.item: 0}
+    _ANSWERS: Final = {
+        torch.Tensor.__bool__: False,
+        torch.Tensor.__contains__: False,
+        torch.Tensor.__int__: 0,
+        torch.Tensor.item: 0,
+    }
 
     def __torch_function__(
         self,

@@ -219,7 +219,8 @@ class Plan:
         shared = (segment.stop - base) // page_size
         # The last sampled token is never an input, so its key is never stored.
         last = segment.stop + self.requests[request].max_tokens - 1
-        return max(-(-(last - base) // page_size) - shared, 1)
+        pages: int = -(-(last - base) // page_size) - shared
+        return max(pages, 1)
 
     def alone_pages(self, request: int, page_size: int) -> int:
         """Pages needed to decode one row of a request with nothing else in memory."""
@@ -249,8 +250,8 @@ class Plan:
             if needed > num_pages:
                 raise CapacityError(
                     f"prompt {request.id!r} ({len(request.tokens):,} tokens, max_tokens "
-                    f"{request.max_tokens:,}) needs {needed * page_size:,} cache tokens even alone, "
-                    f"but {num_pages * page_size:,} fit "
+                    f"{request.max_tokens:,}) needs {needed * page_size:,} cache tokens even "
+                    f"alone, but {num_pages * page_size:,} fit "
                     f"({num_pages * page_size * self.token_bytes / 2**20:,.1f} MiB); "
                     "give more memory, shorten the prompt or lower max_tokens"
                 )

@@ -13,9 +13,7 @@ they have generated stays, only keys and values are computed again.
 
 from __future__ import annotations
 
-import bisect
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -23,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from treegen.admission import Admission
 from treegen.attention import Level
 from treegen.batch import Batch
 from treegen.cache import PagedCache
@@ -36,6 +35,7 @@ from treegen.plan import Plan
 from treegen.results import Completion, Usage
 from treegen.rows import RowTable
 from treegen.sampling import Draws, SamplingBatch, draw, row_seed
+from treegen.scores import TokenScores
 from treegen.segments import SegmentStore
 from treegen.stopping import Stopping
 
@@ -92,34 +92,18 @@ class Scheduler:
                 for request, wanted in zip(plan.requests, samples, strict=True)
             ),
         )
-        # Log-probability of each scored token, and whether it is the likeliest, per segment.
-        self.logprobs = [np.full(len(s.tokens), np.nan, np.float32) for s in plan.segments]
-        self.is_greedy = [np.zeros(len(s.tokens), np.bool_) for s in plan.segments]
+        self.scores = TokenScores(plan, self.store.children)
         self._params, self._stopping = params, stopping
-        self._samples = [list(wanted) for wanted in samples]
-        self._max_rows, self._prefill_chunk, self._impl = max_rows, prefill_chunk, impl
-        self._on_prefilled = on_prefilled
-        self._rank = np.empty(len(plan.requests), dtype=np.int64)
-        self._rank[plan.order] = np.arange(len(plan.order))
-
-        self._waiting: deque[int] = deque()
-        self._open: dict[int, None] = {}  # requests, in the order they were opened
-        self._slots: dict[int, set[int]] = {}  # request -> slots, once its first tokens are drawn
-        self._parked: dict[int, list[int]] = {}  # ready slots of requests that had to be closed
-        self._to_compute: list[int] = []  # segments, sorted
+        self._prefill_chunk, self._impl = prefill_chunk, impl
         self._state: tuple[int, list[Level], SamplingBatch, int] | None = None
-        for request in plan.order.tolist():
-            if plan.requests[request].rows and not self._samples[request]:
-                self.store.close(request, opened=False, finished=True)
-            else:
-                self._waiting.append(request)
+        self._requests = Admission(
+            self.store, self.live, kept, self.usage, samples, max_rows, on_prefilled
+        )
 
     @property
     def has_work(self) -> bool:
         """Whether anything is left to do."""
-        return bool(
-            self._waiting or self._to_compute or self.live.ready or self.live.num_active
-        )
+        return self._requests.has_work
 
     def step(self) -> list[Completion]:
         """Run one forward pass; returns the samples that ended with it.
@@ -127,9 +111,9 @@ class Scheduler:
         Raises NumericsError if the model's logits are not numbers.
         """
         start = time.perf_counter()
-        self._admit()
+        self._requests.admit()
         usage = self.usage
-        if self._to_compute or self.live.resuming:
+        if self._requests.to_compute or self.live.resuming:
             finished = self._prefill()
             usage.prefill_steps += 1
             usage.prefill_seconds += time.perf_counter() - start
@@ -145,129 +129,20 @@ class Scheduler:
 
     def cancel(self, request: int, sample: int | None = None) -> None:
         """Drop one sample of a request, or all that have not ended; frees their pages at once."""
-        wanted = self._samples[request]
-        gone = wanted.copy() if sample is None else [i for i in wanted if i == sample]
-        for index in gone:
-            wanted.remove(index)
-        if gone and request in self._slots:
-            mine = np.array(sorted(self._slots[request]), dtype=np.int64)
-            if self._params.temperature > 0:  # greedy samples share one slot
-                mine = mine[~np.isin(self.rows.sample[mine], wanted)]
-            if len(mine) and (self._params.temperature > 0 or not wanted):
-                self._retire(request, mine, ended=False)
-        elif gone and not wanted:
-            self._leave(request)
+        self._requests.cancel(request, sample, greedy=self._params.temperature == 0)
 
     def close(self) -> None:
         """Free all pages, whether or not the work is done."""
         self.cache.pool.free(self.rows.take_pages(self.live.active()))
         self.store.free_all()
-        self.live = LiveRows(self.rows, self.store)
-        self._waiting.clear()
-        self._to_compute.clear()
+        self.live.clear()
+        self._requests.clear()
 
     def check(self) -> None:
         """Assert that every page reference is accounted for and that rows are depth first."""
         kept = [prefix.pages for prefix in self.kept if prefix.pages is not None]
         self.cache.pool.check([*self.store.owned(), *self.live.tables(), *kept])
         assert (np.diff(self.rows.key[self.live.order]) > 0).all(), "rows are not depth first"
-
-    # Admission
-
-    def _admit(self) -> None:
-        """Activate ready rows and open requests until enough rows are on their way."""
-        self.live.activate(self._max_rows)
-        if self._pipeline() < self._max_rows:
-            # Open somewhat more than is needed now, so that refills prefill many at once.
-            while self._waiting and self._pipeline() < self._max_rows * 5 // 4 + 1:
-                if not self._try_open(self._waiting[0]):
-                    break
-            self.live.activate(self._max_rows)
-        if self.live.ready and not self.live.num_active and not self._to_compute:
-            # Nothing runs, yet the first ready row does not fit: others must give way.
-            request = int(self.rows.request[self.live.ready[0][1]])
-            self._make_room(self.plan.row_pages(request, self.cache.page_size), request)
-            self.live.activate(1)
-
-    def _pipeline(self) -> int:
-        """Rows that are active, or will be without another request being opened."""
-        coming = sum(self._num_rows(r) for r in self._open if r not in self._slots)
-        return self.live.num_active + len(self.live.ready) + coming
-
-    def _num_rows(self, request: int) -> int:
-        # A request without rows (prefill only, scoring) takes the place of one.
-        return max(min(len(self._samples[request]), self.plan.requests[request].rows), 1)
-
-    def _try_open(self, request: int) -> bool:
-        """Open a request if its pages fit beside what active rows are expected to need."""
-        pages = self.store.pages_to_open(request)
-        if self._open:
-            room = self.cache.pool.num_free - self.live.expected_growth()
-            if pages + self.plan.row_pages(request, self.cache.page_size) > room:
-                return False
-        elif not self._make_room(pages, request):
-            raise CapacityError(
-                f"prompt {self.plan.requests[request].id!r} needs {pages} cache pages but only "
-                f"{self.cache.pool.num_free} are free; give more memory"
-            )
-        self._waiting.popleft()
-        self._open[request] = None
-        to_compute, reused = self.store.open(request)
-        self.usage.prompt_tokens_reused += reused
-        for index in to_compute:
-            if index not in self._to_compute:
-                bisect.insort(self._to_compute, index)
-        if not self._on_its_way(request):
-            self._on_computed(request)
-        return True
-
-    def _on_its_way(self, request: int) -> bool:
-        return any(s.index in self._to_compute for s in self.plan.path(request))
-
-    def _on_computed(self, request: int) -> None:
-        """All keys above a request's rows are in place."""
-        for slot in self._parked.pop(request, []):
-            self.live.push(slot)
-        if not self.plan.requests[request].rows:
-            if self._on_prefilled is not None:
-                self._on_prefilled(request)
-            self._close(request, finished=True)
-
-    def _leave(self, request: int) -> None:
-        """A request is over, wherever it is."""
-        if request in self._open:
-            self._close(request, finished=True)
-        else:
-            self._waiting.remove(request)
-            self.store.close(request, opened=False, finished=True)
-
-    def _close(self, request: int, *, finished: bool) -> None:
-        del self._open[request]
-        self.store.close(request, opened=True, finished=finished)
-        self._to_compute = [s for s in self._to_compute if self.store.is_wanted(s)]
-
-    def _make_room(self, pages: int, request: int) -> bool:
-        """Take pages from what matters least until so many are free; False if they cannot be."""
-        while self.cache.pool.num_free < pages:
-            if self.store.evict_idle() or self.kept.evict_one() or self._close_idle(request):
-                continue
-            if not self.live.preempt_last():
-                return False
-            self.usage.preemptions += 1
-        return True
-
-    def _close_idle(self, keep: int) -> bool:
-        """Send the last open request that has no active rows back to waiting, all but `keep`."""
-        active = set(self.rows.request[self.live.active()].tolist())
-        idle = [r for r in self._open if r != keep and r not in active]
-        if not idle:
-            return False
-        request = max(idle, key=lambda r: self._rank[r])
-        if request in self._slots:
-            self._parked[request] = self.live.park(request)
-        self._close(request, finished=False)
-        self._waiting.appendleft(request)
-        return True
 
     # Prefill
 
@@ -307,7 +182,7 @@ class Scheduler:
             span = self._row_span(slot, start, room)
             spans.append(span)
             room -= len(span.tokens)
-        for index in self._to_compute:
+        for index in self._requests.to_compute:
             if room == 0:
                 break
             if self.store.is_ready(index, reached):
@@ -360,67 +235,41 @@ class Scheduler:
         self.usage.prompt_tokens_computed += len(span.tokens) - again
         store.mark_computed(index, span.stop)
         if store.scored[index] < span.stop:
-            self._score(span, logits_SV, lse_S)
+            self.scores.add(span.segment, span.wanted, logits_SV, lse_S)
         if span.stop < segment.stop:
             return []
-        self._to_compute.remove(index)
+        self._requests.to_compute.remove(index)
         finished: list[Completion] = []
         for request in segment.requests:
-            if self._samples[request] and request not in self._slots:
+            if self._requests.samples[request] and request not in self._requests.slots:
                 finished += self._draw_first(request, logits_SV[-1:])
-            if request in self._open:
-                self._on_computed(request)
+            self._requests.on_computed(request)
         return finished
-
-    def _score(self, span: Span, logits_SV: Tensor, lse_S: Tensor) -> None:
-        """Log-probabilities of the tokens that follow the wanted positions."""
-        at = span.wanted - self.plan.segments[span.segment].start
-        inside = at + 1 < len(self.logprobs[span.segment])
-        targets = [(span.segment, np.flatnonzero(inside), at[inside] + 1)]
-        if not inside.all():  # the segment's last token: each child's first one follows it
-            last = np.array([len(at) - 1])
-            targets += [(c, last, np.zeros(1, np.int64)) for c in self.store.children[span.segment]]
-        best_S = logits_SV.argmax(dim=-1)
-        for index, rows, positions in targets:
-            tokens = torch.from_numpy(
-                self.plan.segments[index].tokens[positions].astype(np.int64)
-            ).to(logits_SV.device)
-            rows_t = torch.from_numpy(rows).to(logits_SV.device)
-            logprobs = logits_SV[rows_t, tokens] - lse_S[rows_t]
-            self.logprobs[index][positions] = logprobs.cpu().numpy()
-            self.is_greedy[index][positions] = (best_S[rows_t] == tokens).cpu().numpy()
 
     def _draw_first(self, request: int, logits_1V: Tensor) -> list[Completion]:
         """Draw the first token of every sample of a request at once, from the prompt's logits."""
-        wanted = self._samples[request][: self._num_rows(request)]
+        wanted = self._requests.samples[request][: self._requests.num_rows(request)]
         rows, spec = self.rows, self.plan.requests[request]
         slots = rows.add(len(wanted))
         rows.request[slots] = request
         rows.sample[slots] = wanted
-        rows.key[slots] = (self._rank[request] << _KEY_BITS) + np.array(wanted)
+        rows.key[slots] = (self._requests.rank[request] << _KEY_BITS) + np.array(wanted)
         rows.seed[slots] = [row_seed(self._params.seed, spec.id, index) for index in wanted]
         rows.stop[slots] = len(spec.tokens)
         rows.limit[slots] = spec.max_tokens
-        self._slots[request] = set(slots.tolist())
+        self._requests.slots[request] = set(slots.tolist())
         sampling = SamplingBatch.of([self._params], torch.zeros(1, dtype=torch.int64))
         seeds = torch.from_numpy(rows.seed[slots])[None]
         finished = self._record(slots, draw(logits_1V.cpu(), seeds, seeds * 0, sampling))
-        going = sorted(self._slots[request])
-        if request in self._open:
-            for slot in going:
-                self.live.push(slot)
-        elif going:
-            self._parked[request] = going
+        self._requests.add_rows(request, sorted(self._requests.slots[request]))
         return finished
 
     # Decode
 
     def _decode(self) -> list[Completion]:
         while short := self.live.pages_short():
-            if not self._make_room(self.cache.pool.num_free + short, -1):
-                raise CapacityError(
-                    f"the last live row needs {short} more cache pages; give more memory"
-                )
+            if not self._requests.give_way():
+                raise CapacityError(f"the last row lacks {short} cache pages; give more memory")
         order, device = self.live.order, self.model.device
         levels, sampling, shared_keys = self._row_state()
         batch = decode_batch(self.rows, order, levels, self.cache, device, self._impl)
@@ -468,7 +317,7 @@ class Scheduler:
                 finished += completions
                 ended.setdefault(int(rows.request[slot]), []).append(slot)
         for request, mine in ended.items():
-            self._retire(request, np.array(mine, dtype=np.int64), ended=True)
+            self._requests.retire(request, np.array(mine, dtype=np.int64), ended=True)
         return finished
 
     def _completions(self, slot: int) -> list[Completion]:
@@ -489,9 +338,9 @@ class Scheduler:
             )
         )
         greedy = self._params.temperature == 0
-        indices = list(self._samples[request]) if greedy else [int(rows.sample[slot])]
+        indices = list(self._requests.samples[request]) if greedy else [int(rows.sample[slot])]
         for index in indices:
-            self._samples[request].remove(index)
+            self._requests.samples[request].remove(index)
         return [
             Completion(
                 prompt_id=spec.id,
@@ -506,17 +355,6 @@ class Scheduler:
             )
             for index in indices
         ]
-
-    def _retire(self, request: int, slots: Ints, *, ended: bool) -> None:
-        """Rows leave; with the last one their request does."""
-        self.live.remove(slots, ended=ended)
-        self._slots[request].difference_update(slots.tolist())
-        if request in self._parked:
-            self._parked[request] = [s for s in self._parked[request] if s in self._slots[request]]
-        if self._slots[request]:
-            return
-        self._parked.pop(request, None)
-        self._leave(request)
 
     def _check_numbers(self, lse_S: Tensor, name: Callable[[int], str]) -> None:
         bad = ~lse_S.isfinite()

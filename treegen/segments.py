@@ -260,4 +260,3 @@ def _logit_positions(plan: Plan) -> tuple[Ints, Ints]:
         if segment.parent >= 0:
             scored[segment.parent] = min(scored[segment.parent], scored[index])
     return first, scored
-

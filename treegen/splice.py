@@ -109,6 +109,23 @@ def _common_length(texts: Sequence[str], agreed: int) -> int:
     return agreed + len(common)
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A splice: so many tokens of the shared start are kept, the window's follow from `own` on."""
+
+    kept: int
+    own: int
+    before: int
+    after: int
+    """Tokens around it that must agree."""
+
+    def holds(self, start: Rows, own: Rows) -> bool:
+        """Whether a shared start and a window agree around this place."""
+        left = start[:, self.kept - self.before : self.kept + self.after]
+        right = own[:, self.own - self.before : self.own + self.after]
+        return np.array_equal(left, right)
+
+
 class Splicer:
     """Encodes texts, without special tokens, that go on from texts encoded before."""
 
@@ -144,37 +161,39 @@ class Splicer:
             distinct = {id(start): start for start in (starts[index] for index in todo)}
             opened = {key: self._window(start, width) for key, start in distinct.items()}
             windows = [opened[id(starts[index])] for index in todo]
-            heads = [texts[index][char:] for index, (_, char) in zip(todo, windows, strict=True)]
+            chars = [char for _, char in windows]
+            rows = self._rows([texts[index] for index in todo], chars)
+            places: dict[int, _Place] = {}
             failed = []
-            for index, (token, char), own in zip(todo, windows, self._rows(heads), strict=True):
+            for index, (token, char), own in zip(todo, windows, rows, strict=True):
                 start = starts[index]
                 if start is None or char == 0:
                     parts[index] = (none, own)
                     continue
-                own[START : STOP + 1] += char
-                places = self._agreement(start, token, own)
-                if places is None:
+                # Windows on one shared start begin with the same text, and mostly agree alike.
+                place = places.get(id(start))
+                if place is None or not place.holds(start[1], own):
+                    place = self._place(start, token, own)
+                if place is None:
                     failed.append(index)
                 else:
-                    parts[index] = (start[1][:, : places[0]], own[:, places[1] :])
+                    places[id(start)] = place
+                    parts[index] = (start[1][:, : place.kept], own[:, place.own :])
             todo = failed
         return parts
 
-    def _rows(self, texts: Sequence[str]) -> list[Rows]:
-        """Return the rows of texts, each encoded on its own."""
+    def _rows(self, texts: Sequence[str], chars: Sequence[int]) -> list[Rows]:
+        """Return the rows of texts, each encoded on its own and from one of its characters on."""
         if not texts:
             return []
         batch = self._tokenizer(
-            list(texts),
+            [text[char:] for text, char in zip(texts, chars, strict=True)],
             add_special_tokens=False,
             return_attention_mask=False,
             return_token_type_ids=False,
             verbose=False,  # No warning about a text that is longer than the model allows.
         )
-        return [
-            _rows_of(encoding, ids)
-            for encoding, ids in zip(batch.encodings, batch["input_ids"], strict=True)
-        ]
+        return list(map(_rows_of, batch.encodings, batch["input_ids"], chars))
 
     def _window(self, start: tuple[int, Rows] | None, width: int | None) -> tuple[int, int]:
         """Return the token and the character at which the window opens, 0 for the whole text."""
@@ -192,8 +211,8 @@ class Splicer:
         # Offsets may leave out the space before a word, which belongs to its token all the same.
         return token, int(min(rows[STOP, token - 1], rows[START, token]))
 
-    def _agreement(self, start: tuple[int, Rows], token: int, own: Rows) -> tuple[int, int] | None:
-        """Return the tokens of shared start and window from which both go on alike, if any."""
+    def _place(self, start: tuple[int, Rows], token: int, own: Rows) -> _Place | None:
+        """Return where a window, opened at a token of the shared start, can be spliced to it."""
         length, rows = start
         tail = rows[:, token:]
         # Tokens are matched by character; those of one character (its bytes) by rank within it.
@@ -208,17 +227,17 @@ class Splicer:
         run = np.concatenate([[0], np.cumsum(linked)])
         for (before, after), at_word in self._places:
             links = before + after - 1
-            places = before + np.flatnonzero(run[links:] - run[:-links] == links)
-            places = places[tail[START, places] <= length - self._margin]
+            at = before + np.flatnonzero(run[links:] - run[:-links] == links)
+            at = at[tail[START, at] <= length - self._margin]
             if at_word:
-                places = places[tail[OPENS, places] == 1]
-            if places.size:
-                return token + int(places[0]), int(match[places[0]])
+                at = at[tail[OPENS, at] == 1]
+            if at.size:
+                return _Place(token + int(at[0]), int(match[at[0]]), before, after)
         return None
 
 
-def _rows_of(encoding: Encoding, ids: list[int]) -> Rows:
-    """Return the rows of one encoding of the tokenizers library.
+def _rows_of(encoding: Encoding, ids: list[int], char: int) -> Rows:
+    """Return the rows of an encoding of the tokenizers library, whose text starts at char.
 
     A long one gets characters and words at both ends only: to look up those of all tokens takes
     as long as to encode them, and splices are near the ends. A window that was to open in between
@@ -227,21 +246,21 @@ def _rows_of(encoding: Encoding, ids: list[int]) -> Rows:
     rows = np.zeros((4, len(ids)), dtype=np.int32)
     rows[ID] = ids
     if len(ids) <= 2 * EDGE:
-        _fill(rows, encoding.offsets, encoding.word_ids)
+        _fill(rows, encoding.offsets, encoding.word_ids, char)
         return rows
     for edge in (range(EDGE), range(len(ids) - EDGE, len(ids))):
         offsets = [encoding.token_to_chars(token) or (0, 0) for token in edge]
         words = [encoding.token_to_word(token) for token in edge]
-        _fill(rows[:, edge.start : edge.stop], offsets, words)
+        _fill(rows[:, edge.start : edge.stop], offsets, words, char)
     rows[START, EDGE:-EDGE] = rows[START, EDGE - 1]  # in order, for binary search
     rows[OPENS, -EDGE] = 2  # not known, agrees with nothing
     return rows
 
 
-def _fill(rows: Rows, offsets: list[tuple[int, int]], words: list[int | None]) -> None:
+def _fill(rows: Rows, offsets: list[tuple[int, int]], words: list[int | None], char: int) -> None:
     """Write the characters and words of tokens to their rows."""
     characters = np.fromiter(chain.from_iterable(offsets), np.int32, count=2 * len(offsets))
-    rows[START], rows[STOP] = characters[::2], characters[1::2]
+    rows[START], rows[STOP] = characters[::2] + char, characters[1::2] + char
     numbers = np.array(words, dtype=np.float64)  # None becomes nan, unequal to everything
     rows[OPENS, :1] = 1
     rows[OPENS, 1:] = numbers[1:] != numbers[:-1]

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treegen.params import SamplingParams
+from treegen.radix import Tokens
 from treegen.results import FinishReason
 from treegen.text import Detokenizer, StopStrings
 
@@ -38,7 +39,7 @@ class Stopping:
         self.may_end[[token for token in self._ids if token < vocab_size]] = True
 
     def verdict(
-        self, prompt: Sequence[int], tokens: Sequence[int], limit: int
+        self, prompt: Sequence[int] | Tokens, tokens: Sequence[int], limit: int
     ) -> tuple[FinishReason, str | int | None, str] | None:
         """Finish reason, what stopped it, and text of a sample; None if it goes on."""
         ends = tokens[-1] in self._ids

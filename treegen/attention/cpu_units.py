@@ -70,7 +70,7 @@ def _cut_mixed(
     offset_N = positions_T[start:stop] - level.kv_start_G[g]
     first, last = int(offset_N.min()), int(offset_N.max())
     n = stop - start
-    in_order = last - first == n - 1 and bool((np.diff(offset_N) == 1).all())
+    in_order = bool((np.diff(offset_N) == 1).all())
     whole = window is None or last < window
     if in_order and whole and level.causal and first >= 0 and last < kv_len:
         if first == 0:

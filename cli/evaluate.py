@@ -1,0 +1,156 @@
+"""`treegen eval`: sample tasks with a model, score them, and leave run directories behind."""
+
+import shlex
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treegen.cli.interrupts import Interrupted, received
+from treegen.cli.options import CONTEXT, FLAGS, QUIET, asked_for, options_of, task_names
+
+if TYPE_CHECKING:
+    from treegen.runs import RunDir
+    from treegen.tasks.job import Job, ModelFacts
+
+Work = list[tuple["Job", "RunDir"]]
+
+
+@click.command("eval", context_settings=CONTEXT)
+@options_of("task", "data", "model", "sampling", "report")
+@click.option("--output-path", "-o", metavar="DIR", help="Run directory. Default: a new one in "
+              "runs/.")  # fmt: skip
+@click.option("--resume", is_flag=False, flag_value="", metavar="[DIR]", help="Continue the run "
+              "in DIR with the settings it has; without DIR, begin or continue the one in "
+              "--output-path.")  # fmt: skip
+@click.option("--no-score", "--predict-only", "no_score", is_flag=True, help="Only sample; "
+              "`treegen score` scores later.")  # fmt: skip
+@click.option("--log-tokens", is_flag=True, help="Store token ids beside the texts.")
+@QUIET
+def command(
+    output_path: str | None, resume: str | None, no_score: bool, quiet: bool, **params: Any
+) -> None:
+    """Sample every problem of each TASK, score the samples, and print the results.
+
+    Everything is stored as it finishes. A run that was stopped, by a signal or by pulling the
+    plug, continues with --resume and ends with the samples it would have had.
+    """
+    from treegen.cli.destinations import destinations
+    from treegen.tasks.job import load_job
+
+    tasks = task_names(params)
+    given = asked_for(params) | ({"score": False} if no_score else {})
+    targets = destinations(tasks, given, output_path, resume)
+    jobs = [load_job(target.settings) for target in targets]
+    again = shlex.quote(resume or output_path or str(targets[0].path))
+    advice = f"continue with: treegen eval --resume {again}"
+    with ExitStack() as stack:
+        work: Work = []
+        for target, job in zip(targets, jobs, strict=True):
+            run = _open(job, target.path, resume=target.resume, quiet=quiet)
+            work.append((job, stack.enter_context(run)))
+        try:
+            _sample_all(work, advice, quiet=quiet)
+        except Interrupted as stopped:
+            raise Interrupted(stopped.signum, f"{_kept(work)}; {advice}") from None
+        _report(work, quiet=quiet)
+    if missing := sum(max(run.missing, 0) for _, run in work):
+        click.echo(f"Error: {missing:,} samples were not drawn; {advice}", err=True)
+        raise SystemExit(1)
+
+
+def _open(job: "Job", path: Path, *, resume: bool, quiet: bool) -> "RunDir":
+    """Check all that can be checked without weights, then begin or continue the run."""
+    from treegen.cli.render import notice, skipped_rows
+    from treegen.runs import RunDir
+    from treegen.tasks.job import look_at_model, plan_job, run_settings, weights_fingerprint
+
+    if not quiet:
+        skipped_rows(job.data.skipped)
+    facts: ModelFacts = look_at_model(job.settings.engine)
+    plan_job(job, facts)
+    asked = run_settings(
+        job,
+        dtype=facts.dtype,
+        fingerprint=weights_fingerprint(job.settings.engine),
+        flags=FLAGS,
+    )
+    run = RunDir.resume(path, asked) if resume else RunDir.create(path, asked)
+    for line in run.notices:
+        notice(line)
+    if not quiet:
+        done = f", {len(run.done):,} of {run.info.planned:,} samples done" if resume else ""
+        notice(f"run directory: {path}{done}")
+    return run
+
+
+def _sample_all(work: Work, advice: str, *, quiet: bool) -> None:
+    """Draw what each run lacks; the model is loaded once if there is anything to draw."""
+    from treegen.cli.progress import draw
+    from treegen.cli.render import notice
+    from treegen.errors import TreegenError
+    from treegen.runs import graceful_signals
+    from treegen.tasks.job import load_llm
+    from treegen.tasks.runner import sample
+
+    llm = None
+    for job, run in work:
+        if run.missing <= 0:
+            continue
+        if llm is None or llm_engine != job.settings.engine:
+            llm = None  # frees its memory before the next one needs it
+            llm_engine = job.settings.engine
+            _silence_libraries()
+            if not quiet:
+                notice(f"loading {llm_engine.model}")
+            llm = load_llm(llm_engine, run.info.identity["model"]["fingerprint"])
+        with graceful_signals() as graceful:
+            stop = _either(received, graceful)
+            try:
+                draw(sample(job, run, llm, stop=stop), job.task.name, quiet=quiet)
+            except TreegenError as error:
+                raise type(error)(f"{error}; {_kept(work)}; {advice}") from error
+            if signum := stop():
+                raise Interrupted(signum)
+
+
+def _report(work: Work, *, quiet: bool) -> None:
+    from treegen.cli.render import echo, json_line, report_tables
+    from treegen.tasks.runner import write_results
+
+    documents = []
+    for job, run in work:
+        results, report = write_results(job, run)
+        documents.append({"run": str(run.path), **_without_parts(results)})
+        if not quiet:
+            echo("")
+            report_tables(results, report)
+            echo(f"results: {run.path / 'results.json'}\n")
+    json_line({"runs": documents})
+
+
+def _without_parts(results: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in results.items() if name != "parts"}
+
+
+def _kept(work: Work) -> str:
+    done, planned = (sum(numbers) for numbers in zip(*_counts(work), strict=True))
+    return f"{done:,} of {planned:,} samples are kept"
+
+
+def _counts(work: Work) -> Sequence[tuple[int, int]]:
+    return [(len(run.done), run.info.planned) for _, run in work]
+
+
+def _either(*flags: Callable[[], int | None]) -> Callable[[], int | None]:
+    return lambda: next((signum for flag in flags if (signum := flag())), None)
+
+
+def _silence_libraries() -> None:
+    """Keep progress bars and advice of transformers out of ours."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()

@@ -1,0 +1,65 @@
+"""Signals while a command is getting ready: they end it at once, but in order."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+from treegen.runs.signals import StopFlag
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+# Some libraries swallow whatever is raised while they are imported. Commands that take long poll
+# this as well, so the signal is not lost with its exception.
+received: Final = StopFlag()
+
+
+class Interrupted(BaseException):
+    """A signal asked the command to end; nothing but `main` catches it.
+
+    Not a KeyboardInterrupt, of which click would make "Aborted!" and exit code 1.
+    """
+
+    def __init__(self, signum: int, advice: str = "") -> None:
+        """Note the signal's number, and what the user can do next."""
+        super().__init__(signum, advice)
+        self.signum = signum
+        self.advice = advice
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell reports for a process that the signal ended."""
+        return 128 + self.signum
+
+    def __str__(self) -> str:
+        name = signal.Signals(self.signum).name
+        return f"stopped by {name}; {self.advice}" if self.advice else f"stopped by {name}"
+
+
+@contextmanager
+def raising_signals() -> Iterator[None]:
+    """Make the first signal raise Interrupted; a second one ends the process at once.
+
+    Afterwards the signals have their default action, since only the interpreter's end follows.
+    """
+
+    def on_signal(signum: int, frame: FrameType | None) -> None:
+        received.set(signum)
+        _default()
+        raise Interrupted(signum)
+
+    for number in SIGNALS:
+        # Whoever started us with it ignored (nohup, a background job) wants it so.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, on_signal)
+    try:
+        yield
+    finally:
+        _default()
+
+
+def _default() -> None:
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)

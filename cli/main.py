@@ -1,0 +1,111 @@
+"""The `treegen` command: finds its subcommands, and turns every error into one line.
+
+A command's module is imported when it runs, and the libraries that are slow to import later still,
+so that help answers at once. Exit codes: 0 done, 1 ended with less than planned, 2 something the
+user can mend, 128 plus the number of a signal.
+"""
+
+import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from typing import IO, Any, Final
+
+import click
+
+import treegen
+from treegen.cli.interrupts import Interrupted, raising_signals
+from treegen.errors import TreegenError
+from treegen.terminal import safe_text
+
+# Name -> module, and the help that the list of commands shows.
+_COMMANDS: Final = {
+    "eval": ("treegen.cli.evaluate", "Sample a task with a model and score it."),
+    "plan": ("treegen.cli.plan", "Show what a run would share, store and read; loads no weights."),
+    "score": ("treegen.cli.score", "Score the samples of a run again; needs no model."),
+    "tasks": ("treegen.cli.tasks", "List the tasks."),
+    "bench": ("treegen.cli.bench", "Measure this machine."),
+}
+
+
+class Failure(click.ClickException):
+    """Something that the user can mend, in one line."""
+
+    exit_code = 2
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the message to stderr, whatever text of others it quotes."""
+        click.echo(f"Error: {safe_text(' '.join(self.message.split()))}", file=file, err=True)
+
+
+class LazyGroup(click.Group):
+    """Commands that are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands, in the order of the table."""
+        return [name for name, (module, _) in _COMMANDS.items() if find_spec(module)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command; None if there is no such."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        command: click.Command = import_module(_COMMANDS[cmd_name][0]).command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the arguments name, or suggest what may have been meant."""
+        names = self.list_commands(ctx)
+        if args and args[0] not in names and not args[0].startswith("-"):
+            close = difflib.get_close_matches(args[0], names, n=1, cutoff=0.5)
+            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+            raise Failure(f"there is no command {args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _COMMANDS[name][1]) for name in self.list_commands(ctx)])
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Parse the group's own options."""
+        with _in_one_line():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        with _in_one_line():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _in_one_line() -> Iterator[None]:
+    """Make errors that are the user's to mend a Failure; this is the one place that does."""
+    try:
+        yield
+    except click.exceptions.NoArgsIsHelpError:
+        raise
+    except click.UsageError as error:
+        where = f"; see {error.ctx.command_path} --help" if error.ctx else ""
+        raise Failure(error.format_message().rstrip(".") + where) from error
+    except TreegenError as error:
+        raise Failure(str(error)) from error
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(treegen.__version__, prog_name="treegen", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Sample from language models in trees: what prompts share is computed and kept once."""
+
+
+def main() -> int:
+    """Run the command line; the exit code of a command that a signal ended."""
+    try:
+        with raising_signals():
+            cli.main(prog_name="treegen")
+    except Interrupted as stopped:
+        click.echo(safe_text(str(stopped)), err=True)
+        return stopped.exit_code
+    return 0

@@ -1,0 +1,167 @@
+"""The options that several commands share, and what they come to as settings of an evaluation."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import click
+
+from treegen.cli.pairs import GEN_KWARGS, MODEL_ARGS, read_pairs
+from treegen.errors import InputError
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def _hyphens(name: str) -> str:
+    return name.replace("_", "-")
+
+
+# --top_p is --top-p.
+CONTEXT: Final = {
+    "token_normalize_func": _hyphens,
+    "help_option_names": ["-h", "--help"],
+    "max_content_width": 100,
+}
+
+# How a user sets what run.json holds, where that is not the field's own name with hyphens.
+FLAGS: Final = {
+    "task.name": "TASK",
+    "task.version": "",
+    "data.problems": "--data, --split, --limit or --sample-id",
+    "data.fewshot": "--num-fewshot, --fewshot-file, --fewshot-data or --seed",
+    "model.fingerprint": "--model",
+    "num_samples": "--n-samples",
+    "sampling.stop_token_ids": "--gen-kwargs",
+    "sampling.ignore_eos": "--gen-kwargs",
+    "treegen": "",
+    "problem_ids": "--limit or --sample-id",
+    "planned": "",
+}
+
+_TASK: Final = (
+    click.argument("names", nargs=-1, metavar="[TASK]..."),
+    click.option("--tasks", "-t", "more_names", multiple=True, metavar="TASK[,TASK]",
+                 help="More tasks; the same as naming them."),
+)  # fmt: skip
+_DATA: Final = (
+    click.option("--data", metavar="PATH", help="Problems: a JSONL file, a folder of splits, or a "
+                 "name the task knows (hf). Default: the small set that comes with treegen."),
+    click.option("--split", metavar="NAME", help="Split of a folder or a named data set."),
+    click.option("--num-fewshot", "-f", type=int, help="Solved examples before each problem."),
+    click.option("--fewshot-file", metavar="FILE", help="JSONL of examples, used from its start."),
+    click.option("--fewshot-data", metavar="PATH", help="Draw examples by seed from here; 'train' "
+                 "is the data's own train split."),
+    click.option("--limit", "-L", metavar="N|0.1|10-20", help="The first N problems, a fraction, "
+                 "or a range counted from 1."),
+    click.option("--sample-id", "ids", multiple=True, metavar="ID", help="Run this problem; may "
+                 "be repeated."),
+)  # fmt: skip
+_MODEL: Final = (
+    click.option("--model", "-M", metavar="DIR|NAME", help="Checkpoint directory or hub name."),
+    click.option("--model-args", "-a", multiple=True, metavar="K=V,...",
+                 help=f"Any of {', '.join(MODEL_ARGS)}."),
+    click.option("--dtype", metavar="TYPE", help="auto, float32, bfloat16 or float16."),
+    click.option("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N."),
+    click.option("--memory", metavar="SIZE", help="For keys and values, such as 2GiB."),
+    click.option("--max-rows", "--batch-size", "-b", metavar="N|auto", help="Samples decoded at "
+                 "once at most."),
+    click.option("--sharing", metavar="HOW", help="auto, all, one or off: which parts of the tree "
+                 "are read once for all samples below."),
+)  # fmt: skip
+_SAMPLING: Final = (
+    click.option("--n-samples", "-n", "--epochs", "--repeats", "num_samples", type=int,
+                 help="Samples per problem."),
+    click.option("--temperature", type=float, help="0 is greedy."),
+    click.option("--top-p", type=float),
+    click.option("--top-k", type=int, help="0 keeps all."),
+    click.option("--min-p", type=float),
+    click.option("--max-tokens", type=int, help="Tokens per sample at most."),
+    click.option("--stop", multiple=True, metavar="TEXT", help=r"Ends a sample; may be repeated, "
+                 r"replaces the task's own. \n and \t are a newline and a tab."),
+    click.option("--seed", type=int, help="Of the samples, and of drawn examples."),
+    click.option("--gen-kwargs", multiple=True, metavar="K=V,...",
+                 help=f"Any of {', '.join(GEN_KWARGS)}."),
+    click.option("--apply-chat-template", is_flag=True, help="Make each prompt one user turn of "
+                 "the model's chat format."),
+    click.option("--system-instruction", metavar="TEXT", help="A system turn; without a chat "
+                 "template, text before every prompt."),
+)  # fmt: skip
+_REPORT: Final = (
+    click.option("--k", "pass_ks", metavar="1,10,100", help="Report pass@k for these k."),
+    click.option("--maj", "maj_ks", metavar="8,40", help="Report maj@k for these k."),
+)
+QUIET: Final = click.option("--quiet", "-q", is_flag=True, help="Print the JSON line only.")
+
+
+def options_of(*groups: str) -> Decorator:
+    """Return a decorator that adds groups of options: task, data, model, sampling, report."""
+    known: dict[str, tuple[Decorator, ...]] = {
+        "task": _TASK, "data": _DATA, "model": _MODEL, "sampling": _SAMPLING, "report": _REPORT,
+    }  # fmt: skip
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for group in reversed(groups):
+            for option in reversed(known[group]):
+                function = option(function)
+        return function
+
+    return decorate
+
+
+def asked_for(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the user gave, by the names of settings; what was not given is not there."""
+    given = {
+        name: value
+        for name, value in params.items()
+        if value is not None and value is not False and value != ()
+    }
+    for flag, readers in (("model_args", MODEL_ARGS), ("gen_kwargs", GEN_KWARGS)):
+        pairs = read_pairs(given.pop(flag, ()), f"--{_hyphens(flag)}", readers)
+        if pairs.pop("do_sample", True) is False:
+            pairs["temperature"] = 0.0
+        for name, value in pairs.items():
+            if name in given and given[name] != value:
+                raise InputError(
+                    f"{name} is {given[name]!r} by its own option and {value!r} in "
+                    f"--{_hyphens(flag)}; give it once"
+                )
+            given[name] = value
+    if "stop" in given:
+        given["stop"] = tuple(_unescape(text) for text in given["stop"])
+    if "max_rows" in given:
+        given["max_rows"] = _rows(given["max_rows"])
+    for name, flag in (("pass_ks", "--k"), ("maj_ks", "--maj")):
+        if name in given:
+            given[name] = _counts(given[name], flag)
+    return given
+
+
+def task_names(params: dict[str, Any]) -> list[str]:
+    """Take the tasks out of the parameters, in the order in which they were named."""
+    words = [*params.pop("names"), *params.pop("more_names")]
+    names = [name.strip() for word in words for name in word.split(",") if name.strip()]
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            raise InputError(f"task {name!r} is named twice")
+    return names
+
+
+def _unescape(text: str) -> str:
+    # A shell has no easy way to type these.
+    return text.replace(r"\n", "\n").replace(r"\t", "\t")
+
+
+def _rows(value: object) -> int | None:
+    if isinstance(value, int):
+        return value
+    if str(value).strip() == "auto":
+        return None
+    if not str(value).strip().isdecimal():
+        raise InputError(f"--max-rows must be a whole number or auto, got {value!r}")
+    return int(str(value))
+
+
+def _counts(text: str, flag: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdecimal() and len(word) < 10 for word in words):
+        raise InputError(f"{flag} must be whole numbers with commas between, got {text!r}")
+    return tuple(sorted({int(word) for word in words}))

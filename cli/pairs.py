@@ -1,0 +1,88 @@
+"""Reading `name=value,name=value` arguments, such as --model-args and --gen-kwargs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from treegen.errors import InputError
+
+
+def _bool(text: str) -> bool:
+    if text.lower() in ("true", "1", "yes"):
+        return True
+    if text.lower() in ("false", "0", "no"):
+        return False
+    raise ValueError
+
+
+Reader = Callable[[str], Any]
+
+MODEL_ARGS: Final[Mapping[str, Reader]] = {
+    "model": str,
+    "dtype": str,
+    "device": str,
+    "memory": str,
+    "page_size": int,
+    "max_rows": int,
+    "prefill_chunk": int,
+    "sharing": str,
+    "impl": str,
+    "check": _bool,
+    "revision": str,
+    "trust_remote_code": _bool,
+}
+GEN_KWARGS: Final[Mapping[str, Reader]] = {
+    "temperature": float,
+    "top_p": float,
+    "top_k": int,
+    "min_p": float,
+    "max_tokens": int,
+    "stop": str,
+    "stop_token_ids": int,
+    "ignore_eos": _bool,
+    "seed": int,
+    "do_sample": _bool,
+}
+# The names that other tools have for the same.
+ALIASES: Final = {
+    "pretrained": "model",
+    "batch_size": "max_rows",
+    "max_gen_toks": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "until": "stop",
+}
+_KINDS: Final[Mapping[Reader, str]] = {
+    int: "a whole number",
+    float: "a number",
+    _bool: "true or false",
+}
+_MANY: Final = ("stop", "stop_token_ids")
+
+
+def read_pairs(texts: Sequence[str], flag: str, readers: Mapping[str, Reader]) -> dict[str, Any]:
+    """Return the values of comma-separated pairs; raise InputError for what is none.
+
+    stop and stop_token_ids may be given several times.
+    """
+    found: dict[str, Any] = {}
+    for pair in (pair.strip() for text in texts for pair in text.split(",")):
+        if not pair:
+            continue
+        name, equals, value = pair.partition("=")
+        name = name.strip().replace("-", "_")
+        name = ALIASES.get(name, name)
+        if not equals or name not in readers:
+            what = f"{pair!r} is not name=value" if not equals else f"it has no {name!r}"
+            raise InputError(f"{flag}: {what}; known: {', '.join(readers)}")
+        try:
+            read = readers[name](value.strip())
+        except ValueError:
+            raise InputError(
+                f"{flag}: {name} must be {_KINDS[readers[name]]}, got {value!r}"
+            ) from None
+        if name in _MANY:
+            found[name] = (*found.get(name, ()), read)
+        elif name in found and found[name] != read:
+            raise InputError(f"{flag}: {name} is given twice, as {found[name]!r} and {read!r}")
+        else:
+            found[name] = read
+    return found

@@ -1,0 +1,166 @@
+"""`treegen plan`: what a run would share, store and read, before any weight is loaded."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treegen.cli.options import CONTEXT, QUIET, asked_for, options_of, task_names
+
+if TYPE_CHECKING:
+    from treegen.plan import LevelSummary, Plan
+    from treegen.tasks.job import Job, ModelFacts
+
+
+@click.command("plan", context_settings=CONTEXT)
+@options_of("task", "data", "model", "sampling")
+@QUIET
+def command(quiet: bool, **params: Any) -> None:
+    """Show the prompt tree of each TASK by level: tokens, bytes, rows that fit, and what is shared.
+
+    Needs the model's tokenizer and configuration only.
+    """
+    from treegen.cli.render import json_line, skipped_rows
+    from treegen.errors import InputError
+    from treegen.tasks.job import load_job, look_at_model, plan_job
+    from treegen.tasks.settings import settle
+
+    tasks = task_names(params)
+    given = asked_for(params)
+    if not tasks:
+        raise InputError("no task is given; `treegen tasks` lists them")
+    jobs = [load_job(settle({**given, "task": task})) for task in tasks]
+    documents = []
+    for job in jobs:
+        if not quiet:
+            skipped_rows(job.data.skipped)
+        facts = look_at_model(job.settings.engine)
+        plan = plan_job(job, facts)
+        document = _document(job, facts, plan)
+        documents.append(document)
+        if not quiet:
+            _print(document, plan.levels())
+    json_line({"plans": documents})
+
+
+def _document(job: "Job", facts: "ModelFacts", plan: "Plan") -> dict[str, Any]:
+    spec, each = facts.spec, plan.token_bytes
+    longest = max(len(request.tokens) for request in plan.requests)
+    return {
+        "task": job.task.name,
+        "source": job.data.source,
+        "problems": len(job.data.problems),
+        "skipped": len(job.data.skipped),
+        "samples": plan.num_samples,
+        "rows": plan.num_rows,
+        "model": {
+            "name": spec.name,
+            "type": spec.model_type,
+            "layers": len(spec.layers),
+            "context_length": spec.context_length,
+            "dtype": facts.dtype,
+            "kv_bytes_per_token": each,
+        },
+        "sharing": plan.sharing,
+        "levels": [
+            {
+                "depth": level.depth,
+                "segments": level.segments,
+                "tokens": level.tokens,
+                "rows": level.rows,
+                "kept": level.kept,
+                "folded": level.segments - level.kept,
+                "reasons": dict(level.reasons),
+            }
+            for level in plan.levels()
+        ],
+        "longest_prompt": longest,
+        "max_tokens": job.settings.sampling.max_tokens,
+        "prompt_tokens": {"shared": plan.stored_tokens, "unshared": plan.unshared_tokens},
+        "kv_bytes": {"shared": plan.stored_tokens * each, "unshared": plan.unshared_tokens * each},
+        "key_tokens_per_step": {"shared": plan.read_tokens, "unshared": plan.unshared_read_tokens},
+        "kv_bytes_per_step": {
+            "shared": plan.read_tokens * each,
+            "unshared": plan.unshared_read_tokens * each,
+        },
+        "memory": facts.memory,
+        "page_size": facts.page_size,
+        "num_pages": facts.num_pages,
+        "rows_that_fit": (
+            None
+            if facts.num_pages is None
+            else plan.rows_that_fit(facts.num_pages, facts.page_size)
+        ),
+        "max_rows": facts.max_rows,
+    }
+
+
+def _print(document: dict[str, Any], levels: "list[LevelSummary]") -> None:
+    from treegen.cli.render import echo, markdown
+    from treegen.terminal import safe_text
+
+    model = document["model"]
+    echo(
+        safe_text(
+            f"{document['task']}: {document['problems']:,} problems from {document['source']}, "
+            f"{document['samples']:,} samples in {document['rows']:,} rows\n"
+            f"{model['name']}: {model['type']}, {model['layers']} layers, {model['dtype']}, "
+            f"{model['kv_bytes_per_token']:,} KV bytes per token, "
+            f"context {model['context_length']:,}\n"
+        )
+    )
+    rows = [
+        [
+            str(level.depth),
+            f"{level.segments:,}",
+            f"{level.tokens:,}",
+            f"{level.rows:,}",
+            f"{level.kept:,}",
+            f"{level.segments - level.kept:,}",
+            ", ".join(f"{reason} ({count:,})" for reason, count in level.reasons),
+        ]
+        for level in levels
+    ]
+    head = ["Level", "Segments", "Tokens", "Rows below", "Kept", "Folded", "Why"]
+    echo(markdown(head, rows, right=(0, 1, 2, 3, 4, 5)) + "\n")
+    echo(_comparison(document) + "\n")
+    echo(_fit(document) + "\n")
+
+
+def _comparison(document: dict[str, Any]) -> str:
+    from treegen.cli.render import markdown
+
+    rows = []
+    for title, key, show in (
+        ("prompt tokens computed and stored", "prompt_tokens", _count),
+        ("their keys and values", "kv_bytes", _bytes),
+        ("prompt keys read per decode step, all rows live", "key_tokens_per_step", _count),
+        ("their bytes, keys and values, all layers", "kv_bytes_per_step", _bytes),
+    ):
+        shared, unshared = document[key]["shared"], document[key]["unshared"]
+        saved = f"{unshared / shared:,.1f}" if shared else "n/a"
+        rows.append([title, show(shared), show(unshared), saved])
+    return markdown(["", "Shared", "One per sample", "Times less"], rows, right=(1, 2, 3))
+
+
+def _fit(document: dict[str, Any]) -> str:
+    if document["num_pages"] is None:
+        return "memory: not given; 90% of what is free on the GPU once the model is loaded"
+    fit, rows = document["rows_that_fit"], document["rows"]
+    limit = min(fit, document["max_rows"], rows)
+    return (
+        f"memory: {_bytes(document['memory'])} is {document['num_pages']:,} pages of "
+        f"{document['page_size']} tokens, so {fit:,} of {rows:,} rows fit at full length "
+        f"(max_tokens {document['max_tokens']:,}); up to {limit:,} are decoded at once"
+        + (f" (max-rows {document['max_rows']:,})" if limit == document["max_rows"] else "")
+    )
+
+
+def _count(number: int) -> str:
+    return f"{number:,}"
+
+
+def _bytes(number: int) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if number >= size:
+            return f"{number / size:,.1f} {unit}"
+    return f"{number:,} B"

@@ -1,0 +1,58 @@
+"""`treegen tasks`: what can be evaluated."""
+
+from typing import Any
+
+import click
+
+from treegen.cli.options import CONTEXT, QUIET
+
+
+@click.command("tasks", context_settings=CONTEXT)
+@click.argument("action", type=click.Choice(["list", "ls"]), required=False, metavar="[list]")
+@QUIET
+def command(action: str | None, quiet: bool) -> None:
+    """List the tasks: versions, defaults, and the packages that they come from.
+
+    A task of your own is named by its file and class: path/to/file.py:Class.
+    """
+    from treegen.cli.render import echo, failed, json_line, markdown
+    from treegen.errors import TreegenError
+    from treegen.tasks import get_task, list_tasks
+
+    rows: list[list[str]] = []
+    documents: list[dict[str, Any]] = []
+    for info in list_tasks():
+        document: dict[str, Any] = {"name": info.name, "source": info.source, "target": info.target}
+        try:
+            task = get_task(info.name)
+        except TreegenError as error:
+            # Somebody else's package may be broken; the other tasks are still there.
+            document["error"] = failed(error)
+            rows.append([info.name, "", "", "", "", "", info.source, document["error"]])
+        else:
+            defaults = task.defaults
+            document |= {
+                "version": task.version,
+                "filters": list(task.filters),
+                "num_fewshot": defaults.num_fewshot,
+                "num_samples": defaults.num_samples,
+                "temperature": defaults.sampling.temperature,
+                "max_tokens": defaults.sampling.max_tokens,
+            }
+            rows.append(
+                [
+                    info.name,
+                    task.version,
+                    str(defaults.num_fewshot),
+                    str(defaults.num_samples),
+                    f"{defaults.sampling.temperature:g}",
+                    str(defaults.sampling.max_tokens),
+                    info.source,
+                    ", ".join(task.filters),
+                ]
+            )
+        documents.append(document)
+    if not quiet:
+        head = ["Task", "Version", "n-shot", "Samples", "Temperature", "Tokens", "From", "Filters"]
+        echo(markdown(head, rows, right=(1, 2, 3, 4, 5)) + "\n")
+    json_line({"tasks": documents})

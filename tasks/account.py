@@ -1,0 +1,116 @@
+"""What a run has computed, added up over the parts in which it was sampled.
+
+Each time a run is begun or resumed is a part. The parts are stored in results.json every few
+seconds, so a process that is killed loses at most the account of those, never a sample.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+from treegen.errors import RunError
+from treegen.results import Usage
+from treegen.runs import RunDir
+
+_SAVE_SECONDS: Final = 10.0
+_LARGEST: Final = ("peak_rows", "peak_pages", "num_pages", "page_size")
+# Of all planned samples of a part, finished or not; `add_up` counts those that finished.
+_REPLACED: Final = "prompt_tokens_unshared"
+
+
+class Account:
+    """The parts of one run; the last is the one under way."""
+
+    def __init__(self, run: RunDir) -> None:
+        """Take over the parts that the run's results.json tells of."""
+        self._run = run
+        self._before = stored_parts(run)
+        self._usage: Usage | None = None
+        self._num_samples = 0
+        self._save_due = 0.0
+
+    def begin(self, usage: Usage) -> None:
+        """Start a part that a scheduler keeps `usage` of."""
+        self._usage = usage
+        self._save_due = time.monotonic() + _SAVE_SECONDS
+
+    def count(self) -> None:
+        """Note a finished sample."""
+        self._num_samples += 1
+
+    @property
+    def parts(self) -> list[dict[str, Any]]:
+        """Every part, as JSON holds it."""
+        if self._usage is None:
+            return self._before
+        now = asdict(self._usage)
+        del now[_REPLACED]
+        return [*self._before, {"samples": self._num_samples, **now}]
+
+    def save(self, *, now: bool = False) -> None:
+        """Write the parts to results.json, if that is due or must be."""
+        if now or time.monotonic() >= self._save_due:
+            run = self._run
+            done = len(run.done)
+            self._run.write_results(
+                {"complete": False, "planned": run.info.planned, "done": done, "parts": self.parts}
+            )
+            self._save_due = time.monotonic() + _SAVE_SECONDS
+
+
+def stored_parts(run: RunDir) -> list[dict[str, Any]]:
+    """Return the parts that a run's results.json tells of; none if it cannot be read."""
+    try:
+        results = run.results()
+    except RunError:
+        return []
+    parts = results.get("parts") if isinstance(results, dict) else None
+    return [part for part in parts or [] if isinstance(part, dict)]
+
+
+def add_up(
+    parts: list[dict[str, Any]], *, num_samples: int, unshared: int, kept: int
+) -> dict[str, Any]:
+    """Return the account of a whole run.
+
+    num_samples: finished samples. unshared: tokens of their prompts, each counted as often as it
+    has samples. kept: tokens that they generated.
+    """
+    total: dict[str, Any] = {
+        "prompt_tokens_computed": 0,
+        "prompt_tokens_unshared": unshared,
+        "sample_tokens": kept,
+        "decoded_tokens": 0,
+        "seconds": 0.0,
+    }
+    for part in parts:
+        for name, value in part.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                total[name] = value
+            elif name in _LARGEST:
+                total[name] = max(total.get(name, 0), value)
+            else:
+                total[name] = total.get(name, 0) + value
+    # Fewer than num_samples after a kill: the work of the last seconds is then not in the account.
+    total["samples_accounted"] = min(int(total.pop("samples", 0)), num_samples)
+    total["samples"] = num_samples
+    seconds = total["seconds"]
+    total["tokens_per_second"] = total["decoded_tokens"] / seconds if seconds > 0 else 0.0
+    return total
+
+
+def sharing_line(usage: Mapping[str, Any]) -> str:
+    """Return in one sentence what sharing did."""
+    computed, unshared = usage["prompt_tokens_computed"], usage["prompt_tokens_unshared"]
+    if usage["samples_accounted"] < usage["samples"]:
+        return (
+            f"prompt tokens: the account covers {usage['samples_accounted']:,} of "
+            f"{usage['samples']:,} samples, since a part of the run was killed"
+        )
+    if not computed:
+        return "prompt tokens: none computed"
+    return (
+        f"prompt tokens computed: {computed:,} instead of {unshared:,} "
+        f"({unshared / computed:,.1f} times fewer)"
+    )

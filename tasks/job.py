@@ -1,0 +1,206 @@
+"""One evaluation before any weight is loaded: prompts, the plan, and what a run must agree on."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treegen.errors import InputError, ModelError
+from treegen.plan import Plan
+from treegen.runs import RunSettings
+from treegen.tasks.base import Task, TaskData
+from treegen.tasks.registry import get_task
+from treegen.tasks.settings import EngineOptions, EvalSettings, free, identity
+from treegen.tree import Message, Node, prompts_of
+
+# Importing torch takes seconds, and nothing up to the data's faults needs it.
+if TYPE_CHECKING:
+    from treegen.engine import LLM
+    from treegen.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One task with its problems and their prompt tree."""
+
+    settings: EvalSettings
+    task: Task
+    data: TaskData
+    tree: Node
+
+    @property
+    def planned(self) -> int:
+        """Samples of the finished run."""
+        return len(self.data.problems) * self.settings.num_samples
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """A model's shape, tokenizer and cache size, found without its weights.
+
+    num_pages: None where only the loaded model can say, as with a GPU's free memory.
+    """
+
+    engine: EngineOptions
+    spec: "ModelSpec"
+    tokenizer: Any
+    dtype: str
+    device_type: str
+    max_rows: int
+    page_size: int
+    memory: int | None
+    num_pages: int | None
+
+
+def load_job(settings: EvalSettings) -> Job:
+    """Return a task's problems and tree; raise DataError or InputError for what cannot be run."""
+    task = get_task(settings.task)
+    data = task.load(settings.options)
+    tree = task.tree(data, settings.num_samples)
+    prompts = prompts_of(tree)
+    wanted = {(problem.id, settings.num_samples) for problem in data.problems}
+    if {(prompt.id, prompt.samples) for prompt in prompts} != wanted:
+        raise InputError(
+            f"task {task.name!r} made a tree whose sampled nodes are not its "
+            f"{len(data.problems)} problems with {settings.num_samples} samples each"
+        )
+    if settings.apply_chat_template:
+        tree = _as_chat(tree, settings.system_instruction)
+    elif settings.system_instruction:
+        tree = Node(f"{settings.system_instruction}\n\n", children=[tree], samples=0)
+    return Job(settings, task, data, tree)
+
+
+def look_at_model(engine: EngineOptions) -> ModelFacts:
+    """Return what a model is like, from its configuration and tokenizer alone."""
+    from treegen import memory
+    from treegen.engine import MAX_ROWS
+    from treegen.model import load_spec, load_tokenizer
+    from treegen.model_files import locate
+    from treegen.model_spec import read_config, resolve_device, resolve_dtype
+
+    source: dict[str, Any] = {
+        "revision": engine.revision,
+        "trust_remote_code": engine.trust_remote_code,
+    }
+    size = None if engine.memory is None else memory.parse_bytes(engine.memory)
+    device = resolve_device(engine.device)
+    directory = locate(engine.model, engine.revision, weights=False)
+    dtype = resolve_dtype(engine.dtype, read_config(engine.model, directory, **source), device)
+    spec = load_spec(engine.model, dtype, device=device, **source)
+    kind = "cpu" if device.type == "cpu" else "cuda"
+    page_size = engine.page_size or memory.PAGE_SIZE[kind]
+    if size is None and kind == "cpu":
+        size = memory.default_bytes(device)
+    return ModelFacts(
+        engine=engine,
+        spec=spec,
+        tokenizer=load_tokenizer(engine.model, **source),
+        dtype=str(dtype).removeprefix("torch."),
+        device_type=device.type,
+        max_rows=engine.max_rows or MAX_ROWS[kind],
+        page_size=page_size,
+        memory=size,
+        num_pages=None if size is None else memory.pages_in(size, spec, page_size),
+    )
+
+
+def plan_job(job: Job, facts: ModelFacts) -> Plan:
+    """Return how a job's prompts are laid out.
+
+    Raises CapacityError for a prompt that is too long for the model, and for one that would not
+    fit in memory even alone.
+    """
+    from treegen.requests import plan_requests, sample_requests
+
+    plan = plan_requests(
+        sample_requests(job.tree, facts.tokenizer, job.settings.sampling, facts.spec),
+        facts.spec,
+        device_type=facts.device_type,
+        sharing=facts.engine.sharing,
+        max_rows=facts.max_rows,
+    )
+    if facts.num_pages is not None:
+        plan.check_fits(facts.num_pages, facts.page_size)
+    return plan
+
+
+def weights_fingerprint(engine: EngineOptions) -> str:
+    """Return what stands for a model's weights; raise ModelError if there are none to load."""
+    from treegen.model_files import check_weights, fingerprint, locate
+
+    directory: Path = locate(engine.model, engine.revision, weights=True)
+    check_weights(directory)
+    return fingerprint(directory)
+
+
+def run_settings(
+    job: Job, *, dtype: str, fingerprint: str, flags: Mapping[str, str]
+) -> RunSettings:
+    """Return what a run of a job stores and, when it is resumed, compares.
+
+    fingerprint: of the weights. flags: how the user sets each field, for messages.
+    """
+    problems = [[p.id, p.question, p.answer] for p in job.data.problems]
+    return RunSettings(
+        identity={
+            "task": {"name": job.task.name, "version": job.task.version},
+            "data": {"problems": _hash(problems), "fewshot": _hash(job.data.fewshot)},
+            "model": {"fingerprint": fingerprint, "dtype": dtype},
+            **identity(job.settings),
+        },
+        problem_ids=[problem.id for problem in job.data.problems],
+        planned=job.planned,
+        free=free(job.settings),
+        flags=flags,
+    )
+
+
+def check_same_data(job: Job, stored: Mapping[str, Any], name: str) -> None:
+    """Raise InputError unless the data are those that a run was begun with."""
+    now = _hash([[p.id, p.question, p.answer] for p in job.data.problems])
+    if now != stored["data"]["problems"]:
+        raise InputError(
+            f"the problems in {job.data.source} are not those that {name} was sampled from; "
+            "name the right data with --data"
+        )
+
+
+def load_llm(engine: EngineOptions, fingerprint: str) -> "LLM":
+    """Load a model; raise ModelError if its files changed since `weights_fingerprint`."""
+    from treegen.engine import LLM
+
+    llm = LLM(**asdict(engine))
+    if llm.model.fingerprint != fingerprint:
+        raise ModelError(f"the files of {engine.model} changed while they were read; start again")
+    return llm
+
+
+def _as_chat(tree: Node, system: str | None) -> Node:
+    """Return the tree with each prompt as one user turn, after a system turn if there is one.
+
+    Where prompts start alike, so do their rendered texts; the plan finds the shared part in the
+    tokens, so solved examples stay shared though they are no node of their own any more.
+    """
+    leaves = []
+    for prompt in prompts_of(tree):
+        before: list[Message] = [{"role": "system", "content": system}] if system else []
+        leaves.append(
+            Node([*before, *_messages(prompt.path)], samples=prompt.samples, id=prompt.id)
+        )
+    return Node("", children=leaves, samples=0)
+
+
+def _messages(path: tuple[Node, ...]) -> list[Message]:
+    contents = [node.content for node in path if node.content]
+    if all(isinstance(content, str) for content in contents):
+        return [{"role": "user", "content": "".join(str(content) for content in contents)}]
+    if all(node.has_messages for node in path if node.content):
+        return [message for content in contents for message in content]  # type: ignore[misc]
+    raise InputError("apply_chat_template needs a task whose prompts are text or chat messages")
+
+
+def _hash(content: object) -> str:
+    return hashlib.sha256(json.dumps(content).encode("ascii")).hexdigest()[:32]

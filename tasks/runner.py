@@ -1,0 +1,195 @@
+"""Run one evaluation: sample what a run directory lacks, then score what it holds.
+
+Nothing here prints; `sample` is an iterator of progress that its caller draws. No torch either:
+scoring a stored run needs no model.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from treegen.errors import RunError
+from treegen.results import Completion
+from treegen.runs import RunDir
+from treegen.tasks.account import Account, add_up, stored_parts
+from treegen.tasks.job import Job
+from treegen.tasks.report import Report, ReportOptions
+from treegen.tasks.verdict import SampleScore
+
+if TYPE_CHECKING:
+    from treegen.engine import LLM, Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is.
+
+    done, planned: samples. rows: decoded at once now. tokens: decoded since this part began,
+    `seconds` ago. accuracy: share of right samples so far, None where none is judged.
+    """
+
+    done: int
+    planned: int
+    rows: int
+    pages: int
+    num_pages: int
+    tokens: int
+    seconds: float
+    accuracy: float | None
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decoded tokens over the time of this part."""
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+def sample(
+    job: Job, run: RunDir, llm: "LLM", *, stop: Callable[[], object] = lambda: None
+) -> Iterator[Progress]:
+    """Draw the samples that a run lacks and store each as it ends; yields after every step.
+
+    stop: polled after every step; once it returns something true, the iteration ends. What had
+    finished by then, or before an error, is in the run.
+    """
+    if run.missing <= 0:
+        return
+    account = Account(run)
+    tally = _Tally(job)
+    if job.settings.score:
+        for record in run.records():
+            tally.add(record)
+    with llm.stream(job.tree, job.settings.sampling, skip=set(run.done)) as stream:
+        prompts = _Prompts(stream)
+        account.begin(stream.usage)
+        start = time.monotonic()
+        try:
+            while stream.scheduler.has_work and not stop():
+                for completion in stream.scheduler.step():
+                    record = prompts.record(completion, tokens=job.settings.log_tokens)
+                    run.append(record)
+                    account.count()
+                    if job.settings.score:
+                        tally.add(record)
+                account.save()
+                yield Progress(
+                    done=len(run.done),
+                    planned=run.info.planned,
+                    rows=stream.scheduler.live.num_active,
+                    pages=llm.cache.pool.num_used,
+                    num_pages=llm.cache.pool.num_pages,
+                    tokens=stream.usage.decoded_tokens,
+                    seconds=time.monotonic() - start,
+                    accuracy=tally.accuracy,
+                )
+        except BaseException:
+            # What went wrong first is what the user must hear of, as on a full disk.
+            with suppress(RunError):
+                account.save(now=True)
+            raise
+        run.sync()
+        account.save(now=True)
+
+
+def score(job: Job, run: RunDir) -> Report:
+    """Judge every stored sample of a run."""
+    problems = {problem.id: problem for problem in job.data.problems}
+    scores = [
+        SampleScore(
+            problem_id=record["problem_id"],
+            sample_index=record["sample_index"],
+            finish_reason=record["finish_reason"],
+            verdicts=job.task.score(problems[record["problem_id"]], record["text"]),
+        )
+        for record in run.records()
+    ]
+    settings = job.settings
+    options = ReportOptions(
+        problem_ids=list(problems),
+        num_samples=settings.num_samples,
+        num_fewshot=job.data.num_fewshot,
+        pass_ks=settings.pass_ks,
+        maj_ks=settings.maj_ks,
+    )
+    return job.task.aggregate(scores, options)
+
+
+def write_results(job: Job, run: RunDir) -> tuple[dict[str, Any], Report | None]:
+    """Write results.json from the samples of a run; returns its content, and the report."""
+    report = score(job, run) if job.settings.score else None
+    unshared = kept = 0
+    for record in run.records():
+        unshared += record["prompt_tokens"]
+        kept += record["num_tokens"]
+    info, parts = run.info, stored_parts(run)
+    results = {
+        "complete": run.missing == 0,
+        "planned": info.planned,
+        "done": len(run.done),
+        "task": {"name": job.task.name, "version": job.task.version, "source": job.data.source},
+        "settings": {"identity": dict(info.identity), "free": dict(info.free)},
+        "fingerprint": info.fingerprint,
+        "versions": dict(info.versions),
+        "skipped": [
+            {"source": row.source, "line": row.line, "reason": row.reason}
+            for row in job.data.skipped
+        ],
+        "usage": add_up(parts, num_samples=len(run.done), unshared=unshared, kept=kept),
+        "report": report.to_json() if report else None,
+        "parts": parts,
+    }
+    run.write_results(results)
+    return results, report
+
+
+class _Prompts:
+    """What records say of the prompts: the hash of their token ids, and their lengths."""
+
+    def __init__(self, stream: "Stream") -> None:
+        self._request = {request.id: request for request in stream.plan.requests}
+        self._hash: dict[str, str] = {}
+
+    def record(self, completion: Completion, *, tokens: bool) -> dict[str, Any]:
+        """Return the line of samples.jsonl for one finished sample."""
+        prompt = self._request[completion.prompt_id].tokens
+        known = self._hash.get(completion.prompt_id)
+        if known is None:
+            known = hashlib.blake2b(prompt.astype("<i4").tobytes(), digest_size=16).hexdigest()
+            self._hash[completion.prompt_id] = known
+        record: dict[str, Any] = {
+            "problem_id": completion.prompt_id,
+            "sample_index": completion.sample_index,
+            "seed": completion.seed,
+            "text": completion.text,
+            "num_tokens": completion.num_tokens,
+            "logprob": completion.logprob,
+            "finish_reason": completion.finish_reason,
+            "stop": completion.stop,
+            "prompt_hash": known,
+            "prompt_tokens": len(prompt),
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        }
+        if tokens:
+            record["tokens"] = list(completion.tokens)
+        return record
+
+
+class _Tally:
+    """How many samples are right, by the task's first filter."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._problems = {problem.id: problem for problem in job.data.problems}
+        self._judged = self._right = 0
+
+    def add(self, record: dict[str, Any]) -> None:
+        verdicts = self._job.task.score(self._problems[record["problem_id"]], record["text"])
+        self._judged += 1
+        self._right += verdicts[self._job.task.filters[0]].correct
+
+    @property
+    def accuracy(self) -> float | None:
+        return self._right / self._judged if self._judged else None

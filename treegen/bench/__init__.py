@@ -1,0 +1,1 @@
+"""What `treegen bench` measures; each module has one function that yields rows of a table."""

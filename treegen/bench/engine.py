@@ -1,0 +1,216 @@
+"""What the engine costs beside the model, and what it gains over stock generation on a CPU.
+
+`overhead` replaces the model by one whose forward pass is free: what is left of a step is
+scheduling, building the batch, preparing attention, sampling and bookkeeping. `throughput` runs a
+small random-weight model on the same prompts through treegen and through transformers' generate.
+`memory` runs a thousand problems through a small pool and watches the pages in use.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from treegen.batch import Batch
+from treegen.bench.tiny import make_checkpoint
+from treegen.cache import PagedCache
+from treegen.engine import LLM
+from treegen.kept import KeptPrefixes
+from treegen.model import load_tokenizer
+from treegen.params import SamplingParams
+from treegen.plan import Request, compile_plan
+from treegen.scheduler import Scheduler
+from treegen.stopping import Stopping
+from treegen.tree import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """Host time of a decode step in which no row ends, in milliseconds."""
+
+    rows: int
+    vocab_size: int
+    median_ms: float
+    p90_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """One way to draw the same samples."""
+
+    name: str
+    seconds: float
+    tokens_per_second: float
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Pages in use over a long run."""
+
+    problems: int
+    samples: int
+    peak_pages_first_tenth: int
+    peak_pages: int
+    pages_after: int
+    peak_slots: int
+
+
+class _FreeModel:
+    """Answers with the same random logits at once; nothing is computed."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, rows: int, vocab_size: int, never: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self._logits = torch.randn(rows, vocab_size, generator=generator)
+        self._logits[:, never] = -torch.inf
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        return self._logits[: len(batch.logits_at_S)]
+
+
+def _free_scheduler(
+    tokenizer: Any, rows: int, vocab_size: int, params: SamplingParams, problems: int, pages: int
+) -> Scheduler:
+    rng = np.random.default_rng(0)
+    few_shot = rng.integers(2, vocab_size, 1000)
+    samples = -(-rows // problems)
+    requests = [
+        Request(
+            id=str(i),
+            tokens=np.concatenate([few_shot, rng.integers(2, vocab_size, 60)]).astype(np.int32),
+            samples=samples,
+            rows=samples,
+            max_tokens=params.max_tokens,
+        )
+        for i in range(problems)
+    ]
+    cache = PagedCache([], pages, page_size=16)
+    return Scheduler(
+        compile_plan(requests, token_bytes=4096, num_layers=2),
+        _FreeModel(max(rows, 64), vocab_size, never=1),
+        cache,
+        KeptPrefixes(cache, 1),
+        params=params,
+        stopping=Stopping(params, tokenizer, [1], vocab_size),
+        samples=[range(samples)] * problems,
+        max_rows=rows,
+        prefill_chunk=8192,
+        impl="cpu",
+    )
+
+
+def overhead(
+    rows: tuple[int, ...] = (64, 512, 4096), vocab_sizes: tuple[int, ...] = (32,), steps: int = 200
+) -> Iterator[Overhead]:
+    """Time decode steps with a free model at several numbers of rows and vocabulary sizes."""
+    with tempfile.TemporaryDirectory() as folder:
+        make_checkpoint(Path(folder), hidden=64, layers=1)
+        tokenizer = load_tokenizer(folder)
+    params = SamplingParams(temperature=0.7, max_tokens=steps + 40)
+    for vocab_size in vocab_sizes:
+        for num_rows in rows:
+            problems = max(num_rows // 40, 1)
+            pages = 70 + problems * 5 + num_rows * (2 + params.max_tokens // 16)
+            scheduler = _free_scheduler(tokenizer, num_rows, vocab_size, params, problems, pages)
+            while len(scheduler.live.order) < num_rows:
+                scheduler.step()
+            times = []
+            for _ in range(steps):
+                start = time.perf_counter()
+                finished = scheduler.step()
+                times.append(time.perf_counter() - start)
+                assert not finished, "a row ended while steps without an end were timed"
+            median, p90 = np.quantile(times, [0.5, 0.9]) * 1e3
+            yield Overhead(num_rows, vocab_size, float(median), float(p90))
+
+
+def memory(problems: int = 1000, samples: int = 4) -> Memory:
+    """Run many problems through a pool and report how many pages were in use."""
+    with tempfile.TemporaryDirectory() as folder:
+        make_checkpoint(Path(folder), hidden=64, layers=1)
+        tokenizer = load_tokenizer(folder)
+    params = SamplingParams(max_tokens=24)
+    scheduler = _free_scheduler(tokenizer, problems * samples, 64, params, problems, 100_000)
+    scheduler._requests._max_rows = 64
+    finished = early = 0
+    while scheduler.has_work:
+        finished += len(scheduler.step())
+        if finished <= problems * samples // 10:
+            early = scheduler.usage.peak_pages
+    used = scheduler.cache.pool.num_used
+    slots = len(scheduler.rows.request)
+    return Memory(problems, finished, early, scheduler.usage.peak_pages, used, slots)
+
+
+def throughput(
+    model: str | None = None,
+    *,
+    problems: int = 4,
+    samples: int = 40,
+    shots: int = 8,
+    max_tokens: int = 64,
+) -> Iterator[Throughput]:
+    """Draw the same number of samples by several engines; every sample has max_tokens tokens."""
+    with tempfile.TemporaryDirectory() as folder:
+        if model is None:
+            make_checkpoint(Path(folder))
+        path = model or folder
+        few_shot = "Q: Tom has 3 pens and buys 4 more. How many?\nA: 3 + 4 = 7.\n\n" * shots
+        questions = [f"Q: Ann has {i} pens and gives {i % 3} away. How many?\nA:" for i in
+                     range(10, 10 + problems)]  # fmt: skip
+        tree = Node(few_shot, children=[Node(q, samples=samples) for q in questions])
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        rows = problems * samples
+        for sharing, name in (("auto", "treegen"), ("off", "treegen, sharing off")):
+            llm = LLM(path, max_rows=rows, check=False, sharing=sharing)  # type: ignore[arg-type]
+            llm.run(tree, SamplingParams(max_tokens=2))  # warm up
+            start = time.perf_counter()
+            result = llm.run(tree, params)
+            yield _row(
+                name, rows * max_tokens, start, result.usage.prompt_tokens_computed
+            )
+        yield from _transformers(path, [few_shot + q for q in questions], samples, max_tokens)
+
+
+def _transformers(
+    path: str, prompts: list[str], samples: int, max_tokens: int
+) -> Iterator[Throughput]:
+    """Stock generate in one batch: every sample's prompt repeated, or num_return_sequences."""
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    tokenizer = load_tokenizer(path)
+    tokenizer.padding_side = "left"
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    for name, copies, returned in (
+        ("transformers generate, n copies", samples, 1),
+        ("transformers generate, num_return_sequences", 1, samples),
+    ):
+        batch = tokenizer([p for p in prompts for _ in range(copies)], return_tensors="pt",
+                          padding=True)  # fmt: skip
+        start = time.perf_counter()
+        out = model.generate(
+            **batch,
+            do_sample=True,
+            top_k=0,
+            num_return_sequences=returned,
+            max_new_tokens=max_tokens,
+            min_new_tokens=max_tokens,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        assert out.shape[0] == len(prompts) * samples
+        yield _row(name, out.shape[0] * max_tokens, start, batch["input_ids"].numel())
+
+
+def _row(name: str, tokens: int, start: float, prompt_tokens: int) -> Throughput:
+    seconds = time.perf_counter() - start
+    return Throughput(name, seconds, tokens / seconds, prompt_tokens)
