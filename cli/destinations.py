@@ -60,9 +60,7 @@ def destinations(
     return found
 
 
-def _begin(
-    tasks: Sequence[str], given: Mapping[str, Any], path: Path | None
-) -> list[Destination]:
+def _begin(tasks: Sequence[str], given: Mapping[str, Any], path: Path | None) -> list[Destination]:
     settings = [settle({**given, "task": task}) for task in tasks] or [settle(given)]
     names = [_file_name(get_task(each.task).name) for each in settings]
     if path is None:
@@ -79,8 +77,7 @@ def _begin(
                 f"{each} already holds a run; continue it with --resume {path}, or use another path"
             )
     return [
-        Destination(each, where, resume=False)
-        for each, where in zip(settings, paths, strict=True)
+        Destination(each, where, resume=False) for each, where in zip(settings, paths, strict=True)
     ]
 
 

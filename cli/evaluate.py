@@ -1,8 +1,9 @@
 """`treegen eval`: sample tasks with a model, score them, and leave run directories behind."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,22 @@ from treegen.cli.interrupts import Interrupted, received
 from treegen.cli.options import CONTEXT, FLAGS, QUIET, asked_for, options_of, task_names
 
 if TYPE_CHECKING:
+    from treegen.engine import LLM
     from treegen.runs import RunDir
-    from treegen.tasks.job import Job, ModelFacts
+    from treegen.tasks.job import Job
+    from treegen.tasks.settings import EngineOptions
 
-Work = list[tuple["Job", "RunDir"]]
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One task and its open run; fresh: the run was begun by this command."""
+
+    job: "Job"
+    run: "RunDir"
+    fresh: bool
+
+
+Work = list[_Work]
 
 
 @click.command("eval", context_settings=CONTEXT)
@@ -50,13 +63,13 @@ def command(
         work: Work = []
         for target, job in zip(targets, jobs, strict=True):
             run = _open(job, target.path, resume=target.resume, quiet=quiet)
-            work.append((job, stack.enter_context(run)))
+            work.append(_Work(job, stack.enter_context(run), fresh=not target.resume))
         try:
             _sample_all(work, advice, quiet=quiet)
+            _report(work, quiet=quiet)
         except Interrupted as stopped:
             raise Interrupted(stopped.signum, f"{_kept(work)}; {advice}") from None
-        _report(work, quiet=quiet)
-    if missing := sum(max(run.missing, 0) for _, run in work):
+    if missing := sum(max(item.run.missing, 0) for item in work):
         click.echo(f"Error: {missing:,} samples were not drawn; {advice}", err=True)
         raise SystemExit(1)
 
@@ -69,7 +82,7 @@ def _open(job: "Job", path: Path, *, resume: bool, quiet: bool) -> "RunDir":
 
     if not quiet:
         skipped_rows(job.data.skipped)
-    facts: ModelFacts = look_at_model(job.settings.engine)
+    facts = look_at_model(job.settings.engine)
     plan_job(job, facts)
     asked = run_settings(
         job,
@@ -90,30 +103,51 @@ def _sample_all(work: Work, advice: str, *, quiet: bool) -> None:
     """Draw what each run lacks; the model is loaded once if there is anything to draw."""
     from treegen.cli.progress import draw
     from treegen.cli.render import notice
-    from treegen.errors import TreegenError
+    from treegen.errors import RunError, TreegenError
     from treegen.runs import graceful_signals
-    from treegen.tasks.job import load_llm
     from treegen.tasks.runner import sample
 
-    llm = None
-    for job, run in work:
+    llm: LLM | None = None
+    loaded: EngineOptions | None = None
+    for item in work:
+        job, run, engine = item.job, item.run, item.job.settings.engine
         if run.missing <= 0:
             continue
-        if llm is None or llm_engine != job.settings.engine:
-            llm = None  # frees its memory before the next one needs it
-            llm_engine = job.settings.engine
-            _silence_libraries()
+        if llm is None or loaded != engine:
+            llm = None  # gives its memory back before the next one is loaded
             if not quiet:
-                notice(f"loading {llm_engine.model}")
-            llm = load_llm(llm_engine, run.info.identity["model"]["fingerprint"])
+                notice(f"loading {engine.model}")
+            llm, loaded = _load(work, engine, run.info.identity["model"]["fingerprint"]), engine
         with graceful_signals() as graceful:
             stop = _either(received, graceful)
             try:
                 draw(sample(job, run, llm, stop=stop), job.task.name, quiet=quiet)
+            except RunError:
+                raise  # says itself what is kept, and how to go on
             except TreegenError as error:
                 raise type(error)(f"{error}; {_kept(work)}; {advice}") from error
             if signum := stop():
                 raise Interrupted(signum)
+
+
+def _load(work: Work, engine: "EngineOptions", fingerprint: str) -> "LLM":
+    """Load the model; if it cannot be used, forget the runs that were begun for it."""
+    from transformers.utils import logging
+
+    from treegen.errors import TreegenError
+    from treegen.tasks.job import load_llm
+
+    # transformers' bars and advice would stand between ours.
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        return load_llm(engine, fingerprint)
+    except TreegenError:
+        for item in work:
+            if item.fresh and not item.run.done:
+                # Else the same command would be refused once the model is mended.
+                (item.run.path / "run.json").unlink()
+        raise
 
 
 def _report(work: Work, *, quiet: bool) -> None:
@@ -121,13 +155,13 @@ def _report(work: Work, *, quiet: bool) -> None:
     from treegen.tasks.runner import write_results
 
     documents = []
-    for job, run in work:
-        results, report = write_results(job, run)
-        documents.append({"run": str(run.path), **_without_parts(results)})
+    for item in work:
+        results, report = write_results(item.job, item.run)
+        documents.append({"run": str(item.run.path), **_without_parts(results)})
         if not quiet:
             echo("")
             report_tables(results, report)
-            echo(f"results: {run.path / 'results.json'}\n")
+            echo(f"results: {item.run.path / 'results.json'}\n")
     json_line({"runs": documents})
 
 
@@ -136,21 +170,10 @@ def _without_parts(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kept(work: Work) -> str:
-    done, planned = (sum(numbers) for numbers in zip(*_counts(work), strict=True))
+    done = sum(len(item.run.done) for item in work)
+    planned = sum(item.run.info.planned for item in work)
     return f"{done:,} of {planned:,} samples are kept"
-
-
-def _counts(work: Work) -> Sequence[tuple[int, int]]:
-    return [(len(run.done), run.info.planned) for _, run in work]
 
 
 def _either(*flags: Callable[[], int | None]) -> Callable[[], int | None]:
     return lambda: next((signum for flag in flags if (signum := flag())), None)
-
-
-def _silence_libraries() -> None:
-    """Keep progress bars and advice of transformers out of ours."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()

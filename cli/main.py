@@ -88,8 +88,9 @@ def _in_one_line() -> Iterator[None]:
     except click.exceptions.NoArgsIsHelpError:
         raise
     except click.UsageError as error:
-        where = f"; see {error.ctx.command_path} --help" if error.ctx else ""
-        raise Failure(error.format_message().rstrip(".") + where) from error
+        told = error.format_message().removesuffix(".")
+        where = f"see {error.ctx.command_path} --help" if error.ctx else ""
+        raise Failure(f"{told} ({where})" if where else told) from error
     except TreegenError as error:
         raise Failure(str(error)) from error
 

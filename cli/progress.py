@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from treegen.tasks.runner import Progress
 
 _SECONDS: Final = 10.0  # between lines of a log, if nothing much happens
-_SHARE: Final = 0.1  # of all samples: a line each
+_LINES: Final = 10  # one for each such part of all samples
 
 
 def draw(steps: "Iterator[Progress]", name: str, *, quiet: bool) -> None:
@@ -55,14 +55,13 @@ def _draw_live(steps: "Iterator[Progress]", name: str) -> None:
 
 def _draw_lines(steps: "Iterator[Progress]", name: str) -> None:
     due = time.monotonic() + _SECONDS
-    share: float | None = None
+    reached: int | None = None
     for now in steps:
-        if share is None:
-            share = (now.done / now.planned) // _SHARE * _SHARE + _SHARE
-        last = now.done == now.planned
-        if last or time.monotonic() >= due or now.done / now.planned >= share:
-            due = time.monotonic() + _SECONDS
-            share = (now.done / now.planned) // _SHARE * _SHARE + _SHARE
+        part = _LINES * now.done // now.planned
+        if reached is None:  # a resumed run starts somewhere in the middle
+            reached = part
+        if part > reached or time.monotonic() >= due:
+            due, reached = time.monotonic() + _SECONDS, part
             percent = 100 * now.done // now.planned
             notice(f"{name}: {now.done:,}/{now.planned:,} samples ({percent}%), {_details(now)}")
 

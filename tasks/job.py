@@ -76,6 +76,7 @@ def load_job(settings: EvalSettings) -> Job:
 def look_at_model(engine: EngineOptions) -> ModelFacts:
     """Return what a model is like, from its configuration and tokenizer alone."""
     from treegen import memory
+    from treegen.units import parse_bytes
     from treegen.engine import MAX_ROWS
     from treegen.model import load_spec, load_tokenizer
     from treegen.model_files import locate
@@ -85,7 +86,7 @@ def look_at_model(engine: EngineOptions) -> ModelFacts:
         "revision": engine.revision,
         "trust_remote_code": engine.trust_remote_code,
     }
-    size = None if engine.memory is None else memory.parse_bytes(engine.memory)
+    size = None if engine.memory is None else parse_bytes(engine.memory)
     device = resolve_device(engine.device)
     directory = locate(engine.model, engine.revision, weights=False)
     dtype = resolve_dtype(engine.dtype, read_config(engine.model, directory, **source), device)

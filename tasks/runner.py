@@ -18,6 +18,7 @@ from treegen.runs import RunDir
 from treegen.tasks.account import Account, add_up, stored_parts
 from treegen.tasks.job import Job
 from treegen.tasks.report import Report, ReportOptions
+from treegen.tasks.settings import stored_choices
 from treegen.tasks.verdict import SampleScore
 
 if TYPE_CHECKING:
@@ -130,7 +131,8 @@ def write_results(job: Job, run: RunDir) -> tuple[dict[str, Any], Report | None]
         "planned": info.planned,
         "done": len(run.done),
         "task": {"name": job.task.name, "version": job.task.version, "source": job.data.source},
-        "settings": {"identity": dict(info.identity), "free": dict(info.free)},
+        "model": dict(info.identity["model"]),
+        "settings": stored_choices(info),
         "fingerprint": info.fingerprint,
         "versions": dict(info.versions),
         "skipped": [

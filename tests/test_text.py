@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from trained_tokenizers import BUILDERS, FRAGMENTS, random_text, trained
+from trained_tokenizers import BUILDERS, FRAGMENTS, SPACE, random_text, trained
 
 from treegen.errors import InputError
 from treegen.text import PARTIAL, Detokenizer, StopStrings
@@ -58,15 +58,20 @@ def test_text_of_a_prompt_and_of_what_follows_make_the_whole(
     assert before.rstrip(PARTIAL) == shown if cut < len(ids) else text == ""
 
 
+def spelled(text: str, name: str) -> list[int]:
+    """Token ids of a text in sentencepiece's alphabet, one a character."""
+    ids: list[int] = trained(name).convert_tokens_to_ids(list(text.replace(" ", SPACE)))
+    return ids
+
+
 @pytest.mark.parametrize("name", ["llama2", "mistral", "gemma", "unigram"])
 def test_the_leading_space_of_generated_text_is_kept(name: str) -> None:
-    prompt, tokens = ids_of("the quick", name), ids_of("the quick brown fox", name)
-    assert tokens[: len(prompt)] == prompt
+    prompt, tokens = ids_of("the quick", name), spelled(" brown fox", name)
     detokenizer = Detokenizer(trained(name))
-    assert detokenizer.text(prompt, tokens[len(prompt) :]) == " brown fox"
+    assert detokenizer.text(prompt, tokens) == " brown fox"
     # Special tokens at the end of the prompt show nothing: the words before them count.
     stop = trained(name).convert_tokens_to_ids("</s>")
-    assert detokenizer.text([*prompt, *[stop] * 40], tokens[len(prompt) :]) == " brown fox"
+    assert detokenizer.text([*prompt, *[stop] * 40], tokens) == " brown fox"
 
 
 def test_after_nothing_but_special_tokens_a_text_starts() -> None:
@@ -76,17 +81,18 @@ def test_after_nothing_but_special_tokens_a_text_starts() -> None:
     assert Detokenizer(trained("llama2")).text([], tokens) == "brown fox"
 
 
-@pytest.mark.parametrize("name", ["llama3", "llama2"])
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "llama2"])
 def test_characters_cut_by_the_end_of_the_prompt(name: str) -> None:
     detokenizer = Detokenizer(trained(name))
-    before, after = ids_of("a fox \U0001f9ff", name), ids_of("a fox \U0001f9ff\U0001f9fe x", name)
-    assert after[: len(before)] == before
-    assert len(before) > len(ids_of("a fox ", name)) + 2  # the character is in pieces
-    for cut in range(1, 4):
-        # The prompt shows one whole character of pieces, and the first pieces of another.
-        at = len(before) + cut
-        assert detokenizer.text(after[:at], after[at:]) == "\U0001f9fe x"
-        assert detokenizer.text(before[:-cut], after[len(before) - cut :])[0] == "\U0001f9ff"
+    first, second = (ids_of(f"a{character}", name) for character in "\U0001f9ff\U0001f9fe")
+    assert first[0] == second[0] == ids_of("a", name)[-1]
+    whole = [*first, *second[1:], *ids_of(" x", name)[-1:]]
+    assert decoded(whole, name).startswith("a\U0001f9ff\U0001f9fe")
+    for at in range(1, len(first)):
+        assert detokenizer.text(whole[:at], whole[at:])[:2] == "\U0001f9ff\U0001f9fe"
+    # Here the prompt shows one whole character in pieces, and the first pieces of another.
+    for at in range(len(first), len(first) + len(second) - 1):
+        assert detokenizer.text(whole[:at], whole[at:])[0] == "\U0001f9fe"
 
 
 def test_an_unfinished_character_does_not_hide_those_before_it() -> None:
@@ -201,13 +207,13 @@ def test_find_takes_the_earliest_then_the_first_given() -> None:
 def test_hit_cuts_the_text_and_looks_at_generated_text_only() -> None:
     name = "llama2"
     strings = StopStrings(trained(name), ["fox j"], len(trained(name)))
-    ids = ids_of("the fox jumps over the fox jumps", name)
     prompt = ids_of("the fox jumps", name)
-    assert ids[: len(prompt)] == prompt
-    assert strings.hit(prompt, ids[len(prompt) :]) == (" over the ", "fox j")
+    tokens = spelled(" over the fox jumps", name)
+    assert strings.hit(prompt, tokens) == (" over the ", "fox j")
+    assert strings.hit(prompt, tokens[:-4], num_new=1) is None
+    assert strings.hit(prompt, tokens[:-3], num_new=1) == (" over the ", "fox j")
     # One that begins in the prompt does not count.
-    begins = ids_of("the fox", name)
-    assert strings.hit(begins, prompt[len(begins) :]) is None
+    assert strings.hit(ids_of("the fox", name), spelled(" jumps", name)) is None
 
 
 @pytest.mark.parametrize("stops", [[""], ["a", ""], [3]])

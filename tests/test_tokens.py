@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 from trained_tokenizers import BUILDERS, FRAGMENTS, random_text, trained
 from transformers import PreTrainedTokenizerFast
 
@@ -122,6 +123,21 @@ def test_added_tokens_across_a_boundary(name: str) -> None:
     texts = [start + rest for rest in ("end|>", "end|> on", "start|>x", "other|>", "")]
     assert_equal_to_whole_texts(texts, name)
     assert trained(name).convert_tokens_to_ids("<|im_end|>") in whole(texts[0], name)
+
+
+@pytest.mark.parametrize("name", ["llama3", "llama2"])
+def test_a_long_added_token_across_a_boundary(name: str) -> None:
+    """It reaches back further than any window would look for something to agree on."""
+    added = "<|" + random_text(17, 60).replace("<", "") + "|>"
+    backend = Tokenizer.from_str(trained(name).backend_tokenizer.to_str())
+    backend.add_special_tokens([added])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    start = random_text(5, 200)
+    for cut in (2, len(added) // 3, len(added) - 40, len(added) - 1):
+        texts = [start + added[:cut] + rest for rest in (added[cut:], added[cut:] + "x", "other")]
+        for text, ids in zip(texts, encode_texts(texts, tokenizer), strict=True):
+            assert ids.tolist() == tokenizer(text)["input_ids"]
+        assert tokenizer.convert_tokens_to_ids(added) in tokenizer(texts[0])["input_ids"]
 
 
 def test_empty_and_equal_texts_and_prefixes_of_others() -> None:

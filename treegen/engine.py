@@ -19,6 +19,7 @@ from treegen.results import Completion, RunResult, Score, Usage
 from treegen.scheduler import Scheduler
 from treegen.stopping import Stopping
 from treegen.tree import Message, Node
+from treegen.units import parse_bytes
 
 MAX_ROWS = {"cpu": 256, "cuda": 1024}
 PREFILL_CHUNK = {"cpu": 2048, "cuda": 8192}
@@ -65,8 +66,10 @@ class LLM:
         ):  # fmt: skip
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
-        size = None if memory is None else mem.parse_bytes(memory)
-        self.tokenizer: Any = load_tokenizer(model)
+        size = None if memory is None else parse_bytes(memory)
+        self.tokenizer: Any = load_tokenizer(
+            model, revision=revision, trust_remote_code=trust_remote_code
+        )
         self.model: Model = load_model(
             model,
             dtype=dtype,

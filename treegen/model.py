@@ -1,12 +1,15 @@
 """A stock transformers model that decodes many branches of shared prompts in one pass."""
 
 import inspect
+import math
 import os
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging
 
 from treegen.batch import Batch
 from treegen.cache import LayerKV
@@ -72,8 +75,8 @@ class Model:
             shape = (num_pages, page_size, layer.kv_heads)
             pools.append(
                 LayerKV(
-                    torch.zeros(*shape, layer.k_dim, dtype=self.dtype, device=self.device),
-                    torch.zeros(*shape, layer.v_dim, dtype=self.dtype, device=self.device),
+                    _zeros((*shape, layer.k_dim), self.dtype, self.device),
+                    _zeros((*shape, layer.v_dim), self.dtype, self.device),
                 )
             )
         return pools
@@ -103,6 +106,17 @@ class Model:
                 f"{len(batch.logits_at_S)} rows and {self.spec.vocab_size} tokens; not supported"
             )
         return logits_SV.float()
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on a CPU the system backs them with memory only as they are written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return (
+        torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8))
+        .view(dtype)
+        .view(shape)
+    )
 
 
 def load_model(
@@ -142,6 +156,8 @@ def _load_weights(
     trust_remote_code: bool,
 ) -> PreTrainedModel:
     """Return the transformers model with every weight from the checkpoint, none made up."""
+    bars = logging.is_progress_bar_enabled()  # the CLI shows progress of its own
+    logging.disable_progress_bar()
     try:
         loaded, info = AutoModelForCausalLM.from_pretrained(
             directory,
@@ -157,6 +173,9 @@ def _load_weights(
         raise ModelError(
             f"the weights in {directory} cannot be loaded: {one_line(error)}"
         ) from None
+    finally:
+        if bars:
+            logging.enable_progress_bar()
     # transformers fills such weights with random numbers and logs a warning.
     made_up = sorted(str(key) for key in (*info["missing_keys"], *info["mismatched_keys"]))
     if made_up:

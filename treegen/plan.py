@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from treegen import radix
 from treegen.errors import CapacityError, InputError
+from treegen.units import format_bytes
 
 Sharing = Literal["auto", "all", "one", "off"]
 SHARING: tuple[Sharing, ...] = ("auto", "all", "one", "off")
@@ -252,7 +253,7 @@ class Plan:
                     f"prompt {request.id!r} ({len(request.tokens):,} tokens, max_tokens "
                     f"{request.max_tokens:,}) needs {needed * page_size:,} cache tokens even "
                     f"alone, but {num_pages * page_size:,} fit "
-                    f"({num_pages * page_size * self.token_bytes / 2**20:,.1f} MiB); "
+                    f"({format_bytes(num_pages * page_size * self.token_bytes)}); "
                     "give more memory, shorten the prompt or lower max_tokens"
                 )
 

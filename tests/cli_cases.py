@@ -1,0 +1,107 @@
+"""What the tests of the command line share: a checkpoint, data, and ways to run a command."""
+
+import json
+import runpy
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from treegen.cli.main import cli
+from treegen.runs import RunDir
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+SMALL = ["--limit", "4", "--n-samples", "5", "--max-tokens", "12", "--memory", "4MiB"]
+
+
+def build_checkpoint(folder: Path, **changes: Any) -> Path:
+    """Write the example's tiny checkpoint with random weights."""
+    main = runpy.run_path(str(EXAMPLES / "tiny_checkpoint.py"))["main"]
+    given: dict[str, Any] = {
+        "layers": 2, "hidden": 64, "vocab_size": 1024, "context": 4096, "seed": 0,
+    }  # fmt: skip
+    main.callback(folder=folder, **given | changes)
+    return folder
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished command."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The JSON document in the last line of stdout."""
+        found: dict[str, Any] = json.loads(self.out.splitlines()[-1])
+        return found
+
+    @property
+    def error(self) -> str:
+        """The one line that a refused command prints to stderr, after what it had noticed."""
+        assert self.code == 2, (self.code, self.out, self.err)
+        assert "Traceback" not in self.err and self.out == ""
+        *before, last = self.err.splitlines()
+        assert last.startswith("Error: ") and not any(x.startswith("Error") for x in before)
+        return last.removeprefix("Error: ")
+
+
+class Command:
+    """Runs `treegen` in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *args: object) -> Done:
+        """Run the command and return its exit code and what it printed."""
+        self._capsys.readouterr()
+        try:
+            cli.main([str(arg) for arg in args], prog_name="treegen")
+        except SystemExit as stopped:
+            code = stopped.code
+        printed = self._capsys.readouterr()
+        return Done(int(code or 0), printed.out, printed.err)
+
+
+def samples_of(path: Path) -> list[dict[str, Any]]:
+    """Return the stored samples of a run without their times, in a fixed order."""
+    with RunDir.open(path) as run:
+        records = list(run.records())
+    for record in records:
+        del record["time"]
+    return sorted(records, key=lambda r: (r["problem_id"], r["sample_index"]))
+
+
+def assert_same_samples(found: Path, wanted: Path) -> None:
+    """Compare two runs: texts exactly, log-probabilities to 1e-4."""
+    got, want = samples_of(found), samples_of(wanted)
+    near = [pytest.approx(record.pop("logprob"), abs=1e-4) for record in want]
+    assert [record.pop("logprob") for record in got] == near
+    assert got == want
+
+
+def copy_part(whole: Path, part: Path, lines: int, tail: bytes = b"") -> Path:
+    """Copy a run as a crash would have left it: some whole lines, and a torn one."""
+    shutil.copytree(whole, part)
+    samples = part / "samples.jsonl"
+    kept = samples.read_bytes().split(b"\n")[:lines]
+    samples.write_bytes(b"".join(line + b"\n" for line in kept) + tail)
+    (part / "results.json").unlink(missing_ok=True)
+    return part
+
+
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any] | str]) -> Path:
+    """Write rows as JSON lines; a text is written as it is."""
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def problem(question: str, answer: int, **more: Any) -> dict[str, Any]:
+    """Return a row of GSM8K."""
+    return {"question": question, "answer": f"It is {answer}.\n#### {answer}", **more}

@@ -1,0 +1,403 @@
+"""What a user can mend is refused in one line with exit code 2, and before weights are loaded."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli_cases import Command, build_checkpoint, copy_part, problem, samples_of, write_jsonl
+from safetensors.torch import load_file, save_file
+
+from treegen.runs import RunDir
+from treegen.tasks import job
+
+FEW = ["-n", "2", "--max-tokens", "3"]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_checkpoint(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def treegen(capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(capsys)
+
+
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading weights fails the test, by whatever way they are loaded."""
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        pytest.fail("the weights were loaded")
+
+    monkeypatch.setattr("treegen.model.load_model", refuse)
+    monkeypatch.setattr("treegen.engine.load_model", refuse)
+
+
+@pytest.fixture
+def model(tiny: Path, tmp_path: Path) -> Path:
+    """A copy of the checkpoint, to spoil."""
+    return shutil.copytree(tiny, tmp_path / "model")
+
+
+def edit_config(model: Path, **changes: Any) -> None:
+    file = model / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | changes))
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["gsm8"], "there is no task 'gsm8'; did you mean 'gsm8k'?"),
+        (["gsm8k,gsm8k"], "task 'gsm8k' is named twice"),
+        ([], "no task is given; `treegen tasks` lists them"),
+        (["gsm8k", "--temprature", "1"], "No such option '--temprature'. Did you mean"),
+        (["gsm8k", "--n-samples", "0"], "n-samples must be at least 1, got 0"),
+        (["gsm8k", "--n-samples", "few"], "'few' is not a valid integer"),
+        (["gsm8k", "--temperature", "-1"], "temperature must be at least 0, got -1.0"),
+        (["gsm8k", "--temperature", "nan"], "temperature must be a finite number, got nan"),
+        (["gsm8k", "--top_p", "0"], "top_p must be in (0, 1], got 0.0"),
+        (["gsm8k", "--top-p", "1.5"], "top_p must be in (0, 1], got 1.5"),
+        (["gsm8k", "--top-k", "-1"], "top_k must be at least 0"),
+        (["gsm8k", "--min-p", "2"], "min_p must be in [0, 1], got 2.0"),
+        (["gsm8k", "--max-tokens", "0"], "max_tokens must be at least 1, got 0"),
+        (["gsm8k", "--stop", ""], "stop strings must be non-empty text"),
+        (["gsm8k", "--seed", "-1"], "seed must be in [0, 2**63), got -1"),
+        (["gsm8k", "--memory", "lots"], "memory must be a number of bytes or like '2GiB'"),
+        (["gsm8k", "--memory", "0"], "memory must be a number of bytes or like '2GiB'"),
+        (["gsm8k", "--max-rows", "many"], "--max-rows must be a whole number or auto"),
+        (["gsm8k", "-b", "0"], "max_rows must be at least 1, got 0"),
+        (["gsm8k", "--sharing", "some"], "sharing must be one of auto, all, one, off"),
+        (["gsm8k", "--dtype", "int4"], "dtype must be auto or one of float32"),
+        (["gsm8k", "--device", "abacus"], "device must be auto, cpu, cuda or cuda:N"),
+        (["gsm8k", "--limit", "1.5"], "limit must be a count, a fraction below 1 or a range"),
+        (["gsm8k", "--limit", "2", "--sample-id", "x"], "give limit or problem ids, not both"),
+        (["gsm8k", "--sample-id", "gsm8k-99"], "there is no problem 'gsm8k-99'; did you mean"),
+        (["gsm8k", "-f", "99"], "num_fewshot is 99 but the bundled few-shot file has 8"),
+        (["gsm8k", "--k", "1,x"], "--k must be whole numbers with commas between, got '1,x'"),
+        (["gsm8k", "--k", "3"], "--k 3 is not possible with 2 samples per problem"),
+        (["gsm8k", "-a", "dtyp=float32"], "--model-args: it has no 'dtyp'; known: model, dtype"),
+        (["gsm8k", "-a", "float32"], "--model-args: 'float32' is not name=value"),
+        (["gsm8k", "-a", "check=maybe"], "check must be true or false, got 'maybe'"),
+        (["gsm8k", "-a", "dtype=float16", "--dtype", "float32"], "give it once"),
+        (["gsm8k", "--gen-kwargs", "top_k=1,top_k=2"], "top_k is given twice, as 1 and 2"),
+        (["gsm8k", "--resume"], "--resume needs a run directory"),
+        (["--resume", "nowhere"], "there is no run directory nowhere"),
+        (["gsm8k", "--resume", "a", "-o", "b"], "--resume a and --output-path b differ"),
+    ],
+)
+def test_bad_arguments(
+    treegen: Command, tiny: Path, no_weights: None, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, args: list[str], message: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    given = [] if "--n-samples" in args else ["-n", "2"]
+    assert message in treegen("eval", *args, *given, "-M", tiny).error
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_command(treegen: Command) -> None:
+    assert treegen("evl").error == "there is no command 'evl'; did you mean 'eval'?"
+    assert treegen("zzz").error.startswith("there is no command 'zzz'; known: eval, plan")
+    assert "No such option '--verison'" in treegen("--verison").error
+
+
+def test_no_model(treegen: Command) -> None:
+    assert "no model is given; name one with --model" in treegen("eval", "gsm8k").error
+
+
+# Data
+
+
+def repeated(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "d.jsonl", [problem("1", 1, id="a"), problem("2", 2, id="a")])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda folder: folder / "missing.jsonl", r"missing\.jsonl does not exist"),
+        (lambda folder: write_jsonl(folder / "d.jsonl", []), r"d\.jsonl is empty"),
+        (
+            lambda folder: write_jsonl(folder / "d.jsonl", [problem("1", 1), "", '{"question": ']),
+            r"d\.jsonl, line 3 is not JSON: ",
+        ),
+        (
+            lambda folder: write_jsonl(folder / "d.jsonl", [{"question": "1"}, {"answer": "2"}]),
+            r"d\.jsonl has no usable problem; .*d\.jsonl, line 1: no answer",
+        ),
+        (repeated, r"d\.jsonl, lines 1 and 2 have the same id 'a'"),
+    ],
+)
+def test_bad_data(
+    treegen: Command, tiny: Path, no_weights: None, tmp_path: Path,
+    make: Callable[[Path], Path], message: str,
+) -> None:  # fmt: skip
+    path = tmp_path / "run"
+    done = treegen("eval", "gsm8k", "-M", tiny, "--data", make(tmp_path), "-o", path)
+    assert re.search(message, done.error)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("command", ["eval", "plan"])
+def test_a_prompt_longer_than_the_context(
+    treegen: Command, model: Path, no_weights: None, tmp_path: Path, command: str
+) -> None:
+    edit_config(model, max_position_embeddings=600)
+    data = write_jsonl(
+        tmp_path / "d.jsonl", [problem("1+1?", 2), problem("one and " * 100, 4, id="long")]
+    )
+    error = treegen(command, "gsm8k", "-M", model, "-f", 2, "--data", data).error
+    found = re.match(r"prompt 'long' has ([\d,]+) tokens, ([\d,]+) too many for the model's", error)
+    assert found and "context of 600" in error
+    assert int(found[1].replace(",", "")) - int(found[2].replace(",", "")) == 599
+
+
+@pytest.mark.parametrize("command", ["eval", "plan"])
+def test_a_tree_that_does_not_fit_even_alone(
+    treegen: Command, tiny: Path, no_weights: None, command: str
+) -> None:
+    error = treegen(command, "gsm8k", "-M", tiny, "--memory", "64KiB").error
+    assert re.search(r"needs [\d,]+ cache tokens even alone, but 112 fit", error)
+    error = treegen(command, "gsm8k", "-M", tiny, "--memory", "9KiB").error
+    assert "9,216 bytes hold no page of 16 tokens" in error
+
+
+# Models
+
+
+def without(name: str) -> Callable[[Path], None]:
+    return lambda model: (model / name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (without("model.safetensors"), r"has no \*\.safetensors weights"),
+        (without("config.json"), "has no config.json"),
+        (without("tokenizer.json"), r"has no tokenizer \(tokenizer.json\)"),
+        (lambda m: edit_config(m, model_type="mamba2"), "mamba2"),
+        (lambda m: edit_config(m, model_type="bloom"), "bloom"),
+        (lambda m: edit_config(m, model_type="nothing"), "'nothing' in .* is not known"),
+        (lambda m: edit_config(m, auto_map={"AutoConfig": "x.Y"}), "names code of its own"),
+        (lambda m: (m / "config.json").write_text("{"), "config.json cannot be read as JSON"),
+        (shutil.rmtree, "model directory .* does not exist"),
+    ],
+)
+def test_bad_models(
+    treegen: Command, model: Path, no_weights: None, tmp_path: Path,
+    spoil: Callable[[Path], object], message: str,
+) -> None:  # fmt: skip
+    spoil(model)
+    path = tmp_path / "run"
+    assert re.search(message, treegen("eval", "gsm8k", "-M", model, *FEW, "-o", path).error)
+    assert not path.exists()
+
+
+def test_weights_that_do_not_fit_the_config_leave_no_run(
+    treegen: Command, model: Path, tmp_path: Path
+) -> None:
+    whole = (model / "model.safetensors").read_bytes()
+    weights = load_file(model / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    command = ["eval", "gsm8k", "-M", model, "-L", 1, *FEW, "-o", tmp_path / "run"]
+    done = treegen(*command)
+    assert "lack model.layers.1.mlp.up_proj.weight" in done.error
+    # So the same command works once the model is mended.
+    (model / "model.safetensors").write_bytes(whole)
+    assert treegen(*command).code == 0
+
+
+def test_weights_that_are_not_numbers(treegen: Command, model: Path, tmp_path: Path) -> None:
+    weights = load_file(model / "model.safetensors")
+    weights["model.norm.weight"][3] = torch.nan
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    error = treegen("eval", "gsm8k", "-M", model, *FEW, "-o", tmp_path / "run").error
+    assert "gives logits that are not numbers in torch.float32" in error
+
+
+def test_logits_that_are_not_numbers_name_their_row_and_keep_what_was_finished(
+    treegen: Command, model: Path, tmp_path: Path
+) -> None:
+    weights = load_file(model / "model.safetensors")
+    # Untied, so that a spoilt embedding shows only where its token is read.
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    edit_config(model, tie_word_embeddings=False)
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    given = ["eval", "gsm8k", "-M", model, "-L", 4, "-n", 5, "--max-tokens", 12, "-b", 4]
+    assert treegen(*given, "--log-tokens", "-o", tmp_path / "whole").code == 0
+    with RunDir.open(tmp_path / "whole") as run:
+        last = list(run.records())[-1]
+    others = {t for r in samples_of(tmp_path / "whole") if r["problem_id"] != last["problem_id"]
+              for t in r["tokens"][:-1]}  # fmt: skip
+    # A token that only the last problem's samples contain, and not in the last place.
+    (spoilt, *_) = (t for t in last["tokens"][:-1] if t not in others)
+    weights["model.embed_tokens.weight"][spoilt] = torch.nan
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    path = tmp_path / "run"
+    done = treegen(*given, "-o", path)
+    assert re.search(
+        rf"not numbers for prompt '{last['problem_id']}' sample \d token \d+; samples that had "
+        r"finished are kept; .*; 1\d of 20 samples are kept; continue with: treegen eval --resume",
+        done.error,
+    )
+    kept = samples_of(path)
+    assert len(kept) >= 10
+    whole = {
+        (r["problem_id"], r["sample_index"]): r["text"] for r in samples_of(tmp_path / "whole")
+    }
+    assert all(whole[r["problem_id"], r["sample_index"]] == r["text"] for r in kept)
+
+
+# Run directories
+
+
+@pytest.fixture(scope="module")
+def run_path(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "run"
+    code = "import sys\nfrom treegen.cli.main import main\nsys.exit(main())"
+    command = [sys.executable, "-c", code, "eval", "gsm8k", "-L", "2", *FEW]
+    done = subprocess.run(
+        [*command, "-M", str(tiny), "-o", str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def test_a_directory_that_holds_a_run(
+    treegen: Command, tiny: Path, run_path: Path, no_weights: None
+) -> None:
+    error = treegen("eval", "gsm8k", "-M", tiny, "-o", run_path).error
+    assert f"{run_path} already holds a run; continue it with --resume {run_path}" in error
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--temperature", "0.8"], "sampling.temperature: 0.7 -> 0.8 (--temperature)"),
+        (["-n", "3"], "num_samples: 2 -> 3 (--n-samples)"),
+        (["--stop", "x"], '(--stop)'),
+        (["--limit", "1"], "(--data, --split, --limit or --sample-id)"),
+        (["-f", "1"], "(--num-fewshot, --fewshot-file, --fewshot-data or --seed)"),
+        (["--dtype", "bfloat16"], 'model.dtype: "float32" -> "bfloat16" (--dtype)'),
+        (["--system-instruction", "x"], '(--system-instruction)'),
+        (["--gen-kwargs", "ignore_eos=true"], "false -> true (--gen-kwargs)"),
+    ],
+)  # fmt: skip
+def test_a_changed_setting(
+    treegen: Command, run_path: Path, no_weights: None, args: list[str], message: str
+) -> None:
+    before = (run_path / "run.json").read_bytes()
+    assert message in treegen("eval", "gsm8k", "--resume", run_path, *args).error
+    assert (run_path / "run.json").read_bytes() == before
+
+
+def test_a_changed_model(treegen: Command, model: Path, run_path: Path, no_weights: None) -> None:
+    edit_config(model, rms_norm_eps=0.01)
+    error = treegen("eval", "--resume", run_path, "--model", model).error
+    assert "model.fingerprint: " in error and "(--model)" in error
+
+
+def test_what_changes_no_sample_may_change(
+    treegen: Command, tiny: Path, run_path: Path, tmp_path: Path
+) -> None:
+    path = copy_part(run_path, tmp_path / "run", 1)
+    moved = shutil.copytree(tiny, tmp_path / "moved")
+    done = treegen("eval", "--resume", path, "-M", moved, "--memory", "1MiB", "-b", "1",
+                   "--sharing", "off", "-a", "page_size=8")  # fmt: skip
+    assert done.code == 0, done.err
+    assert samples_of(path) == samples_of(run_path)
+    with RunDir.open(path) as run:
+        assert run.info.resumes[-1]["free"]["model"] == str(moved)
+    # The latest values stand the next time.
+    copy_part(path, tmp_path / "again", 1)
+    assert f"loading {moved}" in treegen("eval", "--resume", tmp_path / "again").err
+
+
+def test_a_flipped_byte_in_the_middle(
+    treegen: Command, run_path: Path, no_weights: None, tmp_path: Path
+) -> None:
+    path = shutil.copytree(run_path, tmp_path / "run")
+    samples = path / "samples.jsonl"
+    lines = samples.read_bytes().splitlines(keepends=True)
+    samples.write_bytes(lines[0].replace(b'"seed":', b'"sead":') + b"".join(lines[1:]))
+    for command in (["eval", "--resume", path], ["score", path]):
+        assert "line 1" in treegen(*command).error
+
+
+@pytest.mark.parametrize("command", ["eval", "score"])
+def test_no_run(treegen: Command, tmp_path: Path, command: str) -> None:
+    args = ["--resume"] if command == "eval" else []
+    assert "has no run.json" in treegen(command, *args, tmp_path).error
+
+
+def test_a_directory_that_cannot_be_made(
+    treegen: Command, tiny: Path, no_weights: None, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    done = treegen("eval", "gsm8k", "-M", tiny, "-o", tmp_path / "file" / "run")
+    assert "cannot make the directory" in done.error
+
+
+def test_a_run_that_ends_early_says_so(
+    treegen: Command, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("treegen.tasks.runner.sample", lambda *args, **kwargs: iter(()))
+    done = treegen("eval", "gsm8k", "-M", tiny, "-L", 1, *FEW, "-o", tmp_path / "run")
+    assert done.code == 1
+    assert done.err.splitlines()[-1] == (
+        f"Error: 2 samples were not drawn; continue with: treegen eval --resume {tmp_path / 'run'}"
+    )
+    assert done.document["runs"][0]["complete"] is False
+
+
+# The real process
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["eval", "gsm8k", "--top-p", "0", "-M", "x"], "top_p must be in (0, 1], got 0.0"),
+        (["eval", "gsm8k", "--data", "none.jsonl", "-M", "x"], "none.jsonl does not exist"),
+        (["eval", "gsm8k", "-M", "./none"], "model directory './none' does not exist"),
+        (["plna"], "did you mean 'plan'?"),
+    ],
+)
+def test_the_installed_command_prints_one_line(args: list[str], message: str) -> None:
+    command = Path(sys.executable).with_name("treegen")
+    start = [str(command)] if command.exists() else [
+        sys.executable, "-c", "import sys; from treegen.cli.main import main; sys.exit(main())",
+    ]  # fmt: skip
+    done = subprocess.run([*start, *args], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+    code = "import sys; from treegen.cli.main import main; sys.exit(main())"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "eval", "--help"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None and b"Traceback" not in process.stderr.read()
+    process.stderr.close()
+    process.wait()
+
+
+def test_the_job_module_is_what_the_command_uses() -> None:
+    # `no_weights` would prove nothing if the engine were reached by another way.
+    assert "treegen.engine" in Path(job.__file__).read_text(encoding="utf-8")
