@@ -24,12 +24,20 @@ class Problem:
     question: the text that was asked, as the data has it.
     answer: the reference, in whatever form the task's `score` compares with.
     metadata: JSON values that a report may show; scoring does not need them.
+    choices: what may follow the prompt, if nothing is sampled: the likeliest of these texts is the
+        sample. All problems of a task have choices, or none has.
     """
 
     id: str
     question: str
     answer: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    choices: tuple[str, ...] = ()
+
+    @property
+    def content(self) -> list[str]:
+        """What samples and their scores depend on."""
+        return [self.id, self.question, self.answer, *self.choices]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +65,7 @@ class TaskOptions:
     limit: the first so many problems; a fraction below 1; or "10-20", counted from 1, both ends in.
     ids: run these problems only, in this order.
     seed: which examples are drawn from `fewshot_data`.
+    extra: arguments that this task alone knows, by name; see its `arguments`.
     """
 
     data: str | None = None
@@ -67,6 +76,7 @@ class TaskOptions:
     limit: int | float | str | None = None
     ids: Sequence[str] | None = None
     seed: int = 0
+    extra: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.num_fewshot is not None and self.num_fewshot < 0:
@@ -91,6 +101,7 @@ class TaskData:
     """What `Task.load` found: the problems to run and the text that all of them share.
 
     fewshot: the solved examples, ready to stand before every problem; may be empty.
+    fewshot_of: where groups of problems have examples of their own, those of each group.
     skipped: rows that could not be used; everything else runs.
     """
 
@@ -99,11 +110,17 @@ class TaskData:
     fewshot: str = ""
     num_fewshot: int = 0
     skipped: tuple[Skipped, ...] = ()
+    fewshot_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def examples(self) -> Any:
+        """All solved examples, as JSON holds them."""
+        return [self.fewshot, dict(self.fewshot_of)] if self.fewshot_of else self.fewshot
 
     @property
     def fingerprint(self) -> str:
         """A hash of everything here that prompts and scores depend on."""
-        content = [self.fewshot, [[p.id, p.question, p.answer] for p in self.problems]]
+        content = [self.examples, [problem.content for problem in self.problems]]
         return hashlib.sha256(json.dumps(content).encode("ascii")).hexdigest()
 
 
@@ -112,7 +129,8 @@ class Task(Protocol):
     """What treegen needs of a task; any class with these members will do.
 
     The class is made without arguments. `filters` names the ways in which an answer is read from a
-    text; the first is the one that headlines use.
+    text; the first is the one that headlines use. A task that reads `TaskOptions.extra` has one
+    more member, `arguments`: a mapping from the names that it knows to a line of help each.
     """
 
     @property

@@ -11,11 +11,20 @@ from typing import Any
 
 import pytest
 import torch
-from cli_cases import Command, build_checkpoint, copy_part, problem, samples_of, write_jsonl
+from cli_cases import (
+    Command,
+    assert_same_samples,
+    build_checkpoint,
+    copy_part,
+    problem,
+    samples_of,
+    write_jsonl,
+)
 from safetensors.torch import load_file, save_file
 
+from treegen import engine
+from treegen import model as model_module
 from treegen.runs import RunDir
-from treegen.tasks import job
 
 FEW = ["-n", "2", "--max-tokens", "3"]
 
@@ -30,6 +39,12 @@ def treegen(capsys: pytest.CaptureFixture[str]) -> Command:
     return Command(capsys)
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Default run directories of commands that should have been refused go to the test's own."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading weights fails the test, by whatever way they are loaded."""
@@ -37,8 +52,8 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
         pytest.fail("the weights were loaded")
 
-    monkeypatch.setattr("treegen.model.load_model", refuse)
-    monkeypatch.setattr("treegen.engine.load_model", refuse)
+    for module in (engine, model_module):
+        monkeypatch.setattr(module, "load_model", refuse)
 
 
 @pytest.fixture
@@ -97,10 +112,8 @@ def edit_config(model: Path, **changes: Any) -> None:
     ],
 )
 def test_bad_arguments(
-    treegen: Command, tiny: Path, no_weights: None, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, args: list[str], message: str,
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
+    treegen: Command, tiny: Path, no_weights: None, tmp_path: Path, args: list[str], message: str
+) -> None:
     given = [] if "--n-samples" in args else ["-n", "2"]
     assert message in treegen("eval", *args, *given, "-M", tiny).error
     assert not list(tmp_path.iterdir())
@@ -155,7 +168,7 @@ def test_a_prompt_longer_than_the_context(
 ) -> None:
     edit_config(model, max_position_embeddings=600)
     data = write_jsonl(
-        tmp_path / "d.jsonl", [problem("1+1?", 2), problem("one and " * 100, 4, id="long")]
+        tmp_path / "d.jsonl", [problem("1+1?", 2), problem("one and " * 300, 4, id="long")]
     )
     error = treegen(command, "gsm8k", "-M", model, "-f", 2, "--data", data).error
     found = re.match(r"prompt 'long' has ([\d,]+) tokens, ([\d,]+) too many for the model's", error)
@@ -170,7 +183,7 @@ def test_a_tree_that_does_not_fit_even_alone(
     error = treegen(command, "gsm8k", "-M", tiny, "--memory", "64KiB").error
     assert re.search(r"needs [\d,]+ cache tokens even alone, but 112 fit", error)
     error = treegen(command, "gsm8k", "-M", tiny, "--memory", "9KiB").error
-    assert "9,216 bytes hold no page of 16 tokens" in error
+    assert "hold no page of 16 tokens" in error
 
 
 # Models
@@ -186,8 +199,8 @@ def without(name: str) -> Callable[[Path], None]:
         (without("model.safetensors"), r"has no \*\.safetensors weights"),
         (without("config.json"), "has no config.json"),
         (without("tokenizer.json"), r"has no tokenizer \(tokenizer.json\)"),
-        (lambda m: edit_config(m, model_type="mamba2"), "mamba2"),
-        (lambda m: edit_config(m, model_type="bloom"), "bloom"),
+        (lambda m: (m / "config.json").write_text('{"model_type": "mamba2"}'), "mamba2 models"),
+        (lambda m: (m / "config.json").write_text('{"model_type": "bloom"}'), "bloom models"),
         (lambda m: edit_config(m, model_type="nothing"), "'nothing' in .* is not known"),
         (lambda m: edit_config(m, auto_map={"AutoConfig": "x.Y"}), "names code of its own"),
         (lambda m: (m / "config.json").write_text("{"), "config.json cannot be read as JSON"),
@@ -317,7 +330,7 @@ def test_what_changes_no_sample_may_change(
     done = treegen("eval", "--resume", path, "-M", moved, "--memory", "1MiB", "-b", "1",
                    "--sharing", "off", "-a", "page_size=8")  # fmt: skip
     assert done.code == 0, done.err
-    assert samples_of(path) == samples_of(run_path)
+    assert_same_samples(path, run_path)
     with RunDir.open(path) as run:
         assert run.info.resumes[-1]["free"]["model"] == str(moved)
     # The latest values stand the next time.
@@ -333,7 +346,7 @@ def test_a_flipped_byte_in_the_middle(
     lines = samples.read_bytes().splitlines(keepends=True)
     samples.write_bytes(lines[0].replace(b'"seed":', b'"sead":') + b"".join(lines[1:]))
     for command in (["eval", "--resume", path], ["score", path]):
-        assert "line 1" in treegen(*command).error
+        assert "samples.jsonl:1: damaged line" in treegen(*command).error
 
 
 @pytest.mark.parametrize("command", ["eval", "score"])
@@ -396,8 +409,3 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     assert process.stderr is not None and b"Traceback" not in process.stderr.read()
     process.stderr.close()
     process.wait()
-
-
-def test_the_job_module_is_what_the_command_uses() -> None:
-    # `no_weights` would prove nothing if the engine were reached by another way.
-    assert "treegen.engine" in Path(job.__file__).read_text(encoding="utf-8")

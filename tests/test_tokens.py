@@ -41,7 +41,7 @@ TREES = st.recursive(
 ).filter(lambda root: bool(root.children) or bool(root.content))
 
 
-class Counting(PreTrainedTokenizerFast):
+class Counting(PreTrainedTokenizerFast):  # type: ignore[misc]
     """Counts the characters that it is asked to encode."""
 
     num_characters = 0
@@ -241,7 +241,7 @@ def test_a_template_that_refuses_the_messages_is_an_input_error() -> None:
         tokenize(root, tokenizer)
 
 
-class AddsNoSecondBos(PreTrainedTokenizerFast):
+class AddsNoSecondBos(PreTrainedTokenizerFast):  # type: ignore[misc]
     """Its special tokens depend on the text."""
 
     def _encode_plus(self, text: Any, *args: Any, **kwargs: Any) -> Any:
@@ -280,7 +280,7 @@ class WithoutOffsets:
 
 def test_a_tokenizer_without_offsets_encodes_whole_texts() -> None:
     texts = [random_text(13, 60) + ending for ending in ("", " a", " b")]
-    got = encode_texts(texts, WithoutOffsets())  # type: ignore[arg-type]
+    got = encode_texts(texts, WithoutOffsets())
     assert [ids.tolist() for ids in got] == [whole(text, "llama2") for text in texts]
 
 

@@ -45,7 +45,7 @@ FRAGMENTS: Final = (
 def random_text(seed: int, fragments: int) -> str:
     """Text that is hard on tokenizers: words, runs of one thing, halves of special tokens."""
     draw = random.Random(seed)
-    pieces = []
+    pieces: list[str] = []
     while len(pieces) < fragments:
         kind = draw.random()
         if kind < 0.6:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from treegen.attention import Level
+from treegen.attention.level import HostLevel, Level
 from treegen.cache import Pages
 
 Ints = NDArray[np.int64]
@@ -60,18 +60,27 @@ def make_level(
     q_start: Ints, q_stop: Ints, pages: Pages, kv_len: Ints, kv_start: Ints,
     device: torch.device, *, causal: bool,
 ) -> Level:  # fmt: skip
-    """A Level from numpy arrays."""
+    """A Level from numpy arrays, which it keeps beside the device's copies."""
+    host = HostLevel(
+        start_G=np.asarray(q_start, dtype=np.int64),
+        stop_G=np.asarray(q_stop, dtype=np.int64),
+        pages_GP=np.asarray(pages, dtype=np.int64),
+        kv_len_G=np.asarray(kv_len, dtype=np.int64),
+        kv_start_G=np.asarray(kv_start, dtype=np.int64),
+        causal=causal,
+    )
 
-    def tensor(array: NDArray[np.int32] | Ints) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32)).to(device)
+    def tensor(array: Ints) -> torch.Tensor:
+        return torch.from_numpy(array.astype(np.int32)).to(device)
 
     return Level(
-        q_start_G=tensor(q_start),
-        q_stop_G=tensor(q_stop),
-        pages_GP=tensor(pages),
-        kv_len_G=tensor(kv_len),
-        kv_start_G=tensor(kv_start),
+        q_start_G=tensor(host.start_G),
+        q_stop_G=tensor(host.stop_G),
+        pages_GP=tensor(host.pages_GP),
+        kv_len_G=tensor(host.kv_len_G),
+        kv_start_G=tensor(host.kv_start_G),
         causal=causal,
+        host=host,
     )
 
 

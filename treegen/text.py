@@ -77,7 +77,9 @@ class Detokenizer:
             return texts
         known = [[token for token in tokens if token < self._limit] for tokens in sequences]
         return [
-            self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            self._tokenizer.decode(
+                ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
             for ids in known
         ]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from treegen.attention.level import HostLevel, Level, check_form, check_values, to_host
-from treegen.attention.types import Implementation, KVPair, Options, Prepared
+from treegen.attention.types import Implementation, KVPair, Missing, Options, Prepared
 from treegen.errors import InputError
 
 
@@ -28,10 +28,19 @@ def _load_cpu() -> Implementation:
     return Cpu()
 
 
+def _load_triton() -> Implementation:
+    try:
+        from treegen.attention.triton import Triton
+    except ImportError:
+        return Missing("triton", "triton is not installed")
+    return Triton()
+
+
 # Loaded at first use, so that a name whose library is missing costs nothing. "auto" takes the first
 # that does not refuse the device; "reference" stands last and refuses nothing.
 LOADERS: Final[dict[str, Callable[[], Implementation]]] = {
     "cpu": _load_cpu,
+    "triton": _load_triton,
     "reference": _load_reference,
 }
 FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -93,7 +102,7 @@ def prepare(
             f"{tuple(positions_T.shape)} on {positions_T.device}"
         )
     host: tuple[HostLevel, ...] | None = None
-    if check or device.type == "cpu":
+    if check or all(level.host is not None for level in levels):
         host = tuple(to_host(level) for level in levels)
     if check and host is not None:
         for index, host_level in enumerate(host):

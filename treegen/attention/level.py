@@ -29,6 +29,8 @@ class Level:
 
     causal says that keys may lie after a query, so that positions have to be compared: key j of a
     group is visible to a row iff kv_start + j <= position of the row.
+
+    host is the same level as host arrays, if the caller has them: nobody then waits for the device.
     """
 
     q_start_G: Tensor
@@ -37,6 +39,7 @@ class Level:
     kv_len_G: Tensor
     kv_start_G: Tensor
     causal: bool = False
+    host: HostLevel | None = None
 
     @classmethod
     def dense(
@@ -103,7 +106,9 @@ class HostLevel:
 
 
 def to_host(level: Level) -> HostLevel:
-    """Copy a level to the host; waits for the device."""
+    """Copy a level to the host; waits for the device unless the level has a host copy."""
+    if level.host is not None:
+        return level.host
 
     def array(tensor: Tensor) -> IntArray:
         return tensor.detach().cpu().numpy().astype(np.int64)  # astype always copies

@@ -70,3 +70,27 @@ class Prepared:
     host: tuple[HostLevel, ...] | None
     # Tensor shapes, types and devices that have been checked against the levels.
     seen: set[Any] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Stands for an implementation whose library is not installed; refuses every device."""
+
+    name: str
+    reason: str
+
+    def refusal(self, device: torch.device) -> str | None:
+        """Why it cannot run."""
+        return self.reason
+
+    def prepare(
+        self, levels: Sequence[Level], host: Sequence[HostLevel] | None, positions_T: Tensor | None
+    ) -> Any:
+        """Never called, for the device is refused."""
+        raise AssertionError(self.reason)
+
+    def attend(
+        self, q_THD: Tensor, pairs: Sequence[KVPair], prepared: Prepared, options: Options
+    ) -> tuple[Tensor, Tensor]:
+        """Never called, for the device is refused."""
+        raise AssertionError(self.reason)

@@ -1,0 +1,164 @@
+"""The Triton implementation against the oracle: on a GPU, or in Triton's interpreter on a CPU.
+
+Without a GPU run it as `TRITON_INTERPRET=1 pytest tests/test_triton.py`; the interpreter must be
+chosen before Triton is imported, and it computes bf16 products wrongly, so float16 stands in.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attention_cases import Case, Group, make_case, oracle, paged, random_tree
+
+from treegen.attention import attend, prepare
+from treegen.attention.level import to_host
+from treegen.attention.triton_units import KEYS_PER_SPLIT, work_list
+from treegen.errors import InputError
+
+CUDA = torch.cuda.is_available()
+needs_triton = pytest.mark.skipif(
+    not CUDA and os.environ.get("TRITON_INTERPRET") != "1",
+    reason="needs a GPU, or TRITON_INTERPRET=1",
+)
+DEVICE = "cuda" if CUDA else "cpu"
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2**-7, torch.float16: 2**-9}
+
+
+def check(case: Case, dtype: torch.dtype, *, page_size: int = 4, **options: Any) -> None:
+    """Compare out and LSE with the oracle by their worst element; unused slots hold NaN."""
+    want_out, want_lse = oracle(case, **options)
+    keys, values, levels = paged(case, dtype, page_size)
+    moved = [
+        replace(
+            level,
+            **{name: getattr(level, name).to(DEVICE) for name in (
+                "q_start_G", "q_stop_G", "pages_GP", "kv_len_G", "kv_start_G")},
+        )
+        for level in levels
+    ]  # fmt: skip
+    if "sinks" in options:
+        options["sinks"] = options["sinks"].to(DEVICE)
+    out, lse = attend(
+        case.q.to(DEVICE, dtype), keys.to(DEVICE), values.to(DEVICE), moved,
+        case.positions.to(DEVICE), impl="triton", return_lse=True, **options,
+    )  # fmt: skip
+    assert out.dtype == dtype
+    bound = TOLERANCE[dtype]
+    torch.testing.assert_close(out.cpu().double(), want_out, rtol=bound, atol=bound)
+    # 16-bit inputs are exact in the case, so only the products' rounding is left.
+    torch.testing.assert_close(lse.cpu().double(), want_lse, rtol=1e-4, atol=1e-4)
+
+
+@needs_triton
+@pytest.mark.parametrize("seed", range(12))
+def test_random_ragged_trees(seed: int) -> None:
+    check(make_case(**random_tree(seed, max_depth=[3, 12][seed % 2]), seed=seed), torch.float32)
+
+
+@needs_triton
+@pytest.mark.parametrize("seed", range(6))
+def test_window_cap_and_sinks(seed: int) -> None:
+    case = make_case(**random_tree(seed + 50, max_depth=4), seed=seed)
+    options: dict[str, Any] = {"window": [2, 7, 30][seed % 3]}
+    if seed % 2:
+        options |= {"softcap": 3.0, "sinks": torch.randn(4)}
+    check(case, torch.float32, scale=0.3, **options)
+
+
+@needs_triton
+@pytest.mark.parametrize("heads", [(4, 4), (8, 2), (6, 2), (4, 1)])
+@pytest.mark.parametrize("dims", [(16, 16), (64, 64), (80, 80), (96, 96), (129, 64), (256, 256)])
+def test_heads_and_dimensions(heads: tuple[int, int], dims: tuple[int, int]) -> None:
+    groups = [[Group(0, 9, 21)], [Group(0, 1, 3, 21), Group(2, 9, 18, 21)],
+              [Group(i, i + 1, 1 + i, 39) for i in range(9)]]  # fmt: skip
+    dtype = torch.bfloat16 if CUDA else torch.float16
+    for kind in (torch.float32, dtype):
+        case = make_case(groups, [60] * 9, heads=heads, dims=dims, round_to=kind)
+        check(case, kind, page_size=16)
+
+
+@needs_triton
+def test_chunked_causal_prefill_beside_decode() -> None:
+    """A chunk that continues an earlier one, a fresh span and a decoding row under one prefix."""
+    groups = [
+        [Group(0, 20, 33)],
+        [Group(0, 12, 20, 33), Group(12, 19, 7, 33), Group(19, 20, 5, 33)],
+    ]
+    positions = [*range(33 + 8, 33 + 20), *range(33, 40), 37]
+    check(make_case(groups, positions, causal=[False, True]), torch.float32)
+    check(make_case(groups, positions, causal=[False, True]), torch.float32, window=9)
+
+
+@needs_triton
+def test_few_rows_on_long_keys_are_split() -> None:
+    groups = [[Group(0, 3, 4 * KEYS_PER_SPLIT + 5)], [Group(1, 2, 3, 2000)]]
+    case = make_case(groups, [3000] * 3, heads=(2, 2))
+    check(case, torch.float32, page_size=16)
+    check(case, torch.float32, page_size=16, window=2500)
+
+
+@needs_triton
+def test_many_groups_of_one_row() -> None:
+    rng = np.random.default_rng(3)
+    rows = 1000 if CUDA else 60
+    groups = [[Group(i, i + 1, int(rng.integers(1, 40))) for i in range(rows)]]
+    check(make_case(groups, [99] * rows, heads=(4, 2)), torch.float32)
+
+
+@needs_triton
+def test_nothing_to_attend_to() -> None:
+    check(make_case([[Group(0, 2, 0)], [Group(1, 2, 3)]], [5, 5, 5]), torch.float32)
+
+
+@needs_triton
+def test_what_it_does_not_take_is_refused() -> None:
+    case = make_case([[Group(0, 2, 3)]], [5, 5])
+    keys, values, levels = paged(case, torch.float64)
+    if CUDA:
+        return
+    with pytest.raises(InputError, match="use 'reference' for float64"):
+        attend(case.q, keys, values, levels, impl="triton")
+    with pytest.raises(InputError, match="takes one pool for all levels"):
+        two = [keys.float(), keys.float()], [values.float(), values.float()]
+        attend(case.q.float(), *two, [*levels, *levels], impl="triton")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_work_list_covers_every_row_and_key_once(seed: int) -> None:
+    """Each (row, key) of each group is in exactly one unit, each unit within its height."""
+    case = make_case(**random_tree(seed), seed=seed)
+    _, _, levels = paged(case, torch.float32)
+    host = [to_host(level) for level in levels]
+    for per_head, programs in ((1, 1), (2, 64), (7, 500), (32, 8)):
+        work = work_list(host, len(case.positions), 2, per_head, programs)
+        seen: dict[tuple[int, int], int] = {}
+        for units, height in ((work.narrow, 16), (work.wide, 64)):
+            for part, start, stop, table, low, high, origin, _ in units.tolist():
+                assert (stop - start) * per_head <= max(height, per_head)
+                assert 0 <= part < work.num_parts
+                for row in range(start, stop):
+                    for key in range(low, high):
+                        page = int(work.pages[table + key // 4])
+                        place = (row, page * 4 + key % 4)
+                        assert place not in seen
+                        seen[place] = origin + key
+        want = {
+            (row, int(level.pages_GP[g, key // 4]) * 4 + key % 4): int(level.kv_start_G[g]) + key
+            for level in host for g in range(level.start_G.size)
+            for row in range(level.start_G[g], level.stop_G[g]) for key in range(level.kv_len_G[g])
+        }  # fmt: skip
+        assert seen == want
+
+
+def test_without_a_gpu_the_cpu_is_chosen() -> None:
+    case = make_case([[Group(0, 2, 3)]], [5, 5])
+    _, _, levels = paged(case, torch.float32)
+    assert prepare(levels).impl == "cpu"
+    if not CUDA and os.environ.get("TRITON_INTERPRET") != "1":
+        with pytest.raises(InputError, match="triton"):
+            prepare(levels, impl="triton")
