@@ -32,7 +32,7 @@ Work = list[_Work]
 
 
 @click.command("eval", context_settings=CONTEXT)
-@options_of("task", "data", "model", "sampling", "report")
+@options_of("task", "data", "arguments", "model", "sampling", "report")
 @click.option("--output-path", "-o", metavar="DIR", help="Run directory. Default: a new one in "
               "runs/.")  # fmt: skip
 @click.option("--resume", is_flag=False, flag_value="", metavar="[DIR]", help="Continue the run "
@@ -151,12 +151,17 @@ def _load(work: Work, engine: "EngineOptions", fingerprint: str) -> "LLM":
 
 
 def _report(work: Work, *, quiet: bool) -> None:
-    from treegen.cli.render import echo, json_line, report_tables
+    from treegen.cli.render import echo, json_line, notice, report_tables
     from treegen.tasks.runner import write_results
 
     documents = []
     for item in work:
         results, report = write_results(item.job, item.run)
+        if results["shortened"] and not quiet:
+            notice(
+                f"{results['shortened']:,} prompts were too long for the model and have fewer "
+                "solved examples; see dropped in samples.jsonl"
+            )
         documents.append({"run": str(item.run.path), **_without_parts(results)})
         if not quiet:
             echo("")

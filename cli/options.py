@@ -7,6 +7,7 @@ import click
 
 from treegen.cli.pairs import GEN_KWARGS, MODEL_ARGS, read_pairs
 from treegen.errors import InputError
+from treegen.tasks.arguments import read_arguments
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -85,6 +86,16 @@ _SAMPLING: Final = (
     click.option("--system-instruction", metavar="TEXT", help="A system turn; without a chat "
                  "template, text before every prompt."),
 )  # fmt: skip
+_ARGUMENTS: Final = (
+    click.option("--task-arg", "-T", "task_args", multiple=True, metavar="NAME=VALUE",
+                 help="An argument of the task's own, as `treegen tasks` lists them."),
+    click.option("--template", metavar="TEXT", help=r"jsonl: the prompt, with fields in braces, "
+                 r"such as 'Q: {question}\nA:'."),
+    click.option("--metric", metavar="NAME", help="jsonl: exact, numeric or regex."),
+    click.option("--pattern", metavar="REGEX", help="jsonl: what an answer looks like."),
+    click.option("--answer-field", metavar="NAME", help="jsonl: the field with the answer."),
+)  # fmt: skip
+_NAMED_ARGUMENTS: Final = ("template", "metric", "pattern", "answer_field")
 _REPORT: Final = (
     click.option("--k", "pass_ks", metavar="1,10,100", help="Report pass@k for these k."),
     click.option("--maj", "maj_ks", metavar="8,40", help="Report maj@k for these k."),
@@ -93,9 +104,10 @@ QUIET: Final = click.option("--quiet", "-q", is_flag=True, help="Print the JSON 
 
 
 def options_of(*groups: str) -> Decorator:
-    """Return a decorator that adds groups of options: task, data, model, sampling, report."""
+    """Return a decorator that adds groups of options, by their names below."""
     known: dict[str, tuple[Decorator, ...]] = {
-        "task": _TASK, "data": _DATA, "model": _MODEL, "sampling": _SAMPLING, "report": _REPORT,
+        "task": _TASK, "data": _DATA, "arguments": _ARGUMENTS, "model": _MODEL,
+        "sampling": _SAMPLING, "report": _REPORT,
     }  # fmt: skip
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,6 +137,9 @@ def asked_for(params: Mapping[str, Any]) -> dict[str, Any]:
                     f"--{_hyphens(flag)}; give it once"
                 )
             given[name] = value
+    named = [f"{name}={given.pop(name)}" for name in _NAMED_ARGUMENTS if name in given]
+    if extra := read_arguments([*given.pop("task_args", ()), *named]):
+        given["extra"] = extra
     if "stop" in given:
         given["stop"] = tuple(_unescape(text) for text in given["stop"])
     if "max_rows" in given:

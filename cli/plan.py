@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @click.command("plan", context_settings=CONTEXT)
-@options_of("task", "data", "model", "sampling")
+@options_of("task", "data", "arguments", "model", "sampling")
 @QUIET
 def command(quiet: bool, **params: Any) -> None:
     """Show the prompt tree of each TASK by level: tokens, bytes, rows that fit, and what is shared.
@@ -45,12 +45,17 @@ def command(quiet: bool, **params: Any) -> None:
 def _document(job: "Job", facts: "ModelFacts", plan: "Plan") -> dict[str, Any]:
     spec, each = facts.spec, plan.token_bytes
     longest = max(len(request.tokens) for request in plan.requests)
+    unshared = plan.unshared_tokens
+    if job.choices:
+        # One prompt is enough for all of its choices, shared or not.
+        unshared = sum(len(each.tokens) for each in plan.requests if each.id.endswith("/0"))
     return {
         "task": job.task.name,
         "source": job.data.source,
         "problems": len(job.data.problems),
         "skipped": len(job.data.skipped),
-        "samples": plan.num_samples,
+        "samples": job.planned,
+        "choices": len(plan.requests) if job.choices else None,
         "rows": plan.num_rows,
         "model": {
             "name": spec.name,
@@ -75,8 +80,8 @@ def _document(job: "Job", facts: "ModelFacts", plan: "Plan") -> dict[str, Any]:
         ],
         "longest_prompt": longest,
         "max_tokens": job.settings.sampling.max_tokens,
-        "prompt_tokens": {"shared": plan.stored_tokens, "unshared": plan.unshared_tokens},
-        "kv_bytes": {"shared": plan.stored_tokens * each, "unshared": plan.unshared_tokens * each},
+        "prompt_tokens": {"shared": plan.stored_tokens, "unshared": unshared},
+        "kv_bytes": {"shared": plan.stored_tokens * each, "unshared": unshared * each},
         "key_tokens_per_step": {"shared": plan.read_tokens, "unshared": plan.unshared_read_tokens},
         "kv_bytes_per_step": {
             "shared": plan.read_tokens * each,
@@ -99,10 +104,13 @@ def _print(document: dict[str, Any], levels: "list[LevelSummary]") -> None:
     from treegen.terminal import safe_text
 
     model = document["model"]
+    what = f"{document['samples']:,} samples in {document['rows']:,} rows"
+    if document["choices"]:
+        what = f"the likeliest of {document['choices']:,} choices"
     echo(
         safe_text(
             f"{document['task']}: {document['problems']:,} problems from {document['source']}, "
-            f"{document['samples']:,} samples in {document['rows']:,} rows\n"
+            f"{what}\n"
             f"{model['name']}: {model['type']}, {model['layers']} layers, {model['dtype']}, "
             f"{model['kv_bytes_per_token']:,} KV bytes per token, "
             f"context {model['context_length']:,}\n"
@@ -123,19 +131,22 @@ def _print(document: dict[str, Any], levels: "list[LevelSummary]") -> None:
     head = ["Level", "Segments", "Tokens", "Rows below", "Kept", "Folded", "Why"]
     echo(markdown(head, rows, right=(0, 1, 2, 3, 4, 5)) + "\n")
     echo(_comparison(document) + "\n")
-    echo(_fit(document) + "\n")
+    if not document["choices"]:
+        echo(_fit(document) + "\n")
 
 
 def _comparison(document: dict[str, Any]) -> str:
     from treegen.cli.render import markdown
 
     rows = []
-    for title, key, show in (
+    lines = (
         ("prompt tokens computed and stored", "prompt_tokens", _count),
         ("their keys and values", "kv_bytes", _bytes),
         ("prompt keys read per decode step, all rows live", "key_tokens_per_step", _count),
         ("their bytes, keys and values, all layers", "kv_bytes_per_step", _bytes),
-    ):
+    )
+    # Where the choices are given, there are no decode steps.
+    for title, key, show in lines[:2] if document["choices"] else lines:
         shared, unshared = document[key]["shared"], document[key]["unshared"]
         saved = f"{unshared / shared:,.1f}" if shared else "n/a"
         rows.append([title, show(shared), show(unshared), saved])

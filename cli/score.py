@@ -11,7 +11,7 @@ from treegen.cli.options import CONTEXT, QUIET, asked_for, options_of
 @click.command("score", context_settings=CONTEXT)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--data", metavar="PATH", help="Where the problems are now, if not where they were.")
-@options_of("report")
+@options_of("arguments", "report")
 @QUIET
 def command(run: Path, quiet: bool, **params: Any) -> None:
     """Score the samples in the directory RUN again and rewrite its results.json."""

@@ -18,6 +18,7 @@ def command(action: str | None, quiet: bool) -> None:
     from treegen.cli.render import echo, failed, json_line, markdown
     from treegen.errors import TreegenError
     from treegen.tasks import get_task, list_tasks
+    from treegen.tasks.arguments import known_arguments
 
     rows: list[list[str]] = []
     documents: list[dict[str, Any]] = []
@@ -38,6 +39,7 @@ def command(action: str | None, quiet: bool) -> None:
                 "num_samples": defaults.num_samples,
                 "temperature": defaults.sampling.temperature,
                 "max_tokens": defaults.sampling.max_tokens,
+                "arguments": dict(known_arguments(task)),
             }
             rows.append(
                 [
@@ -55,4 +57,11 @@ def command(action: str | None, quiet: bool) -> None:
     if not quiet:
         head = ["Task", "Version", "n-shot", "Samples", "Temperature", "Tokens", "From", "Filters"]
         echo(markdown(head, rows, right=(1, 2, 3, 4, 5)) + "\n")
+        arguments = [
+            [document["name"], name, told]
+            for document in documents
+            for name, told in document.get("arguments", {}).items()
+        ]
+        if arguments:
+            echo(markdown(["Task", "--task-arg", "What it is"], arguments, right=()) + "\n")
     json_line({"tasks": documents})

@@ -3,14 +3,17 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treegen.errors import InputError, ModelError
 from treegen.plan import Plan
 from treegen.runs import RunSettings
+from treegen.tasks.arguments import check_arguments, known_arguments
 from treegen.tasks.base import Task, TaskData
+from treegen.tasks.choices import by_likelihood, check_settings, choice_prompts, choice_requests
+from treegen.tasks.fitting import fit
 from treegen.tasks.registry import get_task
 from treegen.tasks.settings import EngineOptions, EvalSettings, free, identity
 from treegen.tree import Message, Node, prompts_of
@@ -23,17 +26,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One task with its problems and their prompt tree."""
+    """One task with its problems and their prompt tree.
+
+    bare: the tree as the task made it, without chat format or system text. dropped: nodes that
+    were left out of a prompt to make it fit, by problem id.
+    """
 
     settings: EvalSettings
     task: Task
     data: TaskData
     tree: Node
+    bare: Node
+    dropped: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def planned(self) -> int:
         """Samples of the finished run."""
         return len(self.data.problems) * self.settings.num_samples
+
+    @property
+    def choices(self) -> dict[str, tuple[str, ...]]:
+        """The choices of each problem; empty where samples are drawn."""
+        return {problem.id: problem.choices for problem in self.data.problems if problem.choices}
+
+    def mark(self, record: dict[str, Any]) -> None:
+        """Note in a sample's record that its prompt was made shorter."""
+        if dropped := self.dropped.get(record["problem_id"]):
+            record["dropped"] = dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +76,10 @@ class ModelFacts:
 def load_job(settings: EvalSettings) -> Job:
     """Return a task's problems and tree; raise DataError or InputError for what cannot be run."""
     task = get_task(settings.task)
+    check_arguments(task.name, settings.options.extra, known_arguments(task))
     data = task.load(settings.options)
+    if by_likelihood(data):
+        check_settings(task, settings.num_samples, settings.sampling)
     tree = task.tree(data, settings.num_samples)
     prompts = prompts_of(tree)
     wanted = {(problem.id, settings.num_samples) for problem in data.problems}
@@ -66,21 +88,17 @@ def load_job(settings: EvalSettings) -> Job:
             f"task {task.name!r} made a tree whose sampled nodes are not its "
             f"{len(data.problems)} problems with {settings.num_samples} samples each"
         )
-    if settings.apply_chat_template:
-        tree = _as_chat(tree, settings.system_instruction)
-    elif settings.system_instruction:
-        tree = Node(f"{settings.system_instruction}\n\n", children=[tree], samples=0)
-    return Job(settings, task, data, tree)
+    return Job(settings, task, data, _dressed(tree, settings), tree)
 
 
 def look_at_model(engine: EngineOptions) -> ModelFacts:
     """Return what a model is like, from its configuration and tokenizer alone."""
     from treegen import memory
-    from treegen.units import parse_bytes
     from treegen.engine import MAX_ROWS
     from treegen.model import load_spec, load_tokenizer
     from treegen.model_files import locate
     from treegen.model_spec import read_config, resolve_device, resolve_dtype
+    from treegen.units import parse_bytes
 
     source: dict[str, Any] = {
         "revision": engine.revision,
@@ -116,8 +134,15 @@ def plan_job(job: Job, facts: ModelFacts) -> Plan:
     """
     from treegen.requests import plan_requests, sample_requests
 
+    job = fit_job(job, facts.tokenizer, facts.spec)
+    if job.choices:
+        prompts = choice_prompts(job.tree, job.choices, facts.tokenizer)
+        requests = choice_requests(prompts, facts.spec)
+    else:
+        sampling = job.settings.sampling
+        requests = sample_requests(job.tree, facts.tokenizer, sampling, facts.spec)
     plan = plan_requests(
-        sample_requests(job.tree, facts.tokenizer, job.settings.sampling, facts.spec),
+        requests,
         facts.spec,
         device_type=facts.device_type,
         sharing=facts.engine.sharing,
@@ -126,6 +151,23 @@ def plan_job(job: Job, facts: ModelFacts) -> Plan:
     if facts.num_pages is not None:
         plan.check_fits(facts.num_pages, facts.page_size)
     return plan
+
+
+def fit_job(job: Job, tokenizer: Any, spec: "ModelSpec") -> Job:
+    """Return a job with shorter prompts, where its task says what too long ones can do without."""
+    from treegen.tokens import tokenize
+
+    def lengths(tree: Node) -> dict[str, int]:
+        dressed = _dressed(tree, job.settings)
+        if job.choices:
+            return {p.id: p.longest for p in choice_prompts(dressed, job.choices, tokenizer)}
+        return {p.id: len(p.tokens) for p in tokenize(dressed, tokenizer)}
+
+    room = 0 if job.choices else job.settings.sampling.max_tokens
+    fitted = fit(job.bare, lengths, spec.context_length - room)
+    if not fitted.dropped:
+        return job
+    return replace(job, tree=_dressed(fitted.tree, job.settings), dropped=fitted.dropped)
 
 
 def weights_fingerprint(engine: EngineOptions) -> str:
@@ -144,11 +186,11 @@ def run_settings(
 
     fingerprint: of the weights. flags: how the user sets each field, for messages.
     """
-    problems = [[p.id, p.question, p.answer] for p in job.data.problems]
+    problems = [problem.content for problem in job.data.problems]
     return RunSettings(
         identity={
             "task": {"name": job.task.name, "version": job.task.version},
-            "data": {"problems": _hash(problems), "fewshot": _hash(job.data.fewshot)},
+            "data": {"problems": _hash(problems), "fewshot": _hash(job.data.examples)},
             "model": {"fingerprint": fingerprint, "dtype": dtype},
             **identity(job.settings),
         },
@@ -161,7 +203,7 @@ def run_settings(
 
 def check_same_data(job: Job, stored: Mapping[str, Any], name: str) -> None:
     """Raise InputError unless the data are those that a run was begun with."""
-    now = _hash([[p.id, p.question, p.answer] for p in job.data.problems])
+    now = _hash([problem.content for problem in job.data.problems])
     if now != stored["data"]["problems"]:
         raise InputError(
             f"the problems in {job.data.source} are not those that {name} was sampled from; "
@@ -177,6 +219,15 @@ def load_llm(engine: EngineOptions, fingerprint: str) -> "LLM":
     if llm.model.fingerprint != fingerprint:
         raise ModelError(f"the files of {engine.model} changed while they were read; start again")
     return llm
+
+
+def _dressed(tree: Node, settings: EvalSettings) -> Node:
+    """Return a task's tree in the chat format and after the system text that settings ask for."""
+    if settings.apply_chat_template:
+        return _as_chat(tree, settings.system_instruction)
+    if settings.system_instruction:
+        return Node(f"{settings.system_instruction}\n\n", children=[tree], samples=0)
+    return tree
 
 
 def _as_chat(tree: Node, system: str | None) -> Node:

@@ -17,7 +17,22 @@ from treegen.tasks.selection import did_you_mean
 ENTRY_POINT_GROUP: Final = "treegen.tasks"
 
 # Where the tasks that come with treegen live; a module is imported when its task is asked for.
-_BUILTIN: Final = {"gsm8k": "treegen.tasks.gsm8k:GSM8K"}
+_BUILTIN: Final = {
+    "gsm8k": "treegen.tasks.gsm8k:GSM8K",
+    "jsonl": "treegen.tasks.question_answer:QuestionAnswer",
+    "mmlu": "treegen.tasks.mmlu:MMLU",
+    "mmlu-generate": "treegen.tasks.mmlu:MMLUGenerate",
+    "needle": "treegen.tasks.needle:Needle",
+    "needle-grid": "treegen.tasks.needle_grid:NeedleGrid",
+    "ruler-niah-multikey-1": "treegen.tasks.ruler:MultiKey1",
+    "ruler-niah-multikey-2": "treegen.tasks.ruler:MultiKey2",
+    "ruler-niah-multikey-3": "treegen.tasks.ruler:MultiKey3",
+    "ruler-niah-multiquery": "treegen.tasks.ruler:MultiQuery",
+    "ruler-niah-multivalue": "treegen.tasks.ruler:MultiValue",
+    "ruler-niah-single-1": "treegen.tasks.ruler:Single1",
+    "ruler-niah-single-2": "treegen.tasks.ruler:Single2",
+    "ruler-niah-single-3": "treegen.tasks.ruler:Single3",
+}
 
 _MEMBERS: Final = ("name", "version", "filters", "defaults", "load", "tree", "score", "aggregate")
 

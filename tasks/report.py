@@ -3,12 +3,16 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treegen.errors import InputError
 from treegen.stats import estimate, pass_at_k
+from treegen.tasks.tables import Grid, Table
 from treegen.tasks.verdict import SampleScore, Verdict
 from treegen.tasks.votes import tally
+
+if TYPE_CHECKING:
+    from treegen.tasks.base import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +22,8 @@ class ReportOptions:
     problem_ids: the problems that were planned, so that missing ones are seen.
     num_samples: samples planned for each.
     pass_ks, maj_ks: None picks them from num_samples.
+    problems: the planned problems themselves, for tasks that report by what their metadata says;
+        without them such tables are left out.
     """
 
     problem_ids: Sequence[str]
@@ -25,6 +31,7 @@ class ReportOptions:
     num_fewshot: int = 0
     pass_ks: Sequence[int] | None = None
     maj_ks: Sequence[int] | None = None
+    problems: Sequence["Problem"] = ()
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
@@ -80,13 +87,18 @@ class Incomplete:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything a run measured; `to_json` holds no NaN."""
+    """Everything a run measured; `to_json` holds no NaN.
+
+    tables, grids: what only this task reports, such as accuracy by depth.
+    """
 
     metrics: tuple[MetricRow, ...]
     majority: tuple[MajorityRow, ...]
     num_problems: int
     num_samples: int
     incomplete: tuple[Incomplete, ...]
+    tables: tuple[Table, ...] = ()
+    grids: tuple[Grid, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain dicts and lists."""
@@ -149,7 +161,7 @@ def summarise(
             num_fewshot=options.num_fewshot,
             metric="truncated",
             higher_is_better=False,
-            **_mean_row([_share(flags) for flags in truncated]),
+            **mean_row([_share(flags) for flags in truncated]),
         )
     )
     return Report(tuple(metrics), tuple(majority), len(groups), len(scores), incomplete)
@@ -175,13 +187,13 @@ def _filter_rows(
     verdicts: Sequence[Sequence[Verdict]], options: ReportOptions
 ) -> list[dict[str, Any]]:
     correct = [[verdict.correct for verdict in group] for group in verdicts]
-    rows = [{"metric": "exact_match", **_mean_row([_share(flags) for flags in correct])}]
+    rows = [{"metric": "exact_match", **mean_row([_share(flags) for flags in correct])}]
     pass_ks = default_pass_ks(options.num_samples) if options.pass_ks is None else options.pass_ks
     for k in pass_ks:
         values = [pass_at_k(len(flags), sum(flags), k) for flags in correct]
-        rows.append({"metric": f"pass@{k}", **_mean_row(values, k)})
+        rows.append({"metric": f"pass@{k}", **mean_row(values, k)})
     invalid = [_share([verdict.answer is None for verdict in group]) for group in verdicts]
-    rows.append({"metric": "invalid", **_mean_row(invalid), "higher_is_better": False})
+    rows.append({"metric": "invalid", **mean_row(invalid), "higher_is_better": False})
     return rows
 
 
@@ -191,7 +203,7 @@ def _majority(
     tallies = [tally(group) for group in verdicts]
     rows = []
     for k in default_maj_ks(options.num_samples) if options.maj_ks is None else options.maj_ks:
-        row = {"k": k, **_mean_row([t.maj_at_k(k) for t in tallies], k), "tie_rate": None}
+        row = {"k": k, **mean_row([t.maj_at_k(k) for t in tallies], k), "tie_rate": None}
         if row["value"] is not None:
             row["tie_rate"] = estimate([t.tie_at_k(k) for t in tallies]).value
         rows.append(row)
@@ -202,7 +214,8 @@ def _share(flags: Sequence[bool]) -> float:
     return sum(flags) / len(flags)
 
 
-def _mean_row(values: Sequence[float], k: int | None = None) -> dict[str, Any]:
+def mean_row(values: Sequence[float], k: int | None = None) -> dict[str, Any]:
+    """Return the fields of a row that come from per-problem values; k: samples that they need."""
     if not values:
         return {"value": None, "reason": "no samples"}
     undefined = sum(math.isnan(value) for value in values)

@@ -16,7 +16,7 @@ from treegen.errors import RunError
 from treegen.results import Completion
 from treegen.runs import RunDir
 from treegen.tasks.account import Account, add_up, stored_parts
-from treegen.tasks.job import Job
+from treegen.tasks.job import Job, fit_job
 from treegen.tasks.report import Report, ReportOptions
 from treegen.tasks.settings import stored_choices
 from treegen.tasks.verdict import SampleScore
@@ -30,7 +30,8 @@ class Progress:
     """How far a run is.
 
     done, planned: samples. rows: decoded at once now. tokens: decoded since this part began,
-    `seconds` ago. accuracy: share of right samples so far, None where none is judged.
+    `seconds` ago; where nothing is decoded, prompt tokens computed. accuracy: share of right
+    samples so far, None where none is judged.
     """
 
     done: int
@@ -58,8 +59,15 @@ def sample(
     """
     if run.missing <= 0:
         return
+    job = fit_job(job, llm.tokenizer, llm.spec)
+    if job.choices:
+        # It uses this module's names.
+        from treegen.tasks.likelihood import sample_choices
+
+        yield from sample_choices(job, run, llm, stop=stop)
+        return
     account = Account(run)
-    tally = _Tally(job)
+    tally = Tally(job)
     if job.settings.score:
         for record in run.records():
             tally.add(record)
@@ -68,9 +76,10 @@ def sample(
         account.begin(stream.usage)
         start = time.monotonic()
         try:
-            while stream.scheduler.has_work and not stop():
-                for completion in stream.scheduler.step():
+            while stream.has_work and not stop():
+                for completion in stream.step():
                     record = prompts.record(completion, tokens=job.settings.log_tokens)
+                    job.mark(record)
                     run.append(record)
                     account.count()
                     if job.settings.score:
@@ -121,8 +130,9 @@ def score(job: Job, run: RunDir) -> Report:
 def write_results(job: Job, run: RunDir) -> tuple[dict[str, Any], Report | None]:
     """Write results.json from the samples of a run; returns its content, and the report."""
     report = score(job, run) if job.settings.score else None
-    unshared = kept = 0
+    unshared = kept = shortened = 0
     for record in run.records():
+        shortened += "dropped" in record
         unshared += record["prompt_tokens"]
         kept += record["num_tokens"]
     info, parts = run.info, stored_parts(run)
@@ -139,6 +149,7 @@ def write_results(job: Job, run: RunDir) -> tuple[dict[str, Any], Report | None]
             {"source": row.source, "line": row.line, "reason": row.reason}
             for row in job.data.skipped
         ],
+        "shortened": shortened,
         "usage": add_up(parts, num_samples=len(run.done), unshared=unshared, kept=kept),
         "report": report.to_json() if report else None,
         "parts": parts,
@@ -179,19 +190,22 @@ class _Prompts:
         return record
 
 
-class _Tally:
+class Tally:
     """How many samples are right, by the task's first filter."""
 
     def __init__(self, job: Job) -> None:
+        """Nothing is judged yet."""
         self._job = job
         self._problems = {problem.id: problem for problem in job.data.problems}
         self._judged = self._right = 0
 
     def add(self, record: dict[str, Any]) -> None:
+        """Judge a stored sample."""
         verdicts = self._job.task.score(self._problems[record["problem_id"]], record["text"])
         self._judged += 1
         self._right += verdicts[self._job.task.filters[0]].correct
 
     @property
     def accuracy(self) -> float | None:
+        """Share of right samples; None before the first."""
         return self._right / self._judged if self._judged else None

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import treegen
-from treegen.errors import InputError
+from treegen.errors import InputError, RunError
 from treegen.params import SamplingParams
 from treegen.plan import SHARING, Sharing
 from treegen.tasks.base import TaskOptions
@@ -33,8 +33,10 @@ SAMPLING: Final = (
 )
 # Of two that exclude each other, the one that is given puts out one that was stored.
 _EXCLUSIVE: Final = (("limit", "ids"), ("fewshot_file", "fewshot_data"))
-# Paths are stored in full, so that a run can be resumed and scored from any directory.
-_PATHS: Final = ("model", "data", "fewshot_file", "fewshot_data")
+# Paths are stored in full, so that a run can be resumed and scored from any directory. A bare word
+# in the second group may be a name that the task knows, such as train.
+_PATHS: Final = ("model", "fewshot_file")
+_PATHS_OR_NAMES: Final = ("data", "fewshot_data")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +115,11 @@ def settle(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
             for name in pair:
                 given.pop(name, None)
     for name, value in asked.items():
-        given[name] = _absolute(value) if name in _PATHS else value
+        is_name = name in _PATHS_OR_NAMES and str(value).isidentifier()
+        is_path = name in (*_PATHS, *_PATHS_OR_NAMES) and not is_name
+        given[name] = _absolute(value) if is_path else value
+    if "extra" in asked:
+        given["extra"] = {**(stored or {}).get("extra", {}), **asked["extra"]}
     if not given.get("task"):
         raise InputError("no task is given; `treegen tasks` lists them")
     task = str(given.pop("task"))
@@ -171,14 +177,21 @@ def free(settings: EvalSettings) -> dict[str, Any]:
 
 
 def stored_choices(info: "RunInfo") -> dict[str, Any]:
-    """Return the choices that a run was last begun or resumed with, by name."""
+    """Return the choices that a run was last begun or resumed with, by name.
+
+    Raises:
+        RunError: the run is of something else than an evaluation.
+    """
     latest = info.resumes[-1]["free"] if info.resumes else info.free
-    return {
-        **latest,
-        **info.identity["sampling"],
-        **info.identity["prompt"],
-        "num_samples": info.identity["num_samples"],
-    }
+    try:
+        return {
+            **latest,
+            **info.identity["sampling"],
+            **info.identity["prompt"],
+            "num_samples": info.identity["num_samples"],
+        }
+    except (KeyError, TypeError):
+        raise RunError("its run.json is not that of a run of `treegen eval`") from None
 
 
 def _take(given: dict[str, Any], kind: type) -> dict[str, Any]:

@@ -12,14 +12,18 @@ class Verdict:
 
     answer: in canonical form, so that equal answers are equal strings; None if none was found.
     correct: whether it matches the reference; an answer that was not found never does.
+    credit: part marks from 0 to 1, where a task gives them; None is 1 if correct, else 0.
     """
 
     answer: str | None
     correct: bool
+    credit: float | None = None
 
     def __post_init__(self) -> None:
         if self.answer is None and self.correct:
             raise InputError("a verdict without an answer cannot be correct")
+        if self.credit is not None and not 0 <= self.credit <= 1:
+            raise InputError(f"credit must be from 0 to 1, got {self.credit}")
 
 
 @dataclass(frozen=True, slots=True)

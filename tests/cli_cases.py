@@ -68,6 +68,12 @@ class Command:
         return Done(int(code or 0), printed.out, printed.err)
 
 
+def results_of(path: Path) -> dict[str, Any]:
+    """Return the content of a run's results.json."""
+    found: dict[str, Any] = json.loads((path / "results.json").read_text(encoding="utf-8"))
+    return found
+
+
 def samples_of(path: Path) -> list[dict[str, Any]]:
     """Return the stored samples of a run without their times, in a fixed order."""
     with RunDir.open(path) as run:

@@ -16,9 +16,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
-from cli_cases import Command, assert_same_samples, build_checkpoint, samples_of
+from cli_cases import Command, assert_same_samples, build_checkpoint, results_of, samples_of
 
 from treegen.runs import RunDir
 
@@ -50,10 +51,7 @@ SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 RUN = ["-L", "4", "-n", "10", "--max-tokens", "40", "--stop", "e", "-b", "4", "--memory", "4MiB"]
 
 
-@dataclass
-class Ended:
-    """How a command ended."""
-
+class Ended(NamedTuple):
     code: int
     out: str
     err: str
@@ -82,18 +80,15 @@ class Server:
         return int(self._read())
 
     def wait(self) -> Ended:
-        """Wait until the command has ended."""
         code = int(self._read())
         out, err = (Path(f"{self._log}.{name}").read_text() for name in ("out", "err"))
         return Ended(code, out, err)
 
     def run(self, *args: object) -> Ended:
-        """Run a command to its end."""
         self.start(*args)
         return self.wait()
 
     def close(self) -> None:
-        """End the server."""
         self._process.communicate()
 
     def _read(self) -> str:
@@ -120,8 +115,7 @@ def treegen(capsys: pytest.CaptureFixture[str]) -> Command:
     return Command(capsys)
 
 
-@dataclass(frozen=True)
-class Whole:
+class Whole(NamedTuple):
     """An undisturbed run: where it is, and how long it took."""
 
     path: Path
@@ -140,19 +134,29 @@ def whole(server: Server, tiny: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @dataclass
 class Tally:
-    """What the killings came to."""
-
     kills: int = 0
     codes: Counter[int] = field(default_factory=Counter)
     hints: int = 0
-    torn: int = 0
+
+
+def wait_for_samples(path: Path, pid: int, before: int = 0) -> None:
+    """Wait until a command has stored something, or has ended."""
+    deadline = time.monotonic() + 60
+    while size_of(path) <= before and alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.001)
 
 
 def size_of(path: Path) -> int:
+    samples = path / "samples.jsonl"
+    return samples.stat().st_size if samples.exists() else 0
+
+
+def alive(pid: int) -> bool:
     try:
-        return (path / "samples.jsonl").stat().st_size
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
-        return 0
+        return False
+    return state != "Z"
 
 
 def kill_and_resume(
@@ -171,9 +175,7 @@ def kill_and_resume(
         if chance.random() < 0.4:  # at any moment of its life, getting ready included
             time.sleep(chance.uniform(0, whole.seconds))
         else:  # once it has stored something
-            deadline = time.monotonic() + 60
-            while size_of(path) <= before and alive(pid) and time.monotonic() < deadline:
-                time.sleep(0.001)
+            wait_for_samples(path, pid, before)
             time.sleep(chance.expovariate(1 / 0.01))
         if alive(pid):
             os.kill(pid, number)
@@ -186,28 +188,17 @@ def kill_and_resume(
         tally.kills += 1
         assert ended.code in (-number, 128 + number), ended
         if ended.code == 128 + number:
-            name = signal.Signals(number).name
             last = ended.err.splitlines()[-1]
-            assert last.startswith(f"stopped by {name}")
+            assert last.startswith(f"stopped by {signal.Signals(number).name}")
             if "run directory" in ended.err:
                 assert last.endswith(f"continue with: treegen eval --resume {path}"), last
                 tally.hints += 1
     for _ in range(2):  # the second time there is nothing to do
         ended = server.run(*command)
         assert ended.code == 0, ended.err
-        tally.torn += "unfinished" in ended.err
         assert_same_samples(path, whole.path)
-    results = json.loads((path / "results.json").read_text(encoding="utf-8"))
-    wanted = json.loads((whole.path / "results.json").read_text(encoding="utf-8"))
+    results, wanted = results_of(path), results_of(whole.path)
     assert results["report"] == wanted["report"] and results["complete"]
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
 
 
 def test_killed_three_times_a_run_ends_with_the_right_samples(
@@ -237,12 +228,6 @@ def test_killed_sixty_times_runs_end_with_the_right_samples(
     assert tally.hints > 10
 
 
-def wait_for_samples(path: Path, pid: int) -> None:
-    deadline = time.monotonic() + 60
-    while size_of(path) == 0 and alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.001)
-
-
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
 )
@@ -265,7 +250,7 @@ def test_exit_codes_and_the_way_on(
             f"stopped by {signal.Signals(number).name}; {done:,} of 9,600 samples are kept; "
             f"continue with: treegen eval --resume '{path}'"
         )
-        results = json.loads((path / "results.json").read_text(encoding="utf-8"))
+        results = results_of(path)
         assert (results["complete"], results["done"]) == (False, done)
 
 

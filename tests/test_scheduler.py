@@ -94,9 +94,7 @@ def test_every_shared_token_is_computed_once(sharing: str) -> None:
 def test_pages_follow_live_tokens() -> None:
     """Over 361 problems memory stays at what the live ones need, and ends at nothing."""
     params = SamplingParams(max_tokens=8)
-    prompts = [
-        ([2, 3, 4, 2, 3, 4, 5 + i % 19, 5 + i // 19 % 19, 5 + i // 361], 3) for i in range(400)
-    ]
+    prompts = [([2, 3, 4] * 2 + [5 + i % 19, 5 + i // 19], 3) for i in range(19 * 19)]
     plan = plan_of(prompts, params)
     model = HistoryModel()
     cache = model.new_cache(100_000, 4)

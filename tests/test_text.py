@@ -48,7 +48,8 @@ def test_text_of_a_prompt_and_of_what_follows_make_the_whole(
     name: str, prompt: str, added: str, cut: int
 ) -> None:
     """Wherever the tokens are cut, between the bytes of a character as well."""
-    ids = ids_of(prompt + added, name)
+    # Written out, the sign for bytes that are no character cannot be told from such bytes.
+    ids = ids_of((prompt + added).replace(PARTIAL, ""), name)
     cut = min(cut, len(ids))
     text = Detokenizer(trained(name)).text(ids[:cut], ids[cut:])
     whole = decoded(ids, name)

@@ -45,6 +45,7 @@ class LLM:
         prefill_chunk: int | None = None,
         sharing: Sharing = "auto",
         impl: str = "auto",
+        eager: bool = False,
         check: bool = True,
         revision: str | None = None,
         trust_remote_code: bool = False,
@@ -55,7 +56,8 @@ class LLM:
         memory, or 1 GiB on a CPU. page_size: tokens per cache page. max_rows: samples decoded at
         once at most. prefill_chunk: prompt tokens computed in one pass at most.
         sharing: which tree levels are attention parts of their own; see `compile_plan`.
-        impl: the attention implementation. check: compare with stock transformers at load.
+        impl: the attention implementation. eager: on a GPU, start at once, without CUDA graphs.
+        check: compare with stock transformers at load.
 
         Raises ModelError for a model that cannot be used, CapacityError if no page fits.
         """
@@ -80,6 +82,8 @@ class LLM:
             impl=impl,
         )
         self.spec = self.model.spec
+        if not eager:
+            self.model.use_graphs()
         kind = "cpu" if self.model.device.type == "cpu" else "cuda"
         page_size = page_size or mem.PAGE_SIZE[kind]
         size = size or mem.default_bytes(self.model.device)
@@ -293,12 +297,24 @@ class Stream(Iterator[Completion]):
         """What was computed so far."""
         return self.scheduler.usage
 
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is left to do."""
+        return self.scheduler.has_work
+
+    def step(self) -> list[Completion]:
+        """Run one forward pass; returns the samples that ended with it, which may be none.
+
+        For a caller that wants to look around between passes; it leaves nothing to iterate over.
+        """
+        return self.scheduler.step()
+
     def __next__(self) -> Completion:
         while not self._finished:
-            if not self.scheduler.has_work:
+            if not self.has_work:
                 self.close()
                 raise StopIteration
-            self._finished = self.scheduler.step()[::-1]
+            self._finished = self.step()[::-1]
         return self._finished.pop()
 
     def cancel(self, prompt_id: str, sample_index: int | None = None) -> None:

@@ -1,9 +1,12 @@
 """A stock transformers model that decodes many branches of shared prompts in one pass."""
 
+from __future__ import annotations
+
 import inspect
 import math
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,6 +29,9 @@ from treegen.model_spec import (
     resolve_dtype,
     spec_of,
 )
+
+if TYPE_CHECKING:
+    from treegen.graphs import DecodeGraphs
 
 __all__ = ["LayerSpec", "Model", "ModelSpec", "load_model", "load_spec", "load_tokenizer"]
 
@@ -55,6 +61,14 @@ class Model:
         self.impl = impl
         self.device: torch.device = module.device
         self._keeps_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
+        self.graphs: DecodeGraphs | None = None
+
+    def use_graphs(self) -> None:
+        """Replay decode steps as CUDA graphs from now on; does nothing on a CPU."""
+        if self.device.type == "cuda":
+            from treegen.graphs import DecodeGraphs
+
+            self.graphs = DecodeGraphs(self._forward)
 
     def new_cache(self, num_pages: int, page_size: int) -> list[LayerKV]:
         """Return one zeroed page pool for each attention layer.
@@ -85,8 +99,14 @@ class Model:
     def forward(self, batch: Batch) -> Tensor:
         """Return the logits of the rows batch.logits_at_S, float32 [S, V].
 
-        The keys and values of the batch's tokens are in batch.layers afterwards.
+        The keys and values of the batch's tokens are in batch.layers afterwards. The logits of a
+        decode batch are valid until the next one.
         """
+        if batch.decode and self.graphs is not None:
+            return self.graphs.run(batch)
+        return self._forward(batch)
+
+    def _forward(self, batch: Batch) -> Tensor:
         # The model's own head runs on the rows wanted, so that what a family does to its logits
         # (scaling, soft caps) is done to ours.
         rows = {"logits_to_keep": batch.logits_at_S} if self._keeps_rows else {}

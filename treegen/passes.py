@@ -96,6 +96,7 @@ def decode_batch(
         cache,
         device,
         impl,
+        decode=True,
     )
 
 
@@ -119,6 +120,8 @@ def _batch(
     cache: PagedCache,
     device: torch.device,
     impl: str,
+    *,
+    decode: bool = False,
 ) -> Batch:
     to: Callable[[Ints], torch.Tensor] = lambda array: torch.from_numpy(array).to(device)  # noqa: E731
     positions_T = to(positions)
@@ -127,6 +130,7 @@ def _batch(
         positions_T=positions_T,
         slots_T=to(slots),
         logits_at_S=to(wanted.astype(np.int64)),
-        levels=attention.prepare(levels, positions_T, impl=impl),
+        levels=attention.prepare(levels, positions_T, impl=impl, check=False),
         layers=cache.layers,
+        decode=decode,
     )

@@ -75,7 +75,7 @@ class CostModel:
 # Measured with `treegen bench attention`-like loops on two CPU cores and on one H200.
 COSTS = {
     "cpu": CostModel("cpu", group_us=40.0, row_us=0.5, bytes_per_us=14_000.0),
-    "cuda": CostModel("cuda", group_us=6.0, row_us=0.02, bytes_per_us=4_000_000.0),
+    "cuda": CostModel("cuda", group_us=1.0, row_us=0.02, bytes_per_us=4_000_000.0),
 }
 
 

@@ -88,7 +88,7 @@ class Scheduler:
             page_size=cache.page_size,
             impl=impl,
             prompt_tokens_unshared=sum(
-                len(request.tokens) * max(len(wanted), 1)
+                len(request.tokens) * (len(wanted) if request.rows else 1)
                 for request, wanted in zip(plan.requests, samples, strict=True)
             ),
         )

@@ -43,12 +43,12 @@ class Stopping:
     ) -> tuple[FinishReason, str | int | None, str] | None:
         """Finish reason, what stopped it, and text of a sample; None if it goes on."""
         ends = tokens[-1] in self._ids
-        if self._strings is not None:
-            text = self._detokenizer.text(prompt, tokens[:-1] if ends else tokens)
-            found = self._strings.find(text)
-            if found is not None:
-                position, stop = found
-                return "stop", stop, text[: position + len(stop) * self._include_stop]
+        if self._strings is not None and not ends:
+            # Tokens before the last cannot have completed a stop, or the sample would be over.
+            hit = self._strings.hit(prompt, tokens, num_new=1)
+            if hit is not None:
+                text, stop = hit
+                return "stop", stop, text + stop * self._include_stop
         if ends:
             return "stop", int(tokens[-1]), self._detokenizer.text(prompt, tokens[:-1])
         if len(tokens) >= limit:

@@ -62,7 +62,7 @@ class Detokenizer:
         text = self.decode_each([ids])[0]
         if text.endswith(PARTIAL):
             # Some decoders take bytes in a row as one, all or none: an unfinished character at
-            # the end would hide the characters before it.
+            # the end would hide those before it. (It does if one of those is U+FFFD itself.)
             for cut in range(1, min(MAX_CHARACTER_TOKENS, len(ids) + 1)):
                 finished = self.decode_each([ids[:-cut]])[0]
                 if not finished.endswith(PARTIAL):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
-from treegen.attention.level import HostLevel, IntArray, Level, to_host
+from treegen.attention.level import HostLevel, Level, to_host
 from treegen.attention.triton_kernels import attend_units, merge_parts
 from treegen.attention.triton_units import NARROW, WIDE, WorkList, work_list
 from treegen.attention.types import KVPair, Options, Prepared
@@ -23,26 +24,89 @@ from treegen.errors import InputError
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceWork:
+    """A work list on the device. complete: see `WorkList`."""
+
+    narrow: Tensor
+    wide: Tensor
+    pages: Tensor
+    num_parts: int
+    complete: bool
+
+
 class TritonState:
     """A step's levels, and its work lists on the device, made at the first layer."""
 
     def __init__(self, levels: tuple[HostLevel, ...], device: torch.device) -> None:
-        self._levels, self._device = levels, device
-        self._lists: dict[tuple[int, int, int], tuple[WorkList, Tensor, Tensor, Tensor]] = {}
+        self.levels, self.device = levels, device
+        self._lists: dict[tuple[int, int, int], DeviceWork] = {}
 
-    def work(
-        self, num_rows: int, kv_heads: int, per_head: int
-    ) -> tuple[WorkList, Tensor, Tensor, Tensor]:
-        """The work list for a layer's shape: host list, narrow and wide units, page tables."""
+    def work(self, num_rows: int, kv_heads: int, per_head: int) -> DeviceWork:
+        """The work list for a layer's shape."""
         key = num_rows, kv_heads, per_head
         if key not in self._lists:
-            work = work_list(self._levels, num_rows, kv_heads, per_head, _programs(self._device))
-            tensors = [self._to_device(array) for array in (work.narrow, work.wide, work.pages)]
-            self._lists[key] = work, *tensors
+            work = work_list(self.levels, *key, _programs(self.device))
+            tensors = [
+                torch.from_numpy(array.astype(np.int32)).to(self.device)
+                for array in (work.narrow, work.wide, work.pages)
+            ]
+            self._lists[key] = DeviceWork(*tensors, work.num_parts, work.complete)
         return self._lists[key]
 
-    def _to_device(self, array: IntArray) -> Tensor:
-        return torch.from_numpy(array.astype(np.int32)).to(self._device, non_blocking=True)
+
+class StaticState(TritonState):
+    """Work lists in tensors that stay where they are, for a CUDA graph to read.
+
+    They have room to spare; units past the last one have no rows and cost next to nothing.
+    """
+
+    def work(self, num_rows: int, kv_heads: int, per_head: int) -> DeviceWork:
+        """The work list for a layer's shape, with room for longer ones."""
+        key = num_rows, kv_heads, per_head
+        if key not in self._lists:
+            work = work_list(self.levels, *key, _programs(self.device))
+            room = [(_room(len(work.narrow)), 8), (_room(len(work.wide)), 8)]
+            tensors = [
+                torch.zeros(shape, dtype=torch.int32, device=self.device)
+                for shape in (*room, (2 * _room(len(work.pages)),))
+            ]
+            self._lists[key] = DeviceWork(*tensors, work.num_parts, complete=False)
+            _copy(work, self._lists[key])
+        return self._lists[key]
+
+    def load(self, levels: tuple[HostLevel, ...]) -> bool:
+        """Put other levels in place; False, with nothing changed, if they do not fit."""
+        lists = {key: work_list(levels, *key, _programs(self.device)) for key in self._lists}
+        for key, work in lists.items():
+            if not _fits(work, self._lists[key]):
+                return False
+        for key, work in lists.items():
+            _copy(work, self._lists[key])
+        self.levels = levels
+        return True
+
+
+def _room(count: int) -> int:
+    return 0 if count == 0 else 1 << max(count - 1, 15).bit_length()
+
+
+def _fits(work: WorkList, room: DeviceWork) -> bool:
+    # A much larger graph would waste what it saves.
+    return (
+        len(work.narrow) <= len(room.narrow) <= 4 * len(work.narrow) + 64
+        and len(work.wide) <= len(room.wide) <= 4 * len(work.wide) + 64
+        and len(work.pages) <= len(room.pages)
+        and work.num_parts <= room.num_parts <= work.num_parts + 1
+    )
+
+
+def _copy(work: WorkList, room: DeviceWork) -> None:
+    for array, tensor in ((work.narrow, room.narrow), (work.wide, room.wide)):
+        padded = np.zeros(tensor.shape, dtype=np.int32)
+        padded[: len(array)] = array
+        tensor.copy_(torch.from_numpy(padded))
+    room.pages[: len(work.pages)].copy_(torch.from_numpy(work.pages.astype(np.int32)))
 
 
 class Triton:
@@ -78,18 +142,16 @@ class Triton:
         if num_rows == 0:
             return out_THV, lse_TH
         state: TritonState = prepared.state
-        work, narrow, wide, pages = state.work(
-            num_rows, keys.shape[2], q_heads // keys.shape[2]
-        )
+        work = state.work(num_rows, keys.shape[2], q_heads // keys.shape[2])
         shape = work.num_parts, num_rows, q_heads
         part_PTHV = q_THD.new_empty(*shape, v_dim, dtype=torch.float32)
         part_PTH = q_THD.new_empty(shape, dtype=torch.float32)
         if not work.complete:
             part_PTH.fill_(-torch.inf)
-        for units, height in ((narrow, NARROW), (wide, WIDE)):
+        for units, height in ((work.narrow, NARROW), (work.wide, WIDE)):
             if len(units):
                 _launch(
-                    units, height, q_THD, keys, values, pages, prepared.positions_T,
+                    units, height, q_THD, keys, values, work.pages, prepared.positions_T,
                     part_PTHV, part_PTH, options,
                 )  # fmt: skip
         sinks = options.sinks_H

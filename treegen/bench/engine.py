@@ -78,7 +78,13 @@ class _FreeModel:
 
 
 def _free_scheduler(
-    tokenizer: Any, rows: int, vocab_size: int, params: SamplingParams, problems: int, pages: int
+    tokenizer: Any,
+    rows: int,
+    vocab_size: int,
+    params: SamplingParams,
+    problems: int,
+    pages: int,
+    max_rows: int | None = None,
 ) -> Scheduler:
     rng = np.random.default_rng(0)
     few_shot = rng.integers(2, vocab_size, 1000)
@@ -102,7 +108,7 @@ def _free_scheduler(
         params=params,
         stopping=Stopping(params, tokenizer, [1], vocab_size),
         samples=[range(samples)] * problems,
-        max_rows=rows,
+        max_rows=max_rows or rows,
         prefill_chunk=8192,
         impl="cpu",
     )
@@ -139,8 +145,9 @@ def memory(problems: int = 1000, samples: int = 4) -> Memory:
         make_checkpoint(Path(folder), hidden=64, layers=1)
         tokenizer = load_tokenizer(folder)
     params = SamplingParams(max_tokens=24)
-    scheduler = _free_scheduler(tokenizer, problems * samples, 64, params, problems, 100_000)
-    scheduler._requests._max_rows = 64
+    scheduler = _free_scheduler(
+        tokenizer, problems * samples, 64, params, problems, 100_000, max_rows=64
+    )
     finished = early = 0
     while scheduler.has_work:
         finished += len(scheduler.step())
@@ -175,9 +182,7 @@ def throughput(
             llm.run(tree, SamplingParams(max_tokens=2))  # warm up
             start = time.perf_counter()
             result = llm.run(tree, params)
-            yield _row(
-                name, rows * max_tokens, start, result.usage.prompt_tokens_computed
-            )
+            yield _row(name, rows * max_tokens, start, result.usage.prompt_tokens_computed)
         yield from _transformers(path, [few_shot + q for q in questions], samples, max_tokens)
 
 

@@ -1,0 +1,220 @@
+"""Tries to break out before anybody else does: a sandbox that lets a canary out is not used.
+
+The same canary first runs without any sandbox. There it must get out, or else the attempt proves
+nothing and is listed as not checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from treegen.errors import InputError
+from treegen.tasks.judge.cell import Cell
+from treegen.tasks.judge.limits import MIB, Limits
+from treegen.tasks.judge.runtime import Runtime
+from treegen.tasks.judge.sandbox import TIERS, Tier
+from treegen.tasks.judge.verdicts import JudgeError, Program, Test
+
+_LIMITS = Limits(cpu_seconds=5.0, wall_seconds=30.0, memory=256 * MIB)
+
+# Reads {"secret": path, ...} from stdin and prints which of its attempts succeeded.
+_CANARY = '''
+import json, mmap, os, signal, socket, subprocess, sys
+bait = json.loads(sys.stdin.read())
+out = {}
+def attempt(action):
+    try:
+        out[action.__name__] = bool(action())
+    except BaseException as error:
+        out[action.__name__] = False
+@attempt
+def read_host_file():
+    return open(bait["secret"]).read() == bait["token"]
+@attempt
+def see_environment():
+    texts = [repr(dict(os.environ))]
+    for pid in ("self", "1", str(os.getppid())):
+        try: texts.append(open(f"/proc/{pid}/environ").read())
+        except OSError: pass
+    return any(bait["token"] in text for text in texts)
+@attempt
+def write_host_file():
+    return open(bait["drop"], "w").write("x")
+@attempt
+def connect_tcp():
+    return socket.create_connection(("127.0.0.1", bait["port"]), 2)
+@attempt
+def connect_unix():
+    peer = socket.socket(socket.AF_UNIX)
+    peer.connect(bait["unix"])
+    return True
+@attempt
+def signal_process():
+    os.kill(bait["pid"], 0)
+    return True
+@attempt
+def list_processes():
+    return any(name.isdigit() for name in os.listdir("/proc"))
+@attempt
+def start_program():
+    return subprocess.run([sys.executable, "-S", "-c", ""]).returncode == 0
+@attempt
+def exceed_memory():
+    return bool(mmap.mmap(-1, bait["too_much"]))
+@attempt
+def share_memory():
+    import ctypes
+    segment = ctypes.CDLL(None).shmget(0, 4096, 0o1600)
+    ctypes.CDLL(None).shmctl(segment, 0, None)  # IPC_RMID
+    return segment >= 0
+@attempt
+def fork():
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return True
+print(json.dumps(out))
+'''
+_USES_SCRATCH = """
+import os
+assert os.listdir() == []
+open("note", "w").write("x")
+assert open("note").read() == "x"
+import threading
+thread = threading.Thread(target=print, args=("works",))
+thread.start()
+thread.join()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxReport:
+    """Which sandbox is used, what it leaves open, and what was tried against it."""
+
+    tier: str
+    missing: tuple[str, ...]
+    held: tuple[str, ...]  # attempts that succeed outside the sandbox and failed inside
+    not_checked: tuple[str, ...]  # attempts that fail on this machine even outside
+    refused: tuple[str, ...]  # stronger sandboxes and why they are not used
+
+    def lines(self) -> list[str]:
+        """The report for people, one thing a line."""
+        lines = [f"sandbox: {self.tier}"]
+        lines += [f"not protected: {item}" for item in self.missing]
+        lines += [f"not used: {item}" for item in self.refused]
+        lines += [f"not checked: {item}" for item in self.not_checked]
+        return lines
+
+
+def choose(sandbox: str, runtime: Runtime) -> tuple[Tier, SandboxReport]:
+    """Pick the tier and prove it, or raise JudgeError with everything that is missing."""
+    if sandbox != "auto" and sandbox not in TIERS:
+        raise InputError(f"sandbox must be auto, {', '.join(TIERS)}; got {sandbox!r}")
+    if sandbox == "none":
+        tier = TIERS["none"]
+        _check_works(tier, runtime)
+        return tier, SandboxReport("none", tier.missing(), (), (), ())
+    names = [name for name in TIERS if name != "none"] if sandbox == "auto" else [sandbox]
+    refused: list[str] = []
+    for name in names:
+        tier = TIERS[name]
+        why = tier.unavailable()
+        if not why:
+            try:
+                held, not_checked = prove(tier, runtime)
+            except JudgeError as error:
+                why = str(error)
+            else:
+                report = SandboxReport(name, tier.missing(), held, not_checked, tuple(refused))
+                return tier, report
+        refused.append(f"{name}: {why}")
+    raise JudgeError(
+        f"no sandbox works here ({'; '.join(refused)}); install bubblewrap, use a kernel with "
+        "Landlock, or accept running model-written code unprotected with sandbox='none'"
+    )
+
+
+def prove(tier: Tier, runtime: Runtime) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Run the canaries without and with the tier; JudgeError if one gets out.
+
+    Returns the names of the attempts that the tier stopped, and of those that prove nothing here.
+    """
+    _check_works(tier, runtime)
+    with _bait() as bait:
+        token = bait["token"]
+        control = subprocess.run(
+            [runtime.python, "-s", "-S", "-P", "-B", "-c", _CANARY],
+            input=json.dumps(bait),
+            env={"TREEGEN_CANARY": token, "LD_LIBRARY_PATH": runtime.library_path},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        Path(bait["drop"]).unlink(missing_ok=True)
+        if control.returncode:
+            raise JudgeError(f"the canaries do not run even outside: {control.stderr[-300:]}")
+        outside: dict[str, bool] = json.loads(control.stdout)
+        inside: dict[str, bool] = json.loads(_run(tier, runtime, _CANARY, json.dumps(bait)))
+        if Path(bait["drop"]).exists():
+            inside["write_host_file"] = True
+    escaped = [name for name, success in inside.items() if success]
+    if escaped:
+        raise JudgeError(f"the sandbox does not hold: {', '.join(escaped)}")
+    held = tuple(name for name, success in outside.items() if success)
+    return held, tuple(name for name, success in outside.items() if not success)
+
+
+def _check_works(tier: Tier, runtime: Runtime) -> None:
+    """An honest program must run, or the sandbox is of no use."""
+    if _run(tier, runtime, _USES_SCRATCH, "") != "works\n":
+        raise JudgeError(f"an honest program does not run in the sandbox {tier.name}")
+
+
+def _run(tier: Tier, runtime: Runtime, source: str, stdin: str) -> str:
+    with Cell(tier, runtime, _LIMITS) as cell:
+        outcome = cell.run(Program(source), Test(stdin=stdin))
+    if outcome.ended["status"] != 0:
+        words = (outcome.stderr or outcome.report).decode("utf-8", "replace").strip()
+        raise JudgeError(f"the canaries do not run inside: {words[-300:]}")
+    return outcome.stdout.decode("utf-8", "replace")
+
+
+@contextlib.contextmanager
+def _bait() -> Iterator[dict[str, Any]]:
+    """Things that a program must not get at: a file, a variable, two servers, a process."""
+    token = secrets.token_hex(16)
+    folder = Path(tempfile.mkdtemp(prefix="treegen-canary-"))
+    try:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as tcp,
+            socket.socket(socket.AF_UNIX) as unix,
+        ):
+            folder.chmod(0o755)
+            secret = folder / "secret"
+            secret.write_text(token)
+            unix.bind(f"\0treegen-{token}")
+            unix.listen()
+            yield {
+                "token": token,
+                "secret": str(secret),
+                "drop": str(folder / "drop"),
+                "port": tcp.getsockname()[1],
+                "unix": f"\0treegen-{token}",
+                "pid": os.getpid(),
+                "too_much": 2 * _LIMITS.memory,
+            }
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,205 @@
+"""One sandbox with its helper: the trusted side, which feeds a program and takes its output."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import selectors
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import Any, Self
+
+from treegen.tasks.judge import values
+from treegen.tasks.judge.limits import Limits
+from treegen.tasks.judge.runner import KILL
+from treegen.tasks.judge.runtime import Runtime
+from treegen.tasks.judge.sandbox import Tier, helper_sources
+from treegen.tasks.judge.verdicts import JudgeError, Program, Test
+
+_STDERR_KEPT = 4096
+_START_SECONDS = 60.0
+_GRACE_SECONDS = 10.0  # for the helper to report, after the wall time that it enforces
+_CHUNK = 1 << 16
+_PIPE_CHUNKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was seen of one run: `ended` is the helper's word, the rest is the program's."""
+
+    ended: dict[str, Any]  # status, cpu, wall, memory, killed, dirty
+    stdout: bytes
+    stderr: bytes  # the end of it
+    report: bytes
+    overflow: bool  # wrote more than it may
+
+
+class Cell:
+    """A running helper; one program at a time. Never used by two threads."""
+
+    def __init__(self, tier: Tier, runtime: Runtime, limits: Limits) -> None:
+        self.limits = limits
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed in close()
+        sources = _sealed(helper_sources().encode())
+        launch = tier.launch(runtime, limits, theirs.fileno(), sources)
+        self._scratch = None if launch.setup["own_filesystem"] else launch.setup["scratch"]
+        try:
+            # No preexec_fn: this process may hold a CUDA context and must not run after a fork.
+            self._process = subprocess.Popen(
+                launch.command,
+                env=launch.environment,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._log,
+                pass_fds=(theirs.fileno(), sources),
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._log.close()
+            self._control.close()
+            raise JudgeError(f"cannot start {launch.command[0]}: {error}") from error
+        finally:
+            theirs.close()
+            os.close(sources)
+        try:
+            self._control.settimeout(_START_SECONDS)
+            self._control.send(json.dumps(launch.setup).encode())
+            started = self._control.recv(64)
+        except OSError:
+            started = b""
+        if not started:
+            raise JudgeError(self.close() or "the helper did not start")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, program: Program, test: Test) -> Outcome:
+        """Run a program once; JudgeError if the helper fails."""
+        stdin = test.stdin if isinstance(test.stdin, bytes) else test.stdin.encode()
+        call = b""
+        if program.fn_name is not None:
+            call = values.encode([program.fn_name, list(test.args)]).encode()
+        given = [_sealed(_source(program)), _sealed(call), _sealed(stdin)]
+        pipes = [os.pipe() for _ in range(3)]
+        ours = [reader for reader, _ in pipes]
+        given += [writer for _, writer in pipes]
+        try:
+            for reader in ours:
+                os.set_blocking(reader, False)
+            socket.send_fds(self._control, [_limits(self.limits)], given)
+            for handle in given:
+                os.close(handle)
+            given = []
+            return self._drain(*ours)
+        except OSError as error:
+            raise JudgeError(f"lost the sandbox helper: {error}") from error
+        finally:
+            for handle in (*given, *ours):
+                os.close(handle)
+
+    def _drain(self, stdout: int, stderr: int, report: int) -> Outcome:
+        """Read everything as it comes, up to the caps, until the helper says it is over.
+
+        Never until end of file alone: that would be the program's choice.
+        """
+        caps = {stdout: self.limits.output, report: self.limits.output + 4096}
+        taken = {stdout: bytearray(), stderr: bytearray(), report: bytearray()}
+        ended: dict[str, Any] | None = None
+        killed = False
+        deadline = time.monotonic() + self.limits.wall + _GRACE_SECONDS
+        with selectors.DefaultSelector() as selector:
+            for handle in (*taken, self._control):
+                selector.register(handle, selectors.EVENT_READ)
+            while ended is None:
+                events = selector.select(deadline - time.monotonic())
+                if not events:
+                    raise JudgeError("the sandbox helper does not answer")
+                for key, _ in events:
+                    if key.fileobj is self._control:
+                        message = self._control.recv(_CHUNK)
+                        if not message:
+                            raise JudgeError(f"the sandbox helper died: {self._last_words()}")
+                        ended = json.loads(message)
+                    elif not _take(key.fd, taken[key.fd], caps.get(key.fd)):
+                        selector.unregister(key.fd)
+                if not killed and _overflow(taken, caps):
+                    self._control.send(KILL)
+                    killed = True
+        for handle, data in taken.items():  # what the dead process left: as much as a pipe holds
+            for _ in range(_PIPE_CHUNKS):
+                if not _take(handle, data, caps.get(handle)):
+                    break
+        output, errors, told = (bytes(taken[handle]) for handle in (stdout, stderr, report))
+        return Outcome(ended, output, errors, told, _overflow(taken, caps))
+
+    def _last_words(self) -> str:
+        self._log.seek(0)
+        lines = self._log.read(_CHUNK).decode("utf-8", "replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+    def close(self) -> str:
+        """End the helper and everything in its sandbox; return the last line of its log."""
+        self._control.close()
+        try:
+            self._process.wait(2.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        words = "" if self._log.closed else self._last_words()
+        self._log.close()
+        if self._scratch is not None:  # the helper removes it, if it could
+            shutil.rmtree(self._scratch, ignore_errors=True)
+        return words
+
+
+def _source(program: Program) -> bytes:
+    # JSON escapes lone surrogates, which a model can write and UTF-8 cannot.
+    return json.dumps([program.prelude, program.source]).encode()
+
+
+def _limits(limits: Limits) -> bytes:
+    names = ("cpu_seconds", "memory", "threads", "scratch", "files", "open_files")
+    chosen = {name: getattr(limits, name) for name in names}
+    return json.dumps(chosen | {"wall_seconds": limits.wall}).encode()
+
+
+def _sealed(data: bytes) -> int:
+    """A descriptor that reads `data` and that nobody can write to, however it is opened again."""
+    handle = os.memfd_create("data", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open(handle, "wb", closefd=False) as file:
+        file.write(data)
+    os.lseek(handle, 0, os.SEEK_SET)
+    seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+    fcntl.fcntl(handle, fcntl.F_ADD_SEALS, seals)
+    return handle
+
+
+def _take(handle: int, data: bytearray, cap: int | None) -> bool:
+    """Read once what there is; False at the end or when there is nothing now.
+
+    Keeps one byte more than the cap, to show that it was passed; without a cap, the end.
+    """
+    try:
+        chunk = os.read(handle, _CHUNK)
+    except BlockingIOError:
+        return False
+    data += chunk
+    if cap is None:
+        del data[:-_STDERR_KEPT]
+    else:
+        del data[cap + 1 :]
+    return bool(chunk)
+
+
+def _overflow(taken: dict[int, bytearray], caps: dict[int, int]) -> bool:
+    return any(len(taken[handle]) > cap for handle, cap in caps.items())

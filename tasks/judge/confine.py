@@ -1,0 +1,79 @@
+"""What a freshly forked child does to itself before it runs a program."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import resource
+import signal
+import struct
+from collections.abc import Mapping
+from typing import Any, Final
+
+from treegen.tasks.judge import landlock, seccomp
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS = 1, 4, 8
+_CAP_DAC_READ_SEARCH: Final = 1 << 2
+_CAPABILITY_VERSION: Final = 0x20080522
+_MAIN_STACK: Final = 128 << 20  # the kernel keeps this much room below the stack in any case
+
+
+def confine(setup: Mapping[str, Any], limits: Mapping[str, Any], code: bytes | None) -> None:
+    """Give up every right that the program must not have; OSError if any of it fails."""
+    parent = os.getppid()
+    if setup["uid"] is not None:
+        _become(setup["uid"], keep_read=setup["keep_read"])
+    # After the change of user, which resets both.
+    seccomp.prctl(_PR_SET_DUMPABLE, 0)
+    seccomp.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if setup["landlock"]:
+        landlock.restrict(setup["read"], setup["devices"], setup["scratch"])
+    _limit(setup, limits)
+    if code is not None:
+        seccomp.install(code, os.getpid())
+
+
+def _become(uid: int, *, keep_read: bool) -> None:
+    """Turn from root into a user that owns nothing.
+
+    `keep_read` keeps the right to read past file modes, for an interpreter that lives below a
+    directory of root's (such as /root/.pyenv). Only with Landlock, which decides what is read.
+    """
+    if keep_read:
+        seccomp.prctl(_PR_SET_KEEPCAPS, 1)
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    if keep_read:
+        header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
+        data = struct.pack("=6I", _CAP_DAC_READ_SEARCH, _CAP_DAC_READ_SEARCH, 0, 0, 0, 0)
+        result = seccomp.libc.capset(ctypes.c_char_p(header), ctypes.c_char_p(data))
+        seccomp.check(result, "capset")
+
+
+def _limit(setup: Mapping[str, Any], limits: Mapping[str, Any]) -> None:
+    cpu = math.ceil(limits["cpu_seconds"]) + 1
+    hard = {
+        resource.RLIMIT_AS: limits["memory"],
+        resource.RLIMIT_CPU: cpu,  # the parent stops it earlier; this holds without the parent
+        resource.RLIMIT_FSIZE: limits["scratch"],
+        resource.RLIMIT_NOFILE: limits["open_files"],
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_SIGPENDING: 256,
+        resource.RLIMIT_NPROC: setup["other_threads"] + limits["threads"],
+    }
+    for what, limit in hard.items():
+        ceiling = resource.getrlimit(what)[1]
+        if ceiling != resource.RLIM_INFINITY:
+            limit = min(limit, ceiling)
+        resource.setrlimit(what, (limit, limit))
+    # Only the soft limit, and only now: threads got their default stack size when Python started,
+    # and programs raise this one themselves. Stacks are memory, which is limited above.
+    ceiling = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    stack = _MAIN_STACK if ceiling == resource.RLIM_INFINITY else min(_MAIN_STACK, ceiling)
+    resource.setrlimit(resource.RLIMIT_STACK, (stack, ceiling))

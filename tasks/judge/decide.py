@@ -1,0 +1,88 @@
+"""From what was seen of a run to its verdict. Runs in the trusted process only."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+from treegen.tasks.judge import values
+from treegen.tasks.judge.cell import Outcome
+from treegen.tasks.judge.limits import Limits
+from treegen.tasks.judge.verdicts import Compare, JudgeError, Program, Test, TestResult, Verdict
+
+_DETAIL_CHARS = 300
+
+
+def decide(
+    program: Program, test: Test, outcome: Outcome, limits: Limits, compare: Compare
+) -> TestResult:
+    """Name the verdict of one run and compare its output if it has one."""
+    ended = outcome.ended
+    report = outcome.report.decode("utf-8", "replace").split("\n")
+    verdict, detail = _failure(outcome, report, limits)
+    if verdict is None:
+        verdict, detail = _answer(program, test, outcome, report, compare)
+    return TestResult(
+        verdict=verdict,
+        seconds=ended["cpu"],
+        wall_seconds=ended["wall"],
+        memory=ended["memory"],
+        detail=detail[:_DETAIL_CHARS],
+    )
+
+
+def _failure(outcome: Outcome, report: list[str], limits: Limits) -> tuple[Verdict | None, str]:
+    """Return why the run is no answer, or None. Limits first: they are the helper's own word."""
+    ended, status = outcome.ended, outcome.ended["status"]
+    if outcome.overflow:
+        return Verdict.OUTPUT_LIMIT, f"more than {limits.output} bytes"
+    if ended["killed"] == "files":
+        return Verdict.OUTPUT_LIMIT, "too much in the scratch directory"
+    if ended["killed"] == "cpu" or ended["cpu"] > limits.cpu_seconds:
+        return Verdict.TIMEOUT, f"more than {limits.cpu_seconds:g} s of CPU time"
+    if ended["killed"] == "wall":
+        return Verdict.TIMEOUT, f"more than {limits.wall:g} s of wall time"
+    if report[0] != "ready":
+        return Verdict.JUDGE_ERROR, report[0] or f"the child ended early with status {status}"
+    if report[1] != "compiled":
+        reason = report[1].removeprefix("compile_error ") or f"the compiler died: {_name(status)}"
+        return Verdict.COMPILE_ERROR, reason
+    if status == 0:
+        return None, ""
+    lines = outcome.stderr.decode("utf-8", "replace").strip().splitlines()
+    detail = f"{_name(status)}: {lines[-1]}" if lines else _name(status)
+    # A program killed near its limit by an allocation that its language cannot report.
+    full = status < 0 and ended["memory"] > 0.9 * limits.memory
+    if "memory" in report[2:] or full:
+        return Verdict.MEMORY_LIMIT, detail
+    return Verdict.RUNTIME_ERROR, detail
+
+
+def _answer(
+    program: Program, test: Test, outcome: Outcome, report: list[str], compare: Compare
+) -> tuple[Verdict, str]:
+    output: Any = outcome.stdout.decode("utf-8", "replace")
+    if program.fn_name is not None:
+        stage, _, text = report[2].partition(" ")
+        if stage == "unreadable":
+            return Verdict.WRONG_ANSWER, f"returned a value that cannot be compared: {text}"
+        if stage != "result":
+            return Verdict.RUNTIME_ERROR, f"ended before {program.fn_name} returned"
+        try:
+            output = values.decode(text)
+        except ValueError as error:
+            return Verdict.WRONG_ANSWER, f"returned a value that cannot be read: {error}"
+    try:
+        accepted = bool(compare(output, test.expected))
+    except Exception as error:
+        raise JudgeError(f"the comparer failed: {type(error).__name__}: {error}") from error
+    return (Verdict.ACCEPTED, "") if accepted else (Verdict.WRONG_ANSWER, "")
+
+
+def _name(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"

@@ -1,0 +1,151 @@
+"""Runs one program in a confined child: from here on nothing can be trusted any more.
+
+The report on descriptor 3 is one line for each stage. Lines up to "compiled" were written before
+the program's first instruction; later ones may be the program's own invention.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import functools
+import gc
+import io
+import os
+import sys
+import threading
+import traceback
+import types
+from typing import IO, Any, NoReturn
+
+from treegen.tasks.judge import values
+
+REPORT = 3
+_NAME = "<program>"
+
+
+def report(line: str) -> None:
+    """Write one line of the report."""
+    data = line.replace("\n", " ").encode("utf-8", "backslashreplace") + b"\n"
+    while data:
+        data = data[os.write(REPORT, data) :]
+
+
+def run(source: str, prelude: str, call: str | None) -> NoReturn:
+    """Run a program as Python would run a script, or call a function of it; never returns."""
+    _fresh_streams()
+    module = types.ModuleType("__main__" if call is None else "solution")
+    status = 1
+    try:
+        status = _run(module, source, prelude, call)
+    except SystemExit as error:
+        status = _exit_status(error)
+    finally:
+        _finish(module, status)
+
+
+def _run(module: types.ModuleType, source: str, prelude: str, call: str | None) -> int:
+    try:
+        # From str: a coding cookie in the source means nothing then.
+        codes = [compile(text, _NAME, "exec", 0, True) for text in (prelude, source) if text]
+    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        report(f"compile_error {type(error).__name__}: {error}")
+        return 1
+    request = None if call is None else values.decode(call)
+    module.__dict__["__builtins__"] = builtins
+    for name in [name for name in sys.modules if name.split(".")[0] == "treegen"]:
+        del sys.modules[name]
+    sys.modules[module.__name__] = module
+    threading.excepthook = _thread_failed
+    report("compiled")
+    try:
+        for code in codes:
+            exec(code, module.__dict__)
+        if request is not None:
+            _call(module, *request)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _failed(error)
+        return 1
+    return 0
+
+
+def _exit_status(error: SystemExit) -> int:
+    """What Python would make of `sys.exit(code)`."""
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=sys.stderr)  # noqa: T201
+    return 1
+
+
+def _finish(module: types.ModuleType, status: int) -> NoReturn:
+    """End as the interpreter would, without the milliseconds of taking all its modules apart.
+
+    Waits for threads, runs exit handlers, drops the program's globals (files among them write what
+    they still hold) and flushes.
+    """
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        for name in list(vars(module)):
+            if name != "__builtins__":
+                vars(module)[name] = None
+        gc.collect()
+        for stream in (sys.stdout, sys.__stdout__, sys.stderr):
+            if stream is not None and not stream.closed:
+                stream.flush()
+    except BaseException:
+        status = status or 120  # Python's own for output that cannot be written
+    finally:
+        os._exit(status)
+
+
+def _call(module: types.ModuleType, fn_name: str, arguments: list[Any]) -> None:
+    """Call the function and report what it returned."""
+    function = getattr(module, fn_name, None)
+    if function is None and hasattr(module, "Solution"):
+        function = getattr(module.Solution(), fn_name, None)
+    if function is None:
+        raise NameError(f"the program defines no function {fn_name}")
+    result = function(*arguments)
+    try:
+        text = values.encode(result)
+    except (TypeError, ValueError, RecursionError) as error:
+        report(f"unreadable {error}")
+    else:
+        report(f"result {text}")
+
+
+def _failed(error: BaseException) -> None:
+    if isinstance(error, MemoryError):
+        report("memory")
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != _NAME:
+        trace = trace.tb_next  # the judge's own frames are of no use to the reader
+    traceback.print_exception(type(error), error, trace, limit=20)
+
+
+def _thread_failed(arguments: threading.ExceptHookArgs) -> None:
+    if issubclass(arguments.exc_type, MemoryError):
+        report("memory")
+    threading.__excepthook__(arguments)
+
+
+def _fresh_streams() -> None:
+    """Open the standard streams anew: those of the parent remember what it was given."""
+    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # type: ignore[misc]
+    errors = open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stderr = sys.__stderr__ = errors  # type: ignore[misc]
+    builtins.open = _open
+
+
+@functools.wraps(io.open)
+def _open(file: Any, *arguments: Any, **keywords: Any) -> IO[Any]:
+    # There is no /proc, hence no such link; some honest programs read their input by this name.
+    if isinstance(file, str) and file == "/dev/stdin":
+        file = os.dup(0)
+    return io.open(file, *arguments, **keywords)

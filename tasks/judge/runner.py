@@ -1,0 +1,191 @@
+"""The helper inside the sandbox: forks a child for each program and watches it.
+
+It trusts its parent, holds no program text, no input and no expected output (those go from the
+parent to the child as sealed descriptors), and answers one message for each job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import importlib
+import json
+import os
+import platform
+import resource
+import select
+import signal
+import site
+import socket
+import sys
+import time
+from typing import Any, NoReturn
+
+from treegen.tasks.judge import confine, program, seccomp
+
+NUM_DESCRIPTORS = 6  # source, call, stdin, stdout, stderr, report
+KILL = b"kill"
+_TICK = 0.02
+
+
+def main(descriptor: int) -> None:
+    """Serve jobs until the parent hangs up."""
+    control = socket.socket(fileno=descriptor)
+    setup = json.loads(control.recv(1 << 16))
+    code = seccomp.assemble(platform.machine()) if setup["seccomp"] else None
+    _prepare(setup)
+    wake, signalled = os.pipe()
+    for end in (wake, signalled):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(signalled)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    control.send(b"{}")
+    gc.freeze()  # children share these pages as long as nobody touches them
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 1 << 16, NUM_DESCRIPTORS)
+        if not message:
+            break
+        if message == KILL:  # for a child that had ended by the time it came
+            continue
+        limits = json.loads(message)
+        started = time.monotonic()
+        pid = os.fork()
+        if pid == 0:
+            _child(setup, limits, code, descriptors)
+        for handle in descriptors:
+            os.close(handle)
+        result = _watch(pid, started, limits, setup, control, wake)
+        result["dirty"] = bool(os.listdir(setup["scratch"]))
+        control.send(json.dumps(result).encode())
+    _empty(setup["scratch"])
+
+
+def _prepare(setup: dict[str, Any]) -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    seccomp.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: do not outlive the parent
+    os.chdir(setup["scratch"])
+    os.umask(0o077)
+    os.environ.clear()
+    for name in setup["setenv"]:
+        os.environ[name] = "1"
+    sys.path[:] = [path for path in sys.path if os.path.isabs(path)] + setup["packages_path"]
+    for name in setup["preload"]:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    os.environ.clear()
+    # As site.main() would; it did not run, since it also reads site-packages.
+    site.setquit()
+    site.setcopyright()
+    site.sethelper()
+    sys.argv[:] = ["program.py"]
+    seccomp.prctl(4, 0)  # PR_SET_DUMPABLE: nobody attaches to this process
+
+
+def _child(
+    setup: dict[str, Any], limits: dict[str, Any], code: bytes | None, descriptors: list[int]
+) -> NoReturn:
+    source, call, *streams = descriptors
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        texts = [_read_all(handle) for handle in (source, call)]
+        # Twice, since a target may be the number of a stream still to be placed.
+        high = [_dup_above(handle) for handle in streams]
+        for target, handle in enumerate(high):
+            os.dup2(handle, target, inheritable=False)
+        os.closerange(program.REPORT + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        sys.set_int_max_str_digits(0)  # older Pythons had no limit; CPU time bounds it
+        confine.confine(setup, limits, code)
+        program.report("ready")
+    except BaseException as error:
+        # On whichever descriptor the report is by now; the parent reads nothing as a failure.
+        for target in (program.REPORT, streams[-1]):
+            with contextlib.suppress(OSError):
+                os.write(target, f"broken {type(error).__name__}: {error}\n".encode())
+                break
+        os._exit(1)
+    prelude, source_text = json.loads(texts[0])
+    program.run(source_text, prelude, texts[1] or None)
+
+
+def _dup_above(handle: int) -> int:
+    return fcntl.fcntl(handle, fcntl.F_DUPFD, 64)
+
+
+def _read_all(handle: int) -> str:
+    with open(handle, "rb", closefd=False) as file:
+        return file.read().decode()
+
+
+def _watch(
+    pid: int,
+    started: float,
+    limits: dict[str, Any],
+    setup: dict[str, Any],
+    control: socket.socket,
+    wake: int,
+) -> dict[str, Any]:
+    """Wait for the child and kill it at the first limit; also when the parent says so."""
+    killed = None
+    clock = (~pid << 3) | 2  # the CPU clock of that process, as clock_getcpuclockid makes it
+    while True:
+        done, status, usage = os.wait4(pid, os.WNOHANG)
+        now = time.monotonic()
+        if done:
+            break
+        if killed is None:
+            killed = _limit_reached(clock, now - started, limits, setup)
+        if killed is not None:
+            os.kill(pid, signal.SIGKILL)
+        ready, _, _ = select.select([wake, control], [], [], _TICK)
+        if wake in ready:
+            os.read(wake, 4096)
+        if control in ready:
+            killed = "parent"
+            if not control.recv(64):
+                os.kill(pid, signal.SIGKILL)
+                _empty(setup["scratch"])
+                os._exit(1)
+    return {
+        "status": os.waitstatus_to_exitcode(status),
+        "cpu": usage.ru_utime + usage.ru_stime,
+        "wall": now - started,
+        "memory": usage.ru_maxrss * 1024,
+        "killed": killed,
+    }
+
+
+def _limit_reached(
+    clock: int, wall: float, limits: dict[str, Any], setup: dict[str, Any]
+) -> str | None:
+    with contextlib.suppress(OSError):  # it has just ended
+        if time.clock_gettime(clock) > limits["cpu_seconds"]:
+            return "cpu"
+    if wall > limits["wall_seconds"]:
+        return "wall"
+    num_files, num_bytes = _scratch_use(setup["scratch"], own_filesystem=setup["own_filesystem"])
+    return "files" if num_files > limits["files"] or num_bytes > limits["scratch"] else None
+
+
+def _scratch_use(scratch: str, *, own_filesystem: bool) -> tuple[int, int]:
+    """Return the number of files and of bytes in the scratch directory.
+
+    A file system of its own limits the bytes itself and counts what no directory shows. Elsewhere
+    the directory is flat and nothing in it can be removed, so one look sees everything.
+    """
+    if own_filesystem:
+        space = os.statvfs(scratch)
+        return space.f_files - space.f_ffree - 1, 0
+    with os.scandir(scratch) as entries:
+        sizes = [entry.stat(follow_symlinks=False).st_size for entry in entries]
+    return len(sizes), sum(sizes)
+
+
+def _empty(scratch: str) -> None:
+    """Remove what the last program left; there are no directories where this matters."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(scratch):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(scratch, name))
+        os.rmdir(scratch)

@@ -1,0 +1,216 @@
+"""The tiers of the sandbox: how each is started, and what it does not protect against."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import pwd
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from treegen.tasks.judge import landlock, seccomp
+from treegen.tasks.judge.limits import Limits
+from treegen.tasks.judge.runtime import DEVICES, PRELOAD, Runtime
+
+_INSIDE: Final = "/scratch"
+_UIDS: Final = range(30_000, 60_000)  # given to nobody by Debian's and systemd's rules
+_SPARE_THREADS: Final = 2048
+# The helper's modules, in the order of their imports.
+_HELPER: Final = "syscalls seccomp landlock values program confine runner".split()
+_BOOT: Final = """
+import json, sys, types
+def load(name, source):
+    module = types.ModuleType(name)
+    sys.modules[name] = module
+    parent, _, short = name.rpartition(".")
+    if parent:
+        if parent not in sys.modules:
+            load(parent, "")
+        setattr(sys.modules[parent], short, module)
+    exec(compile(source, name, "exec"), module.__dict__)
+with open(int(sys.argv[2])) as file:
+    for item in json.load(file).items():
+        load(*item)
+sys.modules["treegen.tasks.judge.runner"].main(int(sys.argv[1]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A helper that is about to be started: its command, its environment, its first message."""
+
+    command: list[str]
+    environment: dict[str, str]
+    setup: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """One way to confine programs."""
+
+    name: str
+    launch: Callable[[Runtime, Limits, int, int], Launch]  # the two descriptors come last
+    unavailable: Callable[[], str]  # why it cannot be used here, or ""
+    missing: Callable[[], tuple[str, ...]]  # what it leaves open, in words
+
+
+def helper_sources() -> str:
+    """The helper as data: a sandbox need not contain treegen's own files."""
+    folder = Path(__file__).parent
+    names = {f"treegen.tasks.judge.{name}": folder / f"{name}.py" for name in _HELPER}
+    return json.dumps({name: path.read_text(encoding="utf-8") for name, path in names.items()})
+
+
+def _python(runtime: Runtime, control: int, sources: int) -> list[str]:
+    # -I would also ignore PYTHONHASHSEED, and then the order of sets would differ by run.
+    flags = ["-s", "-S", "-P", "-B", "-X", "utf8"]
+    return [runtime.python, *flags, "-c", _BOOT, str(control), str(sources)]
+
+
+def _environment(runtime: Runtime) -> dict[str, str]:
+    """What the interpreter starts with; the helper empties it before any program runs."""
+    variables = {"PYTHONHASHSEED": "0"}
+    if runtime.library_path:
+        variables["LD_LIBRARY_PATH"] = runtime.library_path
+    return variables
+
+
+def _setup(runtime: Runtime, scratch: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "uid": None,
+        "keep_read": False,
+        "landlock": False,
+        "seccomp": True,
+        "own_filesystem": False,
+        "scratch": scratch,
+        "read": runtime.read,
+        "devices": [path for path in DEVICES if os.path.exists(path)],
+        "other_threads": 16,
+        "preload": [*PRELOAD, *runtime.packages],
+        "packages_path": runtime.packages_path,
+        # Arithmetic libraries that start a thread for each core would spend the memory limit.
+        "setenv": ["OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"],
+    } | changes
+
+
+def _bubblewrap(runtime: Runtime, limits: Limits, control: int, sources: int) -> Launch:
+    command = [str(shutil.which("bwrap"))]
+    command += "--unshare-pid --unshare-net --unshare-ipc --unshare-uts".split()
+    command += "--unshare-cgroup-try --hostname judge --new-session --die-with-parent".split()
+    command += "--clearenv --cap-drop ALL".split()
+    if os.geteuid() == 0:
+        # The real user 0 would stay 0 in a namespace. So none is made, and the child turns into an
+        # unused user for good; these capabilities are the helper's, to change user and to kill.
+        for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL"):
+            command += ["--cap-add", capability]
+    else:
+        command += ["--unshare-user"]
+    for key, value in _environment(runtime).items():
+        command += ["--setenv", key, value]
+    # bwrap would make these for root alone.
+    for folder in sorted({str(parent) for path in runtime.read for parent in Path(path).parents}):
+        if folder != "/":
+            command += ["--perms", "0755", "--dir", folder]
+    for path in runtime.read:
+        if os.path.islink(path):
+            command += ["--symlink", os.readlink(path), path]
+        else:
+            command += ["--ro-bind", path, path]
+    for path in DEVICES:
+        command += ["--dev-bind-try", path, path]
+    command += ["--perms", "0777", "--size", str(limits.scratch), "--tmpfs", _INSIDE]
+    command += ["--remount-ro", "/", "--chdir", _INSIDE, "--"]
+    uid = _unused_uid() if os.geteuid() == 0 else None
+    setup = _setup(runtime, _INSIDE, uid=uid, own_filesystem=True)
+    # Nothing in its own environment, which pid 1 of the sandbox would show.
+    return Launch(command + _python(runtime, control, sources), {}, setup)
+
+
+def _landlock(runtime: Runtime, limits: Limits, control: int, sources: int) -> Launch:
+    root = os.geteuid() == 0
+    scratch = tempfile.mkdtemp(prefix="treegen-judge-")
+    changes: dict[str, Any] = {"landlock": True, "uid": _unused_uid() if root else None}
+    if root:
+        os.chown(scratch, changes["uid"], changes["uid"])
+        changes["keep_read"] = runtime.keep_read
+    else:
+        changes["other_threads"] = _threads_of_user() + _SPARE_THREADS
+    setup = _setup(runtime, scratch, **changes)
+    return Launch(_python(runtime, control, sources), _environment(runtime), setup)
+
+
+def _unconfined(runtime: Runtime, limits: Limits, control: int, sources: int) -> Launch:
+    scratch = tempfile.mkdtemp(prefix="treegen-judge-")
+    spare = _threads_of_user() + _SPARE_THREADS
+    setup = _setup(runtime, scratch, seccomp=False, other_threads=spare)
+    return Launch(_python(runtime, control, sources), _environment(runtime), setup)
+
+
+def _unused_uid() -> int:
+    """A user id that nobody has, so that its limits and its signals concern one helper only."""
+    taken = {entry.pw_uid for entry in pwd.getpwall()}
+    # Only ids that exist in this user namespace can be taken on.
+    spans = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    top = max(int(start) + int(length) for start, _, length in spans)
+    free = [uid for uid in _UIDS if uid not in taken and uid < top] or [65_534]
+    return random.SystemRandom().choice(free)
+
+
+def _threads_of_user() -> int:
+    count = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if folder.stat().st_uid == os.getuid():
+                count += len(os.listdir(folder / "task"))
+        except OSError:
+            continue
+    return count
+
+
+def _no_seccomp() -> str:
+    if sys.platform != "linux":
+        return f"the sandbox needs Linux, this is {sys.platform}"
+    if platform.machine() not in seccomp.machines() or sys.maxsize < 1 << 32:
+        return f"no system call filter for {platform.machine()}"
+    return ""
+
+
+def _no_bubblewrap() -> str:
+    return _no_seccomp() or ("" if shutil.which("bwrap") else "bwrap is not installed")
+
+
+def _no_landlock() -> str:
+    why = _no_seccomp()
+    if not why and not landlock.version():
+        why = "the kernel has no Landlock (Linux 5.13 or later, and 'landlock' among its LSMs)"
+    return why
+
+
+def _landlock_missing() -> tuple[str, ...]:
+    missing = [
+        "names, sizes and times of host files can be seen (not their content)",
+        "the host's name can be seen",
+        "disk space of the scratch directory is limited by looking every 20 ms",
+    ]
+    if os.geteuid() != 0:
+        missing.append("programs run as your own user, so their threads are limited only roughly")
+    return tuple(missing)
+
+
+def _unconfined_missing() -> tuple[str, ...]:
+    what = "files, network, processes, signals and IPC of the host; only resource limits apply"
+    return (f"everything: {what}",)
+
+
+TIERS: Final = {
+    "bubblewrap": Tier("bubblewrap", _bubblewrap, _no_bubblewrap, lambda: ()),
+    "landlock": Tier("landlock", _landlock, _no_landlock, _landlock_missing),
+    "none": Tier("none", _unconfined, lambda: "", _unconfined_missing),
+}

@@ -1,0 +1,75 @@
+"""Arguments and return values as JSON that keeps Python's types; used on both sides of the wall.
+
+None, bool, float, str, list and small int are themselves; {"int": hex}, {"tuple": [...]},
+{"set": [...]} and {"dict": [[key, value], ...]} are the rest. `decode` reads text that a hostile
+program may have written, so it is linear and builds nothing but plain data.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+_SMALL = 1 << 60
+_MAX_DEPTH = 100
+_MAX_INT_CHARS = 41_600  # about 50,000 decimal digits
+# Keys can be chosen to collide, which makes a large dict quadratic to build.
+_MAX_KEYS = 10_000
+
+
+def encode(value: object) -> str:
+    """Write a value as one line of JSON; TypeError for what is not plain data."""
+    return json.dumps(_pack(value))
+
+
+def decode(text: str) -> Any:
+    """Read what `encode` wrote; ValueError for anything else."""
+    try:
+        return _unpack(json.loads(text, parse_int=_small_int), 0)
+    except (RecursionError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(f"not an encoded value: {type(error).__name__}") from None
+
+
+def _pack(value: Any) -> Any:
+    if value is None or isinstance(value, bool | str | float):
+        return value
+    if isinstance(value, int):
+        return int(value) if abs(value) < _SMALL else {"int": hex(value)}
+    if isinstance(value, list):
+        return [_pack(item) for item in value]
+    if isinstance(value, tuple):
+        return {"tuple": [_pack(item) for item in value]}
+    if isinstance(value, set | frozenset):
+        return {"set": [_pack(item) for item in value]}
+    if isinstance(value, dict):
+        return {"dict": [[_pack(key), _pack(item)] for key, item in value.items()]}
+    if hasattr(value, "tolist"):  # numpy arrays and scalars
+        return _pack(value.tolist())
+    raise TypeError(f"{type(value).__name__} is not plain data")
+
+
+def _small_int(text: str) -> int:
+    if len(text) > 20:
+        raise ValueError("an int that is not small must be written in hex")
+    return int(text)
+
+
+def _unpack(value: Any, depth: int) -> Any:
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"nested more than {_MAX_DEPTH} deep")
+    if isinstance(value, list):
+        return [_unpack(item, depth + 1) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, body),) = value.items()
+    if kind == "int":
+        if len(body) > _MAX_INT_CHARS:
+            raise ValueError("an int of more than 50,000 digits")
+        return int(body, 16)
+    if kind == "tuple":
+        return tuple([_unpack(item, depth + 1) for item in body])
+    if kind not in ("set", "dict") or len(body) > _MAX_KEYS:
+        raise ValueError("an unknown kind of value, or too many keys")
+    if kind == "set":
+        return {_unpack(item, depth + 1) for item in body}
+    return {_unpack(key, depth + 1): _unpack(item, depth + 1) for key, item in body}

@@ -1,0 +1,118 @@
+"""What is judged, and the eight things that can be said about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from treegen.errors import InputError, TreegenError
+
+Compare = Callable[[Any, Any], bool]
+"""`compare(output, expected)`: runs in the trusted process on what the program returned, which is
+plain data (str for a stdin program). It must be total and about linear in the size of its input."""
+
+
+class JudgeError(TreegenError):
+    """The judge itself failed; nothing is known about the program."""
+
+
+class Verdict(StrEnum):
+    """The outcome of one program on one test; `judge_error` is about the judge and never a score."""
+
+    ACCEPTED = "accepted"
+    WRONG_ANSWER = "wrong_answer"
+    RUNTIME_ERROR = "runtime_error"
+    COMPILE_ERROR = "compile_error"
+    TIMEOUT = "timeout"
+    MEMORY_LIMIT = "memory_limit"
+    OUTPUT_LIMIT = "output_limit"
+    JUDGE_ERROR = "judge_error"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Python source as a model wrote it; with `fn_name`, a function of it is called.
+
+    A stdin program runs as `__main__`. A call-based one runs as a module named `solution`, so that
+    its main guard stays shut; `fn_name` is looked up in the module, then as a method of a class
+    `Solution`. `prelude` is source that runs first in the same namespace (usual imports).
+    """
+
+    source: str
+    fn_name: str | None = None
+    prelude: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """One input and the answer expected for it; only the trusted process ever sees `expected`.
+
+    `args` are the positional arguments of a call-based program: None, bool, int, float, str and
+    lists, tuples, dicts and sets of them.
+    """
+
+    __test__ = False  # not something for pytest to collect
+
+    stdin: str | bytes = b""
+    args: Sequence[Any] = ()
+    expected: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class TestResult:
+    """The verdict of one test; seconds are CPU seconds, `wall_seconds` includes waiting."""
+
+    __test__ = False
+
+    verdict: Verdict
+    seconds: float = 0.0
+    wall_seconds: float = 0.0
+    memory: int = 0  # peak resident bytes
+    detail: str = ""  # one line for people: exit status, last line of stderr. Untrusted text.
+    retried: bool = False  # judged a second time, alone, after a timeout by wall time only
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the test passed; raises JudgeError when that is not known."""
+        if self.verdict is Verdict.JUDGE_ERROR:
+            raise JudgeError(f"the judge failed, so the test has no score: {self.detail}")
+        return self.verdict is Verdict.ACCEPTED
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramResult:
+    """The results of one program, in the order of its tests.
+
+    Shorter than the tests when judging stopped early: at the first failure if so asked, and always
+    at a judge error. A compile error stands for every test and is repeated for each.
+    """
+
+    tests: tuple[TestResult, ...]
+    num_tests: int
+    sandbox: str
+
+    @property
+    def verdict(self) -> Verdict:
+        """The first verdict that is not accepted, or accepted; a judge error wins over all."""
+        verdicts = [test.verdict for test in self.tests]
+        if Verdict.JUDGE_ERROR in verdicts:
+            return Verdict.JUDGE_ERROR
+        return next((v for v in verdicts if v is not Verdict.ACCEPTED), Verdict.ACCEPTED)
+
+    @property
+    def accepted(self) -> bool:
+        """Whether every test ran and passed; raises JudgeError when that is not known."""
+        return all([test.accepted for test in self.tests]) and len(self.tests) == self.num_tests
+
+
+def check_program(program: Program, tests: Sequence[Test]) -> None:
+    """Refuse what cannot be judged: a program without tests would pass for nothing."""
+    if not tests:
+        raise InputError("no tests: a program without tests cannot be judged; leave it out")
+    if program.fn_name is not None and not program.fn_name.isidentifier():
+        raise InputError(f"fn_name must be a Python name, got {program.fn_name!r}")
+    for index, test in enumerate(tests):
+        if program.fn_name is None and test.args:
+            raise InputError(f"test {index} has args but the program has no fn_name")

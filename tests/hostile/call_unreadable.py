@@ -1,0 +1,10 @@
+# ruff: noqa
+# mypy: ignore-errors
+# expect: wrong_answer
+# call: ["solve", [1]]
+import os
+
+
+def solve(x):
+    os.write(3, b"result " + b"[" * 100000 + b"\n")
+    return object()

@@ -1,0 +1,8 @@
+# ruff: noqa
+# mypy: ignore-errors
+# expect: timeout
+import threading
+
+lock = threading.Lock()
+lock.acquire()
+lock.acquire()

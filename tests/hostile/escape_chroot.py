@@ -1,0 +1,7 @@
+# ruff: noqa
+# mypy: ignore-errors
+# expect: runtime_error
+import os
+
+os.chroot("/")
+print("escaped")

@@ -1,0 +1,11 @@
+# ruff: noqa
+# mypy: ignore-errors
+# expect: runtime_error
+# machine: x86_64
+import ctypes, os
+
+libc = ctypes.CDLL(None, use_errno=True)
+result = libc.syscall(308, 0, 0)
+if result < 0:
+    raise OSError(ctypes.get_errno(), "refused")
+print("escaped", result)

@@ -1,0 +1,9 @@
+# ruff: noqa
+# mypy: ignore-errors
+# expect: accepted
+# stdin: "3 4\n"
+# answer: "7"
+import sys
+
+print(sum(map(int, input().split())))
+sys.exit(0)

@@ -1,0 +1,5 @@
+# ruff: noqa
+# mypy: ignore-errors
+# expect: timeout
+while True:
+    pass

@@ -1,0 +1,4 @@
+# ruff: noqa
+# mypy: ignore-errors
+# expect: timeout
+print(sum(range(10**12)))

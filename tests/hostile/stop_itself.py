@@ -1,0 +1,6 @@
+# ruff: noqa
+# mypy: ignore-errors
+# expect: timeout
+import os, signal
+
+os.kill(os.getpid(), signal.SIGSTOP)

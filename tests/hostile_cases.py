@@ -1,0 +1,107 @@
+"""Programs that must not get out, cheat or stay, and honest ones that must pass.
+
+Each file of tests/hostile starts with comments: `expect` (and `also`) verdicts; `stdin` and `answer`
+of an honest program; `call` [function, arguments, value]; `machine` where it makes raw calls. A
+hostile program's answer is a random token that is nowhere to be found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from treegen.tasks.judge import Judge, Limits, Program, ProgramResult, Test
+
+FOLDER = Path(__file__).parent / "hostile"
+MIB = 1 << 20
+LIMITS = Limits(
+    cpu_seconds=0.6,
+    wall_seconds=1.5,
+    memory=512 * MIB,
+    output=1 << 17,
+    threads=16,
+    scratch=MIB,
+    files=20,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One program, its test and the verdicts that are right."""
+
+    name: str
+    expect: frozenset[str]
+    program: Program
+    test: Test
+
+
+def read_case(path: Path) -> Case:
+    """Read a program and its header."""
+    source = path.read_text(encoding="utf-8")
+    head = dict(
+        line[2:].split(": ", 1) for line in source.splitlines()[2:] if line.startswith("# ") and ": " in line
+    )
+    expect = f"{head['expect']} {head.get('also', '')}".split()
+    answer: Any = json.loads(head["answer"]) if "answer" in head else secrets.token_hex(16)
+    fn_name, args = None, ()
+    if "call" in head:
+        fn_name, args, *value = json.loads(head["call"])
+        answer = eval(head["value"]) if "value" in head else value[0] if value else answer
+    stdin = json.loads(head.get("stdin", '"3 4\\n"'))
+    test = Test(stdin=stdin, args=args, expected=answer)
+    return Case(path.stem, frozenset(expect), Program(source, fn_name=fn_name), test)
+
+
+def load_cases() -> dict[str, Case]:
+    """All programs that can run on this machine, by name."""
+    cases = {}
+    for path in sorted(FOLDER.glob("*.py")):
+        if "# machine: x86_64" in path.read_text() and platform.machine() != "x86_64":
+            continue
+        cases[path.stem] = read_case(path)
+    return cases
+
+
+def judge_all(sandbox: str, cases: dict[str, Case]) -> dict[str, ProgramResult]:
+    """Judge every program in one sandbox, all at once."""
+    with Judge(sandbox, limits=LIMITS) as judge:
+        futures = {
+            name: judge.submit(case.program, [case.test], compare) for name, case in cases.items()
+        }
+        return {name: future.result() for name, future in futures.items()}
+
+
+def compare(output: Any, expected: Any) -> bool:
+    """Compare as a strict judge would; an expected answer that leaked is a bug of ours."""
+    if isinstance(output, str) and isinstance(expected, str):
+        assert expected not in output or output.split() == expected.split(), "the answer leaked"
+        return output.split() == expected.split()
+    return type(output) is type(expected) and bool(output == expected)
+
+
+def traces() -> set[str]:
+    """What a program could leave on this machine, as names: processes, files, IPC, sockets."""
+    found = set()
+    for folder in ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", os.path.dirname(os.__file__)):
+        if os.path.isdir(folder):
+            found |= {f"{folder}/{name}" for name in os.listdir(folder)}
+    for table in ("shm", "sem", "msg"):
+        path = Path(f"/proc/sysvipc/{table}")
+        if path.exists():
+            found |= {f"{table} {line}" for line in path.read_text().splitlines()[1:]}
+    for folder in os.listdir("/proc"):
+        if folder.isdigit():
+            try:
+                command = Path(f"/proc/{folder}/cmdline").read_bytes().replace(b"\0", b" ")
+            except OSError:
+                continue
+            if b"treegen.tasks.judge" in command or b"bwrap" in command:
+                found.add(f"process {folder} {command[:200]!r}")
+    sockets = Path("/proc/net/unix").read_text().splitlines()
+    found |= {line for line in sockets if "treegen" in line}
+    return {name for name in found if "treegen" in name or "sem " in name or "shm " in name}
