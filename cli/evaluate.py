@@ -151,7 +151,7 @@ def _load(work: Work, engine: "EngineOptions", fingerprint: str) -> "LLM":
 
 
 def _report(work: Work, *, quiet: bool) -> None:
-    from treegen.cli.render import echo, json_line, notice, report_tables
+    from treegen.cli.render import echo, json_line, notice, pictures, report_tables
     from treegen.tasks.runner import write_results
 
     documents = []
@@ -166,6 +166,7 @@ def _report(work: Work, *, quiet: bool) -> None:
         if not quiet:
             echo("")
             report_tables(results, report)
+            pictures(report, item.run.path)
             echo(f"results: {item.run.path / 'results.json'}\n")
     json_line({"runs": documents})
 

@@ -7,7 +7,6 @@ import click
 
 from treegen.cli.pairs import GEN_KWARGS, MODEL_ARGS, read_pairs
 from treegen.errors import InputError
-from treegen.tasks.arguments import read_arguments
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -44,7 +43,8 @@ _TASK: Final = (
                  help="More tasks; the same as naming them."),
 )  # fmt: skip
 _DATA: Final = (
-    click.option("--data", metavar="PATH", help="Problems: a JSONL file, a folder of splits, or a "
+    click.option("--data", "--haystack", "data", metavar="PATH",
+                 help="Problems: a JSONL file, a folder of splits, a text (needle), or a "
                  "name the task knows (hf). Default: the small set that comes with treegen."),
     click.option("--split", metavar="NAME", help="Split of a folder or a named data set."),
     click.option("--num-fewshot", "-f", type=int, help="Solved examples before each problem."),
@@ -121,6 +121,9 @@ def options_of(*groups: str) -> Decorator:
 
 def asked_for(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the user gave, by the names of settings; what was not given is not there."""
+    # Its package is slow to import, and help does without.
+    from treegen.tasks.arguments import read_arguments
+
     given = {
         name: value
         for name, value in params.items()

@@ -3,13 +3,16 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from treegen.errors import TreegenError
+from treegen.errors import InputError, TreegenError
 from treegen.tasks import Report, Skipped
 from treegen.tasks.account import sharing_line
+from treegen.tasks.heat_map import draw_text, save_png
+from treegen.tasks.tables import Cell, Grid, Table
 from treegen.terminal import safe_text
 
 _UP, _DOWN, _PLUS_MINUS = "\u2191", "\u2193", "\u00b1"
@@ -51,15 +54,33 @@ def report_tables(results: Mapping[str, Any], report: Report | None) -> None:
         echo(_metrics(report))
         if report.majority:
             echo("\n" + _majority(report))
+        for table in report.tables:
+            echo(f"\n{safe_text(table.title)}\n{_table(table)}")
+        for grid in report.grids:
+            echo(f"\n{_grid(grid)}")
         for line in _remarks(report):
             echo(line)
         echo("")
     usage = results["usage"]
     echo(sharing_line(usage))
+    prefill, decode = usage.get("prefill_seconds", 0.0), usage.get("decode_seconds", 0.0)
+    echo(f"time: prefill {prefill:,.2f} s, decode {decode:,.2f} s of {usage['seconds']:,.2f} s")
     echo(
         f"decoded tokens: {usage['decoded_tokens']:,} at {usage['tokens_per_second']:,.0f} per "
         f"second; {results['done']:,} of {results['planned']:,} samples"
     )
+
+
+def pictures(report: Report | None, folder: Path) -> None:
+    """Save the report's heat maps in a run directory; says so if the library for it is missing."""
+    for number, grid in enumerate(report.grids if report is not None else ()):
+        file = folder / ("heat_map.png" if number == 0 else f"heat_map_{number + 1}.png")
+        try:
+            save_png(grid, file)
+        except InputError as error:
+            notice(str(error))
+            return
+        echo(f"picture: {safe_text(str(file))}")
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> str:
@@ -100,6 +121,24 @@ def _metrics(report: Report) -> str:
     ]
     head = ["Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr"]
     return markdown(head, rows, right=(1, 3, 6, 8))
+
+
+def _table(table: Table) -> str:
+    rows = [[_text(cell) for cell in row] for row in table.rows]
+    return markdown(table.columns, rows, right=range(1, len(table.columns)))
+
+
+def _text(cell: Cell) -> str:
+    return _number(cell) if cell is None or isinstance(cell, float) else str(cell)
+
+
+def _grid(grid: Grid) -> str:
+    drawn = draw_text(grid)
+    try:
+        drawn.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        drawn = draw_text(grid, ascii=True)
+    return safe_text(drawn)
 
 
 def _majority(report: Report) -> str:

@@ -15,7 +15,7 @@ from treegen.cli.options import CONTEXT, QUIET, asked_for, options_of
 @QUIET
 def command(run: Path, quiet: bool, **params: Any) -> None:
     """Score the samples in the directory RUN again and rewrite its results.json."""
-    from treegen.cli.render import echo, json_line, notice, report_tables
+    from treegen.cli.render import echo, json_line, notice, pictures, report_tables
     from treegen.runs import RunDir
     from treegen.tasks.job import check_same_data, load_job
     from treegen.tasks.runner import write_results
@@ -30,6 +30,7 @@ def command(run: Path, quiet: bool, **params: Any) -> None:
         results, report = write_results(job, opened)
         if not quiet:
             report_tables(results, report)
+            pictures(report, run)
         if opened.missing > 0:
             notice(f"{opened.missing:,} of {opened.info.planned:,} samples are not drawn yet")
         del results["parts"]

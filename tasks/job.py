@@ -248,7 +248,15 @@ def _as_chat(tree: Node, system: str | None) -> Node:
 def _messages(path: tuple[Node, ...]) -> list[Message]:
     contents = [node.content for node in path if node.content]
     if all(isinstance(content, str) for content in contents):
-        return [{"role": "user", "content": "".join(str(content) for content in contents)}]
+        # A task may end its prompt with how the reply begins.
+        texts = {"user": "", "assistant": ""}
+        for node in path:
+            texts["assistant" if node.metadata.get("role") == "assistant" else "user"] += str(
+                node.content
+            )
+        reply = texts["assistant"].lstrip(" ")
+        begun: list[Message] = [{"role": "assistant", "content": reply}] if reply else []
+        return [{"role": "user", "content": texts["user"]}, *begun]
     if all(node.has_messages for node in path if node.content):
         return [message for content in contents for message in content]  # type: ignore[misc]
     raise InputError("apply_chat_template needs a task whose prompts are text or chat messages")

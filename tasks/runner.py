@@ -123,6 +123,7 @@ def score(job: Job, run: RunDir) -> Report:
         num_fewshot=job.data.num_fewshot,
         pass_ks=settings.pass_ks,
         maj_ks=settings.maj_ks,
+        problems=job.data.problems,
     )
     return job.task.aggregate(scores, options)
 

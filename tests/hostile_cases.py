@@ -1,8 +1,8 @@
 """Programs that must not get out, cheat or stay, and honest ones that must pass.
 
-Each file of tests/hostile starts with comments: `expect` (and `also`) verdicts; `stdin` and `answer`
-of an honest program; `call` [function, arguments, value]; `machine` where it makes raw calls. A
-hostile program's answer is a random token that is nowhere to be found.
+Each file of tests/hostile starts with comments: `expect` (and `also`) verdicts; `stdin` and
+`answer` of an honest program; `call` [function, arguments, value]; `machine` where it makes raw
+calls. A hostile program's answer is a random token that is nowhere to be found.
 """
 
 from __future__ import annotations
@@ -43,9 +43,8 @@ class Case:
 def read_case(path: Path) -> Case:
     """Read a program and its header."""
     source = path.read_text(encoding="utf-8")
-    head = dict(
-        line[2:].split(": ", 1) for line in source.splitlines()[2:] if line.startswith("# ") and ": " in line
-    )
+    comments = [line[2:] for line in source.splitlines()[2:] if line.startswith("# ")]
+    head = dict(line.split(": ", 1) for line in comments if ": " in line)
     expect = f"{head['expect']} {head.get('also', '')}".split()
     answer: Any = json.loads(head["answer"]) if "answer" in head else secrets.token_hex(16)
     fn_name, args = None, ()
@@ -79,7 +78,8 @@ def judge_all(sandbox: str, cases: dict[str, Case]) -> dict[str, ProgramResult]:
 def compare(output: Any, expected: Any) -> bool:
     """Compare as a strict judge would; an expected answer that leaked is a bug of ours."""
     if isinstance(output, str) and isinstance(expected, str):
-        assert expected not in output or output.split() == expected.split(), "the answer leaked"
+        if len(expected) == 32:
+            assert expected not in output, "the answer leaked"
         return output.split() == expected.split()
     return type(output) is type(expected) and bool(output == expected)
 

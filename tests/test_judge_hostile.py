@@ -90,7 +90,8 @@ def test_as_an_unprivileged_user(sandbox: str, repository: Path) -> None:
 
 def python_for_everybody() -> str:
     """An interpreter that other users can start; that of a virtual environment may not be."""
-    for name in (getattr(sys, "_base_executable", ""), "/usr/bin/python3", "/usr/local/bin/python3"):
+    own = getattr(sys, "_base_executable", sys.executable)
+    for name in (own, "/usr/bin/python3", "/usr/local/bin/python3"):
         command = [name, "-c", "import sys; assert sys.version_info >= (3, 11)"]
         try:
             done = subprocess.run(command, user=65432, group=65432, check=False, cwd="/")

@@ -4,6 +4,7 @@ import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,8 +50,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def load(folder: Path, task: Task | None = None, **options: object) -> TaskData:
-    return (task or MMLU()).load(TaskOptions(data=str(folder), **options))  # type: ignore[arg-type]
+def load(folder: Path, task: Task | None = None, **options: Any) -> TaskData:
+    return (task or MMLU()).load(TaskOptions(data=str(folder), **options))
 
 
 def prompt_texts(task: Task, data: TaskData) -> dict[str, str]:
@@ -149,7 +150,7 @@ def test_a_question_is_never_its_own_example(tmp_path: Path) -> None:
         ({"extra": {"per_subject": "0"}}, "whole number from 1"),
     ],
 )
-def test_requests_that_cannot_be_met(folder: Path, options: dict[str, object], told: str) -> None:
+def test_requests_that_cannot_be_met(folder: Path, options: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):
         load(folder, **options)
 

@@ -392,7 +392,7 @@ def test_auto_dtype_on_a_cpu_is_float32(tmp_path: Path) -> None:
     assert load_model(tmp_path, device="cpu").dtype == torch.float32
     model = load_model(tmp_path, device="cpu", dtype="bfloat16")
     assert model.dtype == model.new_cache(1, 4)[0].keys.dtype == torch.bfloat16
-    assert one_pass(model, [1]).dtype == torch.float32
+    assert one_pass(model, [1]).dtype == torch.bfloat16
 
 
 def test_weights_in_mxfp4_are_expanded(tmp_path: Path) -> None:

@@ -162,3 +162,39 @@ def test_without_a_gpu_the_cpu_is_chosen() -> None:
     if not CUDA and os.environ.get("TRITON_INTERPRET") != "1":
         with pytest.raises(InputError, match="triton"):
             prepare(levels, impl="triton")
+
+
+@needs_triton
+@pytest.mark.parametrize("size", [5, 4096, 10_000])
+def test_block_draws_follow_the_cumulative_distribution(size: int) -> None:
+    """Each drawn token's interval of the CDF holds the row's uniform, up to float32 sums."""
+    from treegen.sampling_kernels import draw_blocks
+
+    rows = 200
+    generator = torch.Generator().manual_seed(size)
+    logits = torch.randn(rows, size, generator=generator) * 4
+    logits[:, ::3] = -torch.inf
+    uniform = torch.rand(rows, generator=generator, dtype=torch.float64)
+    uniform[:2] = torch.tensor([0.0, 1 - 2**-53])
+    temperature = torch.rand(rows, generator=generator) + 0.3
+    greedy = torch.arange(rows) % 5 == 4
+    tokens, logprobs, lse = (
+        tensor.cpu()
+        for tensor in draw_blocks(
+            *(tensor.to(DEVICE) for tensor in (logits, uniform, temperature, greedy))
+        )
+    )
+    torch.testing.assert_close(lse, logits.logsumexp(-1))
+    want = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+    torch.testing.assert_close(logprobs, want, rtol=1e-5, atol=1e-5)
+    assert tokens[greedy].equal(logits.argmax(-1)[greedy])
+    p = (logits.double() / temperature[:, None].double()).softmax(-1)
+    assert (p.gather(1, tokens[:, None]) > 0).all()
+    after = p.cumsum(-1).gather(1, tokens[:, None])[:, 0]
+    before = after - p.gather(1, tokens[:, None])[:, 0]
+    drawn = ~greedy
+    assert (uniform >= before - 1e-5)[drawn].all()
+    assert (uniform <= after + 1e-5)[drawn].all()
+    logits[3, 1] = torch.nan
+    _, _, lse = draw_blocks(*(t.to(DEVICE) for t in (logits, uniform, temperature, greedy)))
+    assert lse.isfinite().sum() == rows - 1

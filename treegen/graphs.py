@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ class DecodeGraphs:
         """`forward` computes a batch eagerly."""
         self._forward = forward
         self._graphs: dict[tuple[int, int], list[_Graph]] = {}
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None  # memory that all graphs share, for only one runs at a time
         self.off: str | None = None
 
     @property

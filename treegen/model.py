@@ -97,7 +97,7 @@ class Model:
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Tensor:
-        """Return the logits of the rows batch.logits_at_S, float32 [S, V].
+        """Return the logits of the rows batch.logits_at_S, [S, V] in the model's own type.
 
         The keys and values of the batch's tokens are in batch.layers afterwards. The logits of a
         decode batch are valid until the next one.
@@ -125,7 +125,7 @@ class Model:
                 f"{self.spec.model_type} returned logits {tuple(logits_SV.shape)} for "
                 f"{len(batch.logits_at_S)} rows and {self.spec.vocab_size} tokens; not supported"
             )
-        return logits_SV.float()
+        return logits_SV
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

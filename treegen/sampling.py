@@ -9,7 +9,9 @@ Shape letters: P distributions, N draws from each, V vocabulary.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -51,6 +53,12 @@ class SamplingBatch:
     min_p_P: Tensor | None
     num_logprobs: int
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether every row draws from all tokens, and no alternatives are reported."""
+        filters = (self.top_p_P, self.top_k_P, self.min_p_P)
+        return not self.num_logprobs and all(column is None for column in filters)
+
     @staticmethod
     def of(params: list[SamplingParams], index_P: Tensor) -> SamplingBatch:
         """Parameters of P rows, row p using params[index_P[p]]."""
@@ -88,7 +96,14 @@ class Draws:
 
 
 def draw(logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: SamplingBatch) -> Draws:
-    """Draw N tokens from each of P rows of float32 logits."""
+    """Draw N tokens from each of P rows of logits, in float32 whatever their type."""
+    if logits_PV.device.type == "cuda" and seeds_PN.shape[1] == 1 and params.is_plain:
+        uniform_P = uniforms(seeds_PN, steps_PN)[:, 0]
+        tokens_P, logprobs_P, lse_P = _draw_blocks()(
+            logits_PV, uniform_P, params.temperature_P, params.greedy_P
+        )
+        return Draws(tokens_P[:, None], logprobs_P[:, None], lse_P, None, None)
+    logits_PV = logits_PV.float()
     lse_P = logits_PV.logsumexp(dim=-1)
     if params.all_greedy:
         tokens_PN = logits_PV.argmax(dim=-1, keepdim=True).expand_as(seeds_PN)
@@ -108,6 +123,14 @@ def draw(logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: Sampling
         top = logits_PV.topk(min(params.num_logprobs, logits_PV.shape[-1]), dim=-1)
         top_tokens, top_logprobs = top.indices, top.values - lse_P[:, None]
     return Draws(tokens_PN, logprobs_PN, lse_P, top_tokens, top_logprobs)
+
+
+@functools.cache
+def _draw_blocks() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """The GPU's kernel, imported when a GPU first draws."""
+    from treegen.sampling_kernels import draw_blocks
+
+    return draw_blocks
 
 
 def _weights(logits_PV: Tensor, params: SamplingBatch) -> Tensor:

@@ -51,7 +51,7 @@ class Forward(Protocol):
         ...
 
     def forward(self, batch: Batch) -> Tensor:
-        """Float32 logits [S, V] of the query rows named by batch.logits_at_S."""
+        """Logits [S, V] of the query rows named by batch.logits_at_S."""
         ...
 
 
@@ -150,7 +150,7 @@ class Scheduler:
         spans = self._pick_spans()
         batch = prefill_batch(spans, self.store, self.cache, self.model.device, self._impl)
         self.usage.impl = batch.levels.impl
-        logits = self.model.forward(batch)
+        logits = self.model.forward(batch).float()
         lse = logits.logsumexp(dim=-1)
         self._check_numbers(lse, lambda at: self._span_name(spans, at))
         finished: list[Completion] = []

@@ -124,20 +124,24 @@ def _runs(
 
 
 def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the text of a prompt of chat messages, ready for the assistant's turn."""
+    """Return the text of a prompt of chat messages, ready for the assistant's turn.
+
+    Where the last message is the assistant's, it is how that turn begins.
+    """
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(
             f"prompt {prompt.id!r} has chat messages but the tokenizer has no chat template; "
             "use a chat model, or give text"
         )
     messages = [dict(message) for node in prompt.path for message in node.content]  # type: ignore[arg-type]
+    begun = messages.pop()["content"] if messages[-1]["role"] == "assistant" else ""
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     except Exception as error:  # The template is a program of the model's; it may raise anything.
         raise InputError(
             f"the chat template refuses prompt {prompt.id!r}: {error}; mend its messages"
         ) from error
-    return str(text)
+    return f"{text}{begun}"
 
 
 def _template(

@@ -29,7 +29,7 @@ from treegen.tasks.judge.verdicts import JudgeError, Program, Test
 _LIMITS = Limits(cpu_seconds=5.0, wall_seconds=30.0, memory=256 * MIB)
 
 # Reads {"secret": path, ...} from stdin and prints which of its attempts succeeded.
-_CANARY = '''
+_CANARY = """
 import json, mmap, os, signal, socket, subprocess, sys
 bait = json.loads(sys.stdin.read())
 out = {}
@@ -86,7 +86,7 @@ def fork():
     os.waitpid(pid, 0)
     return True
 print(json.dumps(out))
-'''
+"""
 _USES_SCRATCH = """
 import os
 assert os.listdir() == []

@@ -118,7 +118,8 @@ class Cell:
         killed = False
         deadline = time.monotonic() + self.limits.wall + _GRACE_SECONDS
         with selectors.DefaultSelector() as selector:
-            for handle in (*taken, self._control):
+            selector.register(self._control, selectors.EVENT_READ)
+            for handle in taken:
                 selector.register(handle, selectors.EVENT_READ)
             while ended is None:
                 events = selector.select(deadline - time.monotonic())

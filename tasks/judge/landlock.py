@@ -32,14 +32,15 @@ def version() -> int:
 def restrict(read: Sequence[str], devices: Sequence[str], scratch: str) -> None:
     """Allow reading below `read`, using `devices`, and plain files in `scratch`; nothing else.
 
-    Directories, links, sockets and devices cannot be made even in `scratch`, and its files cannot be
-    removed: so it stays flat, and what is in it can be counted from outside.
+    Directories, links, sockets and devices cannot be made even in `scratch`, and its files cannot
+    be removed: so it stays flat, and what is in it can be counted from outside.
     """
     abi = version()
     rights = (1 << _NUM_RIGHTS[min(abi, len(_NUM_RIGHTS)) - 1]) - 1
     network = 3 if abi >= 4 else 0  # TCP bind and connect
     scope = 3 if abi >= 6 else 0  # abstract sockets, signals
-    attributes = struct.pack("=QQQ", rights, network, scope)[: (8, 8, 8, 16, 16, 24)[min(abi, 6) - 1]]
+    size = 24 if abi >= 6 else 16 if abi >= 4 else 8
+    attributes = struct.pack("=QQQ", rights, network, scope)[:size]
     rules = syscall(
         _CREATE,
         "landlock_create_ruleset",

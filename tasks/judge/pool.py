@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
 
 from treegen.errors import InputError
-from treegen.tasks.judge.canaries import SandboxReport, choose
+from treegen.tasks.judge.canaries import choose
 from treegen.tasks.judge.cell import Cell
 from treegen.tasks.judge.decide import decide
 from treegen.tasks.judge.limits import Limits
@@ -58,11 +58,6 @@ class Judge:
         self._local = threading.local()
         self._cells: set[Cell] = set()
         self._lock = threading.Lock()
-
-    @property
-    def sandbox(self) -> SandboxReport:
-        """What protects this machine, and what does not."""
-        return self.report
 
     def __enter__(self) -> Self:
         return self

@@ -10,13 +10,12 @@ import atexit
 import builtins
 import functools
 import gc
-import io
 import os
 import sys
 import threading
 import traceback
 import types
-from typing import IO, Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from treegen.tasks.judge import values
 
@@ -136,16 +135,21 @@ def _thread_failed(arguments: threading.ExceptHookArgs) -> None:
 
 def _fresh_streams() -> None:
     """Open the standard streams anew: those of the parent remember what it was given."""
-    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # type: ignore[misc]
-    sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # type: ignore[misc]
-    errors = open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
-    sys.stderr = sys.__stderr__ = errors  # type: ignore[misc]
-    builtins.open = _open
+    streams: Any = sys  # the names are read-only to a type checker
+    streams.stdin = streams.__stdin__ = _builtin_open(0, encoding="utf-8", closefd=False)
+    streams.stdout = streams.__stdout__ = _builtin_open(1, "w", encoding="utf-8", closefd=False)
+    streams.stderr = streams.__stderr__ = _builtin_open(
+        2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False
+    )
+    builtins.__dict__["open"] = _open
 
 
-@functools.wraps(io.open)
-def _open(file: Any, *arguments: Any, **keywords: Any) -> IO[Any]:
+_builtin_open: Final[Any] = builtins.open
+
+
+@functools.wraps(builtins.open)
+def _open(file: Any, *arguments: Any, **keywords: Any) -> Any:
     # There is no /proc, hence no such link; some honest programs read their input by this name.
     if isinstance(file, str) and file == "/dev/stdin":
         file = os.dup(0)
-    return io.open(file, *arguments, **keywords)
+    return _builtin_open(file, *arguments, **keywords)

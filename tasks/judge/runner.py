@@ -27,6 +27,7 @@ from treegen.tasks.judge import confine, program, seccomp
 NUM_DESCRIPTORS = 6  # source, call, stdin, stdout, stderr, report
 KILL = b"kill"
 _TICK = 0.02
+_children: list[int] = []
 
 
 def main(descriptor: int) -> None:
@@ -53,6 +54,7 @@ def main(descriptor: int) -> None:
         pid = os.fork()
         if pid == 0:
             _child(setup, limits, code, descriptors)
+        _children.append(pid)
         for handle in descriptors:
             os.close(handle)
         result = _watch(pid, started, limits, setup, control, wake)
@@ -63,7 +65,9 @@ def main(descriptor: int) -> None:
 
 def _prepare(setup: dict[str, Any]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    seccomp.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: do not outlive the parent
+    # Without the parent, clean up and go, even if a copy of its socket lives on in another process.
+    signal.signal(signal.SIGTERM, lambda *_: _stop(setup["scratch"]))
+    seccomp.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     os.chdir(setup["scratch"])
     os.umask(0o077)
     os.environ.clear()
@@ -88,7 +92,8 @@ def _child(
     source, call, *streams = descriptors
     try:
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
         texts = [_read_all(handle) for handle in (source, call)]
         # Twice, since a target may be the number of a stream still to be placed.
         high = [_dup_above(handle) for handle in streams]
@@ -133,20 +138,20 @@ def _watch(
         done, status, usage = os.wait4(pid, os.WNOHANG)
         now = time.monotonic()
         if done:
+            _children.remove(pid)
             break
         if killed is None:
             killed = _limit_reached(clock, now - started, limits, setup)
         if killed is not None:
             os.kill(pid, signal.SIGKILL)
-        ready, _, _ = select.select([wake, control], [], [], _TICK)
+        watched: list[Any] = [wake, control]
+        ready, _, _ = select.select(watched, [], [], _TICK)
         if wake in ready:
             os.read(wake, 4096)
         if control in ready:
             killed = "parent"
             if not control.recv(64):
-                os.kill(pid, signal.SIGKILL)
-                _empty(setup["scratch"])
-                os._exit(1)
+                _stop(setup["scratch"])
     return {
         "status": os.waitstatus_to_exitcode(status),
         "cpu": usage.ru_utime + usage.ru_stime,
@@ -180,6 +185,15 @@ def _scratch_use(scratch: str, *, own_filesystem: bool) -> tuple[int, int]:
     with os.scandir(scratch) as entries:
         sizes = [entry.stat(follow_symlinks=False).st_size for entry in entries]
     return len(sizes), sum(sizes)
+
+
+def _stop(scratch: str) -> NoReturn:
+    """End the running program and this process at once, leaving nothing."""
+    for pid in _children:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    _empty(scratch)
+    os._exit(1)
 
 
 def _empty(scratch: str) -> None:

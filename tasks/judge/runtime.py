@@ -18,10 +18,41 @@ from treegen.errors import InputError
 
 # Imported once in the helper, so that a program that uses them pays nothing.
 PRELOAD: Final = (
-    "abc array bisect cmath collections collections.abc contextlib copy ctypes dataclasses datetime "
-    "decimal enum fractions functools heapq io itertools json math numbers operator os queue random "
-    "re statistics string struct sys threading time traceback typing"
-).split()
+    "abc",
+    "array",
+    "bisect",
+    "cmath",
+    "collections",
+    "collections.abc",
+    "contextlib",
+    "copy",
+    "ctypes",
+    "dataclasses",
+    "datetime",
+    "decimal",
+    "enum",
+    "fractions",
+    "functools",
+    "heapq",
+    "io",
+    "itertools",
+    "json",
+    "math",
+    "numbers",
+    "operator",
+    "os",
+    "queue",
+    "random",
+    "re",
+    "statistics",
+    "string",
+    "struct",
+    "sys",
+    "threading",
+    "time",
+    "traceback",
+    "typing",
+)
 DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _SYSTEM: Final = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo")
 # Prints the directories of every shared library in use, which need not be the system's.
@@ -71,7 +102,9 @@ def _libraries(python: str) -> list[str]:
     command = [python, "-s", "-S", "-P", "-B", "-c", _PROBE, *PRELOAD]
     # The caller's library path, since without it this interpreter may not start at all.
     keep = {key: value for key, value in os.environ.items() if key == "LD_LIBRARY_PATH"}
-    done = subprocess.run(command, env=keep, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        command, env=keep, capture_output=True, text=True, check=False, timeout=60
+    )
     return [os.path.dirname(line) for line in done.stdout.splitlines() if line.startswith("/")]
 
 

@@ -23,7 +23,7 @@ _INSIDE: Final = "/scratch"
 _UIDS: Final = range(30_000, 60_000)  # given to nobody by Debian's and systemd's rules
 _SPARE_THREADS: Final = 2048
 # The helper's modules, in the order of their imports.
-_HELPER: Final = "syscalls seccomp landlock values program confine runner".split()
+_HELPER: Final = ("syscalls", "seccomp", "landlock", "values", "program", "confine", "runner")
 _BOOT: Final = """
 import json, sys, types
 def load(name, source):
@@ -101,10 +101,9 @@ def _setup(runtime: Runtime, scratch: str, **changes: Any) -> dict[str, Any]:
 
 
 def _bubblewrap(runtime: Runtime, limits: Limits, control: int, sources: int) -> Launch:
-    command = [str(shutil.which("bwrap"))]
-    command += "--unshare-pid --unshare-net --unshare-ipc --unshare-uts".split()
-    command += "--unshare-cgroup-try --hostname judge --new-session --die-with-parent".split()
-    command += "--clearenv --cap-drop ALL".split()
+    command = [str(shutil.which("bwrap")), "--clearenv", "--cap-drop", "ALL"]
+    command += ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-cgroup-try"]
+    command += ["--unshare-uts", "--hostname", "judge", "--new-session", "--die-with-parent"]
     if os.geteuid() == 0:
         # The real user 0 would stay 0 in a namespace. So none is made, and the child turns into an
         # unused user for good; these capabilities are the helper's, to change user and to kill.

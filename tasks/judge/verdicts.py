@@ -19,7 +19,7 @@ class JudgeError(TreegenError):
 
 
 class Verdict(StrEnum):
-    """The outcome of one program on one test; `judge_error` is about the judge and never a score."""
+    """The outcome of one program on one test; `judge_error` is about the judge, never a score."""
 
     ACCEPTED = "accepted"
     WRONG_ANSWER = "wrong_answer"
@@ -104,7 +104,9 @@ class ProgramResult:
     @property
     def accepted(self) -> bool:
         """Whether every test ran and passed; raises JudgeError when that is not known."""
-        return all([test.accepted for test in self.tests]) and len(self.tests) == self.num_tests
+        if self.verdict is Verdict.JUDGE_ERROR:
+            raise JudgeError(f"the judge failed, so there is no score: {self.tests[-1].detail}")
+        return self.verdict is Verdict.ACCEPTED and len(self.tests) == self.num_tests
 
 
 def check_program(program: Program, tests: Sequence[Test]) -> None:

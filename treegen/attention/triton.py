@@ -47,11 +47,11 @@ class TritonState:
         key = num_rows, kv_heads, per_head
         if key not in self._lists:
             work = work_list(self.levels, *key, _programs(self.device))
-            tensors = [
+            narrow, wide, pages = (
                 torch.from_numpy(array.astype(np.int32)).to(self.device)
                 for array in (work.narrow, work.wide, work.pages)
-            ]
-            self._lists[key] = DeviceWork(*tensors, work.num_parts, work.complete)
+            )
+            self._lists[key] = DeviceWork(narrow, wide, pages, work.num_parts, work.complete)
         return self._lists[key]
 
 
@@ -66,12 +66,15 @@ class StaticState(TritonState):
         key = num_rows, kv_heads, per_head
         if key not in self._lists:
             work = work_list(self.levels, *key, _programs(self.device))
-            room = [(_room(len(work.narrow)), 8), (_room(len(work.wide)), 8)]
-            tensors = [
+            narrow, wide, pages = (
                 torch.zeros(shape, dtype=torch.int32, device=self.device)
-                for shape in (*room, (2 * _room(len(work.pages)),))
-            ]
-            self._lists[key] = DeviceWork(*tensors, work.num_parts, complete=False)
+                for shape in (
+                    (_room(len(work.narrow)), 8),
+                    (_room(len(work.wide)), 8),
+                    (2 * _room(len(work.pages)),),
+                )
+            )
+            self._lists[key] = DeviceWork(narrow, wide, pages, work.num_parts, complete=False)
             _copy(work, self._lists[key])
         return self._lists[key]
 

@@ -72,7 +72,7 @@ class Prepared:
     seen: set[Any] = field(default_factory=set)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Missing:
     """Stands for an implementation whose library is not installed; refuses every device."""
 

@@ -1,0 +1,293 @@
+"""The judge from outside: verdicts, limits, failures of its own, and what is left after it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+
+import pytest
+from hostile_cases import LIMITS, MIB, compare, traces
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treegen.errors import InputError
+from treegen.tasks.judge import (
+    Judge,
+    JudgeError,
+    Limits,
+    Program,
+    ProgramResult,
+    Test,
+    TestResult,
+    Verdict,
+    canaries,
+    seccomp,
+    values,
+)
+from treegen.tasks.judge.runtime import find_runtime
+from treegen.tasks.judge.sandbox import TIERS
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
+
+ADD = Program("a, b = map(int, input().split())\nprint(a + b)")
+USABLE = [name for name in ("bubblewrap", "landlock") if not TIERS[name].unavailable()]
+
+
+@pytest.fixture(scope="module", params=USABLE)
+def judge(request: pytest.FixtureRequest) -> Iterator[Judge]:
+    with Judge(request.param, limits=LIMITS, workers=2) as judge:
+        yield judge
+
+
+def verdict_of(judge: Judge, source: str, expected: object = None, stdin: str = "") -> Verdict:
+    """Judge source on one test."""
+    return judge.run(Program(source), [Test(stdin=stdin, expected=expected)], compare).verdict
+
+
+def test_each_test_has_its_own_verdict(judge: Judge) -> None:
+    tests = [Test("1 2", expected="3"), Test("1 2", expected="4"), Test("x", expected="3")]
+    result = judge.run(ADD, tests, compare)
+    want = [Verdict.ACCEPTED, Verdict.WRONG_ANSWER, Verdict.RUNTIME_ERROR]
+    assert [test.verdict for test in result.tests] == want
+    assert result.verdict is Verdict.WRONG_ANSWER
+    assert not result.accepted
+    assert "ValueError" in result.tests[2].detail
+    assert result.sandbox == judge.report.tier
+
+
+def test_stopping_at_the_first_failure_is_no_pass(judge: Judge) -> None:
+    tests = [Test("1 2", expected="3"), Test("1 2", expected="4"), Test("1 2", expected="3")]
+    result = judge.run(ADD, tests, compare, stop_at_failure=True)
+    assert len(result.tests) == 2
+    assert result.num_tests == 3
+    assert not result.accepted
+    assert not ProgramResult(result.tests[:1], 3, "landlock").accepted
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["def f(:", "print(1)\0", "print('\ud800')", "(" * 5000, "-" * 200_000 + "1", "\tx\n  y"],
+    ids=["syntax", "nul", "surrogate", "nested", "deep", "tabs"],
+)
+def test_compile_errors(judge: Judge, source: str) -> None:
+    tests = [Test(expected="")] * 2
+    result = judge.run(Program(source), tests, compare)
+    assert [test.verdict for test in result.tests] == [Verdict.COMPILE_ERROR] * 2
+
+
+def test_a_coding_cookie_means_nothing(judge: Judge) -> None:
+    source = "# -*- coding: utf-7 -*-\n# +AAo-print('hidden')\nprint('shown')"
+    assert verdict_of(judge, source, "shown") is Verdict.ACCEPTED
+
+
+def test_names_and_text_beyond_ascii(judge: Judge) -> None:
+    source = "\u03b1, \u00df = input().split()\nprint(\u03b1 + \u00df + '\U0001f600')"
+    assert verdict_of(judge, source, "\u00e9\u4e2d\U0001f600", "\u00e9 \u4e2d") is Verdict.ACCEPTED
+
+
+def test_bytes_that_are_no_text_are_a_wrong_answer(judge: Judge) -> None:
+    source = "import sys\nsys.stdout.buffer.write(bytes(range(256)))"
+    assert verdict_of(judge, source, "x") is Verdict.WRONG_ANSWER
+
+
+def test_a_prelude_runs_first(judge: Judge) -> None:
+    source = (
+        "from __future__ import annotations\ndef f(x: List[int]) -> int:\n    return sqrt(x[0])"
+    )
+    program = Program(source, fn_name="f", prelude="from math import *\nfrom typing import *")
+    assert judge.run(program, [Test(args=[[9]], expected=3.0)], compare).accepted
+
+
+def test_a_call_does_not_run_the_main_guard(judge: Judge) -> None:
+    source = "def f(x): return x\nif __name__ == '__main__': raise SystemExit(1)"
+    program = Program(source, fn_name="f")
+    assert judge.run(program, [Test(args=["a"], expected="a")], compare).accepted
+
+
+def test_programs_see_nothing_of_each_other(judge: Judge) -> None:
+    leave = "open('left', 'w').write('x')\nimport math, builtins\nmath.pi = 3\nbuiltins.x = 1"
+    look = "import os, math, builtins\nprint(os.listdir(), math.pi > 3.1, hasattr(builtins, 'x'))"
+    for _ in range(3):
+        assert verdict_of(judge, leave, "") is Verdict.ACCEPTED
+        assert verdict_of(judge, look, "[] True False") is Verdict.ACCEPTED
+
+
+def test_the_order_of_a_set_is_the_same_in_every_run() -> None:
+    orders: set[str] = set()
+
+    def keep(output: str, expected: object) -> bool:
+        orders.add(output)
+        return True
+
+    for sandbox in [*USABLE, "none"]:
+        with Judge(sandbox, workers=1) as judge:
+            judge.run(Program("print({'a', 'b', 'c', 'd', 'e'})"), [Test()], keep)
+    assert len(orders) == 1
+
+
+def test_a_sleeping_program_is_judged_again_alone(judge: Judge) -> None:
+    sleeper = Program("import time\ntime.sleep(100)")
+    future = judge.submit(sleeper, [Test(), Test()], compare)
+    others = [judge.submit(ADD, [Test("1 2", expected="3")], compare) for _ in range(20)]
+    assert all(other.result().accepted for other in others)
+    result = future.result()
+    assert [test.verdict for test in result.tests] == [Verdict.TIMEOUT] * 2
+    assert [test.retried for test in result.tests] == [True, False]
+
+
+def test_time_is_cpu_time(judge: Judge) -> None:
+    waits = "import time\ntime.sleep(0.8)\nprint('done')"  # longer than the CPU limit
+    (result,) = judge.run(Program(waits), [Test(expected="done")], compare).tests
+    assert result.accepted
+    assert result.seconds < 0.3
+    assert result.wall_seconds > 0.7
+
+
+def test_a_comparer_that_fails_is_no_verdict(judge: Judge) -> None:
+    def broken(output: str, expected: object) -> bool:
+        raise ZeroDivisionError
+
+    future = judge.submit(ADD, [Test("1 2", expected="3")], broken)
+    assert future.result().verdict is Verdict.JUDGE_ERROR
+    with pytest.raises(JudgeError, match="comparer"):
+        _ = future.result().accepted
+    with pytest.raises(JudgeError, match="comparer"):
+        judge.run(ADD, [Test("1 2", expected="3")], broken)
+
+
+def test_a_helper_that_died_is_replaced(judge: Judge) -> None:
+    assert judge.run(ADD, [Test("1 2", expected="3")], compare).accepted
+    for cell in list(judge._cells):
+        cell._process.kill()
+        cell._process.wait()
+    assert judge.run(ADD, [Test("1 2", expected="3")], compare).accepted
+
+
+def test_an_unknown_score_is_not_false() -> None:
+    with pytest.raises(JudgeError):
+        _ = TestResult(Verdict.JUDGE_ERROR).accepted
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(InputError, match="sandbox must be"):
+        Judge("docker")
+    with pytest.raises(InputError, match="workers"):
+        Judge(workers=0)
+    with pytest.raises(InputError, match="not installed"):
+        Judge(packages=["no_such_package"])
+    with pytest.raises(InputError, match="cpu_seconds"):
+        Limits(cpu_seconds=0)
+    with pytest.raises(InputError, match="wall_seconds"):
+        Limits(cpu_seconds=2, wall_seconds=1)
+    with pytest.raises(InputError, match="memory"):
+        Limits(memory=MIB)
+
+
+def test_nothing_passes_without_tests() -> None:
+    with Judge("none", workers=1) as judge:
+        with pytest.raises(InputError, match="no tests"):
+            judge.submit(ADD, [], compare)
+        with pytest.raises(InputError, match="fn_name"):
+            judge.submit(ADD, [Test(args=[1])], compare)
+
+
+def test_no_sandbox_must_be_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("treegen.tasks.judge.landlock.version", lambda: 0)
+    with pytest.raises(JudgeError, match=r"bwrap is not installed.*no Landlock.*sandbox='none'"):
+        Judge("auto")
+    with Judge("none", workers=1) as judge:
+        assert judge.report.tier == "none"
+        assert judge.report.missing
+        result = judge.run(ADD, [Test("1 2", expected="3")], compare)
+    assert result.accepted
+    assert result.sandbox == "none"
+
+
+def test_canaries_get_out_of_what_does_not_hold() -> None:
+    with pytest.raises(JudgeError, match=r"does not hold: .*read_host_file.*fork"):
+        canaries.prove(TIERS["none"], find_runtime())
+
+
+@pytest.mark.parametrize("sandbox", USABLE)
+def test_every_canary_was_able_to_get_out(sandbox: str) -> None:
+    held, not_checked = canaries.prove(TIERS[sandbox], find_runtime())
+    assert len(held) + len(not_checked) == 11
+    assert {"read_host_file", "write_host_file", "fork", "exceed_memory"} <= set(held)
+
+
+def test_filters_assemble_for_every_machine() -> None:
+    for machine in seccomp.machines():
+        code = seccomp.assemble(machine)
+        assert len(code) % 8 == 0
+        assert len(code) // 8 < 4096
+
+
+@pytest.mark.parametrize("sandbox", [*USABLE])
+def test_nothing_survives_a_judge_that_is_killed(sandbox: str) -> None:
+    script = textwrap.dedent(f"""
+        from treegen.tasks.judge import Judge, Limits, Program, Test
+        judge = Judge({sandbox!r}, limits=Limits(cpu_seconds=60), workers=1)
+        program = Program("open('left', 'w').write('x')\\nwhile True: pass")
+        judge.submit(program, [Test()], lambda *_: True)
+        import time; time.sleep(0.3); print("running", flush=True); time.sleep(60)
+    """)
+    before = traces()
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"running\n"
+        assert traces() - before != set()
+        os.kill(process.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while traces() - before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert traces() - before == set()
+
+
+def test_throughput(judge: Judge) -> None:
+    judge.run(ADD, [Test("1 2", expected="3")], compare)
+    started = time.perf_counter()
+    futures = [judge.submit(ADD, [Test("1 2", expected="3")] * 5, compare) for _ in range(40)]
+    assert all(future.result().accepted for future in futures)
+    rate = 200 / (time.perf_counter() - started) / judge.workers
+    assert rate >= 40, f"{rate:.0f} tests a second for each core"
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(st.text() | st.integers(), inner)
+        | st.sets(st.integers())
+    ),
+    max_leaves=20,
+)
+
+
+@given(PLAIN)
+def test_values_come_back_as_they_were(value: object) -> None:
+    back = values.decode(values.encode(value))
+    assert back == value
+    assert repr(type(back)) == repr(type(value))
+
+
+@given(
+    st.text()
+    | st.builds(str.__mul__, st.sampled_from(["[", '{"dict":[', '{"tuple":']), st.integers(1, 5000))
+    | st.sampled_from(
+        ['{"int":"z"}', "{}", '{"set":[[1]]}', '{"set":1}', "9" * 50, '{"a":1,"b":2}']
+    )
+    | st.sampled_from(['{"dict":[[1]]}', '{"int":5}', '{"set":{"a":1}}', "[" * 200 + "]" * 200])
+)
+def test_a_forged_value_is_refused_or_plain(text: str) -> None:
+    try:
+        value = values.decode(text)
+    except ValueError:
+        return
+    assert isinstance(value, None | bool | int | float | str | list | tuple | dict | set)

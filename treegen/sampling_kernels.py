@@ -1,0 +1,103 @@
+"""Draw tokens on a GPU in one pass over the logits: inverse CDF, block by block.
+
+The first kernel reads each logit once and leaves, per row and block of the vocabulary, the block's
+largest logit and its sums of exponentials, plain and tempered. The second finds the block in which
+the row's uniform number falls and searches that block alone.
+
+Legend: P rows, V vocabulary, B blocks of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 4096
+
+
+@triton.jit
+def _block_sums(
+    logits, temperature, tops, plain, tempered, row_stride, V, B, BLOCK: tl.constexpr
+):  # fmt: skip
+    """One program: one row and block. Sums are of exp(x - top), top being the block's largest."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits + row * row_stride + at, mask=at < V, other=float("-inf")).to(tl.float32)
+    top = tl.max(x, 0)
+    floor = tl.where(top == float("-inf"), 0.0, top)
+    inverse = 1.0 / tl.load(temperature + row)
+    tl.store(tops + row * B + block, top)
+    tl.store(plain + row * B + block, tl.sum(tl.exp(x - floor), 0))
+    tl.store(tempered + row * B + block, tl.sum(tl.exp((x - floor) * inverse), 0))
+
+
+@triton.jit
+def _pick(
+    logits, temperature, greedy, uniform, tops, plain, tempered, tokens, logprobs, lses,
+    row_stride, V, B, ROOM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program: one row. The token is the first whose cumulative weight passes the target."""
+    row = tl.program_id(0).to(tl.int64)
+    b = tl.arange(0, ROOM)
+    there = b < B
+    top = tl.load(tops + row * B + b, mask=there, other=float("-inf"))
+    best = tl.max(top, 0)
+    floor = tl.where(best == float("-inf"), 0.0, best)
+    inverse = 1.0 / tl.load(temperature + row)
+    sums = tl.load(plain + row * B + b, mask=there, other=0.0)
+    lse = floor + tl.log(tl.sum(sums * tl.exp(top - floor), 0))
+    weights = tl.load(tempered + row * B + b, mask=there, other=0.0)
+    weights = weights * tl.exp((top - floor) * inverse)
+    reached = tl.cumsum(weights, 0)
+    target = tl.load(uniform + row) * tl.sum(weights, 0)
+    # Of blocks with any weight, the first that reaches past the target; the last if rounding
+    # leaves none.
+    last = tl.max(tl.where(weights > 0, b, 0), 0)
+    block = tl.minimum(tl.sum(tl.where(reached <= target, 1, 0), 0), last)
+    is_greedy = tl.load(greedy + row) != 0
+    block = tl.where(is_greedy, tl.min(tl.where(top == best, b, ROOM), 0), block)
+    before = tl.sum(tl.where(b < block, weights, 0.0), 0)
+
+    n = tl.arange(0, BLOCK)
+    at = block * BLOCK + n
+    x = tl.load(logits + row * row_stride + at, mask=at < V, other=float("-inf")).to(tl.float32)
+    weight = tl.exp((x - floor) * inverse)
+    inside = tl.cumsum(weight, 0)
+    last = tl.max(tl.where(weight > 0, n, 0), 0)
+    index = tl.minimum(tl.sum(tl.where(inside <= target - before, 1, 0), 0), last)
+    index = tl.where(is_greedy, tl.min(tl.where(x == best, n, BLOCK), 0), index)
+    index = tl.minimum(index, BLOCK - 1)
+    chosen = tl.max(tl.where(n == index, x, float("-inf")), 0)
+    tl.store(tokens + row, (block * BLOCK + index).to(tl.int64))
+    tl.store(logprobs + row, chosen - lse)
+    tl.store(lses + row, lse)
+
+
+def draw_blocks(
+    logits_PV: Tensor, uniform_P: Tensor, temperature_P: Tensor, greedy_P: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens [P] (int64), their logprobs and the logits' LSE [P] (float32), natural log.
+
+    logits of any floating type; temperature is not 0 where greedy_P is false. A row with a NaN has
+    an LSE that is not finite.
+    """
+    rows, size = logits_PV.shape
+    blocks = triton.cdiv(size, BLOCK)
+    sums = torch.empty(3, rows, blocks, dtype=torch.float32, device=logits_PV.device)
+    tokens_P = torch.empty(rows, dtype=torch.int64, device=logits_PV.device)
+    result = torch.empty(2, rows, dtype=torch.float32, device=logits_PV.device)
+    if rows == 0:
+        return tokens_P, result[0], result[1]
+    greedy = torch.zeros_like(tokens_P) if greedy_P is None else greedy_P.long()
+    stride = logits_PV.stride(0)
+    _block_sums[(rows, blocks)](
+        logits_PV, temperature_P, sums[0], sums[1], sums[2], stride, size, blocks, BLOCK=BLOCK
+    )
+    _pick[(rows,)](
+        logits_PV, temperature_P, greedy, uniform_P.float(), sums[0], sums[1], sums[2],
+        tokens_P, result[0], result[1], stride, size, blocks,
+        ROOM=triton.next_power_of_2(blocks), BLOCK=BLOCK,
+    )  # fmt: skip
+    return tokens_P, result[0], result[1]
