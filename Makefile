@@ -4,7 +4,6 @@
 
 # What pip installs as torch. On Linux the default is a CUDA build where PyPI serves it. Others:
 #   make demo TORCH=torch
-#   make demo TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
 TORCH ?= torch==2.13.0
 PYTHON ?= python3
 
@@ -54,7 +53,9 @@ demo: $(VENV)/.treegen-demo $(DEMO)/tiny/model.safetensors
 	$(BIN)/treegen eval gsm8k --model $(DEMO)/tiny --n-samples 8 --limit 8 \
 		--output-path $(DEMO)/run-$$(date +%Y%m%d-%H%M%S)
 
+# The kernels run in Triton's interpreter, which has to be chosen before Triton is imported.
 test: lint
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/test_triton.py
 	$(BIN)/python -m pytest -m "not gpu"
 
 lint: $(VENV)/.treegen-dev

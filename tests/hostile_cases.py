@@ -20,9 +20,9 @@ from treegen.tasks.judge import Judge, Limits, Program, ProgramResult, Test
 FOLDER = Path(__file__).parent / "hostile"
 MIB = 1 << 20
 LIMITS = Limits(
-    cpu_seconds=0.6,
+    cpu_seconds=0.8,
     wall_seconds=1.5,
-    memory=512 * MIB,
+    memory=320 * MIB,
     output=1 << 17,
     threads=16,
     scratch=MIB,

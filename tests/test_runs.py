@@ -422,7 +422,10 @@ def test_a_second_process_is_refused_as_long_as_the_first_lives(fast: Path) -> N
 
 def test_a_forked_child_does_not_keep_the_run_locked(fast: Path) -> None:
     code = WRITER.replace(
-        'print("ready"', 'import os\nif os.fork() == 0:\n    time.sleep(60)\nprint("ready"'
+        'print("ready"',
+        "import os\nback, out = os.pipe()\n"
+        'if os.fork() == 0:\n    os.write(out, b"!")\n    time.sleep(60)\n'
+        'os.read(back, 1)\nprint("ready"',
     )
     writer = start(code, fast / "run", 1000, 0.01, start_new_session=True)
     try:

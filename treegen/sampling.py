@@ -41,6 +41,9 @@ def uniforms(seeds: Tensor, steps: Tensor) -> Tensor:
     return ((z >> 11) & (2**53 - 1)).to(torch.float64) * 2.0**-53
 
 
+_BLOCK = 64  # tokens of the vocabulary that are summed together first
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
     """Sampling parameters of P distributions as tensors [P]; None where no row uses one."""
@@ -108,12 +111,7 @@ def draw(logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: Sampling
     if params.all_greedy:
         tokens_PN = logits_PV.argmax(dim=-1, keepdim=True).expand_as(seeds_PN)
     else:
-        weights_PV = _weights(logits_PV, params)
-        # float64 sums: rounding must not move a boundary between two tokens.
-        cdf_PV = weights_PV.cumsum(dim=-1, dtype=torch.float64)
-        target_PN = uniforms(seeds_PN, steps_PN) * cdf_PV[:, -1:]
-        tokens_PN = torch.searchsorted(cdf_PV, target_PN, right=True)
-        tokens_PN = tokens_PN.clamp_(max=logits_PV.shape[-1] - 1)
+        tokens_PN = _inverse_cdf(_weights(logits_PV, params), uniforms(seeds_PN, steps_PN))
         if params.greedy_P is not None:
             best_P1 = logits_PV.argmax(dim=-1, keepdim=True)
             tokens_PN = torch.where(params.greedy_P[:, None], best_P1, tokens_PN)
@@ -123,6 +121,38 @@ def draw(logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: Sampling
         top = logits_PV.topk(min(params.num_logprobs, logits_PV.shape[-1]), dim=-1)
         top_tokens, top_logprobs = top.indices, top.values - lse_P[:, None]
     return Draws(tokens_PN, logprobs_PN, lse_P, top_tokens, top_logprobs)
+
+
+def _inverse_cdf(weights_PV: Tensor, uniform_PN: Tensor) -> Tensor:
+    """Per draw, the first token whose cumulative weight passes the uniform's share of the total.
+
+    First the block of the vocabulary is found, then the token in it, so that only one block is
+    summed token by token. Sums are float64: rounding must not move a boundary between two tokens.
+    """
+    num_rows, size = weights_PV.shape
+    if size <= 2 * _BLOCK:
+        return _search(weights_PV.cumsum(dim=-1, dtype=torch.float64), uniform_PN)
+    if size % _BLOCK:
+        weights_PV = torch.nn.functional.pad(weights_PV, (0, -size % _BLOCK))
+    blocks_PBW = weights_PV.view(num_rows, -1, _BLOCK)
+    sums_PB = blocks_PBW.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    target_PN = uniform_PN * sums_PB[:, -1:]
+    block_PN = _search(sums_PB, uniform_PN)
+    before_PN = torch.where(block_PN > 0, sums_PB.gather(1, (block_PN - 1).clamp(min=0)), 0.0)
+    row_P1 = torch.arange(num_rows, device=weights_PV.device)[:, None]
+    cdf_PNW = blocks_PBW[row_P1, block_PN].cumsum(dim=-1, dtype=torch.float64)
+    share_PN1 = ((target_PN - before_PN) / cdf_PNW[..., -1])[..., None]
+    return block_PN * _BLOCK + _search(cdf_PNW, share_PN1)[..., 0]
+
+
+def _search(cdf: Tensor, share: Tensor) -> Tensor:
+    """Index of the first cumulative weight past a share of the last; never one without weight."""
+    total = cdf[..., -1:]
+    found = torch.searchsorted(cdf, share * total, right=True)
+    # Rounding may leave the target at the very end, past all that have weight; and weights that
+    # are not numbers, which the caller refuses, must not lead out of the table.
+    last = torch.searchsorted(cdf, total.contiguous()).clamp_(max=cdf.shape[-1] - 1)
+    return torch.minimum(found, last)
 
 
 @functools.cache

@@ -47,9 +47,8 @@ class Cell:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed in close()
         sources = _sealed(helper_sources().encode())
-        launch = tier.launch(runtime, limits, theirs.fileno(), sources)
-        self._scratch = None if launch.setup["own_filesystem"] else launch.setup["scratch"]
         try:
+            launch = tier.launch(runtime, limits, theirs.fileno(), sources)
             # No preexec_fn: this process may hold a CUDA context and must not run after a fork.
             self._process = subprocess.Popen(
                 launch.command,
@@ -64,10 +63,11 @@ class Cell:
         except OSError as error:
             self._log.close()
             self._control.close()
-            raise JudgeError(f"cannot start {launch.command[0]}: {error}") from error
+            raise JudgeError(f"cannot start a sandbox: {error}") from error
         finally:
             theirs.close()
             os.close(sources)
+        self._scratch = None if launch.setup["own_filesystem"] else launch.setup["scratch"]
         try:
             self._control.settimeout(_START_SECONDS)
             self._control.send(json.dumps(launch.setup).encode())

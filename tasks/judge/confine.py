@@ -19,15 +19,16 @@ _CAPABILITY_VERSION: Final = 0x20080522
 _MAIN_STACK: Final = 128 << 20  # the kernel keeps this much room below the stack in any case
 
 
-def confine(setup: Mapping[str, Any], limits: Mapping[str, Any], code: bytes | None) -> None:
+def confine(
+    setup: Mapping[str, Any], limits: Mapping[str, Any], code: bytes | None, parent: int
+) -> None:
     """Give up every right that the program must not have; OSError if any of it fails."""
-    parent = os.getppid()
     if setup["uid"] is not None:
         _become(setup["uid"], keep_read=setup["keep_read"])
     # After the change of user, which resets both.
     seccomp.prctl(_PR_SET_DUMPABLE, 0)
     seccomp.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if os.getppid() != parent:  # it died before it could take this process along
         os.kill(os.getpid(), signal.SIGKILL)
     if setup["landlock"]:
         landlock.restrict(setup["read"], setup["devices"], setup["scratch"])

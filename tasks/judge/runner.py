@@ -41,6 +41,7 @@ def main(descriptor: int) -> None:
         os.set_blocking(end, False)
     signal.set_wakeup_fd(signalled)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    own_pid = os.getpid()
     control.send(b"{}")
     gc.freeze()  # children share these pages as long as nobody touches them
     while True:
@@ -53,7 +54,7 @@ def main(descriptor: int) -> None:
         started = time.monotonic()
         pid = os.fork()
         if pid == 0:
-            _child(setup, limits, code, descriptors)
+            _child(setup, limits, code, descriptors, own_pid)
         _children.append(pid)
         for handle in descriptors:
             os.close(handle)
@@ -87,7 +88,11 @@ def _prepare(setup: dict[str, Any]) -> None:
 
 
 def _child(
-    setup: dict[str, Any], limits: dict[str, Any], code: bytes | None, descriptors: list[int]
+    setup: dict[str, Any],
+    limits: dict[str, Any],
+    code: bytes | None,
+    descriptors: list[int],
+    parent: int,
 ) -> NoReturn:
     source, call, *streams = descriptors
     try:
@@ -101,7 +106,7 @@ def _child(
             os.dup2(handle, target, inheritable=False)
         os.closerange(program.REPORT + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         sys.set_int_max_str_digits(0)  # older Pythons had no limit; CPU time bounds it
-        confine.confine(setup, limits, code)
+        confine.confine(setup, limits, code, parent)
         program.report("ready")
     except BaseException as error:
         # On whichever descriptor the report is by now; the parent reads nothing as a failure.

@@ -22,6 +22,7 @@ from treegen.tasks.judge.runtime import DEVICES, PRELOAD, Runtime
 _INSIDE: Final = "/scratch"
 _UIDS: Final = range(30_000, 60_000)  # given to nobody by Debian's and systemd's rules
 _SPARE_THREADS: Final = 2048
+_USER_CAPABILITIES: Final = 1 << 0 | 1 << 5 | 1 << 6 | 1 << 7  # chown, kill, setgid, setuid
 # The helper's modules, in the order of their imports.
 _HELPER: Final = ("syscalls", "seccomp", "landlock", "values", "program", "confine", "runner")
 _BOOT: Final = """
@@ -104,7 +105,8 @@ def _bubblewrap(runtime: Runtime, limits: Limits, control: int, sources: int) ->
     command = [str(shutil.which("bwrap")), "--clearenv", "--cap-drop", "ALL"]
     command += ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-cgroup-try"]
     command += ["--unshare-uts", "--hostname", "judge", "--new-session", "--die-with-parent"]
-    if os.geteuid() == 0:
+    root = _can_change_user()
+    if root:
         # The real user 0 would stay 0 in a namespace. So none is made, and the child turns into an
         # unused user for good; these capabilities are the helper's, to change user and to kill.
         for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL"):
@@ -126,14 +128,13 @@ def _bubblewrap(runtime: Runtime, limits: Limits, control: int, sources: int) ->
         command += ["--dev-bind-try", path, path]
     command += ["--perms", "0777", "--size", str(limits.scratch), "--tmpfs", _INSIDE]
     command += ["--remount-ro", "/", "--chdir", _INSIDE, "--"]
-    uid = _unused_uid() if os.geteuid() == 0 else None
-    setup = _setup(runtime, _INSIDE, uid=uid, own_filesystem=True)
+    setup = _setup(runtime, _INSIDE, uid=_unused_uid() if root else None, own_filesystem=True)
     # Nothing in its own environment, which pid 1 of the sandbox would show.
     return Launch(command + _python(runtime, control, sources), {}, setup)
 
 
 def _landlock(runtime: Runtime, limits: Limits, control: int, sources: int) -> Launch:
-    root = os.geteuid() == 0
+    root = _can_change_user()
     scratch = tempfile.mkdtemp(prefix="treegen-judge-")
     changes: dict[str, Any] = {"landlock": True, "uid": _unused_uid() if root else None}
     if root:
@@ -150,6 +151,13 @@ def _unconfined(runtime: Runtime, limits: Limits, control: int, sources: int) ->
     spare = _threads_of_user() + _SPARE_THREADS
     setup = _setup(runtime, scratch, seccomp=False, other_threads=spare)
     return Launch(_python(runtime, control, sources), _environment(runtime), setup)
+
+
+def _can_change_user() -> bool:
+    """Whether this process is root in more than name: may become, and kill, another user's."""
+    status = Path("/proc/self/status").read_text()
+    capabilities = int(status.split("CapEff:")[1].split()[0], 16)
+    return os.geteuid() == 0 and capabilities & _USER_CAPABILITIES == _USER_CAPABILITIES
 
 
 def _unused_uid() -> int:
@@ -198,7 +206,7 @@ def _landlock_missing() -> tuple[str, ...]:
         "the host's name can be seen",
         "disk space of the scratch directory is limited by looking every 20 ms",
     ]
-    if os.geteuid() != 0:
+    if not _can_change_user():
         missing.append("programs run as your own user, so their threads are limited only roughly")
     return tuple(missing)
 

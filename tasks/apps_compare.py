@@ -1,0 +1,239 @@
+"""When a program's output counts as the expected one: two named rules.
+
+`strict` is for new results. `apps-official` accepts exactly what the published checker accepts,
+faults included, for comparing with published numbers: it takes NO/YES/YES for YES/NO/YES, 3 1 2
+for 1 2 3, and 100000001 for 100000000.
+
+Both run in the trusted process, on plain data, and are total and about linear.
+"""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, localcontext
+from typing import Any, Final
+
+import numpy as np
+
+# A number as a checker's author writes it. Whole numbers with zeros in front are texts: 0010 may
+# be a bit string.
+_INTEGER: Final = re.compile(r"[+-]?(?:0|[1-9][0-9]*)", re.ASCII)
+_NUMBER: Final = re.compile(
+    r"[+-]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?", re.ASCII
+)
+_TOLERANCE: Final = 1e-6
+# Longer ones are compared as texts; a float has no more digits to tell apart.
+_MAX_DIGITS: Final = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Comparer:
+    """A rule for each kind of program.
+
+    stdout(output, expected): both texts. value(output, expected, may_unwrap): what a function
+    returned against the expected JSON value; may_unwrap: every expected value of the problem is a
+    list of one element, so the element itself may be meant. arguments: those of a call, from JSON.
+    """
+
+    name: str
+    stdout: Callable[[str, str], bool]
+    value: Callable[[Any, Any, bool], bool]
+    arguments: Callable[[Sequence[Any]], list[Any]]
+
+
+def strict_stdout(output: str, expected: str) -> bool:
+    """Return whether the lines hold the same tokens in the same order; blank lines are nothing.
+
+    Tokens are equal texts, or numbers not both whole that differ by at most 1e-6, absolutely or
+    relatively. Where the expected number is whole, only the absolute difference counts.
+    """
+    found, wanted = _token_lines(output), _token_lines(expected)
+    return len(found) == len(wanted) and all(
+        len(ours) == len(theirs) and all(map(_same_token, ours, theirs))
+        for ours, theirs in zip(found, wanted, strict=True)
+    )
+
+
+def _token_lines(text: str) -> list[list[str]]:
+    return [tokens for line in text.split("\n") if (tokens := line.split())]
+
+
+def _same_token(output: str, expected: str) -> bool:
+    if output == expected:
+        return True
+    if max(len(output), len(expected)) > _MAX_DIGITS:
+        return False
+    whole = _INTEGER.fullmatch(expected) is not None
+    if whole and _INTEGER.fullmatch(output):
+        return False
+    if not (_NUMBER.fullmatch(output) and _NUMBER.fullmatch(expected)):
+        return False
+    if whole:
+        return _near_whole(Decimal(output), Decimal(expected))
+    return _near(float(output), float(expected))
+
+
+def _near(output: float, expected: float) -> bool:
+    if not (math.isfinite(output) and math.isfinite(expected)):
+        return output == expected
+    return abs(output - expected) <= _TOLERANCE * max(1.0, abs(expected))
+
+
+def _near_whole(output: Decimal, expected: Decimal) -> bool:
+    # Floats would round both to the same number from 2**53 on.
+    if output.adjusted() > _MAX_DIGITS:
+        return False
+    with localcontext() as context:
+        context.prec = 3 * _MAX_DIGITS
+        return abs(output - expected) <= Decimal("1e-6")
+
+
+def strict_value(output: Any, expected: Any, may_unwrap: bool) -> bool:
+    """Return whether a value is the expected one, or its only element where that may be meant.
+
+    Truth values are no numbers, a tuple is a list, and floats may differ by 1e-6.
+    """
+    if _same_value(output, expected):
+        return True
+    return may_unwrap and len(expected) == 1 and _same_value(output, expected[0])
+
+
+def _same_value(output: Any, expected: Any) -> bool:
+    if isinstance(expected, list):
+        return (
+            isinstance(output, list | tuple)
+            and len(output) == len(expected)
+            and all(map(_same_value, output, expected))
+        )
+    if isinstance(expected, dict):
+        if not isinstance(output, dict) or len(output) != len(expected):
+            return False
+        named = {_json_key(key): value for key, value in output.items()}
+        return named.keys() == expected.keys() and all(
+            _same_value(named[key], value) for key, value in expected.items()
+        )
+    if isinstance(expected, float) or isinstance(output, float):
+        return _same_number(output, expected)
+    return type(output) is type(expected) and bool(output == expected)
+
+
+def _same_number(output: Any, expected: Any) -> bool:
+    if any(isinstance(x, bool) or not isinstance(x, int | float) for x in (output, expected)):
+        return False
+    if isinstance(expected, int):
+        return bool(output == expected)  # Python compares int and float exactly
+    try:
+        return _near(float(output), expected)
+    except OverflowError:
+        return False
+
+
+def _json_key(key: Any) -> Any:
+    """Return a key as JSON would have written it."""
+    if isinstance(key, bool):
+        return "true" if key else "false"
+    if key is None:
+        return "null"
+    # Longer ints have no business being keys, and Python will not write them.
+    small = isinstance(key, int) and abs(key) < 10**400
+    return str(key) if small or isinstance(key, float) else key
+
+
+def strict_arguments(arguments: Sequence[Any]) -> list[Any]:
+    """Return the arguments of a call, a leading dict with its whole numbers as keys again."""
+    return [_int_keys(value) if i == 0 else value for i, value in enumerate(arguments)]
+
+
+def _int_keys(value: Any) -> Any:
+    """Turn the text keys that JSON gave a dict into ints, if all of them are such."""
+    if not isinstance(value, dict):
+        return value
+    try:
+        return {int(key): item for key, item in value.items()}
+    except ValueError:
+        return value
+
+
+def official_stdout(output: str, expected: str) -> bool:
+    """Return what the published checker says; its steps, each on what the one before left."""
+    lines = output.splitlines()
+    wanted_text = expected.strip()
+    if "\n".join(lines).strip() == wanted_text:
+        return True
+    if "\n".join(line.strip() for line in lines).strip() == wanted_text:
+        return True
+    # Lines of white space stay as empty ones; the program's own are not stripped.
+    wanted = [line.strip() for line in expected.split("\n") if line]
+    if lines == wanted:
+        return True
+    lines = [line for line in lines if line]
+    return lines == wanted or _all_close(lines, wanted) or _same_sets(lines, wanted)
+
+
+def _all_close(lines: Sequence[str], wanted: Sequence[str]) -> bool:
+    try:
+        ours, theirs = [float(line) for line in lines], [float(line) for line in wanted]
+    except ValueError:
+        return False
+    # An expectation of nothing has been compared before; allclose of nothing holds.
+    return len(ours) == len(theirs) and bool(np.allclose(ours, theirs))
+
+
+def _same_sets(lines: Sequence[str], wanted: Sequence[str]) -> bool:
+    ours = [frozenset(tokens) for line in lines if (tokens := line.split())]
+    theirs = [frozenset(line.split()) for line in wanted]
+    if set(ours) == set(theirs):
+        return True
+    try:
+        return _rounded(ours) == _rounded(theirs)
+    except (ValueError, OverflowError):
+        return False
+
+
+def _rounded(sets: Sequence[frozenset[str]]) -> set[frozenset[float]]:
+    return {frozenset(round(float(token), 3) for token in tokens) for tokens in sets}
+
+
+def official_value(output: Any, expected: Any, may_unwrap: bool) -> bool:
+    """Return what the published checker says of a returned value."""
+    expected = _official_expected(expected)
+    if isinstance(output, tuple):
+        output = list(output)
+    if output == expected:
+        return True
+    if isinstance(expected, list) and expected and output == expected[0]:
+        return True
+    try:
+        if isinstance(output[0], tuple):
+            return bool([list(item) for item in output] == expected[0])
+    except (TypeError, LookupError):
+        pass
+    return False
+
+
+def _official_expected(expected: Any) -> Any:
+    if isinstance(expected, dict):
+        keyed = _int_keys(expected)
+        expected = expected if keyed is expected else [keyed]
+    if isinstance(expected, list) and expected and isinstance(expected[0], dict):
+        keyed = _int_keys(expected[0])
+        # All that follows the dict is lost.
+        expected = expected if keyed is expected[0] else [keyed]
+    return expected
+
+
+def official_arguments(arguments: Sequence[Any]) -> list[Any]:
+    """Return the arguments of a call as the published checker does: after a dict, none."""
+    first = arguments[0] if arguments else None
+    keyed = _int_keys(first)
+    return list(arguments) if keyed is first else [keyed]
+
+
+COMPARERS: Final = {
+    comparer.name: comparer
+    for comparer in (
+        Comparer("strict", strict_stdout, strict_value, strict_arguments),
+        Comparer("apps-official", official_stdout, official_value, official_arguments),
+    )
+}

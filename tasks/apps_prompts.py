@@ -1,0 +1,121 @@
+r"""How an APPS problem is asked, and which part of the reply is the program.
+
+The form of the published training code, with its blank lines, for a problem without starter code:
+
+    \nQUESTION:\n{question}\n\n\nUse Standard Input format\n\nANSWER:\n
+
+The published evaluation code asks in another form; see `ask`.
+"""
+
+import io
+import re
+import tokenize
+from typing import Final
+
+PROMPTS: Final = ("train", "eval")
+EXTRACTS: Final = ("raw", "fenced")
+
+_FENCE: Final = re.compile(
+    r"^[ \t]*(`{3,}|~{3,})[ \t]*([A-Za-z0-9_+.-]*)[^\n]*\n", re.MULTILINE
+)
+_TAB_SIZE: Final = 8  # what Python's tokenizer takes a tab for
+_NEW_INDENT: Final = 4
+
+
+def ask(question: str, starter: str, *, calls: bool, form: str) -> str:
+    """Return the prompt of a problem, up to where the program begins.
+
+    calls: the tests call a function. The training form goes by starter code alone, the evaluation
+    form by the tests.
+    """
+    if form == "train":
+        kind = "Call-Based" if starter else "Standard Input"
+        return f"\nQUESTION:\n{question}\n{starter}\n\nUse {kind} format\n\nANSWER:\n"
+    kind = "Call-Based" if calls else "Standard Input"
+    code = f"\n{starter}" if starter else ""
+    return f"\nQUESTION:\n{question}{code}\nUse {kind} format\nANSWER:\n"
+
+
+def program_in(text: str, extract: str) -> str | None:
+    """Return the program in a completion; None if there is none.
+
+    raw: all of it. fenced: the first block marked as Python, else the first block that is not
+    marked, up to its closing fence or the end.
+    """
+    program = text if extract == "raw" else _fenced(text)
+    return program if program and not program.isspace() else None
+
+
+def _fenced(text: str) -> str | None:
+    unmarked: str | None = None
+    position = 0
+    while opening := _FENCE.search(text, position):
+        fence, language = opening[1], opening[2].lower()
+        end, position = _closing(text, fence, opening.end())
+        if language in ("python", "python3", "py"):
+            return text[opening.end() : end]
+        if not language and unmarked is None:
+            unmarked = text[opening.end() : end]
+    return unmarked
+
+
+def _closing(text: str, fence: str, start: int) -> tuple[int, int]:
+    """Return where a block ends, and where the text after its closing fence begins."""
+    closing = re.compile(rf"^[ \t]*{re.escape(fence)}[`~]*[ \t]*$", re.MULTILINE)
+    found = closing.search(text, start)
+    return (found.start(), found.end()) if found else (len(text), len(text))
+
+
+def with_tabs(source: str) -> str:
+    """Return a solution indented by tabs, as the published training code shows it.
+
+    Lines inside of strings stay as they are. So does a source that cannot be tokenized, such as
+    one with inconsistent indentation.
+    """
+    source = "\n".join(line.rstrip("\r") for line in source.split("\n")).rstrip() + "\n"
+    try:
+        depth_at, in_string = _layout(source)
+    except (tokenize.TokenError, SyntaxError):
+        return source
+    lines = source.split("\n")
+    shift = 0
+    for row, line in enumerate(lines):
+        body = line.lstrip(" \t")
+        if row in in_string or not body:
+            continue
+        width = len(line[: len(line) - len(body)].expandtabs(_TAB_SIZE))
+        if row in depth_at:
+            shift = _NEW_INDENT * depth_at[row] - width
+        tabs, spaces = divmod(max(0, width + shift), _NEW_INDENT)
+        lines[row] = "\t" * tabs + " " * spaces + body
+    return "\n".join(lines)
+
+
+def _layout(source: str) -> tuple[dict[int, int], set[int]]:
+    """Return the depth of each row that begins a statement, and the rows that continue a string."""
+    depth_at: dict[int, int] = {}
+    in_string: set[int] = set()
+    depth, begins = 0, True
+    opened = 0  # the row where a formatted string begins, whose parts are tokens of their own
+    comments: list[int] = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        name = tokenize.tok_name[token.type]
+        first, last = token.start[0] - 1, token.end[0] - 1
+        if name in ("INDENT", "DEDENT"):
+            depth += 1 if name == "INDENT" else -1
+        elif name == "COMMENT" and begins:
+            comments.append(first)  # stands where the statement after it does
+        elif name == "NEWLINE":
+            begins = True
+        elif name not in ("NL", "COMMENT", "ENDMARKER"):
+            if begins:
+                depth_at |= dict.fromkeys([*comments, first], depth)
+                comments.clear()
+            begins = False
+        if name == "STRING":
+            in_string |= set(range(first + 1, last + 1))
+        elif name == "FSTRING_START":
+            opened = first
+        elif name == "FSTRING_END":
+            in_string |= set(range(opened + 1, last + 1))
+    return depth_at | dict.fromkeys(comments, 0), in_string
