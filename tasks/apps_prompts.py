@@ -96,7 +96,7 @@ def _layout(source: str) -> tuple[dict[int, int], set[int]]:
     depth_at: dict[int, int] = {}
     in_string: set[int] = set()
     depth, begins = 0, True
-    opened = 0  # the row where a formatted string begins, whose parts are tokens of their own
+    opened: list[int] = []  # where formatted strings begin, whose parts are tokens of their own
     comments: list[int] = []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         name = tokenize.tok_name[token.type]
@@ -115,7 +115,7 @@ def _layout(source: str) -> tuple[dict[int, int], set[int]]:
         if name == "STRING":
             in_string |= set(range(first + 1, last + 1))
         elif name == "FSTRING_START":
-            opened = first
+            opened.append(first)
         elif name == "FSTRING_END":
-            in_string |= set(range(opened + 1, last + 1))
+            in_string |= set(range(opened.pop() + 1, last + 1))
     return depth_at | dict.fromkeys(comments, 0), in_string

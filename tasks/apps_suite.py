@@ -42,6 +42,11 @@ class Suite:
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
 
+    @property
+    def num_tests(self) -> int:
+        """How many tests there are."""
+        return len(self.inputs)
+
     def tests(self, comparer: Comparer) -> tuple[Test, ...]:
         """Return the tests as the judge takes them."""
         pairs = zip(self.inputs, self.outputs, strict=True)

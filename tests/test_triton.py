@@ -17,7 +17,7 @@ from attention_cases import Case, Group, make_case, oracle, paged, random_tree
 
 from treegen.attention import attend, prepare
 from treegen.attention.level import to_host
-from treegen.attention.triton_units import KEYS_PER_SPLIT, work_list
+from treegen.attention.triton_units import HEIGHTS, KEYS_PER_SPLIT, work_list
 from treegen.errors import InputError
 
 CUDA = torch.cuda.is_available()
@@ -111,6 +111,12 @@ def test_many_groups_of_one_row() -> None:
 
 
 @needs_triton
+def test_many_rows_on_one_prefix() -> None:
+    groups = [[Group(0, 300, 70)], [Group(0, 280, 9, 70), Group(280, 300, 3, 70)]]
+    check(make_case(groups, [90] * 300, heads=(8, 2), dims=(32, 32)), torch.float32, page_size=16)
+
+
+@needs_triton
 def test_nothing_to_attend_to() -> None:
     check(make_case([[Group(0, 2, 0)], [Group(1, 2, 3)]], [5, 5, 5]), torch.float32)
 
@@ -137,7 +143,7 @@ def test_the_work_list_covers_every_row_and_key_once(seed: int) -> None:
     for per_head, programs in ((1, 1), (2, 64), (7, 500), (32, 8)):
         work = work_list(host, len(case.positions), 2, per_head, programs)
         seen: dict[tuple[int, int], int] = {}
-        for units, height in ((work.narrow, 16), (work.wide, 64)):
+        for units, height in zip(work.units, HEIGHTS, strict=True):
             for part, start, stop, table, low, high, origin, _ in units.tolist():
                 assert (stop - start) * per_head <= max(height, per_head)
                 assert 0 <= part < work.num_parts

@@ -15,9 +15,9 @@ import torch
 import triton
 from torch import Tensor
 
-from treegen.attention.level import HostLevel, Level, to_host
+from treegen.attention.level import HostLevel, IntArray, Level, to_host
 from treegen.attention.triton_kernels import attend_units, merge_parts
-from treegen.attention.triton_units import NARROW, WIDE, WorkList, work_list
+from treegen.attention.triton_units import HEIGHTS, WorkList, work_list
 from treegen.attention.types import KVPair, Options, Prepared
 from treegen.errors import InputError
 
@@ -28,8 +28,7 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 class DeviceWork:
     """A work list on the device. complete: see `WorkList`."""
 
-    narrow: Tensor
-    wide: Tensor
+    units: tuple[Tensor, ...]
     pages: Tensor
     num_parts: int
     complete: bool
@@ -47,12 +46,13 @@ class TritonState:
         key = num_rows, kv_heads, per_head
         if key not in self._lists:
             work = work_list(self.levels, *key, _programs(self.device))
-            narrow, wide, pages = (
-                torch.from_numpy(array.astype(np.int32)).to(self.device)
-                for array in (work.narrow, work.wide, work.pages)
-            )
-            self._lists[key] = DeviceWork(narrow, wide, pages, work.num_parts, work.complete)
+            units = tuple(self._to_device(array) for array in work.units)
+            pages = self._to_device(work.pages)
+            self._lists[key] = DeviceWork(units, pages, work.num_parts, work.complete)
         return self._lists[key]
+
+    def _to_device(self, array: IntArray) -> Tensor:
+        return torch.from_numpy(array.astype(np.int32)).to(self.device)
 
 
 class StaticState(TritonState):
@@ -66,15 +66,9 @@ class StaticState(TritonState):
         key = num_rows, kv_heads, per_head
         if key not in self._lists:
             work = work_list(self.levels, *key, _programs(self.device))
-            narrow, wide, pages = (
-                torch.zeros(shape, dtype=torch.int32, device=self.device)
-                for shape in (
-                    (_room(len(work.narrow)), 8),
-                    (_room(len(work.wide)), 8),
-                    (2 * _room(len(work.pages)),),
-                )
-            )
-            self._lists[key] = DeviceWork(narrow, wide, pages, work.num_parts, complete=False)
+            units = tuple(self._zeros(_room(len(array)), 8) for array in work.units)
+            pages = self._zeros(2 * _room(len(work.pages)))
+            self._lists[key] = DeviceWork(units, pages, work.num_parts, complete=False)
             _copy(work, self._lists[key])
         return self._lists[key]
 
@@ -89,6 +83,9 @@ class StaticState(TritonState):
         self.levels = levels
         return True
 
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.int32, device=self.device)
+
 
 def _room(count: int) -> int:
     return 0 if count == 0 else 1 << max(count - 1, 15).bit_length()
@@ -97,15 +94,17 @@ def _room(count: int) -> int:
 def _fits(work: WorkList, room: DeviceWork) -> bool:
     # A much larger graph would waste what it saves.
     return (
-        len(work.narrow) <= len(room.narrow) <= 4 * len(work.narrow) + 64
-        and len(work.wide) <= len(room.wide) <= 4 * len(work.wide) + 64
+        all(
+            len(array) <= len(tensor) <= 4 * len(array) + 64
+            for array, tensor in zip(work.units, room.units, strict=True)
+        )
         and len(work.pages) <= len(room.pages)
         and work.num_parts <= room.num_parts <= work.num_parts + 1
     )
 
 
 def _copy(work: WorkList, room: DeviceWork) -> None:
-    for array, tensor in ((work.narrow, room.narrow), (work.wide, room.wide)):
+    for array, tensor in zip(work.units, room.units, strict=True):
         padded = np.zeros(tensor.shape, dtype=np.int32)
         padded[: len(array)] = array
         tensor.copy_(torch.from_numpy(padded))
@@ -151,7 +150,7 @@ class Triton:
         part_PTH = q_THD.new_empty(shape, dtype=torch.float32)
         if not work.complete:
             part_PTH.fill_(-torch.inf)
-        for units, height in ((work.narrow, NARROW), (work.wide, WIDE)):
+        for units, height in zip(work.units, HEIGHTS, strict=True):
             if len(units):
                 _launch(
                     units, height, q_THD, keys, values, work.pages, prepared.positions_T,
@@ -204,9 +203,11 @@ def _launch(
 def _tuning(height: int, width: int, dtype: torch.dtype) -> dict[str, Any]:
     """Block of keys, warps and pipeline stages for a height and head width."""
     large = width > 128 or dtype == torch.float32
-    if height == NARROW:
+    if height == HEIGHTS[0]:
         return {"BLOCK_N": 32, "num_warps": 2 if large else 1, "num_stages": 2}
-    return {"BLOCK_N": 32 if large else 64, "num_warps": 4, "num_stages": 2 if large else 3}
+    if not large:
+        return {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
+    return {"BLOCK_N": 32, "num_warps": 4 if height == HEIGHTS[1] else 8, "num_stages": 2}
 
 
 def _programs(device: torch.device) -> int:

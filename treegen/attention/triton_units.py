@@ -12,20 +12,22 @@ import numpy as np
 
 from treegen.attention.level import HostLevel, IntArray
 
-NARROW, WIDE = 16, 64  # folded query rows of a unit
+# Folded query rows of a unit. Groups that fit the first waste none of a matrix product's height;
+# only large ones fill the last.
+HEIGHTS = (16, 64, 128)
+_TALL = 1024  # folded rows from which a group is cut into the tallest units
 KEYS_PER_SPLIT = 256  # a split reads at least so many keys
 
 
 @dataclass(frozen=True, slots=True)
 class WorkList:
-    """Units of all levels. narrow, wide: [U, 8], by block size; see `attend_units`.
+    """Units of all levels. units: [U, 8] for each of HEIGHTS; see `attend_units`.
 
     pages: the levels' page tables, one after another. complete: every row is written in every
     part, so that no part needs to be marked empty beforehand.
     """
 
-    narrow: IntArray
-    wide: IntArray
+    units: tuple[IntArray, ...]
     pages: IntArray
     num_parts: int
     complete: bool
@@ -35,18 +37,17 @@ def work_list(
     levels: Sequence[HostLevel], num_rows: int, kv_heads: int, per_head: int, num_programs: int
 ) -> WorkList:
     """Cut levels into units; few long ones are split over keys until num_programs are reached."""
-    narrow: list[IntArray] = []
-    wide: list[IntArray] = []
+    tables: list[list[IntArray]] = [[] for _ in HEIGHTS]
     part = offset = 0
     complete = True
     for level in levels:
         rows_G = level.stop_G - level.start_G
         used = (rows_G > 0) & (level.kv_len_G > 0)
-        # Groups whose rows fit into a narrow block waste none of a matrix product's height.
-        is_narrow = rows_G * per_head <= NARROW
+        folded = rows_G * per_head
+        kind_G = np.where(folded <= HEIGHTS[0], 0, np.where(folded < _TALL, 1, 2))
         blocks = [
-            (narrow, used & is_narrow, max(NARROW // per_head, 1)),
-            (wide, used & ~is_narrow, max(WIDE // per_head, 1)),
+            (into, used & (kind_G == kind), max(height // per_head, 1))
+            for kind, (into, height) in enumerate(zip(tables, HEIGHTS, strict=True))
         ]
         units = sum(int((-(-rows_G[chosen] // height)).sum()) for _, chosen, height in blocks)
         longest = int(level.kv_len_G[used].max(initial=0))
@@ -62,8 +63,9 @@ def work_list(
         part += splits
         offset += level.pages_GP.size
     return WorkList(
-        narrow=_stack(narrow),
-        wide=_stack(wide),
+        units=tuple(
+            np.concatenate(into) if into else np.empty((0, 8), dtype=np.int64) for into in tables
+        ),
         pages=np.concatenate([level.pages_GP.reshape(-1) for level in levels]),
         num_parts=part,
         complete=complete,
@@ -90,7 +92,3 @@ def _units(
     table[..., 6] = level.kv_start_G[index][group]
     table[..., 7] = level.causal
     return table.reshape(-1, 8)
-
-
-def _stack(tables: list[IntArray]) -> IntArray:
-    return np.concatenate(tables) if tables else np.empty((0, 8), dtype=np.int64)

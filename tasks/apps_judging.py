@@ -1,0 +1,328 @@
+"""Judges the samples of a run in the background and stores each verdict as it comes.
+
+Verdicts go to a file of their own in the run directory, one for each way of judging, so that
+sampling, judging and judging in another way can each stop and go on at any time:
+
+    verdicts-strict-1f0c8a2d.jsonl      {"problem_id": ..., "sample_index": ..., "verdict": ...}
+
+A judge error is no verdict. It is not stored, and the sample is judged again next time.
+"""
+
+import hashlib
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from treegen.runs import Key, RecordFile
+from treegen.runs.files import Lock
+from treegen.tasks.apps_report import NO_PROGRAM, ProgramVerdict
+from treegen.tasks.apps_suite import PACKAGES, PRELUDE
+from treegen.tasks.execution import Execution
+from treegen.tasks.judge import Judge, Program, ProgramResult, TestResult, Verdict
+from treegen.tasks.runner import Progress
+
+if TYPE_CHECKING:
+    from treegen.runs import RunDir
+    from treegen.tasks.apps import APPS
+
+_VERSION: Final = 1
+# Programs under way for each that can run at once: enough that no core waits for the next poll.
+_AHEAD: Final = 8
+# Tests that are handed over at once; ending a run waits for them.
+_SLICE: Final = 8
+_SHOWN_ERRORS: Final = 5
+
+_LETTERS: Final = {
+    Verdict.ACCEPTED: "A",
+    Verdict.WRONG_ANSWER: "W",
+    Verdict.RUNTIME_ERROR: "R",
+    Verdict.COMPILE_ERROR: "C",
+    Verdict.TIMEOUT: "T",
+    Verdict.MEMORY_LIMIT: "M",
+    Verdict.OUTPUT_LIMIT: "O",
+}
+_NOT_RUN: Final = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was found of one program.
+
+    tests: a letter for each test, A for accepted. program is None where a sample has none.
+    """
+
+    program: str | None
+    verdict: str
+    tests: str
+    seconds: float = 0.0
+    detail: str = ""
+    sandbox: str = ""
+
+    @property
+    def verdicts(self) -> ProgramVerdict:
+        """The same as the report takes it."""
+        credit = self.tests.count(_LETTERS[Verdict.ACCEPTED]) / max(1, len(self.tests))
+        correct = self.verdict == Verdict.ACCEPTED
+        return ProgramVerdict(self.program, correct, credit, self.verdict)
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A program that is being judged, for all samples that are this program."""
+
+    problem_id: str
+    program: str
+    source: str
+    keys: list[Key]
+    results: list[TestResult] = field(default_factory=list)
+    future: Future[ProgramResult] | None = None
+    error: str = ""
+
+
+class ProgramJudging:
+    """The verdicts on one run's samples: those stored, and those still to come.
+
+    One thread uses it; the judge's own only run programs. Programs that are the same for the same
+    problem are judged once.
+    """
+
+    def __init__(self, task: "APPS", run: "RunDir", execution: Execution | None) -> None:
+        """Read the verdicts that are stored; the judge itself starts when it is needed."""
+        self._task = task
+        self._execution = execution
+        self._judge: Judge | None = None
+        self._outcomes: dict[Key, Outcome] = {}
+        self._known: dict[tuple[str, str], Outcome] = {}
+        self._waiting: deque[_Flight] = deque()
+        self._flights: dict[tuple[str, str], _Flight] = {}
+        self._queued: dict[tuple[str, str], _Flight] = {}
+        self._added: set[Key] = set()
+        self._errors: dict[Key, str] = {}
+        self._num_right = 0
+        self._lock: Lock | None = None
+        self._path = run.path / self._file_name()
+        self._file = self._open(run.path)
+        self.notices = tuple(self._file.notices) if self._file else ()
+        for record in self._file.records() if self._file else ():
+            self._take_stored(record)
+
+    def prepare(self) -> list[str]:
+        """Start the judge, which tries its sandbox out; return what to tell the user."""
+        if self._execution is None or self._judge is not None:
+            return []
+        self._judge = Judge(
+            self._execution.sandbox,
+            limits=self._task.limits,
+            workers=self._execution.num_workers,
+            packages=PACKAGES,
+        )
+        return self._judge.report.lines()
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Have a stored sample judged; returns at once."""
+        key = (record["problem_id"], record["sample_index"])
+        if key in self._added:
+            return
+        self._added.add(key)
+        if key in self._outcomes:
+            self._num_right += self._outcomes[key].verdict == Verdict.ACCEPTED
+            return
+        if self._execution is None:
+            return
+        # Here and not above, where importing it would go in a circle.
+        from treegen.tasks.apps import program_hash
+
+        source = self._task.program(record["text"])
+        if source is None:
+            self._settle(key, Outcome(None, NO_PROGRAM, ""))
+            return
+        name = (key[0], program_hash(source))
+        if name in self._known:
+            self._settle(key, self._known[name])
+        elif name in self._queued:
+            self._queued[name].keys.append(key)
+        else:
+            flight = _Flight(key[0], name[1], source, [key])
+            self._queued[name] = flight
+            self._waiting.append(flight)
+
+    def poll(self) -> None:
+        """Take the verdicts that have come, and start more."""
+        for name, flight in list(self._flights.items()):
+            if flight.future is not None and flight.future.done():
+                self._take_result(flight, flight.future.result())
+                if flight.future is None:
+                    del self._flights[name], self._queued[name]
+        if not self._waiting:
+            return
+        self.prepare()
+        assert self._judge is not None
+        while self._waiting and len(self._flights) < _AHEAD * self._judge.workers:
+            flight = self._waiting.popleft()
+            self._flights[flight.problem_id, flight.program] = flight
+            self._submit(flight)
+
+    def rest(self, stop: Callable[[], object] = lambda: None) -> Iterator[Progress]:
+        """Wait for the verdicts on all samples added; stop: polled, as in `runner.sample`."""
+        start = time.monotonic()
+        self.poll()
+        while self._queued and not stop():
+            futures = [f.future for f in self._flights.values() if f.future is not None]
+            wait(futures, timeout=0.1, return_when=FIRST_COMPLETED)
+            self.poll()
+            yield Progress(
+                done=len(self._added) - self.missing,
+                planned=len(self._added),
+                rows=len(self._flights),
+                pages=0,
+                num_pages=0,
+                tokens=0,
+                seconds=time.monotonic() - start,
+                accuracy=self.accuracy,
+            )
+        if self._file is not None:
+            self._file.sync()
+
+    def verdicts(self, record: Mapping[str, Any]) -> dict[str, ProgramVerdict] | None:
+        """Return the verdict on a sample by filter; None as long as there is none."""
+        outcome = self._outcomes.get((record["problem_id"], record["sample_index"]))
+        return None if outcome is None else {self._task.comparer.name: outcome.verdicts}
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of right samples; None before the first verdict."""
+        num_judged = len(self._added) - self.missing
+        return self._num_right / num_judged if num_judged else None
+
+    @property
+    def missing(self) -> int:
+        """Samples added that have no verdict, judge errors among them."""
+        return len(self._added) - sum(key in self._outcomes for key in self._added)
+
+    def summary(self) -> dict[str, Any]:
+        """Return how the samples were judged, as JSON holds it."""
+        tiers = sorted({outcome.sandbox for outcome in self._outcomes.values() if outcome.sandbox})
+        shown = list(self._errors.items())[:_SHOWN_ERRORS]
+        return {
+            **self._settings(),
+            "verdicts": self._path.name,
+            "sandbox": tiers,
+            "unprotected": list(self._judge.report.missing) if self._judge else None,
+            "judged": len(self._added) - self.missing,
+            "judge_errors": len(self._errors),
+            "errors": [{"problem_id": k[0], "sample_index": k[1], "detail": d} for k, d in shown],
+        }
+
+    def close(self) -> None:
+        """Store what has come and end every program."""
+        try:
+            if self._judge is not None:
+                self._judge.close()
+                self._judge = None
+        finally:
+            try:
+                if self._file is not None:
+                    self._file.close()
+            finally:
+                if self._lock is not None:
+                    self._lock.release()
+
+    def _submit(self, flight: _Flight) -> None:
+        assert self._judge is not None
+        suite = self._task.suite(flight.problem_id)
+        tests = suite.tests(self._task.comparer)
+        start = len(flight.results)
+        flight.future = self._judge.submit(
+            Program(flight.source, fn_name=suite.fn_name, prelude=PRELUDE),
+            tests[start : start + _SLICE],
+            suite.compare(self._task.comparer),
+            stop_at_failure=True,
+        )
+
+    def _take_result(self, flight: _Flight, result: ProgramResult) -> None:
+        """Add what came; go on with the tests that are left, or settle the program."""
+        flight.future = None
+        flight.results += result.tests
+        last = flight.results[-1]
+        num_tests = self._task.suite(flight.problem_id).num_tests
+        if last.verdict is Verdict.JUDGE_ERROR:
+            for key in flight.keys:
+                self._errors[key] = last.detail
+            return
+        verdicts = [test.verdict for test in flight.results]
+        over = (
+            last.verdict is Verdict.COMPILE_ERROR
+            or verdicts.count(Verdict.TIMEOUT) >= self._task.max_timeouts
+        )
+        if len(verdicts) < num_tests and not over:
+            self._submit(flight)
+            return
+        failed = next((t for t in flight.results if t.verdict is not Verdict.ACCEPTED), None)
+        letters = "".join(_LETTERS[verdict] for verdict in verdicts[:num_tests])
+        outcome = Outcome(
+            program=flight.program,
+            verdict=str(failed.verdict if failed else Verdict.ACCEPTED),
+            tests=letters.ljust(num_tests, _NOT_RUN),
+            seconds=round(max(test.seconds for test in flight.results), 3),
+            detail=failed.detail if failed else "",
+            sandbox=result.sandbox,
+        )
+        self._known[flight.problem_id, flight.program] = outcome
+        for key in flight.keys:
+            self._settle(key, outcome)
+
+    def _settle(self, key: Key, outcome: Outcome) -> None:
+        """Store a verdict."""
+        assert self._file is not None
+        record = {"problem_id": key[0], "sample_index": key[1], **asdict(outcome)}
+        self._file.append(record)
+        self._outcomes[key] = outcome
+        self._num_right += outcome.verdict == Verdict.ACCEPTED
+
+    def _take_stored(self, record: dict[str, Any]) -> None:
+        key = (record.pop("problem_id"), record.pop("sample_index"))
+        outcome = Outcome(**record)
+        if outcome.program is not None:
+            outcome = self._known.setdefault((key[0], outcome.program), outcome)
+        self._outcomes[key] = outcome
+
+    def _settings(self) -> dict[str, Any]:
+        """Return everything that a verdict depends on beside program and tests."""
+        task, execution = self._task, self._execution
+        return {
+            "judge": _VERSION,
+            "comparer": task.comparer.name,
+            "extract": task.extract,
+            "limits": {**asdict(task.limits), "wall_seconds": task.limits.wall},
+            "max_timeouts": task.max_timeouts,
+            "python": ".".join(map(str, sys.version_info[:2])),
+            # Without protection a program can forge its verdict, so these are kept apart.
+            "protected": execution is None or execution.sandbox != "none",
+        }
+
+    def _file_name(self) -> str:
+        settings = json.dumps(self._settings(), sort_keys=True)
+        digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
+        return f"verdicts-{self._task.comparer.name}-{digest}.jsonl"
+
+    def _open(self, folder: Path) -> RecordFile | None:
+        """Open the stored verdicts; to add to them if programs may run."""
+        if self._execution is None:
+            return RecordFile(self._path, writable=False) if self._path.exists() else None
+        self._lock = Lock(folder / "verdicts.lock")
+        try:
+            if self._execution.anew:
+                with suppress(FileNotFoundError):
+                    self._path.unlink()
+            self._path.touch()
+            return RecordFile(self._path, writable=True)
+        except BaseException:
+            self._lock.release()
+            raise
