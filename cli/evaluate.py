@@ -10,29 +10,36 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treegen.cli.interrupts import Interrupted, received
+from treegen.cli.judging import complaint, judge_rest, open_judging, take_execution
 from treegen.cli.options import CONTEXT, FLAGS, QUIET, asked_for, options_of, task_names
+from treegen.terminal import safe_text
 
 if TYPE_CHECKING:
     from treegen.engine import LLM
     from treegen.runs import RunDir
+    from treegen.tasks.execution import Execution, Judging
     from treegen.tasks.job import Job
     from treegen.tasks.settings import EngineOptions
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """One task and its open run; fresh: the run was begun by this command."""
+    """One task and its open run; fresh: the run was begun by this command.
+
+    judging: of programs that may be run.
+    """
 
     job: "Job"
     run: "RunDir"
     fresh: bool
+    judging: "Judging | None"
 
 
 Work = list[_Work]
 
 
 @click.command("eval", context_settings=CONTEXT)
-@options_of("task", "data", "arguments", "model", "sampling", "report")
+@options_of("task", "data", "arguments", "model", "sampling", "report", "execution")
 @click.option("--output-path", "-o", metavar="DIR", help="Run directory. Default: a new one in "
               "runs/.")  # fmt: skip
 @click.option("--resume", is_flag=False, flag_value="", metavar="[DIR]", help="Continue the run "
@@ -54,24 +61,50 @@ def command(
     from treegen.tasks.job import load_job
 
     tasks = task_names(params)
+    execution = take_execution(params)
     given = asked_for(params) | ({"score": False} if no_score else {})
     targets = destinations(tasks, given, output_path, resume)
     jobs = [load_job(target.settings) for target in targets]
     again = shlex.quote(resume or output_path or str(targets[0].path))
-    advice = f"continue with: treegen eval --resume {again}"
+    allowed = " --allow-code-execution" if execution else ""
+    advice = f"continue with: treegen eval --resume {again}{allowed}"
     with ExitStack() as stack:
         work: Work = []
         for target, job in zip(targets, jobs, strict=True):
             run = _open(job, target.path, resume=target.resume, quiet=quiet)
-            work.append(_Work(job, stack.enter_context(run), fresh=not target.resume))
+            stack.enter_context(run)
+            judging = _judging(job, run, execution, fresh=not target.resume, quiet=quiet)
+            if judging:
+                stack.callback(judging.close)
+            work.append(_Work(job, run, fresh=not target.resume, judging=judging))
         try:
             _sample_all(work, advice, quiet=quiet)
+            for item in work:
+                if item.judging:
+                    judge_rest(item.job, item.run, item.judging, quiet=quiet)
             _report(work, quiet=quiet)
         except Interrupted as stopped:
             raise Interrupted(stopped.signum, f"{_kept(work)}; {advice}") from None
     if missing := sum(max(item.run.missing, 0) for item in work):
         click.echo(f"Error: {missing:,} samples were not drawn; {advice}", err=True)
+    unscored = [told for item in work if (told := complaint(item.job, item.run, item.judging))]
+    for told in unscored:
+        click.echo(safe_text(f"Error: {told}"), err=True)
+    if missing or unscored:
         raise SystemExit(1)
+
+
+def _judging(
+    job: "Job", run: "RunDir", execution: "Execution | None", *, fresh: bool, quiet: bool
+) -> "Judging | None":
+    from treegen.errors import TreegenError
+
+    try:
+        return open_judging(job, run, execution, quiet=quiet)
+    except TreegenError:
+        if fresh:  # else the same command would be refused once there is a sandbox
+            (run.path / "run.json").unlink()
+        raise
 
 
 def _open(job: "Job", path: Path, *, resume: bool, quiet: bool) -> "RunDir":
@@ -121,7 +154,8 @@ def _sample_all(work: Work, advice: str, *, quiet: bool) -> None:
         with graceful_signals() as graceful:
             stop = _either(received, graceful)
             try:
-                draw(sample(job, run, llm, stop=stop), job.task.name, quiet=quiet)
+                steps = sample(job, run, llm, stop=stop, judging=item.judging)
+                draw(steps, job.task.name, quiet=quiet)
             except RunError:
                 raise  # says itself what is kept, and how to go on
             except TreegenError as error:
@@ -156,7 +190,7 @@ def _report(work: Work, *, quiet: bool) -> None:
 
     documents = []
     for item in work:
-        results, report = write_results(item.job, item.run)
+        results, report = write_results(item.job, item.run, item.judging)
         if results["shortened"] and not quiet:
             notice(
                 f"{results['shortened']:,} prompts were too long for the model and have fewer "

@@ -94,8 +94,21 @@ _ARGUMENTS: Final = (
     click.option("--metric", metavar="NAME", help="jsonl: exact, numeric or regex."),
     click.option("--pattern", metavar="REGEX", help="jsonl: what an answer looks like."),
     click.option("--answer-field", metavar="NAME", help="jsonl: the field with the answer."),
+    click.option("--comparer", metavar="NAME", help="apps: strict or apps-official."),
+    click.option("--timeout", metavar="SECONDS", help="apps: CPU time of a program per test."),
 )  # fmt: skip
-_NAMED_ARGUMENTS: Final = ("template", "metric", "pattern", "answer_field")
+_NAMED_ARGUMENTS: Final = (
+    "template", "metric", "pattern", "answer_field", "comparer", "timeout",
+)  # fmt: skip
+_EXECUTION: Final = (
+    click.option("--allow-code-execution", "--confirm-run-unsafe-code", "allow_code_execution",
+                 is_flag=True, help="Let tasks such as apps run the programs that a model wrote, "
+                 "in a sandbox. Never remembered: say it for each command."),
+    click.option("--sandbox", metavar="NAME", help="auto, bubblewrap, landlock, or none for no "
+                 "protection at all."),
+    click.option("--num-workers", "--n-workers", "num_workers", type=int, help="Programs run at "
+                 "once. Default: one per core."),
+)  # fmt: skip
 _REPORT: Final = (
     click.option("--k", "pass_ks", metavar="1,10,100", help="Report pass@k for these k."),
     click.option("--maj", "maj_ks", metavar="8,40", help="Report maj@k for these k."),
@@ -107,7 +120,7 @@ def options_of(*groups: str) -> Decorator:
     """Return a decorator that adds groups of options, by their names below."""
     known: dict[str, tuple[Decorator, ...]] = {
         "task": _TASK, "data": _DATA, "arguments": _ARGUMENTS, "model": _MODEL,
-        "sampling": _SAMPLING, "report": _REPORT,
+        "sampling": _SAMPLING, "report": _REPORT, "execution": _EXECUTION,
     }  # fmt: skip
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -68,6 +68,8 @@ def _draw_lines(steps: "Iterator[Progress]", name: str) -> None:
 
 def _details(now: "Progress") -> str:
     accuracy = "" if now.accuracy is None else f", accuracy {now.accuracy:.3f}"
+    if not now.num_pages:  # no model is at work
+        return f"{now.rows:,} programs under way{accuracy}"
     return (
         f"{now.tokens_per_second:,.0f} tokens/s, {now.rows:,} rows, "
         f"{now.pages:,}/{now.num_pages:,} pages{accuracy}"

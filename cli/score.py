@@ -1,19 +1,28 @@
 """`treegen score`: judge the samples of a run again, without its model."""
 
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from treegen.cli.judging import complaint, judge_rest, take_execution
 from treegen.cli.options import CONTEXT, QUIET, asked_for, options_of
+from treegen.terminal import safe_text
+
+if TYPE_CHECKING:
+    from treegen.runs import RunDir
+    from treegen.tasks.execution import Execution, Judging
+    from treegen.tasks.job import Job
 
 
 @click.command("score", context_settings=CONTEXT)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--data", metavar="PATH", help="Where the problems are now, if not where they were.")
-@options_of("arguments", "report")
+@click.option("--rejudge", is_flag=True, help="Run programs again that have been judged.")
+@options_of("arguments", "report", "execution")
 @QUIET
-def command(run: Path, quiet: bool, **params: Any) -> None:
+def command(run: Path, quiet: bool, rejudge: bool, **params: Any) -> None:
     """Score the samples in the directory RUN again and rewrite its results.json."""
     from treegen.cli.render import echo, json_line, notice, pictures, report_tables
     from treegen.runs import RunDir
@@ -21,13 +30,15 @@ def command(run: Path, quiet: bool, **params: Any) -> None:
     from treegen.tasks.runner import write_results
     from treegen.tasks.settings import settle, stored_choices
 
-    with RunDir.open(run) as opened:
+    execution = take_execution(params, anew=rejudge)
+    with RunDir.open(run) as opened, ExitStack() as stack:
         for line in opened.notices:
             notice(line)
         stored = {**stored_choices(opened.info), "score": True}
         job = load_job(settle(asked_for(params), stored))
         check_same_data(job, opened.info.identity, str(run))
-        results, report = write_results(job, opened)
+        judging = _judge(job, opened, execution, stack, quiet=quiet)
+        results, report = write_results(job, opened, judging)
         if not quiet:
             report_tables(results, report)
             pictures(report, run)
@@ -37,3 +48,39 @@ def command(run: Path, quiet: bool, **params: Any) -> None:
         if not quiet:
             echo("")
         json_line({"run": str(run), **results})
+        if told := complaint(job, opened, judging):
+            click.echo(safe_text(f"Error: {told}"), err=True)
+            raise SystemExit(1)
+
+
+def _judge(
+    job: "Job",
+    run: "RunDir",
+    execution: "Execution | None",
+    stack: ExitStack,
+    *,
+    quiet: bool,
+) -> "Judging | None":
+    """Return the verdicts on a run of programs, judging those that lack one; None for others."""
+    from treegen.cli.render import notice
+    from treegen.errors import InputError
+    from treegen.tasks.execution import executing
+
+    task = executing(job.task)
+    if task is None:
+        return None
+    judging = task.judging(run, execution)
+    stack.callback(judging.close)
+    for record in run.records():
+        judging.add(record)
+    if judging.missing and execution is None:
+        raise InputError(
+            f"{judging.missing:,} samples of {job.task.name} are not judged yet, and judging runs "
+            "what the model wrote; allow it with --allow-code-execution"
+        )
+    if judging.missing:
+        for line in judging.prepare():
+            if not quiet:
+                notice(line)
+        judge_rest(job, run, judging, quiet=quiet)
+    return judging

@@ -13,11 +13,10 @@ are nodes above all problems, so they are computed once for the whole run. A sam
 model begins another problem; other tools also stop at "\n---" and "\nANSWER" (--stop).
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from treegen.errors import InputError
 from treegen.params import SamplingParams
@@ -26,7 +25,7 @@ from treegen.tasks.apps_data import Row, load_rows
 from treegen.tasks.apps_fewshot import load_shots
 from treegen.tasks.apps_prompts import EXTRACTS, PROMPTS, ask, program_in
 from treegen.tasks.apps_report import report_programs
-from treegen.tasks.apps_suite import Suite, read_suite
+from treegen.tasks.apps_suite import Cases
 from treegen.tasks.arguments import check_arguments, one_of, whole_number, words
 from treegen.tasks.base import Problem, TaskData, TaskDefaults, TaskOptions
 from treegen.tasks.execution import Execution, Judging
@@ -80,7 +79,7 @@ class APPS:
         self.extract = "raw"
         self._rows: dict[str, Row] = {}
         # Samples of one problem are judged about the same time.
-        self.suite = lru_cache(maxsize=16)(self._suite)
+        self.cases = lru_cache(maxsize=16)(self._cases)
 
     def load(self, options: TaskOptions) -> TaskData:
         """Read problems and examples; a problem is never among its own examples."""
@@ -93,6 +92,7 @@ class APPS:
         self.filters = (self.comparer.name,)
         self.limits = _limits(extra.get("timeout"), extra.get("memory"))
         self.max_timeouts = whole_number(extra, "max_timeouts") or 2
+        self.cases.cache_clear()
         loaded = load_rows(options.data, options.split)
         rows = _chosen(loaded.rows, words(extra, "difficulty"), starter)
         problems = select([_problem(row, form) for row in rows], options)
@@ -142,20 +142,12 @@ class APPS:
             scores, options, task=self.name, version=self.version, filter=self.comparer.name
         )
 
-    def _suite(self, problem_id: str) -> Suite:
-        row = self._rows[problem_id]
-        fields: dict[str, Any] = dict(row.read())
-        return read_suite(fields["input_output"])
+    def _cases(self, problem_id: str) -> Cases:
+        return self._rows[problem_id].suite.cases(self.comparer)
 
     def solutions(self, problem_id: str) -> list[str]:
         """Return the reference solutions of a loaded problem."""
         return self._rows[problem_id].solutions
-
-
-def program_hash(program: str) -> str:
-    """Return the short hash that stands for a program."""
-    data = program.encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 def _problem(row: Row, form: str) -> Problem:
@@ -184,7 +176,9 @@ def _chosen(rows: Sequence[Row], difficulties: Sequence[str], starter: str) -> l
         and (starter == "all" or bool(row.starter) == (starter == "with"))
     ]
     if not chosen:
-        asked = f"starter={starter}" + (f", difficulty={','.join(difficulties)}" * bool(difficulties))
+        asked = f"starter={starter}" + (
+            f", difficulty={','.join(difficulties)}" * bool(difficulties)
+        )
         raise InputError(f"none of {len(rows)} problems is left by {asked}")
     return chosen
 

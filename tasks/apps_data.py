@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from treegen.errors import DataError, InputError
-from treegen.tasks.apps_suite import read_json, read_suite
+from treegen.tasks.apps_suite import Suite, read_json, read_suite
 from treegen.tasks.base import Skipped
 from treegen.tasks.jsonl import text_field
 
@@ -46,6 +46,11 @@ class Row:
     digest: str
     line: int
     read: Callable[[], Fields]
+
+    @property
+    def suite(self) -> Suite:
+        """Its tests."""
+        return read_suite(_optional(self.read(), "input_output"))
 
     @property
     def solutions(self) -> list[str]:
@@ -248,7 +253,9 @@ def _hub(split: str) -> Raw:
         # Slow to import, and not needed for files.
         from datasets import load_dataset
     except ImportError:
-        raise DataError("codeparrot/apps needs the package datasets: pip install datasets") from None
+        raise DataError(
+            "codeparrot/apps needs the package datasets: pip install datasets"
+        ) from None
     # By its files: the repository also holds a loading script, which datasets refuses.
     location = f"hf://datasets/codeparrot/apps/{split}.jsonl"
     try:

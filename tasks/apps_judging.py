@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treegen.runs import Key, RecordFile
 from treegen.runs.files import Lock
-from treegen.tasks.apps_report import NO_PROGRAM, ProgramVerdict
-from treegen.tasks.apps_suite import PACKAGES, PRELUDE
+from treegen.tasks.apps_report import ProgramVerdict
+from treegen.tasks.apps_suite import PACKAGES, PRELUDE, Cases
+from treegen.tasks.apps_verdicts import NO_OUTCOME, Outcome, outcome_of, program_hash
 from treegen.tasks.execution import Execution
 from treegen.tasks.judge import Judge, Program, ProgramResult, TestResult, Verdict
 from treegen.tasks.runner import Progress
@@ -34,43 +35,10 @@ if TYPE_CHECKING:
 
 _VERSION: Final = 1
 # Programs under way for each that can run at once: enough that no core waits for the next poll.
-_AHEAD: Final = 8
+_AHEAD: Final = 4
 # Tests that are handed over at once; ending a run waits for them.
 _SLICE: Final = 8
 _SHOWN_ERRORS: Final = 5
-
-_LETTERS: Final = {
-    Verdict.ACCEPTED: "A",
-    Verdict.WRONG_ANSWER: "W",
-    Verdict.RUNTIME_ERROR: "R",
-    Verdict.COMPILE_ERROR: "C",
-    Verdict.TIMEOUT: "T",
-    Verdict.MEMORY_LIMIT: "M",
-    Verdict.OUTPUT_LIMIT: "O",
-}
-_NOT_RUN: Final = "-"
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What was found of one program.
-
-    tests: a letter for each test, A for accepted. program is None where a sample has none.
-    """
-
-    program: str | None
-    verdict: str
-    tests: str
-    seconds: float = 0.0
-    detail: str = ""
-    sandbox: str = ""
-
-    @property
-    def verdicts(self) -> ProgramVerdict:
-        """The same as the report takes it."""
-        credit = self.tests.count(_LETTERS[Verdict.ACCEPTED]) / max(1, len(self.tests))
-        correct = self.verdict == Verdict.ACCEPTED
-        return ProgramVerdict(self.program, correct, credit, self.verdict)
 
 
 @dataclass(slots=True)
@@ -81,9 +49,9 @@ class _Flight:
     program: str
     source: str
     keys: list[Key]
+    cases: Cases | None = None
     results: list[TestResult] = field(default_factory=list)
     future: Future[ProgramResult] | None = None
-    error: str = ""
 
 
 class ProgramJudging:
@@ -105,11 +73,10 @@ class ProgramJudging:
         self._queued: dict[tuple[str, str], _Flight] = {}
         self._added: set[Key] = set()
         self._errors: dict[Key, str] = {}
-        self._num_right = 0
+        self._num_judged = self._num_right = 0
         self._lock: Lock | None = None
         self._path = run.path / self._file_name()
         self._file = self._open(run.path)
-        self.notices = tuple(self._file.notices) if self._file else ()
         for record in self._file.records() if self._file else ():
             self._take_stored(record)
 
@@ -132,16 +99,13 @@ class ProgramJudging:
             return
         self._added.add(key)
         if key in self._outcomes:
-            self._num_right += self._outcomes[key].verdict == Verdict.ACCEPTED
+            self._count(self._outcomes[key])
             return
         if self._execution is None:
             return
-        # Here and not above, where importing it would go in a circle.
-        from treegen.tasks.apps import program_hash
-
         source = self._task.program(record["text"])
         if source is None:
-            self._settle(key, Outcome(None, NO_PROGRAM, ""))
+            self._settle(key, NO_OUTCOME)
             return
         name = (key[0], program_hash(source))
         if name in self._known:
@@ -178,7 +142,7 @@ class ProgramJudging:
             wait(futures, timeout=0.1, return_when=FIRST_COMPLETED)
             self.poll()
             yield Progress(
-                done=len(self._added) - self.missing,
+                done=self._num_judged,
                 planned=len(self._added),
                 rows=len(self._flights),
                 pages=0,
@@ -198,13 +162,12 @@ class ProgramJudging:
     @property
     def accuracy(self) -> float | None:
         """Share of right samples; None before the first verdict."""
-        num_judged = len(self._added) - self.missing
-        return self._num_right / num_judged if num_judged else None
+        return self._num_right / self._num_judged if self._num_judged else None
 
     @property
     def missing(self) -> int:
         """Samples added that have no verdict, judge errors among them."""
-        return len(self._added) - sum(key in self._outcomes for key in self._added)
+        return len(self._added) - self._num_judged
 
     def summary(self) -> dict[str, Any]:
         """Return how the samples were judged, as JSON holds it."""
@@ -215,13 +178,13 @@ class ProgramJudging:
             "verdicts": self._path.name,
             "sandbox": tiers,
             "unprotected": list(self._judge.report.missing) if self._judge else None,
-            "judged": len(self._added) - self.missing,
+            "judged": self._num_judged,
             "judge_errors": len(self._errors),
             "errors": [{"problem_id": k[0], "sample_index": k[1], "detail": d} for k, d in shown],
         }
 
     def close(self) -> None:
-        """Store what has come and end every program."""
+        """End every program; what is not stored by then is judged another time."""
         try:
             if self._judge is not None:
                 self._judge.close()
@@ -236,13 +199,13 @@ class ProgramJudging:
 
     def _submit(self, flight: _Flight) -> None:
         assert self._judge is not None
-        suite = self._task.suite(flight.problem_id)
-        tests = suite.tests(self._task.comparer)
+        if flight.cases is None:
+            flight.cases = self._task.cases(flight.problem_id)
         start = len(flight.results)
         flight.future = self._judge.submit(
-            Program(flight.source, fn_name=suite.fn_name, prelude=PRELUDE),
-            tests[start : start + _SLICE],
-            suite.compare(self._task.comparer),
+            Program(flight.source, fn_name=flight.cases.fn_name, prelude=PRELUDE),
+            flight.cases.tests[start : start + _SLICE],
+            flight.cases.compare,
             stop_at_failure=True,
         )
 
@@ -251,7 +214,8 @@ class ProgramJudging:
         flight.future = None
         flight.results += result.tests
         last = flight.results[-1]
-        num_tests = self._task.suite(flight.problem_id).num_tests
+        assert flight.cases is not None
+        num_tests = len(flight.cases.tests)
         if last.verdict is Verdict.JUDGE_ERROR:
             for key in flight.keys:
                 self._errors[key] = last.detail
@@ -264,16 +228,7 @@ class ProgramJudging:
         if len(verdicts) < num_tests and not over:
             self._submit(flight)
             return
-        failed = next((t for t in flight.results if t.verdict is not Verdict.ACCEPTED), None)
-        letters = "".join(_LETTERS[verdict] for verdict in verdicts[:num_tests])
-        outcome = Outcome(
-            program=flight.program,
-            verdict=str(failed.verdict if failed else Verdict.ACCEPTED),
-            tests=letters.ljust(num_tests, _NOT_RUN),
-            seconds=round(max(test.seconds for test in flight.results), 3),
-            detail=failed.detail if failed else "",
-            sandbox=result.sandbox,
-        )
+        outcome = outcome_of(flight.program, flight.results, num_tests, result.sandbox)
         self._known[flight.problem_id, flight.program] = outcome
         for key in flight.keys:
             self._settle(key, outcome)
@@ -284,6 +239,10 @@ class ProgramJudging:
         record = {"problem_id": key[0], "sample_index": key[1], **asdict(outcome)}
         self._file.append(record)
         self._outcomes[key] = outcome
+        self._count(outcome)
+
+    def _count(self, outcome: Outcome) -> None:
+        self._num_judged += 1
         self._num_right += outcome.verdict == Verdict.ACCEPTED
 
     def _take_stored(self, record: dict[str, Any]) -> None:

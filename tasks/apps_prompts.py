@@ -15,9 +15,7 @@ from typing import Final
 PROMPTS: Final = ("train", "eval")
 EXTRACTS: Final = ("raw", "fenced")
 
-_FENCE: Final = re.compile(
-    r"^[ \t]*(`{3,}|~{3,})[ \t]*([A-Za-z0-9_+.-]*)[^\n]*\n", re.MULTILINE
-)
+_FENCE: Final = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([A-Za-z0-9_+.-]*)[^\n]*\n", re.MULTILINE)
 _TAB_SIZE: Final = 8  # what Python's tokenizer takes a tab for
 _NEW_INDENT: Final = 4
 

@@ -6,7 +6,14 @@ from typing import Final
 
 from treegen.tasks.apps_data import DIFFICULTIES
 from treegen.tasks.judge import Verdict as Outcome
-from treegen.tasks.report import MetricRow, Report, ReportOptions, default_pass_ks, mean_row, summarise
+from treegen.tasks.report import (
+    MetricRow,
+    Report,
+    ReportOptions,
+    default_pass_ks,
+    mean_row,
+    summarise,
+)
 from treegen.tasks.tables import Table, problem_values, table_by
 from treegen.tasks.verdict import SampleScore, Verdict
 
@@ -74,7 +81,9 @@ def report_programs(
         ),
     ]
     return replace(
-        overall, metrics=tuple(rows), tables=(*overall.tables, *_by_difficulty(scores, options, filter))
+        overall,
+        metrics=tuple(rows),
+        tables=(*overall.tables, *_by_difficulty(scores, options, filter)),
     )
 
 
@@ -98,10 +107,14 @@ def _by_difficulty(
     groups = [(name, ids_of[name]) for name in (*order, *sorted(ids_of.keys() - set(order)))]
     shares = problem_values(scores, filter)
     flags = [
-        replace(s, verdicts={filter: Verdict(s.verdicts[filter].answer, s.verdicts[filter].correct)})
+        replace(
+            s, verdicts={filter: Verdict(s.verdicts[filter].answer, s.verdicts[filter].correct)}
+        )
         for s in scores
     ]
     return (
-        table_by("strict accuracy by difficulty", "Difficulty", groups, problem_values(flags, filter)),
+        table_by(
+            "strict accuracy by difficulty", "Difficulty", groups, problem_values(flags, filter)
+        ),
         table_by("test-case average by difficulty", "Difficulty", groups, shares),
     )

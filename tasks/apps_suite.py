@@ -1,13 +1,12 @@
 """A problem's tests, read from the JSON of its input_output."""
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
 from treegen.tasks.apps_compare import Comparer
-from treegen.tasks.judge import Test
+from treegen.tasks.judge import Compare, Test
 
 # From Python's own limit on, int(text) refuses; Decimal has none.
 _LONG: Final = 4000
@@ -27,11 +26,12 @@ PACKAGES: Final = ("numpy",)
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
-    """A value that a function is to return; see Comparer.value for may_unwrap."""
+class Cases:
+    """What the judge is given beside a program."""
 
-    value: Any
-    may_unwrap: bool
+    fn_name: str | None
+    tests: tuple[Test, ...]
+    compare: Compare
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +42,21 @@ class Suite:
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
 
-    @property
-    def num_tests(self) -> int:
-        """How many tests there are."""
-        return len(self.inputs)
-
-    def tests(self, comparer: Comparer) -> tuple[Test, ...]:
+    def cases(self, comparer: Comparer) -> Cases:
         """Return the tests as the judge takes them."""
         pairs = zip(self.inputs, self.outputs, strict=True)
         if self.fn_name is None:
-            return tuple(Test(stdin=given, expected=wanted) for given, wanted in pairs)
+            tests = tuple(Test(stdin=given, expected=wanted) for given, wanted in pairs)
+            return Cases(None, tests, comparer.stdout)
         may_unwrap = all(isinstance(each, list) and len(each) == 1 for each in self.outputs)
-        return tuple(
-            Test(args=comparer.arguments(given), expected=Expected(wanted, may_unwrap))
-            for given, wanted in pairs
+        tests = tuple(
+            Test(args=comparer.arguments(given), expected=wanted) for given, wanted in pairs
         )
-
-    def compare(self, comparer: Comparer) -> Callable[[Any, Any], bool]:
-        """Return what the judge asks about an output."""
-        if self.fn_name is None:
-            return comparer.stdout
-        return lambda output, expected: comparer.value(output, expected.value, expected.may_unwrap)
+        return Cases(
+            self.fn_name,
+            tests,
+            lambda output, expected: comparer.value(output, expected, may_unwrap),
+        )
 
 
 def read_suite(text: str) -> Suite:

@@ -70,7 +70,7 @@ class Judging(Protocol):
         ...
 
     def close(self) -> None:
-        """Store what has come and end every program."""
+        """End every program; what is not stored by then is judged another time."""
         ...
 
 

@@ -18,6 +18,7 @@ ENTRY_POINT_GROUP: Final = "treegen.tasks"
 
 # Where the tasks that come with treegen live; a module is imported when its task is asked for.
 _BUILTIN: Final = {
+    "apps": "treegen.tasks.apps:APPS",
     "gsm8k": "treegen.tasks.gsm8k:GSM8K",
     "jsonl": "treegen.tasks.question_answer:QuestionAnswer",
     "mmlu": "treegen.tasks.mmlu:MMLU",

@@ -6,7 +6,7 @@ scoring a stored run needs no model.
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,10 +16,11 @@ from treegen.errors import RunError
 from treegen.results import Completion
 from treegen.runs import RunDir
 from treegen.tasks.account import Account, add_up, stored_parts
+from treegen.tasks.execution import Judging, executing
 from treegen.tasks.job import Job, fit_job
 from treegen.tasks.report import Report, ReportOptions
 from treegen.tasks.settings import stored_choices
-from treegen.tasks.verdict import SampleScore
+from treegen.tasks.verdict import SampleScore, Verdict
 
 if TYPE_CHECKING:
     from treegen.engine import LLM, Stream
@@ -50,12 +51,17 @@ class Progress:
 
 
 def sample(
-    job: Job, run: RunDir, llm: "LLM", *, stop: Callable[[], object] = lambda: None
+    job: Job,
+    run: RunDir,
+    llm: "LLM",
+    *,
+    stop: Callable[[], object] = lambda: None,
+    judging: Judging | None = None,
 ) -> Iterator[Progress]:
     """Draw the samples that a run lacks and store each as it ends; yields after every step.
 
     stop: polled after every step; once it returns something true, the iteration ends. What had
-    finished by then, or before an error, is in the run.
+    finished by then, or before an error, is in the run. judging: judges programs meanwhile.
     """
     if run.missing <= 0:
         return
@@ -67,8 +73,8 @@ def sample(
         yield from sample_choices(job, run, llm, stop=stop)
         return
     account = Account(run)
-    tally = Tally(job)
-    if job.settings.score:
+    tally = _tally(job, judging)
+    if tally:
         for record in run.records():
             tally.add(record)
     with llm.stream(job.tree, job.settings.sampling, skip=set(run.done)) as stream:
@@ -82,8 +88,10 @@ def sample(
                     job.mark(record)
                     run.append(record)
                     account.count()
-                    if job.settings.score:
+                    if tally:
                         tally.add(record)
+                if judging:
+                    judging.poll()
                 account.save()
                 yield Progress(
                     done=len(run.done),
@@ -93,7 +101,7 @@ def sample(
                     num_pages=llm.cache.pool.num_pages,
                     tokens=stream.usage.decoded_tokens,
                     seconds=time.monotonic() - start,
-                    accuracy=tally.accuracy,
+                    accuracy=tally.accuracy if tally else None,
                 )
         except BaseException:
             # What went wrong first is what the user must hear of, as on a full disk.
@@ -104,18 +112,25 @@ def sample(
         account.save(now=True)
 
 
-def score(job: Job, run: RunDir) -> Report:
-    """Judge every stored sample of a run."""
+def score(job: Job, run: RunDir, judging: Judging | None = None) -> Report:
+    """Judge every stored sample of a run; of programs, take the verdicts that there are."""
     problems = {problem.id: problem for problem in job.data.problems}
-    scores = [
-        SampleScore(
-            problem_id=record["problem_id"],
-            sample_index=record["sample_index"],
-            finish_reason=record["finish_reason"],
-            verdicts=job.task.score(problems[record["problem_id"]], record["text"]),
-        )
-        for record in run.records()
-    ]
+    scores = []
+    for record in run.records():
+        verdicts: Mapping[str, Verdict] | None
+        if judging:
+            verdicts = judging.verdicts(record)
+        else:
+            verdicts = job.task.score(problems[record["problem_id"]], record["text"])
+        if verdicts is not None:
+            scores.append(
+                SampleScore(
+                    problem_id=record["problem_id"],
+                    sample_index=record["sample_index"],
+                    finish_reason=record["finish_reason"],
+                    verdicts=verdicts,
+                )
+            )
     settings = job.settings
     options = ReportOptions(
         problem_ids=list(problems),
@@ -128,9 +143,15 @@ def score(job: Job, run: RunDir) -> Report:
     return job.task.aggregate(scores, options)
 
 
-def write_results(job: Job, run: RunDir) -> tuple[dict[str, Any], Report | None]:
-    """Write results.json from the samples of a run; returns its content, and the report."""
-    report = score(job, run) if job.settings.score else None
+def write_results(
+    job: Job, run: RunDir, judging: Judging | None = None
+) -> tuple[dict[str, Any], Report | None]:
+    """Write results.json from the samples of a run; returns its content, and the report.
+
+    There is no report on programs that are not judged.
+    """
+    unjudged = executing(job.task) is not None and judging is None
+    report = score(job, run, judging) if job.settings.score and not unjudged else None
     unshared = kept = shortened = 0
     for record in run.records():
         shortened += "dropped" in record
@@ -155,6 +176,8 @@ def write_results(job: Job, run: RunDir) -> tuple[dict[str, Any], Report | None]
         "report": report.to_json() if report else None,
         "parts": parts,
     }
+    if judging:
+        results["judging"] = judging.summary()
     run.write_results(results)
     return results, report
 
@@ -189,6 +212,13 @@ class _Prompts:
         if tokens:
             record["tokens"] = list(completion.tokens)
         return record
+
+
+def _tally(job: Job, judging: Judging | None) -> "Tally | Judging | None":
+    """Return what counts right samples; None where they are not scored now."""
+    if judging or not job.settings.score:
+        return judging
+    return None if executing(job.task) else Tally(job)
 
 
 class Tally:

@@ -72,7 +72,7 @@ def edit_config(model: Path, **changes: Any) -> None:
         (["gsm8"], "there is no task 'gsm8'; did you mean 'gsm8k'?"),
         (["gsm8k,gsm8k"], "task 'gsm8k' is named twice"),
         ([], "no task is given; `treegen tasks` lists them"),
-        (["gsm8k", "--temprature", "1"], "Did you mean one of: '--temperature'"),
+        (["gsm8k", "--temprature", "1"], "'--temperature'"),
         (["gsm8k", "--n-samples", "0"], "n-samples must be at least 1, got 0"),
         (["gsm8k", "--n-samples", "few"], "'few' is not a valid integer"),
         (["gsm8k", "--temperature", "-1"], "temperature must be at least 0, got -1.0"),

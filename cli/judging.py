@@ -1,0 +1,87 @@
+"""What `eval` and `score` do about tasks whose samples are programs that have to be run."""
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from treegen.cli.interrupts import Interrupted, received
+from treegen.errors import InputError
+
+if TYPE_CHECKING:
+    from treegen.runs import RunDir
+    from treegen.tasks.execution import Execution, Judging
+    from treegen.tasks.job import Job
+
+
+def take_execution(params: dict[str, Any], *, anew: bool = False) -> "Execution | None":
+    """Take the permission to run programs out of a command's parameters; None without it."""
+    allowed = params.pop("allow_code_execution")
+    options = {name: params.pop(name) for name in ("sandbox", "num_workers")}
+    given = {name: value for name, value in options.items() if value is not None}
+    if not allowed:
+        if given or anew:
+            name = next(iter(given), "rejudge").replace("_", "-")
+            raise InputError(f"--{name} is of no use without --allow-code-execution")
+        return None
+    from treegen.tasks.execution import Execution
+
+    return Execution(**given, anew=anew)
+
+
+def open_judging(
+    job: "Job", run: "RunDir", execution: "Execution | None", *, quiet: bool
+) -> "Judging | None":
+    """Return a started judge for a run's programs; None if it has none, or they may not run."""
+    from treegen.cli.render import notice
+    from treegen.tasks.execution import executing
+
+    task = executing(job.task)
+    if task is None or not job.settings.score:
+        return None
+    if execution is None:
+        notice(
+            f"{job.task.name} is scored by running what the model wrote, which needs "
+            "--allow-code-execution; without it, samples are drawn and not scored"
+        )
+        return None
+    judging = task.judging(run, execution)
+    try:
+        lines = judging.prepare()
+    except BaseException:
+        judging.close()
+        raise
+    for line in lines if not quiet else ():
+        notice(line)
+    return judging
+
+
+def judge_rest(job: "Job", run: "RunDir", judging: "Judging", *, quiet: bool) -> None:
+    """Judge what is not judged yet, drawing how far it is; Interrupted if a signal came."""
+    from treegen.cli.progress import draw
+    from treegen.runs import graceful_signals
+
+    with graceful_signals() as graceful:
+
+        def stop() -> int | None:
+            return received() or graceful()
+
+        for record in run.records():
+            judging.add(record)
+        draw(judging.rest(stop), f"{job.task.name}, judging", quiet=quiet)
+        if signum := stop():
+            raise Interrupted(signum)
+
+
+def complaint(job: "Job", run: "RunDir", judging: "Judging | None") -> str | None:
+    """Return what is to be said of samples that have no score; None if all have one."""
+    from treegen.tasks.execution import executing
+
+    if executing(job.task) is None or not job.settings.score:
+        return None
+    again = f"treegen score {shlex.quote(str(run.path))} --allow-code-execution"
+    if judging is None:
+        return f"the samples are not scored; score them with: {again}"
+    if not judging.missing:
+        return None
+    told = judging.summary()["errors"]
+    reason = f" ({told[0]['detail']})" if told else ""
+    return f"{judging.missing:,} samples could not be judged{reason}; try again with: {again}"
