@@ -8,7 +8,7 @@ many, twice or at a wrong place, it fails or its samples change.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from treegen.batch import Batch
 from treegen.cache import LayerKV, PagedCache
 from treegen.kept import KeptPrefixes
 from treegen.params import SamplingParams
-from treegen.plan import Plan
+from treegen.plan import Plan, Request, compile_plan
 from treegen.results import Completion
 from treegen.sampling import SamplingBatch, draw, row_seed
 from treegen.scheduler import Scheduler
@@ -136,6 +136,7 @@ def scheduler_of(
     prefill_chunk: int = 64,
     kept: KeptPrefixes | None = None,
     samples: Sequence[Sequence[int]] | None = None,
+    on_prefilled: Callable[[int], None] | None = None,
 ) -> Scheduler:
     return Scheduler(
         plan,
@@ -148,7 +149,27 @@ def scheduler_of(
         max_rows=max_rows,
         prefill_chunk=prefill_chunk,
         impl="reference",
+        on_prefilled=on_prefilled,
     )
+
+
+def keep_prefix(
+    name: str, tokens: Sequence[int], model: HistoryModel, cache: PagedCache, kept: KeptPrefixes
+) -> None:
+    """Compute a prefix and keep it, as LLM.keep does."""
+    array = np.array(tokens, dtype=np.int32)
+    request = Request(name, array, samples=0, rows=0, max_tokens=1)
+    others = [prefix.tokens for prefix in kept]
+    plan = compile_plan([request], token_bytes=64, num_layers=1, sharing="off", split_at=others)
+
+    def keep(index: int) -> None:
+        table = scheduler.store.tables[int(plan.segment_of[index])]
+        assert table is not None
+        kept.add(name, array, cache.pool.share(table))
+
+    scheduler = scheduler_of(plan, model, cache, SamplingParams(), kept=kept, on_prefilled=keep)
+    drain(scheduler)
+    scheduler.close()
 
 
 def drain(scheduler: Scheduler, *, check: bool = True) -> list[Completion]:
@@ -157,7 +178,10 @@ def drain(scheduler: Scheduler, *, check: bool = True) -> list[Completion]:
     for _ in range(100_000):
         if not scheduler.has_work:
             break
+        before = scheduler.usage.prefill_steps + scheduler.usage.decode_steps
         finished += scheduler.step()
+        after = scheduler.usage.prefill_steps + scheduler.usage.decode_steps
+        assert after > before or not scheduler.has_work, "a step did nothing"
         if check:
             scheduler.check()
     assert not scheduler.has_work, "the scheduler does not come to an end"

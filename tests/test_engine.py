@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from treegen import LLM, Node, SamplingParams
-from treegen.errors import CapacityError, InputError
+from treegen.errors import CapacityError, InputError, NumericsError
 from treegen.results import Completion
 
 FEW_SHOT = "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 2
@@ -197,6 +197,19 @@ def test_a_kept_prefix_is_not_computed_again(llm: LLM) -> None:
         llm.drop("longer")
 
 
+def test_all_leaves_of_a_kept_node_stay(llm: LLM) -> None:
+    leaves = [Node(text) for text in ("a b", "a c", "d" * 40)]
+    used = llm.cache.pool.num_used
+    with llm.keep(Node(FEW_SHOT, children=leaves)) as kept:
+        names = [name for name, _ in llm.kept()]
+        assert names == [kept.name] * 3
+        result = llm.run(Node(FEW_SHOT + "a c and more"), SamplingParams(max_tokens=2))
+        assert result.usage.prompt_tokens_reused > len(llm.tokenizer(FEW_SHOT)["input_ids"])
+    assert llm.cache.pool.num_used == used
+    with llm.keep("x"), llm.keep("y"):
+        assert len({name for name, _ in llm.kept()}) == 2
+
+
 def test_kept_prefixes_leave_least_recently_used_first(checkpoint: Path) -> None:
     llm = load(checkpoint, memory=40 * 4 * load(checkpoint).spec.kv_bytes_per_token, page_size=4)
     texts = ["apples are red. " * 3, "bears have fur. " * 3, "cats drink milk. " * 3]
@@ -209,7 +222,7 @@ def test_kept_prefixes_leave_least_recently_used_first(checkpoint: Path) -> None
     plan = llm.plan(Node("z" * 100), SamplingParams(max_tokens=20))
     assert plan.alone_pages(0, 4) > llm.cache.pool.num_free
     assert len(llm.run(Node("z" * 100), SamplingParams(max_tokens=20)).completions) == 1
-    with pytest.raises(CapacityError, match="at most 76 are kept"):
+    with pytest.raises(CapacityError, match="needs 152 cache tokens but at most 76 are kept"):
         llm.keep("d" * 150)
 
 
@@ -261,7 +274,29 @@ def test_a_stream_yields_as_samples_finish_and_can_be_left(llm: LLM) -> None:
     with llm.stream(tree_of(8), params) as abandoned:
         next(abandoned)
     assert llm.cache.pool.num_used == used
+    dropped = llm.stream(tree_of(8), params)
+    next(dropped)
+    del dropped  # without close
+    assert llm.cache.pool.num_used == used
     assert len(llm.run(tree_of(2), params).completions) == 6
+
+
+def test_after_an_error_the_next_run_works(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, passes = llm.model.forward, [0]
+
+    def broken(batch: Any) -> torch.Tensor:
+        passes[0] += 1
+        logits = forward(batch)
+        return logits * torch.nan if passes[0] == 4 else logits
+
+    used = llm.cache.pool.num_used
+    monkeypatch.setattr(llm.model, "forward", broken)
+    finished = []
+    with pytest.raises(NumericsError, match="are not numbers for prompt 'q0' sample 0 token 2"):
+        for completion in llm.stream(tree_of(4), SamplingParams(max_tokens=20, seed=1)):
+            finished.append(completion)
+    assert llm.cache.pool.num_used == used
+    assert len(llm.run(tree_of(2), SamplingParams(max_tokens=4)).completions) == 6
 
 
 def test_prompts_that_cannot_be_run_are_refused_with_the_numbers(

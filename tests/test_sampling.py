@@ -150,6 +150,7 @@ def test_a_token_of_no_probability_is_never_drawn() -> None:
     ("options", "message"),
     [
         ({"temperature": -0.1}, "temperature must be at least 0, got -0.1"),
+        ({"temperature": 1e-9}, "temperature 1e-09 is too small to divide by"),
         ({"temperature": float("nan")}, "temperature must be a finite number"),
         ({"top_p": 0}, r"top_p must be in \(0, 1\], got 0"),
         ({"top_p": 1.5}, r"top_p must be in \(0, 1\], got 1.5"),

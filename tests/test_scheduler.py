@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fakes import EOS, HistoryModel, drain, expected, scheduler_of
+from fakes import EOS, HistoryModel, drain, expected, keep_prefix, scheduler_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treegen.errors import CapacityError, NumericsError
+from treegen.kept import KeptPrefixes
 from treegen.params import SamplingParams
-from treegen.plan import SHARING, Plan, Request, compile_plan
+from treegen.plan import SHARING, Plan, Request, Sharing, compile_plan
 from treegen.results import Completion
 
 
@@ -166,6 +167,73 @@ def test_cancelled_samples_go_and_the_others_stay_the_same(
     assert result.items() <= want.items()
     assert want.keys() - result.keys() <= cancelled
     assert cache.pool.num_used == 0
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    prompts=prompt_lists,
+    scored=st.lists(
+        st.tuples(st.lists(st.integers(2, 4), min_size=2, max_size=12), st.integers(1, 11)),
+        max_size=4,
+    ),
+    prefixes=st.lists(st.lists(st.integers(2, 4), min_size=1, max_size=12), max_size=3),
+    sharing=st.sampled_from(SHARING),
+    page_size=st.integers(1, 4),
+    extra_pages=st.integers(0, 12),
+    max_rows=st.integers(1, 8),
+    prefill_chunk=st.integers(1, 12),
+    skip=st.sets(st.tuples(st.integers(0, 8), st.integers(0, 4)), max_size=6),
+)
+def test_kept_prefixes_and_scores_change_nothing(
+    prompts: list[tuple[list[int], int]], scored: list[tuple[list[int], int]],
+    prefixes: list[list[int]], sharing: Sharing, page_size: int, extra_pages: int, max_rows: int,
+    prefill_chunk: int, skip: set[tuple[int, int]],
+) -> None:  # fmt: skip
+    """Samples and log-likelihoods beside prefixes that cover any part of the tree."""
+    params = SamplingParams(max_tokens=6, seed=3)
+    requests = [request(f"p{i}", tokens, n, params) for i, (tokens, n) in enumerate(prompts)]
+    for index, (tokens, start) in enumerate(scored):
+        array = np.array(tokens, np.int32)
+        start = min(start, len(tokens) - 1)
+        requests.append(Request(f"s{index}", array, 0, 0, max_tokens=1, score_from=start))
+    plan = compile_plan(
+        requests,
+        token_bytes=64,
+        num_layers=1,
+        sharing=sharing,
+        split_at=[np.array(tokens, np.int32) for tokens in prefixes],
+    )
+    model = HistoryModel()
+    kept_pages = sum(-(-len(tokens) // page_size) + 1 for tokens in prefixes)
+    pool = max(smallest_pool(plan, page_size), 2 * kept_pages) + extra_pages
+    cache = model.new_cache(pool, page_size)
+    kept = KeptPrefixes(cache, kept_pages)
+    for index, tokens in enumerate(prefixes):
+        keep_prefix(f"k{index % 2}", tokens, model, cache, kept)
+    wanted = [
+        [i for i in range(r.samples) if (place, i) not in skip]
+        for place, r in enumerate(plan.requests)
+    ]
+    scheduler = scheduler_of(
+        plan, model, cache, params, kept=kept, max_rows=max_rows, prefill_chunk=prefill_chunk,
+        samples=wanted,
+    )  # fmt: skip
+    result = tokens_of(drain(scheduler))
+    want = expected(model, plan, params)
+    names = {(r.id, i) for r, mine in zip(plan.requests, wanted, strict=True) for i in mine}
+    assert result == {name: want[name] for name in names}
+    for place, spec in enumerate(plan.requests):
+        if spec.score_from is not None:
+            tokens = spec.tokens.tolist()
+            logprobs = [
+                float(model.logits(tokens[:at]).log_softmax(-1)[tokens[at]])
+                for at in range(spec.score_from, len(tokens))
+            ]
+            assert scheduler.scores.of(place).logprobs == pytest.approx(logprobs, abs=1e-5)
+    usage = scheduler.usage
+    assert usage.prompt_tokens_computed + usage.prompt_tokens_reused <= plan.stored_tokens
+    scheduler.close()
+    cache.pool.check(kept.tables())
 
 
 def test_a_cancelled_prompt_frees_its_pages_at_once() -> None:

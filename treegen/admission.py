@@ -6,7 +6,6 @@ and it leaves. Under memory pressure an open request without active rows goes ba
 
 from __future__ import annotations
 
-import bisect
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -42,7 +41,7 @@ class Admission:
         self.plan, self.store, self.live = store.plan, store, live
         self.samples = [list(wanted) for wanted in samples]
         self.slots: dict[int, set[int]] = {}
-        self.to_compute: list[int] = []
+        self.to_compute: set[int] = set()
         self.rank = np.empty(len(self.plan.requests), dtype=np.int64)
         self.rank[self.plan.order] = np.arange(len(self.plan.order))
         self._pool, self._page_size = store.cache.pool, store.cache.page_size
@@ -50,6 +49,7 @@ class Admission:
         self._on_prefilled = on_prefilled
         self._waiting: deque[int] = deque()
         self._open: dict[int, None] = {}  # in the order they were opened
+        self._undrawn: set[int] = set()  # of the open ones
         self._parked: dict[int, list[int]] = {}  # ready slots of requests that are not open
         for request in self.plan.order.tolist():
             if self.plan.requests[request].rows and not self.samples[request]:
@@ -63,49 +63,50 @@ class Admission:
         return bool(self._waiting or self._open)
 
     def admit(self) -> None:
-        """Activate ready rows and open requests until enough rows are on their way."""
+        """Activate ready rows and open requests until enough rows are on their way.
+
+        Raises CapacityError if nothing runs and nothing can be started.
+        """
         self.live.activate(self._max_rows)
-        if self._pipeline() < self._max_rows:
+        coming = sum(map(self.num_rows, self._undrawn))
+        coming += self.live.num_active + len(self.live.ready)
+        if coming < self._max_rows and self._waiting:
+            growth = self.live.expected_growth()
             # Open somewhat more than is needed now, so that refills prefill many at once.
-            while self._waiting and self._pipeline() < self._max_rows * 5 // 4 + 1:
-                if not self._try_open(self._waiting[0]):
+            while self._waiting and coming < self._max_rows * 5 // 4 + 1:
+                request = self._waiting[0]
+                if not self._try_open(request, growth):
                     break
+                coming += self.num_rows(request) if request in self._undrawn else 0
             self.live.activate(self._max_rows)
         if self.live.ready and not self.live.num_active and not self.to_compute:
             # Nothing runs, yet the first ready row does not fit: others must give way.
             request = int(self.live.rows.request[self.live.ready[0][1]])
-            self.make_room(self.plan.row_pages(request, self._page_size), request)
+            self._make_room(request, lambda: self.plan.row_pages(request, self._page_size))
             self.live.activate(1)
-
-    def _pipeline(self) -> int:
-        """Rows that are active, or will be without another request being opened."""
-        coming = sum(self.num_rows(r) for r in self._open if r not in self.slots)
-        return self.live.num_active + len(self.live.ready) + coming
 
     def num_rows(self, request: int) -> int:
         """Rows that the samples of a request take."""
         # A request without rows (prefill only, scoring) takes the place of one.
         return max(min(len(self.samples[request]), self.plan.requests[request].rows), 1)
 
-    def _try_open(self, request: int) -> bool:
+    def _try_open(self, request: int, growth: int) -> bool:
         """Open a request if its pages fit beside what active rows are expected to need."""
-        pages = self.store.pages_to_open(request)
         if self._open:
-            room = self._pool.num_free - self.live.expected_growth()
-            if pages + self.plan.row_pages(request, self._page_size) > room:
-                return False
-        elif not self.make_room(pages, request):
-            raise CapacityError(
-                f"prompt {self.plan.requests[request].id!r} needs {pages} cache pages but only "
-                f"{self._pool.num_free} are free; give more memory"
+            pages = self.store.pages_to_open(request) + self.plan.row_pages(
+                request, self._page_size
             )
+            if pages > self._pool.num_free - growth:
+                return False
+        else:
+            self._make_room(request, lambda: self.store.pages_to_open(request))
         self._waiting.popleft()
         self._open[request] = None
+        if request not in self.slots:
+            self._undrawn.add(request)
         to_compute, reused = self.store.open(request)
         self._usage.prompt_tokens_reused += reused
-        for index in to_compute:
-            if index not in self.to_compute:
-                bisect.insort(self.to_compute, index)
+        self.to_compute.update(to_compute)
         if not self._on_its_way(request):
             self.on_computed(request)
         return True
@@ -125,7 +126,7 @@ class Admission:
             self._close(request, finished=True)
 
     def leave(self, request: int) -> None:
-        """A request is over, wherever it is."""
+        """A request is over, whether it is open or waiting."""
         if request in self._open:
             self._close(request, finished=True)
         else:
@@ -134,18 +135,23 @@ class Admission:
 
     def _close(self, request: int, *, finished: bool) -> None:
         del self._open[request]
+        self._undrawn.discard(request)
         self.store.close(request, opened=True, finished=finished)
-        self.to_compute = [s for s in self.to_compute if self.store.is_wanted(s)]
+        for segment in self.plan.path(request):
+            if not self.store.is_wanted(segment.index):
+                self.to_compute.discard(segment.index)
 
-    def make_room(self, pages: int, request: int) -> bool:
-        """Free pages for a request until it has so many; False if they cannot be had."""
-        while self._pool.num_free < pages:
+    def _make_room(self, request: int, needed: Callable[[], int]) -> None:
+        """Free pages for a request until it has what it needs, which may grow meanwhile."""
+        while self._pool.num_free < needed():
             if not self.give_way(request):
-                return False
-        return True
+                raise CapacityError(
+                    f"prompt {self.plan.requests[request].id!r} needs {needed()} cache pages but "
+                    f"only {self._pool.num_free} can be had; give more memory"
+                )
 
     def give_way(self, keep: int = -1) -> bool:
-        """Take pages from what matters least, but not from request `keep`; False if none can."""
+        """Take pages back from what matters least, not from request `keep`; False if none can."""
         if self.store.evict_idle() or self._kept.evict_one() or self._close_idle(keep):
             return True
         preempted = self.live.preempt_last()
@@ -167,6 +173,7 @@ class Admission:
 
     def add_rows(self, request: int, slots: Sequence[int]) -> None:
         """Rows of a request, their first tokens drawn, wait for pages."""
+        self._undrawn.discard(request)
         if request in self._open:
             for slot in slots:
                 self.live.push(slot)
@@ -202,4 +209,9 @@ class Admission:
         """Forget all requests, as when a run is abandoned."""
         self._waiting.clear()
         self._open.clear()
+        self._undrawn.clear()
+        self._parked.clear()
         self.to_compute.clear()
+        self.slots.clear()
+        for wanted in self.samples:
+            wanted.clear()

@@ -80,6 +80,18 @@ class PagePool:
         assert (self._refs[pages] >= 0).all(), "freed a free page"
         self.num_free += int((self._refs[np.unique(pages)] == 0).sum())
 
+    def frees(self, pages: Pages) -> bool:
+        """Whether giving up one reference on each page would free some."""
+        return bool((self._refs[pages] == 1).any())
+
+    def reset(self, tables: Iterable[Pages]) -> None:
+        """Forget all references but those of `tables`."""
+        self._refs[:] = 0
+        self._refs[0] = 1
+        for table in tables:
+            np.add.at(self._refs, table, 1)
+        self.num_free = int((self._refs == 0).sum())
+
     def check(self, tables: Iterable[Pages]) -> None:
         """Assert that the references are exactly those of `tables` and that nothing is lost."""
         counts = np.zeros_like(self._refs)
@@ -97,6 +109,9 @@ class PagedCache:
     def __init__(self, layers: Sequence[LayerKV], num_pages: int, page_size: int) -> None:
         """`layers` hold num_pages + 1 pages: page 0 is padding."""
         self.layers = layers
+        # Layers may share a pool; copying it twice would be wasted.
+        pools = [tensor for layer in layers for tensor in (layer.keys, layer.values)]
+        self._pools = list({id(tensor): tensor for tensor in pools}.values())
         self.page_size = page_size
         self.pool = PagePool(num_pages)
 
@@ -104,11 +119,12 @@ class PagedCache:
         """Copy keys and values from slots to slots (page * page_size + offset), in all layers."""
         if len(source) == 0:
             return
-        for layer in self.layers:
-            for tensor in (layer.keys, layer.values):
-                slots = tensor.view(-1, *tensor.shape[2:])
-                index = torch.from_numpy(source).to(tensor.device)
-                slots[torch.from_numpy(target).to(tensor.device)] = slots[index]
+        device = self._pools[0].device if self._pools else torch.device("cpu")
+        from_slots = torch.from_numpy(source).to(device)
+        to_slots = torch.from_numpy(target).to(device)
+        for pool in self._pools:
+            slots = pool.view(-1, *pool.shape[2:])
+            slots[to_slots] = slots[from_slots]
 
 
 def table_slots(table: Pages, start: int, stop: int, page_size: int) -> NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
@@ -10,7 +11,7 @@ from typing import Any
 from treegen import memory as mem
 from treegen.cache import PagedCache
 from treegen.errors import CapacityError, InputError
-from treegen.kept import KeptPrefixes
+from treegen.kept import KeptPrefix, KeptPrefixes
 from treegen.model import Model, load_model, load_tokenizer
 from treegen.params import SamplingParams
 from treegen.plan import SHARING, Plan, Request, Sharing
@@ -52,7 +53,7 @@ class LLM:
     ) -> None:
         """Load a model from a directory or by hub name.
 
-        memory: bytes of the key-value cache, such as "2GiB"; by default 90% of a GPU's free
+        memory: bytes of the key-value cache, such as "2GiB"; by default 85% of a GPU's free
         memory, or 1 GiB on a CPU. page_size: tokens per cache page. max_rows: samples decoded at
         once at most. prefill_chunk: prompt tokens computed in one pass at most.
         sharing: which tree levels are attention parts of their own; see `compile_plan`.
@@ -96,7 +97,8 @@ class LLM:
         )
         self._impl = impl
         self._kept = KeptPrefixes(self.cache, max_pages=num_pages // 2)
-        self._running: Stream | None = None
+        self._num_named = 0
+        self._running: weakref.ref[Stream] | None = None
 
     # Sampling
 
@@ -173,7 +175,8 @@ class LLM:
             device_type=self.model.device.type,
             sharing=self.sharing,
             max_rows=self.max_rows,
-            split_at=[prefix.tokens for prefix in self._kept],
+            # "one" level is the root as it is; a kept prefix then supplies a part of it.
+            split_at=[p.tokens for p in self._kept] if self.sharing != "one" else [],
         )
 
     def _start(
@@ -185,7 +188,8 @@ class LLM:
         chunk: int | None = None,
         keep_as: str | None = None,
     ) -> Stream:
-        if self._running is not None:
+        running = self._running() if self._running is not None else None
+        if running is not None and not running.closed:
             raise InputError("another run of this LLM is not finished; use it up or close() it")
         plan.check_fits(self.cache.pool.num_pages, self.cache.page_size)
         spec = self.spec
@@ -210,8 +214,10 @@ class LLM:
             impl=self._impl,
             on_prefilled=keep if keep_as is not None else None,
         )
-        self._running = Stream(self, plan, scheduler)
-        return self._running
+        stream = Stream(plan, scheduler, self.model)
+        # Weak, so that a stream that nobody holds any more ends.
+        self._running = weakref.ref(stream)
+        return stream
 
     # Prefixes kept between calls
 
@@ -224,19 +230,14 @@ class LLM:
         """
         tree = Node(prefix) if isinstance(prefix, str) else prefix
         if not name:
-            name = f"prefix-{len(self.kept()) + 1}"
+            self._num_named += 1
+            name = f"prefix-{self._num_named}"
         if any(name == other for other, _ in self.kept()):
             raise InputError(f"a prefix named {name!r} is kept already; drop it or choose a name")
         requests = [
             Request(r.id, r.tokens, samples=0, rows=0, max_tokens=1)
             for r in sample_requests(tree, self.tokenizer, SamplingParams(), self.spec)
         ]
-        tokens = max(len(request.tokens) for request in requests)
-        if -(-tokens // self.cache.page_size) > self._kept.max_pages:
-            raise CapacityError(
-                f"prefix {name!r} has {tokens:,} tokens but at most "
-                f"{self._kept.max_pages * self.cache.page_size:,} are kept; give more memory"
-            )
         # Without sharing a page table covers a prompt from its first token on.
         plan = plan_requests(
             requests,
@@ -245,9 +246,21 @@ class LLM:
             sharing="off",
             split_at=[kept.tokens for kept in self._kept],
         )
-        with self._start(plan, SamplingParams(), [[] for _ in requests], keep_as=name) as stream:
-            list(stream)
-        return Kept(self, name, stream.usage)
+        page_size, most = self.cache.page_size, self._kept.max_pages
+        needed = sum(plan.table_pages(segment, page_size) for segment in plan.segments)
+        if needed > most:
+            raise CapacityError(
+                f"prefix {name!r} needs {needed * page_size:,} cache tokens but at most "
+                f"{most * page_size:,} are kept; give more memory"
+            )
+        try:
+            with self._start(plan, SamplingParams(), [[]] * len(requests), keep_as=name) as stream:
+                list(stream)
+        except BaseException:
+            self._kept.drop(name)
+            raise
+        prefixes = [prefix for prefix in self._kept if prefix.name == name]
+        return Kept(self._kept, prefixes, stream.usage)
 
     def kept(self) -> list[tuple[str, int]]:
         """Names and token counts of kept prefixes, least recently used first."""
@@ -263,9 +276,10 @@ class LLM:
 class Kept:
     """A kept prefix; leaving its `with` block drops it. usage: what computing it took."""
 
-    def __init__(self, llm: LLM, name: str, usage: Usage) -> None:
+    def __init__(self, store: KeptPrefixes, prefixes: list[KeptPrefix], usage: Usage) -> None:
         """Made by `LLM.keep`."""
-        self._llm, self.name, self.usage = llm, name, usage
+        self._store, self._prefixes, self.usage = store, prefixes, usage
+        self.name = prefixes[0].name
 
     def __enter__(self) -> Kept:
         return self
@@ -274,8 +288,8 @@ class Kept:
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
-        if any(name == self.name for name, _ in self._llm.kept()):
-            self._llm.drop(self.name)
+        for prefix in self._prefixes:
+            self._store.remove(prefix)
 
 
 class Stream(Iterator[Completion]):
@@ -284,17 +298,20 @@ class Stream(Iterator[Completion]):
     plan: what is run. usage: the account so far.
     """
 
-    def __init__(self, llm: LLM, plan: Plan, scheduler: Scheduler) -> None:
+    def __init__(self, plan: Plan, scheduler: Scheduler, model: Model) -> None:
         """Made by `LLM.stream`."""
+        self._model = model
+        self._closed = False
         self.plan = plan
         self.scheduler = scheduler
-        self._llm = llm
         self._finished: list[Completion] = []
         self._place = {request.id: i for i, request in enumerate(plan.requests)}
 
     @property
     def usage(self) -> Usage:
         """What was computed so far."""
+        graphs = self._model.graphs
+        self.scheduler.usage.eager_because = (graphs.off or "") if graphs is not None else ""
         return self.scheduler.usage
 
     @property
@@ -305,9 +322,14 @@ class Stream(Iterator[Completion]):
     def step(self) -> list[Completion]:
         """Run one forward pass; returns the samples that ended with it, which may be none.
 
-        For a caller that wants to look around between passes; it leaves nothing to iterate over.
+        For a caller that wants to look around between passes; what it returns is not iterated
+        over again. An error ends the run, and the LLM is free for the next one.
         """
-        return self.scheduler.step()
+        try:
+            return self.scheduler.step()
+        except BaseException:
+            self.close()
+            raise
 
     def __next__(self) -> Completion:
         while not self._finished:
@@ -321,13 +343,24 @@ class Stream(Iterator[Completion]):
         """Drop one sample, or all of a prompt that have not finished."""
         if prompt_id not in self._place:
             raise InputError(f"no prompt is named {prompt_id!r}")
+        samples = self.plan.requests[self._place[prompt_id]].samples
+        if sample_index is not None and not 0 <= sample_index < samples:
+            raise InputError(f"prompt {prompt_id!r} has {samples} samples, none is {sample_index}")
         self.scheduler.cancel(self._place[prompt_id], sample_index)
 
     def close(self) -> None:
         """Stop; samples that have not finished are dropped."""
-        if self._llm._running is self:
-            self._llm._running = None
+        if not self._closed:
+            self._closed = True
             self.scheduler.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the run is over, or was left."""
+        return self._closed
+
+    def __del__(self) -> None:
+        self.close()
 
     def __enter__(self) -> Stream:
         return self

@@ -75,6 +75,8 @@ class DecodeGraphs:
             torch.cuda.synchronize()
             with torch.cuda.graph(graph, pool=self._pool):
                 captured_SV = self._forward(static)
+        except torch.cuda.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             # Models that ask the device for a number in the middle of a layer, as some mixtures
             # of experts do, cannot be captured.

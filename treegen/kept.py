@@ -7,13 +7,16 @@ dropped prefix stay until that work ends.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+import numpy as np
 
 from treegen.cache import PagedCache, Pages
 from treegen.radix import Tokens
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class KeptPrefix:
     """One kept prefix; `pages` is None once it has been dropped."""
 
@@ -33,7 +36,7 @@ class KeptPrefixes:
         self._prefixes: list[KeptPrefix] = []
         self._clock = 0
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[KeptPrefix]:
         """Least recently used first."""
         return iter(sorted(self._prefixes, key=lambda prefix: prefix.last_used))
 
@@ -42,8 +45,9 @@ class KeptPrefixes:
         prefix = KeptPrefix(name, tokens, pages)
         self._prefixes.append(prefix)
         self.touch(prefix)
-        while self.num_pages > self.max_pages and len(self._prefixes) > 1:
-            self.evict_one()
+        for other in self:
+            if self.num_pages > self.max_pages and other.name != name:
+                self.remove(other)
         return prefix
 
     def touch(self, prefix: KeptPrefix) -> None:
@@ -55,23 +59,30 @@ class KeptPrefixes:
         """Forget all prefixes of a name; returns how many there were."""
         chosen = [prefix for prefix in self._prefixes if prefix.name == name]
         for prefix in chosen:
-            self._remove(prefix)
+            self.remove(prefix)
         return len(chosen)
 
     def evict_one(self) -> bool:
-        """Forget the least recently used prefix; False if there is none."""
-        if not self._prefixes:
-            return False
-        self._remove(min(self._prefixes, key=lambda prefix: prefix.last_used))
-        return True
+        """Forget the least recently used prefix that frees a page; False if there is none."""
+        for prefix in self:
+            if prefix.pages is not None and self._cache.pool.frees(prefix.pages):
+                self.remove(prefix)
+                return True
+        return False
 
-    def _remove(self, prefix: KeptPrefix) -> None:
-        assert prefix.pages is not None
-        self._prefixes.remove(prefix)
-        self._cache.pool.free(prefix.pages)
-        prefix.pages = None
+    def remove(self, prefix: KeptPrefix) -> None:
+        """Forget one prefix, if it is still kept."""
+        if prefix.pages is not None:
+            self._prefixes.remove(prefix)
+            self._cache.pool.free(prefix.pages)
+            prefix.pages = None
+
+    def tables(self) -> Iterator[Pages]:
+        """Page tables of all prefixes."""
+        return (prefix.pages for prefix in self._prefixes if prefix.pages is not None)
 
     @property
     def num_pages(self) -> int:
-        """Pages that kept prefixes refer to, shared ones counted each time."""
-        return sum(len(prefix.pages) for prefix in self._prefixes if prefix.pages is not None)
+        """Different pages that kept prefixes refer to."""
+        tables = list(self.tables())
+        return len(np.unique(np.concatenate(tables))) if tables else 0

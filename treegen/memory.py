@@ -14,10 +14,13 @@ PAGE_SIZE = {"cpu": 16, "cuda": 64}
 
 
 def default_bytes(device: torch.device) -> int:
-    """Cache size if the user gives none: 90% of free GPU memory, a small part of the host's."""
+    """Cache size if the user gives none: most of a free GPU, a small part of the host's memory.
+
+    What is left of a GPU is for the activations and logits of a pass.
+    """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return int(free * 0.9)
+        return int(free * 0.85)
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(2**30, available // 8)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from treegen.errors import InputError
 
 MAX_SEED = 2**63 - 1
+MIN_TEMPERATURE = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,11 @@ class SamplingParams:
             _check_int(name, getattr(self, name))
         if self.temperature < 0:
             raise InputError(f"temperature must be at least 0, got {self.temperature}")
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            raise InputError(
+                f"temperature {self.temperature} is too small to divide by; use 0 for greedy "
+                f"decoding, or at least {MIN_TEMPERATURE}"
+            )
         if not 0 < self.top_p <= 1:
             raise InputError(f"top_p must be in (0, 1], got {self.top_p}")
         if self.top_k < 0:

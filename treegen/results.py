@@ -75,6 +75,8 @@ class Usage:
     recomputed_tokens: tokens computed again after their pages were taken for other work.
     key_tokens_read, key_tokens_unshared: keys read per layer in decode steps, and what reading
     each row's whole context would have read.
+    impl: the attention implementation. eager_because: why decode steps were not replayed as CUDA
+    graphs though they were wanted; empty if they were, or on a CPU.
     """
 
     prompt_tokens_computed: int = 0
@@ -95,6 +97,7 @@ class Usage:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     impl: str = ""
+    eager_because: str = ""
 
     @property
     def tokens_per_second(self) -> float:

@@ -39,6 +39,7 @@ from treegen.scores import TokenScores
 from treegen.segments import SegmentStore
 from treegen.stopping import Stopping
 
+_LOGITS = 2**27  # numbers in the logits of a prefill pass, about
 _KEY_BITS = 32  # sort keys: segment or rank of the request above, sample index below
 
 
@@ -81,7 +82,8 @@ class Scheduler:
         """
         self.plan, self.model, self.cache, self.kept = plan, model, cache, kept
         self.store = SegmentStore(plan, cache, kept)
-        self.rows = RowTable(params.logprobs)
+        self.rows = RowTable(min(params.logprobs, len(stopping.may_end)))
+        cache.pool.peak_used = cache.pool.num_used
         self.live = LiveRows(self.rows, self.store)
         self.usage = Usage(
             num_pages=cache.pool.num_pages,
@@ -95,6 +97,7 @@ class Scheduler:
         self.scores = TokenScores(plan, self.store.children)
         self._params, self._stopping = params, stopping
         self._prefill_chunk, self._impl = prefill_chunk, impl
+        self._max_logits = max(_LOGITS // max(len(stopping.may_end), 1), 1)
         self._state: tuple[int, list[Level], SamplingBatch, int] | None = None
         self._requests = Admission(
             self.store, self.live, kept, self.usage, samples, max_rows, on_prefilled
@@ -124,7 +127,7 @@ class Scheduler:
         else:
             finished = []
         usage.seconds += time.perf_counter() - start
-        usage.peak_pages = max(usage.peak_pages, self.cache.pool.num_used)
+        usage.peak_pages = self.cache.pool.peak_used
         return finished
 
     def cancel(self, request: int, sample: int | None = None) -> None:
@@ -133,15 +136,16 @@ class Scheduler:
 
     def close(self) -> None:
         """Free all pages, whether or not the work is done."""
-        self.cache.pool.free(self.rows.take_pages(self.live.active()))
-        self.store.free_all()
+        # One run at a time: whatever an interrupted step had taken goes with the rest.
+        self.cache.pool.reset(self.kept.tables())
+        self.store.clear()
         self.live.clear()
         self._requests.clear()
 
     def check(self) -> None:
         """Assert that every page reference is accounted for and that rows are depth first."""
-        kept = [prefix.pages for prefix in self.kept if prefix.pages is not None]
-        self.cache.pool.check([*self.store.owned(), *self.live.tables(), *kept])
+        tables = [*self.store.owned(), *self.live.tables(), *self.kept.tables()]
+        self.cache.pool.check(tables)
         assert (np.diff(self.rows.key[self.live.order]) > 0).all(), "rows are not depth first"
 
     # Prefill
@@ -182,14 +186,16 @@ class Scheduler:
             span = self._row_span(slot, start, room)
             spans.append(span)
             room -= len(span.tokens)
-        for index in self._requests.to_compute:
-            if room == 0:
+        logits = 0
+        for index in sorted(self._requests.to_compute):
+            if room == 0 or logits >= self._max_logits:
                 break
             if self.store.is_ready(index, reached):
                 span = self._segment_span(index, room)
                 spans.append(span)
                 reached[index] = span.stop
                 room -= len(span.tokens)
+                logits += len(span.wanted)
         return sorted(spans, key=lambda span: span.key)
 
     def _row_span(self, slot: int, start: int, room: int) -> Span:
@@ -258,9 +264,12 @@ class Scheduler:
         rows.stop[slots] = len(spec.tokens)
         rows.limit[slots] = spec.max_tokens
         self._requests.slots[request] = set(slots.tolist())
-        sampling = SamplingBatch.of([self._params], torch.zeros(1, dtype=torch.int64))
-        seeds = torch.from_numpy(rows.seed[slots])[None]
-        finished = self._record(slots, draw(logits_1V.cpu(), seeds, seeds * 0, sampling))
+        device = logits_1V.device
+        sampling = SamplingBatch.of(
+            [self._params], torch.zeros(1, dtype=torch.int64, device=device)
+        )
+        seeds = torch.from_numpy(rows.seed[slots])[None].to(device)
+        finished = self._record(slots, draw(logits_1V, seeds, seeds * 0, sampling))
         self._requests.add_rows(request, sorted(self._requests.slots[request]))
         return finished
 

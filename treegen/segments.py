@@ -32,10 +32,8 @@ class SegmentStore:
         self._kept = kept
         num = len(plan.segments)
         self.tables: list[Pages | None] = [None] * num
-        self.starts = np.array([segment.start for segment in plan.segments], dtype=np.int64)
-        self.stops = np.array([segment.stop for segment in plan.segments], dtype=np.int64)
-        self.computed = self.starts.copy()
-        self.was_computed = self.starts.copy()
+        self.computed = np.array([segment.start for segment in plan.segments], dtype=np.int64)
+        self.was_computed = self.computed.copy()
         self.first_logit, self.scored = _logit_positions(plan)
         self.children: list[list[int]] = [[] for _ in range(num)]
         self._users = np.zeros(num, dtype=np.int64)  # unfinished requests at or below
@@ -101,41 +99,59 @@ class SegmentStore:
         """Build a segment's page table; returns the tokens that kept prefixes supplied."""
         segment, page_size = self.plan.segments[index], self.cache.page_size
         pool = self.cache.pool
-        prefix, covered = self._reuse.get(index, (None, segment.start))
-        covered = min(covered, int(self.first_logit[index]))
         self.computed[index] = segment.start
-        if prefix is None or prefix.pages is None or covered <= segment.start:
-            prefix, covered = None, segment.start
-        elif segment.base == 0 and covered == segment.stop:
-            self.tables[index] = pool.share(prefix.pages[: -(-segment.stop // page_size)])
-            self._finish_reuse(index, prefix, covered)
-            return segment.stop - segment.start
         shared = (segment.start - segment.base) // page_size
-        above = self.tables[segment.parent] if shared else np.empty(0, dtype=np.int32)
-        assert above is not None
+        above = self.tables[segment.parent] if segment.parent >= 0 else None
+        head = above[:shared] if above is not None and shared else np.empty(0, dtype=np.int32)
+        prefix, covered = self._covering(index)
+        kept = prefix.pages if prefix is not None else None
+        whole = segment.base == 0 and covered == segment.stop
+        if kept is not None and whole and np.array_equal(head, kept[:shared]):
+            # The very pages of the prefix will do; the segment above has the same ones.
+            self.tables[index] = pool.share(kept[: -(-segment.stop // page_size)])
+            return self._finish_reuse(index, prefix, covered)
         fresh = pool.allocate(self.plan.table_pages(segment, page_size), contiguous=True)
-        table = np.concatenate([pool.share(above[:shared]), fresh])
+        table = np.concatenate([pool.share(head), fresh])
         self.tables[index] = table
         self._copied[index] = segment.start - segment.base == shared * page_size
-        if prefix is not None and prefix.pages is not None:
-            first = segment.base + shared * page_size
-            self.cache.copy_tokens(
-                table_slots(prefix.pages, first, covered, page_size),
-                table_slots(table, first - segment.base, covered - segment.base, page_size),
-            )
-            self._finish_reuse(index, prefix, covered)
-        return covered - segment.start
+        if kept is None:
+            return 0
+        first = segment.base + shared * page_size
+        self.cache.copy_tokens(
+            table_slots(kept, first, covered, page_size),
+            table_slots(table, first - segment.base, covered - segment.base, page_size),
+        )
+        return self._finish_reuse(index, prefix, covered)
 
-    def _finish_reuse(self, index: int, prefix: KeptPrefix, covered: int) -> None:
-        self.computed[index] = covered
+    def _covering(self, index: int) -> tuple[KeptPrefix | None, int]:
+        """The kept prefix that supplies a segment's first tokens, and up to which position.
+
+        Only below ancestors that are in place as a whole: otherwise these would be computed while
+        their descendants seem to be.
+        """
+        segment = self.plan.segments[index]
+        prefix, covered = self._reuse.get(index, (None, segment.start))
+        covered = min(covered, int(self.first_logit[index]))
+        waits = segment.parent >= 0 and self.computed[segment.parent] < segment.start
+        if prefix is None or prefix.pages is None or covered <= segment.start or waits:
+            return None, segment.start
+        return prefix, covered
+
+    def _finish_reuse(self, index: int, prefix: KeptPrefix | None, covered: int) -> int:
+        """Note that a prefix supplied tokens; returns how many it had not supplied before."""
+        assert prefix is not None
+        new = covered - int(self.was_computed[index])
+        self.mark_computed(index, covered)
         self._copied[index] = True
         self._kept.touch(prefix)
+        return max(new, 0)
 
     def is_ready(self, index: int, reached: dict[int, int]) -> bool:
         """Whether a segment can be computed in a pass that computes others up to `reached`.
 
         A kept parent may be computed in the same pass, for a layer writes all keys before it
-        attends. A folded parent must be there already: its last page is copied first.
+        attends. A folded parent must be there already: its last page is copied first. What is
+        above the parent is in place if the parent is.
         """
         segment = self.plan.segments[index]
         if segment.parent < 0:
@@ -180,12 +196,6 @@ class SegmentStore:
         self._copy_tail(table, pages, length)
         return pages, segment.base
 
-    def fork_pages(self, index: int) -> int:
-        """Fresh pages that `fork` takes: one where a partly filled page must be copied."""
-        segment = self.plan.segments[index]
-        length = segment.stop - segment.base
-        return int(not segment.kept and length % self.cache.page_size > 0)
-
     def _copy_tail(self, source: Pages, target: Pages, length: int) -> None:
         start = length - length % self.cache.page_size
         self.cache.copy_tokens(
@@ -219,10 +229,9 @@ class SegmentStore:
             self.cache.pool.free(table)
             self.tables[index] = None
 
-    def free_all(self) -> None:
-        """Free everything, as when a run is abandoned."""
-        for index in range(len(self.tables)):
-            self._free(index)
+    def clear(self) -> None:
+        """Forget all page tables; their pages have been freed."""
+        self.tables = [None] * len(self.tables)
 
     def owned(self) -> Iterator[Pages]:
         """All page tables, for the pool's check."""
