@@ -80,9 +80,9 @@ class PagePool:
         assert (self._refs[pages] >= 0).all(), "freed a free page"
         self.num_free += int((self._refs[np.unique(pages)] == 0).sum())
 
-    def frees(self, pages: Pages) -> bool:
-        """Whether giving up one reference on each page would free some."""
-        return bool((self._refs[pages] == 1).any())
+    def num_references(self, pages: Pages) -> NDArray[np.int32]:
+        """References on each page."""
+        return self._refs[pages]
 
     def reset(self, tables: Iterable[Pages]) -> None:
         """Forget all references but those of `tables`."""

@@ -63,9 +63,17 @@ class KeptPrefixes:
         return len(chosen)
 
     def evict_one(self) -> bool:
-        """Forget the least recently used prefix that frees a page; False if there is none."""
+        """Forget the least recently used prefix that running work does not use as a whole.
+
+        False if there is none. Its pages are free once no other kept prefix shares them.
+        """
+        tables = list(self.tables())
+        if not tables:
+            return False
+        pages, count = np.unique(np.concatenate(tables), return_counts=True)
+        only_kept = pages[self._cache.pool.num_references(pages) == count]
         for prefix in self:
-            if prefix.pages is not None and self._cache.pool.frees(prefix.pages):
+            if prefix.pages is not None and np.isin(prefix.pages, only_kept).any():
                 self.remove(prefix)
                 return True
         return False
