@@ -70,13 +70,13 @@ def make_level(
         causal=causal,
     )
 
-    def tensor(array: Ints) -> torch.Tensor:
-        return torch.from_numpy(array.astype(np.int32)).to(device)
+    def tensor(array: Ints | Pages) -> torch.Tensor:
+        return torch.from_numpy(array.astype(np.int32, copy=False)).to(device)
 
     return Level(
         q_start_G=tensor(host.start_G),
         q_stop_G=tensor(host.stop_G),
-        pages_GP=tensor(host.pages_GP),
+        pages_GP=tensor(pages),
         kv_len_G=tensor(host.kv_len_G),
         kv_start_G=tensor(host.kv_start_G),
         causal=causal,

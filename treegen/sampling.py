@@ -147,12 +147,10 @@ def _inverse_cdf(weights_PV: Tensor, uniform_PN: Tensor) -> Tensor:
 
 def _search(cdf: Tensor, share: Tensor) -> Tensor:
     """Index of the first cumulative weight past a share of the last; never one without weight."""
-    total = cdf[..., -1:]
-    found = torch.searchsorted(cdf, share * total, right=True)
-    # Rounding may leave the target at the very end, past all that have weight; and weights that
-    # are not numbers, which the caller refuses, must not lead out of the table.
-    last = torch.searchsorted(cdf, total.contiguous()).clamp_(max=cdf.shape[-1] - 1)
-    return torch.minimum(found, last)
+    # A share below 1 times a total is below that total, in float64 too.
+    target = share.clamp(min=0.0, max=1 - 2.0**-53) * cdf[..., -1:]
+    # Weights that are not numbers, which the caller refuses, must not lead out of the table.
+    return torch.searchsorted(cdf, target, right=True).clamp_(max=cdf.shape[-1] - 1)
 
 
 @functools.cache
