@@ -100,6 +100,17 @@ def test_rows_at_once_bound_what_sharing_can_save() -> None:
     assert not plan_of(lists, 40, cost=cost, max_rows=5).segments[0].kept
 
 
+def test_a_plan_prints_what_it_shares() -> None:
+    text = str(plan_of([[1] * 500 + [2, 3], [1] * 500 + [4, 5]], samples=8))
+    assert text.splitlines() == [
+        "2 prompts, 16 samples in 16 rows",
+        "level 0: 1 segments, 500 tokens, 1 kept, 0 folded (reading once pays: 1)",
+        "level 1: 2 segments, 4 tokens, 0 kept, 2 folded (too short for its rows: 2)",
+        "prompt tokens computed and stored: 504 (2.0 MiB) instead of 8,032 (31.4 MiB)",
+        "prompt tokens read per step: 532 (2.1 MiB) instead of 8,032 (31.4 MiB)",
+    ]
+
+
 def test_split_at_cuts_segments_where_a_kept_prefix_ends() -> None:
     lists = [[1, 2, 3, 4, 5], [1, 2, 3, 4, 6]]
     prefix = np.array([1, 2, 9], dtype=np.int32)

@@ -115,7 +115,7 @@ class LevelSummary:
     reasons: tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan:
     """Prompts laid out as segments; see the module's docstring.
 
@@ -132,6 +132,29 @@ class Plan:
     token_bytes: int
     sharing: Sharing
     cost: CostModel
+
+    def __str__(self) -> str:
+        """The tree by level and what sharing saves, for people to read."""
+        lines = [
+            f"{len(self.requests):,} prompts, {self.num_samples:,} samples in "
+            f"{self.num_rows:,} rows"
+        ]
+        lines += [
+            f"level {level.depth}: {level.segments:,} segments, {level.tokens:,} tokens, "
+            f"{level.kept:,} kept, {level.segments - level.kept:,} folded"
+            f" ({', '.join(f'{reason}: {count:,}' for reason, count in level.reasons)})"
+            for level in self.levels()
+        ]
+        for what, shared, apart in (
+            ("computed and stored", self.stored_tokens, self.unshared_tokens),
+            ("read per step", self.read_tokens, self.unshared_read_tokens),
+        ):
+            size = format_bytes(shared * self.token_bytes)
+            lines.append(
+                f"prompt tokens {what}: {shared:,} ({size}) instead of {apart:,} "
+                f"({format_bytes(apart * self.token_bytes)})"
+            )
+        return "\n".join(lines)
 
     @property
     def num_samples(self) -> int:
