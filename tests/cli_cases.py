@@ -111,3 +111,9 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any] | str]) -> Path:
 def problem(question: str, answer: int, **more: Any) -> dict[str, Any]:
     """Return a row of GSM8K."""
     return {"question": question, "answer": f"It is {answer}.\n#### {answer}", **more}
+
+
+def edit_config(model: Path, **changes: Any) -> None:
+    """Change fields of a checkpoint's config.json."""
+    file = model / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | changes))

@@ -1,7 +1,9 @@
 """Fixtures and settings for all tests; this file must not import torch or transformers."""
 
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 # Read when the libraries are imported, so set before any test module is.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -12,6 +14,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 import pytest
+from cli_cases import Command, build_checkpoint
 from hypothesis import settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -51,3 +54,40 @@ def data_dir() -> Path:
     # A path that is set and wrong must not look like a pass.
     assert path.is_dir(), f"TREEGEN_TEST_DATA is not a folder: {folder}"
     return path
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint with random weights; not to be changed."""
+    return build_checkpoint(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def model(tiny: Path, tmp_path: Path) -> Path:
+    """A copy of the checkpoint, to spoil."""
+    return shutil.copytree(tiny, tmp_path / "model")
+
+
+@pytest.fixture
+def treegen(capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command, run in this process."""
+    return Command(capsys)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Default run directories of commands that should have been refused go to the test's own."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading weights fails the test, by whatever way they are loaded."""
+    from treegen import engine
+    from treegen import model as model_module
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        pytest.fail("the weights were loaded")
+
+    for module in (engine, model_module):
+        monkeypatch.setattr(module, "load_model", refuse)

@@ -10,7 +10,6 @@ from cli_cases import (
     SMALL,
     Command,
     assert_same_samples,
-    build_checkpoint,
     copy_part,
     problem,
     results_of,
@@ -29,16 +28,6 @@ from treegen.tasks.gsm8k import GSM8K
 class Sums(GSM8K):
     name = "sums | [bold]"
 """
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_checkpoint(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture
-def treegen(capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(capsys)
 
 
 @pytest.fixture(scope="module")

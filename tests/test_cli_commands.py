@@ -14,7 +14,6 @@ from cli_cases import (
     SMALL,
     Command,
     Done,
-    build_checkpoint,
     problem,
     results_of,
     write_jsonl,
@@ -25,16 +24,6 @@ from treegen.cli.main import cli
 from treegen.tasks.runner import Progress
 
 HEAVY = ("torch", "transformers", "datasets", "numpy", "rich", "huggingface_hub")
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_checkpoint(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture
-def treegen(capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(capsys)
 
 
 @pytest.fixture(scope="module")

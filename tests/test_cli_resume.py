@@ -1,63 +1,23 @@
 """What is refused of a run directory, and the command as a process of its own."""
 
-import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli_cases import (
     Command,
     assert_same_samples,
-    build_checkpoint,
     copy_part,
+    edit_config,
 )
 
-from treegen import engine
-from treegen import model as model_module
 from treegen.runs import RunDir
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
 FEW = ["-n", "2", "--max-tokens", "3"]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_checkpoint(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture
-def treegen(capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(capsys)
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Default run directories of commands that should have been refused go to the test's own."""
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading weights fails the test, by whatever way they are loaded."""
-
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        pytest.fail("the weights were loaded")
-
-    for module in (engine, model_module):
-        monkeypatch.setattr(module, "load_model", refuse)
-
-
-@pytest.fixture
-def model(tiny: Path, tmp_path: Path) -> Path:
-    """A copy of the checkpoint, to spoil."""
-    return shutil.copytree(tiny, tmp_path / "model")
-
-
-def edit_config(model: Path, **changes: Any) -> None:
-    file = model / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | changes))
 
 
 # Run directories

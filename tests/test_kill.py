@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from cli_cases import Command, assert_same_samples, build_checkpoint, results_of, samples_of
+from cli_cases import Command, assert_same_samples, results_of, samples_of
 
 from treegen.runs import RunDir
 
@@ -103,16 +103,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("server"))
     yield server
     server.close()
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_checkpoint(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture
-def treegen(capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(capsys)
 
 
 class Whole(NamedTuple):
