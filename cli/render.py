@@ -65,6 +65,8 @@ def report_tables(results: Mapping[str, Any], report: Report | None) -> None:
     echo(sharing_line(usage))
     prefill, decode = usage.get("prefill_seconds", 0.0), usage.get("decode_seconds", 0.0)
     echo(f"time: prefill {prefill:,.2f} s, decode {decode:,.2f} s of {usage['seconds']:,.2f} s")
+    if usage.get("eager_because"):
+        echo(safe_text(f"decode steps ran without CUDA graphs: {usage['eager_because']}"))
     echo(
         f"decoded tokens: {usage['decoded_tokens']:,} at {usage['tokens_per_second']:,.0f} per "
         f"second; {results['done']:,} of {results['planned']:,} samples"

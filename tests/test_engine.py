@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -279,6 +280,15 @@ def test_a_stream_yields_as_samples_finish_and_can_be_left(llm: LLM) -> None:
     del dropped  # without close
     assert llm.cache.pool.num_used == used
     assert len(llm.run(tree_of(2), params).completions) == 6
+
+
+def test_the_account_says_why_graphs_were_not_used(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert llm.run(tree_of(2), GREEDY).usage.eager_because == ""
+    graphs = SimpleNamespace(off="no capture", run=llm.model._forward)
+    monkeypatch.setattr(llm.model, "graphs", graphs)
+    assert llm.run(tree_of(2), GREEDY).usage.eager_because == "no capture"
 
 
 def test_after_an_error_the_next_run_works(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -310,8 +310,6 @@ class Stream(Iterator[Completion]):
     @property
     def usage(self) -> Usage:
         """What was computed so far."""
-        graphs = self._model.graphs
-        self.scheduler.usage.eager_because = (graphs.off or "") if graphs is not None else ""
         return self.scheduler.usage
 
     @property
@@ -326,10 +324,13 @@ class Stream(Iterator[Completion]):
         over again. An error ends the run, and the LLM is free for the next one.
         """
         try:
-            return self.scheduler.step()
+            finished = self.scheduler.step()
         except BaseException:
             self.close()
             raise
+        if self._model.graphs is not None and self._model.graphs.off:
+            self.usage.eager_because = self._model.graphs.off
+        return finished
 
     def __next__(self) -> Completion:
         while not self._finished:
