@@ -19,6 +19,7 @@ from treegen.attention import Level
 from treegen.batch import Batch
 from treegen.cache import LayerKV, PagedCache
 from treegen.kept import KeptPrefixes
+from treegen.live_tree import LiveRequest
 from treegen.params import SamplingParams
 from treegen.plan import Plan, Request, compile_plan
 from treegen.results import Completion
@@ -136,7 +137,7 @@ def scheduler_of(
     prefill_chunk: int = 64,
     kept: KeptPrefixes | None = None,
     samples: Sequence[Sequence[int]] | None = None,
-    on_prefilled: Callable[[int], None] | None = None,
+    on_prefilled: Callable[[LiveRequest], None] | None = None,
 ) -> Scheduler:
     return Scheduler(
         plan,
@@ -162,8 +163,8 @@ def keep_prefix(
     others = [prefix.tokens for prefix in kept]
     plan = compile_plan([request], token_bytes=64, num_layers=1, sharing="off", split_at=others)
 
-    def keep(index: int) -> None:
-        table = scheduler.store.tables[int(plan.segment_of[index])]
+    def keep(request: LiveRequest) -> None:
+        table = request.segment.table
         assert table is not None
         kept.add(name, array, cache.pool.share(table))
 

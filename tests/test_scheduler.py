@@ -229,7 +229,7 @@ def test_kept_prefixes_and_scores_change_nothing(
                 float(model.logits(tokens[:at]).log_softmax(-1)[tokens[at]])
                 for at in range(spec.score_from, len(tokens))
             ]
-            assert scheduler.scores.of(place).logprobs == pytest.approx(logprobs, abs=1e-5)
+            assert scheduler.scores[place].logprobs == pytest.approx(logprobs, abs=1e-5)
     usage = scheduler.usage
     assert usage.prompt_tokens_computed + usage.prompt_tokens_reused <= plan.stored_tokens
     scheduler.close()

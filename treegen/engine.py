@@ -12,6 +12,7 @@ from treegen import memory as mem
 from treegen.cache import PagedCache
 from treegen.errors import CapacityError, InputError
 from treegen.kept import KeptPrefix, KeptPrefixes
+from treegen.live_tree import LiveRequest
 from treegen.model import Model, load_model, load_tokenizer
 from treegen.params import SamplingParams
 from treegen.plan import SHARING, Plan, Request, Sharing
@@ -166,7 +167,7 @@ class LLM:
         chunk = min(self.prefill_chunk, max(_SCORE_LOGITS // self.spec.vocab_size, 16))
         with self._start(plan, SamplingParams(), [[] for _ in requests], chunk=chunk) as stream:
             list(stream)
-            return [stream.scheduler.scores.of(index) for index in range(len(requests))]
+            return [stream.scheduler.scores[index] for index in range(len(requests))]
 
     def _plan(self, requests: Sequence[Request]) -> Plan:
         return plan_requests(
@@ -195,11 +196,10 @@ class LLM:
         spec = self.spec
         stopping = Stopping(params, self.tokenizer, spec.eos_token_ids, spec.vocab_size)
 
-        def keep(request: int) -> None:
-            table = scheduler.store.tables[int(plan.segment_of[request])]
+        def keep(request: LiveRequest) -> None:
+            table = request.segment.table
             assert keep_as is not None and table is not None
-            pages = self.cache.pool.share(table)
-            self._kept.add(keep_as, plan.requests[request].tokens, pages)
+            self._kept.add(keep_as, request.spec.tokens, self.cache.pool.share(table))
 
         scheduler = Scheduler(
             plan,

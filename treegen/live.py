@@ -9,7 +9,7 @@ import numpy as np
 
 from treegen.cache import Pages
 from treegen.layout import Ints
-from treegen.plan import Plan
+from treegen.live_tree import LiveRequest
 from treegen.rows import RowTable
 from treegen.segments import SegmentStore
 
@@ -21,18 +21,17 @@ class LiveRows:
     resuming: slot -> position up to which its keys are computed.
     """
 
-    def __init__(self, rows: RowTable, store: SegmentStore) -> None:
-        """No rows yet."""
-        self.rows, self.store = rows, store
-        self.plan: Plan = store.plan
+    def __init__(
+        self, rows: RowTable, store: SegmentStore, requests: dict[int, LiveRequest]
+    ) -> None:
+        """No rows yet. requests: those that rows belong to, by index."""
+        self.rows, self.store, self.requests = rows, store, requests
         self._pool, self._page_size = store.cache.pool, store.cache.page_size
         self.order: Ints = np.empty(0, dtype=np.int64)
         self.version = 0
         self.resuming: dict[int, int] = {}
         self.ready: list[tuple[int, int]] = []  # heap of (key, slot)
         self._ended_rows = self._ended_tokens = 0
-        segments = store.plan.segments
-        self._fork_base = np.array([s.stop if s.kept else s.base for s in segments], np.int64)
 
     @property
     def num_active(self) -> int:
@@ -49,7 +48,11 @@ class LiveRows:
 
     def push(self, slot: int) -> None:
         """Make a row ready."""
+        self.rows.base[slot] = self._request(slot).segment.base_below
         heapq.heappush(self.ready, (int(self.rows.key[slot]), slot))
+
+    def _request(self, slot: int) -> LiveRequest:
+        return self.requests[int(self.rows.request[slot])]
 
     def activate(self, max_rows: int) -> None:
         """Give ready rows their pages, depth first, while the pool is expected to last."""
@@ -72,7 +75,9 @@ class LiveRows:
         """Take the pages that a ready row needs now; returns how many fresh ones."""
         heapq.heappop(self.ready)
         rows, free = self.rows, self._pool.num_free
-        pages, base = self.store.fork(int(self.plan.segment_of[rows.request[slot]]))
+        segment = self._request(slot).segment
+        pages, base = self.store.fork(segment)
+        rows.set_chain(slot, segment.chain)
         end = int(rows.stop[slot] + rows.count[slot]) - 1
         missing = max(-(-(end - base) // self._page_size) - len(pages), 0)
         rows.base[slot] = base
@@ -85,7 +90,8 @@ class LiveRows:
     def join(self, slots: list[int]) -> None:
         """Rows whose keys are in place go live."""
         joined = np.concatenate([self.order, np.array(slots, dtype=np.int64)])
-        self.order = joined[np.argsort(self.rows.key[joined], kind="stable")]
+        # By what rows share first, so that the rows below any segment are consecutive.
+        self.order = joined[np.lexsort((self.rows.key[joined], *self.rows.chain[joined].T[::-1]))]
         self.version += 1
 
     def pages_short(self) -> int:
@@ -160,9 +166,7 @@ class LiveRows:
             mean = self._ended_tokens / self._ended_rows
             guess = np.maximum(rows.count[slots], int(1.25 * mean)) + page_size
             length = np.minimum(length, guess)
-        segment = self.plan.segment_of[rows.request[slots]]
-        # Every active row but a fresh one under a kept segment has pages; both have this base.
-        base = self._fork_base[segment]
+        base = rows.base[slots]
         shared = (rows.stop[slots] - base) // page_size
         have = np.maximum(rows.num_pages[slots], shared)
         to_come: Ints = -(-(rows.stop[slots] + length - 1 - base) // page_size) - have

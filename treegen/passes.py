@@ -13,6 +13,7 @@ from treegen.attention import Level
 from treegen.batch import Batch
 from treegen.cache import PagedCache, Pages
 from treegen.layout import Ints, make_level, pad_tables, shared_levels
+from treegen.live_tree import LiveSegment
 from treegen.radix import Tokens
 from treegen.rows import RowTable
 from treegen.segments import SegmentStore
@@ -24,7 +25,7 @@ class Span:
 
     key: sorts spans depth first. tokens: at positions `start` on. table, base: where their keys
     and values go. chain: kept segments above them. wanted: positions whose logits are wanted.
-    segment, slot: what they belong to, -1 for not.
+    segment, slot: what they belong to, None and -1 for not.
     """
 
     key: int
@@ -32,9 +33,9 @@ class Span:
     start: int
     table: Pages
     base: int
-    chain: Ints
+    chain: tuple[int, ...]
     wanted: Ints
-    segment: int = -1
+    segment: LiveSegment | None = None
     slot: int = -1
 
     @property
@@ -58,7 +59,9 @@ def prefill_batch(
         [span.wanted - span.start + offset for span, offset in zip(spans, offsets, strict=False)]
     )
     item = np.repeat(np.arange(len(spans)), lengths)
-    chains = np.stack([span.chain for span in spans])
+    chains = np.full((len(spans), max(len(span.chain) for span in spans)), -1, dtype=np.int64)
+    for row, span in enumerate(spans):
+        chains[row, : len(span.chain)] = span.chain
     return _batch(
         np.concatenate([span.tokens for span in spans]),
         positions,

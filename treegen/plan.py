@@ -123,7 +123,7 @@ class Plan:
     requests: in the order they were given. segments: depth first.
     segment_of: index of the segment that each request ends with.
     order: request indices depth first, the order in which they are decoded.
-    token_bytes: bytes of keys and values per token, all layers together.
+    token_bytes: bytes of keys and values per token, all layers together; layer_bytes: of a layer.
     """
 
     requests: tuple[Request, ...]
@@ -131,6 +131,7 @@ class Plan:
     segment_of: NDArray[np.int64]
     order: NDArray[np.int64]
     token_bytes: int
+    layer_bytes: float
     sharing: Sharing
     cost: CostModel
 
@@ -234,18 +235,13 @@ class Plan:
 
     def table_pages(self, segment: Segment, page_size: int) -> int:
         """Pages that this segment adds to the pool; full pages of folded parents are shared."""
-        shared = (segment.start - segment.base) // page_size
-        return -(-(segment.stop - segment.base) // page_size) - shared
+        return segment_pages(segment.base, segment.start, segment.stop, page_size)
 
     def row_pages(self, request: int, page_size: int) -> int:
         """Pages that one row of a request adds by the time it has its last token."""
         segment = self.segments[self.segment_of[request]]
         base = segment.stop if segment.kept else segment.base
-        shared = (segment.stop - base) // page_size
-        # The last sampled token is never an input, so its key is never stored.
-        last = segment.stop + self.requests[request].max_tokens - 1
-        pages: int = -(-(last - base) // page_size) - shared
-        return max(pages, 1)
+        return row_pages(base, segment.stop, self.requests[request].max_tokens, page_size)
 
     def alone_pages(self, request: int, page_size: int) -> int:
         """Pages needed to decode one row of a request with nothing else in memory."""
@@ -282,6 +278,18 @@ class Plan:
                 )
 
 
+def segment_pages(base: int, start: int, stop: int, page_size: int) -> int:
+    """Pages that a segment adds to those of the folded ones that its table goes on from."""
+    return -(-(stop - base) // page_size) - (start - base) // page_size
+
+
+def row_pages(base: int, stop: int, max_tokens: int, page_size: int) -> int:
+    """Pages that a row adds below a prompt that ends at `stop`, by the time it is at its limit."""
+    # The last sampled token is never an input, so its key is never stored.
+    pages: int = -(-(stop + max_tokens - 1 - base) // page_size) - (stop - base) // page_size
+    return max(pages, 1)
+
+
 def compile_plan(
     requests: Sequence[Request],
     *,
@@ -313,7 +321,9 @@ def compile_plan(
         start = above.stop if above else 0
         base = start if above is None or above.kept else above.base
         live = min(rows[index], max_rows or rows[index])
-        kept, reason = _decide(sharing, live, node.stop - base, layer_bytes, cost, above is None)
+        kept, reason = decide(
+            sharing, live, node.stop - base, layer_bytes, cost, root=above is None
+        )
         segments.append(
             Segment(
                 index=index,
@@ -337,6 +347,7 @@ def compile_plan(
         segment_of=segment_of,
         order=np.array(order, dtype=np.int64),
         token_bytes=token_bytes,
+        layer_bytes=layer_bytes,
         sharing=sharing,
         cost=cost,
     )
@@ -369,8 +380,8 @@ def _rows_below(nodes: list[_Entry], requests: Sequence[Request]) -> list[int]:
     return rows
 
 
-def _decide(
-    sharing: Sharing, rows: int, tokens: int, layer_bytes: float, cost: CostModel, root: bool
+def decide(
+    sharing: Sharing, rows: int, tokens: int, layer_bytes: float, cost: CostModel, *, root: bool
 ) -> tuple[bool, str]:
     """Whether a segment is an attention part of its own, and why."""
     if sharing == "off":

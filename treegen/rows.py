@@ -6,6 +6,8 @@ Slots are reused; the order in which rows are decoded is kept apart, as an array
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,8 +19,10 @@ class RowTable:
 
     request, sample: which sample of which request. key: sorts slots depth first.
     seed: of the sample's draws. stop: number of prompt tokens. limit: generated tokens at most.
-    count: tokens generated so far. base: first position of the row's own page table.
-    num_pages, table: that table. tokens, logprobs: what was generated.
+    params: which sampling parameters. count: tokens generated so far.
+    base: first position of the row's own page table. num_pages, table: that table.
+    chain: kept segments above that table, root first, -1 where there are no more.
+    tokens, logprobs: what was generated.
     top_tokens, top_logprobs: alternatives per token, if asked for.
     """
 
@@ -34,6 +38,8 @@ class RowTable:
         self.count = np.zeros(0, dtype=np.int64)
         self.base = np.zeros(0, dtype=np.int64)
         self.num_pages = np.zeros(0, dtype=np.int64)
+        self.params = np.zeros(0, dtype=np.int64)
+        self.chain = np.full((0, 1), -1, dtype=np.int64)
         self.table = np.zeros((0, 4), dtype=np.int32)
         self.tokens = np.zeros((0, 16), dtype=np.int32)
         self.logprobs = np.zeros((0, 16), dtype=np.float32)
@@ -41,7 +47,18 @@ class RowTable:
         self.top_logprobs = np.zeros((0, 16, num_logprobs), dtype=np.float32)
         self._free: list[int] = []
 
-    _PER_SLOT = ("request", "sample", "key", "seed", "stop", "limit", "count", "base", "num_pages")
+    _PER_SLOT = (
+        "request",
+        "sample",
+        "key",
+        "seed",
+        "stop",
+        "limit",
+        "count",
+        "base",
+        "num_pages",
+        "params",
+    )
     _PER_TOKEN = ("tokens", "logprobs", "top_tokens", "top_logprobs")
 
     def add(self, num: int) -> NDArray[np.int64]:
@@ -49,7 +66,7 @@ class RowTable:
         if num > len(self._free):
             old = len(self.request)
             new = max(2 * old, old + num, 64)
-            for name in (*self._PER_SLOT, "table", *self._PER_TOKEN):
+            for name in (*self._PER_SLOT, "table", "chain", *self._PER_TOKEN):
                 array = getattr(self, name)
                 grown = np.zeros((new, *array.shape[1:]), dtype=array.dtype)
                 grown[:old] = array
@@ -91,6 +108,14 @@ class RowTable:
             self.top_tokens[slots, at, : top_tokens.shape[-1]] = top_tokens
             self.top_logprobs[slots, at, : top_tokens.shape[-1]] = top_logprobs
         self.count[slots] = at + 1
+
+    def set_chain(self, slot: int, chain: Sequence[int]) -> None:
+        """Give a slot the kept segments that it reads as parts of their own."""
+        short = len(chain) - self.chain.shape[1]
+        if short > 0:
+            self.chain = np.pad(self.chain, ((0, 0), (0, short)), constant_values=-1)
+        self.chain[slot] = -1
+        self.chain[slot, : len(chain)] = chain
 
     def set_table(self, slot: int, pages: Pages) -> None:
         """Give a slot its page table."""

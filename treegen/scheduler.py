@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -29,13 +30,15 @@ from treegen.errors import CapacityError, NumericsError
 from treegen.kept import KeptPrefixes
 from treegen.layout import Ints
 from treegen.live import LiveRows
+from treegen.live_tree import LiveRequest, LiveSegment
 from treegen.params import SamplingParams
 from treegen.passes import Span, decode_batch, decode_levels, prefill_batch
-from treegen.plan import Plan
-from treegen.results import Completion, Usage
+from treegen.plan import Plan, Request
+from treegen.radix import Tokens
+from treegen.results import Completion, Score, Usage
 from treegen.rows import RowTable
 from treegen.sampling import Draws, SamplingBatch, draw, row_seed
-from treegen.scores import TokenScores
+from treegen.scores import add_scores, score_of
 from treegen.segments import SegmentStore
 from treegen.stopping import Stopping
 
@@ -56,8 +59,35 @@ class Forward(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """What the segment of a finished sample holds.
+
+    tokens: its token ids; the first num_generated of them are the first that were generated.
+    """
+
+    tokens: Tokens
+    num_generated: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParamSet:
+    """Sampling parameters that requests may have, and when they end a sample."""
+
+    params: SamplingParams
+    stopping: Stopping
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether all samples of a request are the same."""
+        return self.params.temperature == 0
+
+
 class Scheduler:
-    """Runs one plan to its end, a forward pass at a time."""
+    """Runs a plan, and what is added to it, a forward pass at a time.
+
+    scores: of requests that asked for them and are over, by index.
+    """
 
     def __init__(
         self,
@@ -72,19 +102,23 @@ class Scheduler:
         max_rows: int,
         prefill_chunk: int,
         impl: str = "auto",
-        on_prefilled: Callable[[int], None] | None = None,
+        on_prefilled: Callable[[LiveRequest], None] | None = None,
+        on_grown: Callable[[LiveRequest, Completion], Grown] | None = None,
     ) -> None:
         """A scheduler for one run.
 
-        samples: per request, the sample indices wanted. max_rows: live rows at most.
+        samples: per request of the plan, the sample indices wanted. max_rows: live rows at most.
         prefill_chunk: tokens of a prefill pass at most. on_prefilled: called with each request
         that wants no samples once its keys are in place, before its pages are freed.
+        on_grown: called with each sample of a request that grows; says what its segment holds.
         """
         self.plan, self.model, self.cache, self.kept = plan, model, cache, kept
         self.store = SegmentStore(plan, cache, kept)
+        self.param_sets = [ParamSet(params, stopping)]
         self.rows = RowTable(min(params.logprobs, len(stopping.may_end)))
+        self.requests: dict[int, LiveRequest] = {}
         cache.pool.peak_used = cache.pool.num_used
-        self.live = LiveRows(self.rows, self.store)
+        self.live = LiveRows(self.rows, self.store, self.requests)
         self.usage = Usage(
             num_pages=cache.pool.num_pages,
             page_size=cache.page_size,
@@ -94,19 +128,64 @@ class Scheduler:
                 for request, wanted in zip(plan.requests, samples, strict=True)
             ),
         )
-        self.scores = TokenScores(plan, self.store.children)
-        self._params, self._stopping = params, stopping
+        self.scores: dict[int, Score] = {}
+        self.grown: dict[tuple[int, int], LiveSegment] = {}
+        self._may_end = stopping.may_end[None]
         self._prefill_chunk, self._impl = prefill_chunk, impl
         self._max_logits = max(_LOGITS // max(len(stopping.may_end), 1), 1)
         self._state: tuple[int, list[Level], SamplingBatch, int] | None = None
-        self._requests = Admission(
-            self.store, self.live, kept, self.usage, samples, max_rows, on_prefilled
+        self._on_prefilled, self._on_grown = on_prefilled, on_grown
+        self._admission = Admission(
+            self.store, self.live, kept, self.usage, max_rows, self._note_prefilled
+        )
+        self._num_requests = len(plan.requests)
+        self._admission.add(
+            [
+                LiveRequest(
+                    index=index,
+                    rank=rank,
+                    spec=plan.requests[index],
+                    segment=self.store.segments[int(plan.segment_of[index])],
+                    params=0,
+                    samples=list(samples[index]),
+                )
+                for rank, index in enumerate(plan.order.tolist())
+            ]
         )
 
     @property
     def has_work(self) -> bool:
         """Whether anything is left to do."""
-        return self._requests.has_work
+        return self._admission.has_work
+
+    def add_params(self, params: SamplingParams, stopping: Stopping) -> int:
+        """Further sampling parameters; returns their index for `add`."""
+        self.param_sets.append(ParamSet(params, stopping))
+        self._may_end = np.concatenate([self._may_end, stopping.may_end[None]])
+        return len(self.param_sets) - 1
+
+    def add(
+        self, spec: Request, segment: LiveSegment, params: int, samples: Sequence[int]
+    ) -> LiveRequest:
+        """A further request below a segment; its samples become segments when they end.
+
+        spec.tokens: the end of the prompt is enough, for it is only read to make text of tokens.
+        """
+        index = self._num_requests
+        self._num_requests += 1
+        scored = segment.parent if spec.score_from is not None else None
+        request = LiveRequest(
+            index=index,
+            rank=index,
+            spec=spec,
+            segment=segment,
+            params=params,
+            samples=list(samples),
+            rewinds=scored or segment,
+            grows=True,
+        )
+        self._admission.add([request])
+        return request
 
     def step(self) -> list[Completion]:
         """Run one forward pass; returns the samples that ended with it.
@@ -114,9 +193,9 @@ class Scheduler:
         Raises NumericsError if the model's logits are not numbers.
         """
         start = time.perf_counter()
-        self._requests.admit()
+        self._admission.admit()
         usage = self.usage
-        if self._requests.to_compute or self.live.resuming:
+        if self._admission.to_compute or self.live.resuming:
             finished = self._prefill()
             usage.prefill_steps += 1
             usage.prefill_seconds += time.perf_counter() - start
@@ -130,9 +209,12 @@ class Scheduler:
         usage.peak_pages = self.cache.pool.peak_used
         return finished
 
-    def cancel(self, request: int, sample: int | None = None) -> None:
+    def cancel(self, index: int, sample: int | None = None) -> None:
         """Drop one sample of a request, or all that have not ended; frees their pages at once."""
-        self._requests.cancel(request, sample, greedy=self._params.temperature == 0)
+        request = self.requests.get(index)
+        if request is not None:
+            greedy = self.param_sets[request.params].is_greedy
+            self._admission.cancel(request, sample, greedy=greedy)
 
     def close(self) -> None:
         """Free all pages, whether or not the work is done."""
@@ -140,13 +222,15 @@ class Scheduler:
         self.cache.pool.reset(self.kept.tables())
         self.store.clear()
         self.live.clear()
-        self._requests.clear()
+        self._admission.clear()
 
     def check(self) -> None:
         """Assert that every page reference is accounted for and that rows are depth first."""
         tables = [*self.store.owned(), *self.live.tables(), *self.kept.tables()]
         self.cache.pool.check(tables)
-        assert (np.diff(self.rows.key[self.live.order]) > 0).all(), "rows are not depth first"
+        for ids in self.rows.chain[self.live.order].T:
+            runs = ids[np.flatnonzero(np.diff(ids, prepend=-2))]
+            assert len(np.unique(runs[runs >= 0])) == (runs >= 0).sum(), "rows are not depth first"
 
     # Prefill
 
@@ -187,97 +271,99 @@ class Scheduler:
             spans.append(span)
             room -= len(span.tokens)
         logits = 0
-        for index in sorted(self._requests.to_compute):
+        for index, segment in sorted(self._admission.to_compute.items()):
             if room == 0 or logits >= self._max_logits:
                 break
-            if self.store.is_ready(index, reached):
-                span = self._segment_span(index, room)
+            if self.store.is_ready(segment, reached):
+                span = self._segment_span(segment, room)
                 spans.append(span)
                 reached[index] = span.stop
                 room -= len(span.tokens)
                 logits += len(span.wanted)
-        return sorted(spans, key=lambda span: span.key)
+        # By what they share first, so that the spans below any segment are consecutive.
+        return sorted(spans, key=lambda span: (span.chain, span.key))
 
     def _row_span(self, slot: int, start: int, room: int) -> Span:
         rows = self.rows
-        segment = int(self.plan.segment_of[rows.request[slot]])
+        segment = self.requests[int(rows.request[slot])].segment
+        chain = rows.chain[slot]
         first = start - int(rows.stop[slot])
         last = min(int(rows.count[slot]) - 1, first + room)
         return Span(
-            key=(segment << _KEY_BITS) + 1 + int(rows.sample[slot]),
+            key=(segment.index << _KEY_BITS) + 1 + int(rows.sample[slot]),
             tokens=rows.tokens[slot, first:last],
             start=start,
             table=rows.table[slot, : rows.num_pages[slot]],
             base=int(rows.base[slot]),
-            chain=self.store.chains[segment],
+            chain=tuple(chain[chain >= 0].tolist()),
             wanted=np.empty(0, dtype=np.int64),
             slot=slot,
         )
 
-    def _segment_span(self, index: int, room: int) -> Span:
-        segment, store = self.plan.segments[index], self.store
-        store.continue_parent(index)
-        start = int(store.computed[index])
+    def _segment_span(self, segment: LiveSegment, room: int) -> Span:
+        self.store.continue_parent(segment)
+        start = segment.computed
         stop = min(segment.stop, start + room)
-        table = store.tables[index]
-        assert table is not None
+        assert segment.table is not None
         return Span(
-            key=index << _KEY_BITS,
+            key=segment.index << _KEY_BITS,
             tokens=segment.tokens[start - segment.start : stop - segment.start],
             start=start,
-            table=table,
+            table=segment.table,
             base=segment.base,
-            chain=store.chain_above(index),
-            wanted=np.arange(max(start, int(store.first_logit[index])), stop),
-            segment=index,
+            chain=segment.above,
+            wanted=np.arange(max(start, segment.first_logit), stop),
+            segment=segment,
         )
 
     def _on_span(self, span: Span, logits_SV: Tensor, lse_S: Tensor) -> list[Completion]:
         """Account for a computed piece of a segment; draw first tokens where one is complete."""
-        store, index = self.store, span.segment
-        segment = self.plan.segments[index]
-        again = max(min(span.stop, int(store.was_computed[index])) - span.start, 0)
+        segment = span.segment
+        assert segment is not None
+        again = max(min(span.stop, segment.was_computed) - span.start, 0)
         self.usage.recomputed_tokens += again
         self.usage.prompt_tokens_computed += len(span.tokens) - again
-        store.mark_computed(index, span.stop)
-        if store.scored[index] < span.stop:
-            self.scores.add(span.segment, span.wanted, logits_SV, lse_S)
+        self.store.mark_computed(segment, span.stop)
+        if segment.scored < span.stop:
+            add_scores(segment, span.wanted, logits_SV, lse_S)
         if span.stop < segment.stop:
             return []
-        self._requests.to_compute.remove(index)
+        del self._admission.to_compute[segment.index]
         finished: list[Completion] = []
-        for request in segment.requests:
-            if self._requests.samples[request] and request not in self._requests.slots:
+        for request in segment.requests.copy():
+            if request.samples and request.slots is None:
                 finished += self._draw_first(request, logits_SV[-1:])
-            self._requests.on_computed(request)
+        for request in list(segment.openers):
+            self._admission.on_computed(request)
         return finished
 
-    def _draw_first(self, request: int, logits_1V: Tensor) -> list[Completion]:
+    def _draw_first(self, request: LiveRequest, logits_1V: Tensor) -> list[Completion]:
         """Draw the first token of every sample of a request at once, from the prompt's logits."""
-        wanted = self._requests.samples[request][: self._requests.num_rows(request)]
-        rows, spec = self.rows, self.plan.requests[request]
+        wanted = request.samples[: request.num_rows]
+        params = self.param_sets[request.params].params
+        rows, spec = self.rows, request.spec
         slots = rows.add(len(wanted))
-        rows.request[slots] = request
+        rows.request[slots] = request.index
         rows.sample[slots] = wanted
-        rows.key[slots] = (self._requests.rank[request] << _KEY_BITS) + np.array(wanted)
-        rows.seed[slots] = [row_seed(self._params.seed, spec.id, index) for index in wanted]
-        rows.stop[slots] = len(spec.tokens)
+        rows.params[slots] = request.params
+        rows.key[slots] = (request.rank << _KEY_BITS) + np.array(wanted)
+        rows.seed[slots] = [row_seed(params.seed, spec.id, index) for index in wanted]
+        rows.stop[slots] = request.segment.stop
         rows.limit[slots] = spec.max_tokens
-        self._requests.slots[request] = set(slots.tolist())
+        request.slots = set(slots.tolist())
+        request.rewinds = None
         device = logits_1V.device
-        sampling = SamplingBatch.of(
-            [self._params], torch.zeros(1, dtype=torch.int64, device=device)
-        )
+        sampling = SamplingBatch.of([params], torch.zeros(1, dtype=torch.int64, device=device))
         seeds = torch.from_numpy(rows.seed[slots])[None].to(device)
         finished = self._record(slots, draw(logits_1V, seeds, seeds * 0, sampling))
-        self._requests.add_rows(request, sorted(self._requests.slots[request]))
+        self._admission.add_rows(request, sorted(request.slots))
         return finished
 
     # Decode
 
     def _decode(self) -> list[Completion]:
         while short := self.live.pages_short():
-            if not self._requests.give_way():
+            if not self._admission.give_way():
                 raise CapacityError(f"the last row lacks {short} cache pages; give more memory")
         order, device = self.live.order, self.model.device
         levels, sampling, shared_keys = self._row_state()
@@ -297,12 +383,13 @@ class Scheduler:
     def _row_state(self) -> tuple[list[Level], SamplingBatch, int]:
         """What changes only when rows come or go: shared levels and sampling parameters."""
         if self._state is None or self._state[0] != self.live.version:
-            order = self.live.order
-            segments = self.plan.segment_of[self.rows.request[order]]
-            levels = decode_levels(self.store.chains[segments], self.store, self.model.device)
-            index = torch.zeros(len(order), dtype=torch.int64, device=self.model.device)
+            order, device = self.live.order, self.model.device
+            levels = decode_levels(self.rows.chain[order], self.store, device)
             keys = sum(int(level.kv_len_G.sum()) for level in levels)
-            sampling = SamplingBatch.of([self._params], index)
+            used, index = np.unique(self.rows.params[order], return_inverse=True)
+            sampling = SamplingBatch.of(
+                [self.param_sets[i].params for i in used], torch.from_numpy(index).to(device)
+            )
             self._state = self.live.version, levels, sampling, keys
         return self._state[1:]
 
@@ -317,50 +404,72 @@ class Scheduler:
         logprobs = draws.logprobs_PN.reshape(-1).cpu().numpy()
         rows.append(slots, tokens, logprobs, top_tokens, top_logprobs)
         self.usage.decoded_tokens += len(slots)
-        over = self._stopping.may_end[tokens] | (rows.count[slots] >= rows.limit[slots])
+        over = self._may_end[rows.params[slots], tokens] | (rows.count[slots] >= rows.limit[slots])
         finished: list[Completion] = []
-        ended: dict[int, list[int]] = {}
+        ended: dict[LiveRequest, list[int]] = {}
         for slot in slots[over].tolist():
-            completions = self._completions(slot)
+            request = self.requests[int(rows.request[slot])]
+            completions = self._completions(request, slot)
             if completions:
                 finished += completions
-                ended.setdefault(int(rows.request[slot]), []).append(slot)
+                ended.setdefault(request, []).append(slot)
+                if request.grows:
+                    self._grow(request, slot, completions[0])
         for request, mine in ended.items():
-            self._requests.retire(request, np.array(mine, dtype=np.int64), ended=True)
+            self._admission.retire(request, np.array(mine, dtype=np.int64), ended=True)
         return finished
 
-    def _completions(self, slot: int) -> list[Completion]:
+    def _grow(self, request: LiveRequest, slot: int, completion: Completion) -> None:
+        """Make a segment of what a row has generated, from the pages that it has."""
+        assert self._on_grown is not None
+        grown = self._on_grown(request, completion)
+        rows = self.rows
+        at = np.array([slot])
+        in_place = rows.num_pages[slot] > 0 and slot not in self.live.resuming
+        chain = rows.chain[slot]
+        self.grown[request.index, completion.sample_index] = self.store.adopt(
+            request.segment,
+            grown.tokens,
+            num_computed=min(grown.num_generated, int(rows.count[slot]) - 1),
+            table=rows.take_pages(at) if in_place else np.empty(0, dtype=np.int32),
+            base=int(rows.base[slot]),
+            above=tuple(chain[chain >= 0].tolist()),
+        )
+
+    def _completions(self, request: LiveRequest, slot: int) -> list[Completion]:
         """The finished samples of a slot (all of a request's if greedy); none if it goes on."""
-        rows, request = self.rows, int(self.rows.request[slot])
-        count, spec = int(rows.count[slot]), self.plan.requests[request]
+        rows, spec = self.rows, request.spec
+        count = int(rows.count[slot])
+        param_set = self.param_sets[request.params]
+        params = param_set.params
         tokens = rows.tokens[slot, :count].tolist()
-        verdict = self._stopping.verdict(spec.tokens, tokens, int(rows.limit[slot]))
+        verdict = param_set.stopping.verdict(spec.tokens, tokens, int(rows.limit[slot]))
         if verdict is None:
             return []
         reason, stop, text = verdict
+        num_top = min(params.logprobs, rows.num_logprobs)
         top = tuple(
             tuple(zip(ids, values, strict=True))
             for ids, values in zip(
-                rows.top_tokens[slot, :count].tolist(),
-                rows.top_logprobs[slot, :count].tolist(),
+                rows.top_tokens[slot, :count, :num_top].tolist(),
+                rows.top_logprobs[slot, :count, :num_top].tolist(),
                 strict=True,
             )
         )
-        greedy = self._params.temperature == 0
-        indices = list(self._requests.samples[request]) if greedy else [int(rows.sample[slot])]
+        indices = list(request.samples) if param_set.is_greedy else [int(rows.sample[slot])]
         for index in indices:
-            self._requests.samples[request].remove(index)
+            request.samples.remove(index)
         return [
             Completion(
                 prompt_id=spec.id,
                 sample_index=index,
-                seed=row_seed(self._params.seed, spec.id, index),
+                seed=row_seed(params.seed, spec.id, index),
                 text=text,
                 tokens=tuple(tokens),
                 logprobs=tuple(rows.logprobs[slot, :count].tolist()),
                 finish_reason=reason,
                 stop=stop,
-                top_logprobs=top if rows.num_logprobs else (),
+                top_logprobs=top if num_top else (),
             )
             for index in indices
         ]
@@ -373,16 +482,22 @@ class Scheduler:
                 "samples that had finished are kept; check the weights or use dtype float32"
             )
 
+    def _note_prefilled(self, request: LiveRequest) -> None:
+        if request.spec.score_from is not None:
+            self.scores[request.index] = score_of(request)
+        if self._on_prefilled is not None:
+            self._on_prefilled(request)
+
     def _row_name(self, slot: int) -> str:
         rows = self.rows
-        request = self.plan.requests[int(rows.request[slot])]
+        request = self.requests[int(rows.request[slot])].spec
         return f"prompt {request.id!r} sample {rows.sample[slot]} token {rows.count[slot]}"
 
     def _span_name(self, spans: Sequence[Span], at: int) -> str:
         for span in spans:
             if at < len(span.wanted):
-                below = self.plan.segments[span.segment].requests
-                who = f"prompt {self.plan.requests[below[0]].id!r}" if below else "a shared prompt"
+                below = span.segment.requests if span.segment else []
+                who = f"prompt {below[0].spec.id!r}" if below else "a shared prompt"
                 return f"{who} at token {int(span.wanted[at])}"
             at -= len(span.wanted)
         raise AssertionError("a row of logits belongs to no span")

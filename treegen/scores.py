@@ -7,43 +7,44 @@ import torch
 from torch import Tensor
 
 from treegen.layout import Ints
-from treegen.plan import Plan
+from treegen.live_tree import LiveRequest, LiveSegment
 from treegen.results import Score
 
 
-class TokenScores:
-    """Per segment: the log-probability of each scored token, and whether it is the likeliest."""
+def add_scores(segment: LiveSegment, positions: Ints, logits_SV: Tensor, lse_S: Tensor) -> None:
+    """Score the tokens that follow some positions of a segment, given the logits there.
 
-    def __init__(self, plan: Plan, children: list[list[int]]) -> None:
-        """`children`: indices of the segments that continue each segment."""
-        self._plan, self._children = plan, children
-        self._logprobs = [np.full(len(s.tokens), np.nan, np.float32) for s in plan.segments]
-        self._is_best = [np.zeros(len(s.tokens), np.bool_) for s in plan.segments]
+    After the segment's last position come the first tokens of all its children.
+    """
+    next_index = positions - segment.start + 1
+    inside = next_index < len(segment.tokens)
+    targets = [(segment, np.flatnonzero(inside), next_index[inside])]
+    if not inside.all():
+        last, first = np.array([len(positions) - 1]), np.zeros(1, dtype=np.int64)
+        below = segment.children.values()
+        targets += [(child, last, first) for child in below if child.scored < child.start]
+    best_S = logits_SV.argmax(dim=-1)
+    for target, rows, at in targets:
+        if target.logprobs is None or target.is_best is None:
+            target.logprobs = np.full(len(target.tokens), np.nan, np.float32)
+            target.is_best = np.zeros(len(target.tokens), np.bool_)
+        token = torch.from_numpy(target.tokens[at].astype(np.int64)).to(logits_SV.device)
+        row = torch.from_numpy(rows).to(logits_SV.device)
+        target.logprobs[at] = (logits_SV[row, token] - lse_S[row]).cpu().numpy()
+        target.is_best[at] = (best_S[row] == token).cpu().numpy()
 
-    def add(self, segment: int, positions: Ints, logits_SV: Tensor, lse_S: Tensor) -> None:
-        """Score the tokens that follow some positions of a segment, given the logits there.
 
-        After the segment's last position come the first tokens of all its children.
-        """
-        next_index = positions - self._plan.segments[segment].start + 1
-        inside = next_index < len(self._logprobs[segment])
-        targets = [(segment, np.flatnonzero(inside), next_index[inside])]
-        if not inside.all():
-            last, first = np.array([len(positions) - 1]), np.zeros(1, dtype=np.int64)
-            targets += [(child, last, first) for child in self._children[segment]]
-        best_S = logits_SV.argmax(dim=-1)
-        for index, rows, at in targets:
-            tokens = self._plan.segments[index].tokens[at].astype(np.int64)
-            token = torch.from_numpy(tokens).to(logits_SV.device)
-            row = torch.from_numpy(rows).to(logits_SV.device)
-            self._logprobs[index][at] = (logits_SV[row, token] - lse_S[row]).cpu().numpy()
-            self._is_best[index][at] = (best_S[row] == token).cpu().numpy()
-
-    def of(self, request: int) -> Score:
-        """The score of one request's tokens from its `score_from` on."""
-        path = [segment.index for segment in self._plan.path(request)][::-1]
-        spec = self._plan.requests[request]
-        logprobs = np.concatenate([self._logprobs[index] for index in path])[spec.score_from :]
-        is_best = np.concatenate([self._is_best[index] for index in path])[spec.score_from :]
-        tokens = spec.tokens[spec.score_from :]
-        return Score(tuple(tokens.tolist()), tuple(logprobs.tolist()), bool(is_best.all()))
+def score_of(request: LiveRequest) -> Score:
+    """The score of a request's tokens from its `score_from` on, once all are computed."""
+    assert request.spec.score_from is not None
+    path = []
+    for segment in request.segment.path():
+        path.append(segment)
+        if segment.start <= request.spec.score_from:
+            break
+    path.reverse()
+    skip = request.spec.score_from - path[0].start
+    tokens = np.concatenate([segment.tokens for segment in path])[skip:]
+    logprobs = np.concatenate([s.logprobs for s in path if s.logprobs is not None])[skip:]
+    is_best = np.concatenate([s.is_best for s in path if s.is_best is not None])[skip:]
+    return Score(tuple(tokens.tolist()), tuple(logprobs.tolist()), bool(is_best.all()))
