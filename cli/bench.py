@@ -7,6 +7,8 @@ from dataclasses import asdict
 
 import click
 
+from treegen.errors import InputError
+
 
 @click.group(name="bench")
 def command() -> None:
@@ -67,3 +69,56 @@ def engine(model: str | None, samples: int, problems: int, max_tokens: int) -> N
         "throughput": [asdict(r) for r in rows],
     }
     click.echo(json.dumps(document))
+
+
+@command.command()
+@click.option("--model", metavar="DIR", help="Checkpoint; default: a small one with random "
+              "weights, made on the spot.")  # fmt: skip
+@click.option("--problems", default=64, show_default=True, help="Searches at once.")
+@click.option("--samples", default=4, show_default=True, help="Thoughts per node.")
+@click.option("--breadth", default=3, show_default=True, help="Thoughts that go on per level.")
+@click.option("--depth", default=4, show_default=True, help="Levels.")
+@click.option("--step-tokens", default=16, show_default=True, help="Tokens per thought.")
+def search(
+    model: str | None, problems: int, samples: int, breadth: int, depth: int, step_tokens: int
+) -> None:
+    """Tree of thought with live caches, against prompting the text of every node anew."""
+    for name, value in (
+        ("problems", problems), ("samples", samples), ("breadth", breadth), ("depth", depth),
+        ("step-tokens", step_tokens),
+    ):  # fmt: skip
+        if value < 1:
+            raise InputError(f"--{name} must be at least 1, got {value}")
+    import torch
+
+    from treegen.bench import search as bench
+    from treegen.cli.render import markdown
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "device": device}
+    click.echo(f"torch {machine['torch']}, {machine['threads']} threads, {device}\n")
+    rows = bench.compare(
+        model, problems=problems, samples=samples, breadth=breadth, depth=depth,
+        step_tokens=step_tokens,
+    )  # fmt: skip
+    what = model or "a random 4-layer Llama of width 256"
+    click.echo(
+        f"{problems} searches at once: {depth} levels of {step_tokens} tokens, {samples} thoughts "
+        f"per node, {breadth} go on; {what}"
+    )
+    click.echo(
+        markdown(
+            ["Search", "seconds", "prompt tokens computed", "tokens decoded", "nodes"],
+            [
+                [r.name, f"{r.seconds:.2f}", f"{r.prefilled:,}", f"{r.decoded:,}", f"{r.nodes:,}"]
+                for r in rows
+            ],
+            [1, 2, 3, 4],
+        )
+    )
+    live, again = rows
+    click.echo(
+        f"\n{again.prefilled / live.prefilled:.1f} times fewer prompt tokens, "
+        f"{again.seconds / live.seconds:.2f} times the speed"
+    )
+    click.echo(json.dumps({"machine": machine, "search": [asdict(row) for row in rows]}))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         TreeError,
         TreegenError,
     )
+    from treegen.expansion import Expand
     from treegen.params import SamplingParams
     from treegen.plan import Plan
     from treegen.results import Completion, RunResult, Score, Usage
@@ -27,6 +28,7 @@ __all__ = [
     "CapacityError",
     "Completion",
     "DataError",
+    "Expand",
     "InputError",
     "Message",
     "ModelError",
@@ -48,6 +50,7 @@ _MODULE_OF: Final = {
     "CapacityError": "treegen.errors",
     "Completion": "treegen.results",
     "DataError": "treegen.errors",
+    "Expand": "treegen.expansion",
     "InputError": "treegen.errors",
     "LLM": "treegen.engine",
     "Message": "treegen.tree",

@@ -191,6 +191,9 @@ class Admission:
 
     def cancel(self, request: LiveRequest, sample: int | None, *, greedy: bool) -> None:
         """Drop one sample of a request, or all that have not ended; frees their pages at once."""
+        if not request.spec.rows:
+            self.leave(request)
+            return
         wanted = request.samples
         gone = wanted.copy() if sample is None else [i for i in wanted if i == sample]
         for index in gone:

@@ -4,28 +4,57 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from treegen import memory as mem
 from treegen.cache import PagedCache
 from treegen.errors import CapacityError, InputError
+from treegen.expansion import sum_levels
 from treegen.kept import KeptPrefix, KeptPrefixes
 from treegen.live_tree import LiveRequest
 from treegen.model import Model, load_model, load_tokenizer
 from treegen.params import SamplingParams
 from treegen.plan import SHARING, Plan, Request, Sharing
-from treegen.requests import ScoreInput, plan_requests, sample_requests, score_requests
+from treegen.requests import (
+    ScoreInput,
+    expand_requests,
+    plan_requests,
+    sample_requests,
+    score_requests,
+)
 from treegen.results import Completion, RunResult, Score, Usage
 from treegen.scheduler import Scheduler
 from treegen.stopping import Stopping
-from treegen.tree import Message, Node
+from treegen.stream import Stream
+from treegen.tree import Message, Node, expansions_of, generates
 from treegen.units import parse_bytes
+
+if TYPE_CHECKING:
+    from treegen.search.budget import Budget
+    from treegen.search.driver import SearchRun
+    from treegen.search.live import LiveBackend
+    from treegen.search.node import SearchFn, SearchNode
+    from treegen.search.result import Found, SearchResult
+    from treegen.search.session import Session
 
 MAX_ROWS = {"cpu": 256, "cuda": 1024}
 PREFILL_CHUNK = {"cpu": 2048, "cuda": 8192}
 _SCORE_LOGITS = 2**26  # numbers in the logits of one scoring pass at most
+
+
+class Run(Protocol):
+    """What an LLM does one of at a time."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is over."""
+        ...
+
+
+_R = TypeVar("_R", bound=Run)
 
 
 class LLM:
@@ -99,15 +128,22 @@ class LLM:
         self._impl = impl
         self._kept = KeptPrefixes(self.cache, max_pages=num_pages // 2)
         self._num_named = 0
-        self._running: weakref.ref[Stream] | None = None
+        self._running: weakref.ref[Run] | None = None
 
     # Sampling
 
     def plan(self, tree: Node, params: SamplingParams | None = None) -> Plan:
-        """What running a tree would share, store and read; nothing is computed."""
-        return self._plan(
-            sample_requests(tree, self.tokenizer, params or SamplingParams(), self.spec)
-        )
+        """What running a tree would share, store and read; nothing is computed.
+
+        For a tree that declares generated levels, its prompts as if all rows of the largest level
+        were drawn below them; `generated` says what the levels come to.
+        """
+        params = params or SamplingParams()
+        if not generates(tree):
+            return self._plan(sample_requests(tree, self.tokenizer, params, self.spec))
+        requests = expand_requests(tree, self.tokenizer, params, self.spec)
+        levels = [each.levels for each in expansions_of(tree)]
+        return replace(self._plan(requests), generated=sum_levels(levels, params))
 
     def stream(
         self,
@@ -189,35 +225,144 @@ class LLM:
         chunk: int | None = None,
         keep_as: str | None = None,
     ) -> Stream:
-        running = self._running() if self._running is not None else None
-        if running is not None and not running.closed:
-            raise InputError("another run of this LLM is not finished; use it up or close() it")
+        self._check_idle()
         plan.check_fits(self.cache.pool.num_pages, self.cache.page_size)
-        spec = self.spec
-        stopping = Stopping(params, self.tokenizer, spec.eos_token_ids, spec.vocab_size)
 
         def keep(request: LiveRequest) -> None:
             table = request.segment.table
             assert keep_as is not None and table is not None
             self._kept.add(keep_as, request.spec.tokens, self.cache.pool.share(table))
 
-        scheduler = Scheduler(
+        scheduler = self._scheduler(
+            plan,
+            params=params,
+            stopping=Stopping(
+                params, self.tokenizer, self.spec.eos_token_ids, self.spec.vocab_size
+            ),
+            samples=samples,
+            prefill_chunk=chunk or self.prefill_chunk,
+            on_prefilled=keep if keep_as is not None else None,
+        )
+        return self._claim(Stream(plan, scheduler, self.model))
+
+    def _scheduler(
+        self, plan: Plan, *, prefill_chunk: int | None = None, **options: Any
+    ) -> Scheduler:
+        return Scheduler(
             plan,
             self.model,
             self.cache,
             self._kept,
-            params=params,
-            stopping=stopping,
-            samples=samples,
             max_rows=self.max_rows,
-            prefill_chunk=chunk or self.prefill_chunk,
+            prefill_chunk=prefill_chunk or self.prefill_chunk,
             impl=self._impl,
-            on_prefilled=keep if keep_as is not None else None,
+            **options,
         )
-        stream = Stream(plan, scheduler, self.model)
-        # Weak, so that a stream that nobody holds any more ends.
-        self._running = weakref.ref(stream)
-        return stream
+
+    def _check_idle(self) -> None:
+        running = self._running() if self._running is not None else None
+        if running is not None and not running.closed:
+            raise InputError("another run of this LLM is not finished; use it up or close() it")
+
+    def _claim(self, run: _R) -> _R:
+        # Weak, so that a run that nobody holds any more ends.
+        self._running = weakref.ref(run)
+        return run
+
+    # Search
+
+    def session(self, params: SamplingParams | None = None) -> Session:
+        """Search trees that are sampled step by step; see `treegen.search.session.Session`.
+
+        params: what nodes sample with unless they are asked otherwise.
+        """
+        from treegen.search.session import Session
+
+        params = params or SamplingParams()
+        return self._claim(Session(self._search_backend(params), params))
+
+    def search(
+        self, fn: SearchFn, problems: Sequence[Any], params: SamplingParams | None = None,
+        **options: Any,
+    ) -> list[SearchResult]:  # fmt: skip
+        """Run a search of each problem, many at once; results in the order of the problems.
+
+        fn: `async def fn(root)`, which samples from the nodes of one problem's tree and may
+        return a Found, a node or nodes (the best first), or anything else; see `treegen.search`.
+        problems: prompts (text, token ids or chat messages), or (name, prompt) pairs. A search's
+        samples depend on its name and the seed, and on nothing that runs beside it.
+        options: see `search_stream`.
+        """
+        with self.search_stream(fn, problems, params, **options) as run:
+            results = {result.name: result for result in run}
+        return [results[name] for name in run.names]
+
+    def search_stream(
+        self,
+        fn: SearchFn,
+        problems: Sequence[Any],
+        params: SamplingParams | None = None,
+        *,
+        concurrency: int = 64,
+        budget: Budget | None = None,
+        rows: int = 8,
+    ) -> SearchRun:
+        """Results of `search` as they finish. concurrency: searches at once at most.
+
+        budget: of each search. rows: how many samples one search is expected to have under way,
+        which decides what of the prompts is read as a part of its own.
+        """
+        from treegen.search.driver import SearchRun
+        from treegen.search.problems import named
+        from treegen.search.session import flat_content
+
+        for name, value in (("concurrency", concurrency), ("rows", rows)):
+            if value < 1:
+                raise InputError(f"{name} must be at least 1, got {value}")
+        pairs = named(problems, lambda content: flat_content(content, self.tokenizer))
+        params = params or SamplingParams()
+        backend = self._search_backend(params)
+        return self._claim(
+            SearchRun(
+                backend, fn, pairs, params=params, concurrency=concurrency, budget=budget, rows=rows
+            )
+        )
+
+    def expand(
+        self, tree: Node, params: SamplingParams | None = None, **options: Any
+    ) -> list[SearchResult]:
+        """Generate the levels that nodes of a tree declare; one result per such node.
+
+        options: see `search_stream`.
+        """
+        from treegen.search.expand import expand
+
+        params = params or SamplingParams()
+        levels = {each.id: each.levels for each in expansions_of(tree)}
+        requests = expand_requests(tree, self.tokenizer, params, self.spec)
+        rows = max(request.rows for request in requests)
+
+        async def run(root: SearchNode) -> Found:
+            return await expand(root, levels[root.search.name])
+
+        problems = [(request.id, request.tokens.tolist()) for request in requests]
+        return self.search(run, problems, params, **{"rows": rows, **options})
+
+    def _search_backend(self, params: SamplingParams) -> LiveBackend:
+        from treegen.search.live import LiveBackend
+
+        self._check_idle()
+        empty = self._plan([])
+        return LiveBackend(
+            tokenizer=self.tokenizer,
+            spec=self.spec,
+            params=params,
+            max_rows=self.max_rows,
+            make_scheduler=lambda stopping, on_grown: self._scheduler(
+                empty, params=params, stopping=stopping, samples=[], on_grown=on_grown
+            ),
+            make_plan=self._plan,
+        )
 
     # Prefixes kept between calls
 
@@ -290,84 +435,3 @@ class Kept:
     ) -> None:  # fmt: skip
         for prefix in self._prefixes:
             self._store.remove(prefix)
-
-
-class Stream(Iterator[Completion]):
-    """Completions of one run as they finish; closing it frees what it holds.
-
-    plan: what is run. usage: the account so far.
-    """
-
-    def __init__(self, plan: Plan, scheduler: Scheduler, model: Model) -> None:
-        """Made by `LLM.stream`."""
-        self._model = model
-        self._closed = False
-        self.plan = plan
-        self.scheduler = scheduler
-        self._finished: list[Completion] = []
-        self._place = {request.id: i for i, request in enumerate(plan.requests)}
-
-    @property
-    def usage(self) -> Usage:
-        """What was computed so far."""
-        return self.scheduler.usage
-
-    @property
-    def has_work(self) -> bool:
-        """Whether anything is left to do."""
-        return self.scheduler.has_work
-
-    def step(self) -> list[Completion]:
-        """Run one forward pass; returns the samples that ended with it, which may be none.
-
-        For a caller that wants to look around between passes; what it returns is not iterated
-        over again. An error ends the run, and the LLM is free for the next one.
-        """
-        try:
-            finished = self.scheduler.step()
-        except BaseException:
-            self.close()
-            raise
-        if self._model.graphs is not None and self._model.graphs.off:
-            self.usage.eager_because = self._model.graphs.off
-        return finished
-
-    def __next__(self) -> Completion:
-        while not self._finished:
-            if not self.has_work:
-                self.close()
-                raise StopIteration
-            self._finished = self.step()[::-1]
-        return self._finished.pop()
-
-    def cancel(self, prompt_id: str, sample_index: int | None = None) -> None:
-        """Drop one sample, or all of a prompt that have not finished."""
-        if prompt_id not in self._place:
-            raise InputError(f"no prompt is named {prompt_id!r}")
-        samples = self.plan.requests[self._place[prompt_id]].samples
-        if sample_index is not None and not 0 <= sample_index < samples:
-            raise InputError(f"prompt {prompt_id!r} has {samples} samples, none is {sample_index}")
-        self.scheduler.cancel(self._place[prompt_id], sample_index)
-
-    def close(self) -> None:
-        """Stop; samples that have not finished are dropped."""
-        if not self._closed:
-            self._closed = True
-            self.scheduler.close()
-
-    @property
-    def closed(self) -> bool:
-        """Whether the run is over, or was left."""
-        return self._closed
-
-    def __del__(self) -> None:
-        self.close()
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
-        self.close()

@@ -42,6 +42,11 @@ class LiveRows:
         """Slots that hold pages."""
         return np.concatenate([self.order, np.fromiter(self.resuming, dtype=np.int64)])
 
+    def started(self) -> Ints:
+        """Slots that hold pages or are ready to."""
+        ready = np.array([slot for _, slot in self.ready], dtype=np.int64)
+        return np.concatenate([self.active(), ready])
+
     def tables(self) -> Iterator[Pages]:
         """Page tables of all rows, for the pool's check."""
         return (self.rows.table[s, : self.rows.num_pages[s]] for s in self.active())

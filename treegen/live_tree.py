@@ -104,6 +104,7 @@ class LiveRequest:
     opened: segments that it holds in place while it is open, leaf first.
     rewinds: a segment whose last token is computed once more for its logits.
     grows: whether its samples become segments when they end.
+    num_prefilled: tokens computed for it; where several needed them, for the first.
     """
 
     index: int
@@ -116,6 +117,7 @@ class LiveRequest:
     opened: list[LiveSegment] | None = None
     rewinds: LiveSegment | None = None
     grows: bool = False
+    num_prefilled: int = 0
 
     @property
     def num_rows(self) -> int:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from treegen import radix
 from treegen.errors import CapacityError, InputError
+from treegen.expansion import LevelBound
 from treegen.units import format_bytes
 
 Sharing = Literal["auto", "all", "one", "off"]
@@ -124,6 +125,7 @@ class Plan:
     segment_of: index of the segment that each request ends with.
     order: request indices depth first, the order in which they are decoded.
     token_bytes: bytes of keys and values per token, all layers together; layer_bytes: of a layer.
+    generated: levels that are declared to be generated below the prompts.
     """
 
     requests: tuple[Request, ...]
@@ -134,6 +136,7 @@ class Plan:
     layer_bytes: float
     sharing: Sharing
     cost: CostModel
+    generated: tuple[LevelBound, ...] = ()
 
     def __str__(self) -> str:
         """The tree by level and what sharing saves, for people to read."""
@@ -156,6 +159,11 @@ class Plan:
                 f"prompt tokens {what}: {shared:,} ({size}) instead of {apart:,} "
                 f"({format_bytes(apart * self.token_bytes)})"
             )
+        lines += [
+            f"generated level {bound.level}: at most {bound.rows:,} rows, {bound.tokens:,} tokens"
+            + (f"; {bound.kept:,} go on" if bound.kept < bound.rows else "")
+            for bound in self.generated
+        ]
         return "\n".join(lines)
 
     @property

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treegen.errors import CapacityError, InputError
+from treegen.expansion import bound_levels
 from treegen.params import SamplingParams
 from treegen.plan import COSTS, Plan, Request, Sharing, compile_plan
-from treegen.tokens import encode_texts, tokenize
-from treegen.tree import Node
+from treegen.tokens import TokenPrompt, encode_texts, tokenize
+from treegen.tree import Node, expansions_of
 
 if TYPE_CHECKING:
     from treegen.model_spec import ModelSpec
@@ -26,27 +27,46 @@ def sample_requests(
 
     Raises CapacityError for a prompt that leaves no room for a token in the model's context.
     """
-    requests = []
-    for prompt in tokenize(tree, tokenizer):
-        check_vocabulary(prompt.id, prompt.tokens, spec)
-        room = spec.context_length - len(prompt.tokens)
-        if room < 1:
-            raise CapacityError(
-                f"prompt {prompt.id!r} has {len(prompt.tokens):,} tokens, "
-                f"{1 - room:,} too many for the model's context of {spec.context_length:,} "
-                "and one generated token; shorten it or use fewer shots"
-            )
-        greedy = params.temperature == 0
-        requests.append(
-            Request(
-                id=prompt.id,
-                tokens=prompt.tokens,
-                samples=prompt.samples,
-                rows=min(prompt.samples, 1) if greedy else prompt.samples,
-                max_tokens=min(params.max_tokens, room),
-            )
+    return [_request(prompt, prompt.samples, params, spec) for prompt in tokenize(tree, tokenizer)]
+
+
+def expand_requests(
+    tree: Node, tokenizer: Any, params: SamplingParams, spec: ModelSpec
+) -> list[Request]:
+    """One request per node of a tree that levels are generated below, in declared order.
+
+    It has as many samples as the largest of its levels has rows at most.
+    """
+    paths = []
+    for expansion in expansions_of(tree):
+        prompt = Node(expansion.path[-1].content, samples=1, id=expansion.id)
+        for above in expansion.path[-2::-1]:
+            prompt = Node(above.content, children=[prompt], samples=0)
+        rows = max(bound.rows for bound in bound_levels(expansion.levels, params))
+        paths.append((prompt, rows))
+    prompts = tokenize(Node("", children=[path for path, _ in paths], samples=0), tokenizer)
+    return [
+        _request(prompt, rows, params, spec)
+        for prompt, (_, rows) in zip(prompts, paths, strict=True)
+    ]
+
+
+def _request(prompt: TokenPrompt, samples: int, params: SamplingParams, spec: ModelSpec) -> Request:
+    check_vocabulary(prompt.id, prompt.tokens, spec)
+    room = spec.context_length - len(prompt.tokens)
+    if room < 1:
+        raise CapacityError(
+            f"prompt {prompt.id!r} has {len(prompt.tokens):,} tokens, "
+            f"{1 - room:,} too many for the model's context of {spec.context_length:,} "
+            "and one generated token; shorten it or use fewer shots"
         )
-    return requests
+    return Request(
+        id=prompt.id,
+        tokens=prompt.tokens,
+        samples=samples,
+        rows=min(samples, 1) if params.temperature == 0 else samples,
+        max_tokens=min(params.max_tokens, room),
+    )
 
 
 def check_vocabulary(name: str, tokens: np.ndarray[Any, Any], spec: ModelSpec) -> None:

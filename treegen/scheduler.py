@@ -86,7 +86,8 @@ class ParamSet:
 class Scheduler:
     """Runs a plan, and what is added to it, a forward pass at a time.
 
-    scores: of requests that asked for them and are over, by index.
+    scores: of requests that asked for them and are over, by index. grown: segments of samples that
+    have ended, by request and sample, each with a reference for whoever takes them from here.
     """
 
     def __init__(
@@ -248,6 +249,8 @@ class Scheduler:
             end = offset + len(span.wanted)
             if span.slot >= 0:
                 self.usage.recomputed_tokens += len(span.tokens)
+                request = self.requests[int(self.rows.request[span.slot])]
+                request.num_prefilled += len(span.tokens)
                 self.live.resuming[span.slot] = span.stop
                 if span.stop == self.rows.stop[span.slot] + self.rows.count[span.slot] - 1:
                     del self.live.resuming[span.slot]
@@ -324,6 +327,7 @@ class Scheduler:
         self.usage.recomputed_tokens += again
         self.usage.prompt_tokens_computed += len(span.tokens) - again
         self.store.mark_computed(segment, span.stop)
+        next(iter(segment.openers)).num_prefilled += len(span.tokens)
         if segment.scored < span.stop:
             add_scores(segment, span.wanted, logits_SV, lse_S)
         if span.stop < segment.stop:
@@ -423,11 +427,16 @@ class Scheduler:
         """Make a segment of what a row has generated, from the pages that it has."""
         assert self._on_grown is not None
         grown = self._on_grown(request, completion)
+        key = request.index, completion.sample_index
+        if not len(grown.tokens):
+            request.segment.refs += 1
+            self.grown[key] = request.segment
+            return
         rows = self.rows
         at = np.array([slot])
         in_place = rows.num_pages[slot] > 0 and slot not in self.live.resuming
         chain = rows.chain[slot]
-        self.grown[request.index, completion.sample_index] = self.store.adopt(
+        self.grown[key] = self.store.adopt(
             request.segment,
             grown.tokens,
             num_computed=min(grown.num_generated, int(rows.count[slot]) - 1),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treegen.errors import InputError
+from treegen.radix import common_prefix
 from treegen.splice import ID, Splicer, shared_starts
 from treegen.tree import Node, Prompt, prompts_of
 
@@ -100,6 +101,38 @@ def encode_texts(
             if index in goes_on:
                 above[index] = (len(spans[index].text), np.concatenate([kept, own], axis=1))
     return [ids[span] for span in span_of_text]
+
+
+def append_text(
+    tokenizer: PreTrainedTokenizerBase, tail: Ids, text: str, *, whole: bool = True
+) -> tuple[int, Ids]:
+    """Return how many tokens of a context that ends with `tail` text replaces, and its token ids.
+
+    The context and the text are encoded jointly where they meet, so that context and result are
+    what the whole text encodes to. With `whole` false no token is replaced: the context stays as
+    it is, as it should where it was generated.
+    """
+
+    def encode(string: str) -> Ids:
+        batch = tokenizer([string], add_special_tokens=False, verbose=False)
+        return np.array(batch["input_ids"][0], dtype=np.int32)
+
+    if not text:
+        return 0, np.empty(0, dtype=np.int32)
+    before = tokenizer.decode(tail.tolist(), clean_up_tokenization_spaces=False)
+    alone, joint = encode(before), encode(before + text)
+    width = min(len(alone), len(tail))
+    agreed = common_prefix(alone[::-1][:width], tail[::-1][:width])
+    start = common_prefix(alone, joint)
+    replaced = len(alone) - start
+    # Some context has to stay on both sides, or its encoding says nothing of that of the context.
+    if replaced < agreed and (whole or not replaced):
+        return replaced, joint[start:]
+    newline = encode("\n")
+    joint = encode(f"\n{text}")
+    if np.array_equal(joint[: len(newline)], newline):
+        return 0, joint[len(newline) :]
+    return 0, encode(text)
 
 
 def _runs(

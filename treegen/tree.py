@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from treegen.errors import TreeError
+from treegen.expansion import Expand
 
 Message = Mapping[str, str]
 """One chat turn: {"role": ..., "content": ...}."""
@@ -30,6 +31,8 @@ class Node:
     id: str | None = None
     """Unique among sampled nodes; by default the path of child indices, "0/3/1", the root "0"."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    expand: Sequence[Expand] = ()
+    """Levels to generate after this node, in place of samples; see `LLM.expand`."""
 
     def __post_init__(self) -> None:
         _check_content(self.content)
@@ -45,12 +48,15 @@ class Node:
             raise TreeError(f"id is {self.id!r}; give a string that is not empty, or None")
         if not isinstance(self.metadata, Mapping):
             raise TreeError(f"metadata is a {type(self.metadata).__name__}; give a mapping")
+        object.__setattr__(self, "expand", _as_levels(self.expand))
+        if self.expand and self.samples:
+            raise TreeError("a node has samples or generated levels (expand), not both")
 
     @property
     def num_samples(self) -> int:
         """Completions drawn directly after this node."""
         if self.samples is None:
-            return 0 if self.children else 1
+            return 0 if self.children or self.expand else 1
         return self.samples
 
     @property
@@ -73,11 +79,56 @@ class Prompt:
         return self.path[-1]
 
 
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """A node that levels are generated below, and the path, root first, that leads to it."""
+
+    id: str
+    path: tuple[Node, ...]
+    levels: tuple[Expand, ...]
+
+
+def expansions_of(root: Node) -> list[Expansion]:
+    """Return the nodes of a tree that levels are generated below, depth first.
+
+    Raises TreeError where a node is sampled instead, or nothing is generated at all.
+    """
+    found = _walk(root)
+    sampled = [name for name, path in found.items() if not path[-1].expand]
+    if sampled:
+        raise TreeError(
+            f"node {sampled[0]!r} is sampled (a leaf is, unless samples=0), but others generate "
+            "levels (expand); run the two kinds as two trees"
+        )
+    if not found:
+        raise TreeError("the tree generates no levels; give at least one node expand=[Expand(...)]")
+    return [Expansion(name, path, tuple(path[-1].expand)) for name, path in found.items()]
+
+
+def generates(root: Node) -> bool:
+    """Whether a tree declares generated levels."""
+    return any(path[-1].expand for path in _walk(root).values())
+
+
 def prompts_of(root: Node) -> list[Prompt]:
-    """Return the sampled nodes of a tree, depth first, children in declared order."""
+    """Return the sampled nodes of a tree, depth first, children in declared order.
+
+    Raises TreeError where there are none, or where a node generates levels instead.
+    """
+    found = _walk(root)
+    for name, path in found.items():
+        if path[-1].expand:
+            raise TreeError(f"node {name!r} generates levels (expand); run its tree by LLM.expand")
+    if not found:
+        raise TreeError("the tree has no samples; give at least one node samples >= 1")
+    return [Prompt(name, path, path[-1].num_samples) for name, path in found.items()]
+
+
+def _walk(root: Node) -> dict[str, tuple[Node, ...]]:
+    """Return the paths to the nodes that something is drawn after, by id, depth first."""
     if not isinstance(root, Node):
         raise TreeError(f"the tree is a {type(root).__name__}; give its root Node")
-    prompts: dict[str, Prompt] = {}
+    found: dict[str, tuple[Node, ...]] = {}
     # What lies between the root and the node at hand. A stack of our own instead of recursion: a
     # chain of thoughts may be deeper than the interpreter allows.
     path: list[Node] = []
@@ -95,11 +146,11 @@ def prompts_of(root: Node) -> list[Prompt]:
                 f"node {_name(node, indices)!r} and a node above it mix chat messages with text "
                 "or token ids; use one of them along a path"
             )
-        if node.num_samples:
+        if node.num_samples or node.expand:
             name = _name(node, indices)
-            if name in prompts:
+            if name in found:
                 raise TreeError(f"two sampled nodes have the id {name!r}; ids must be unique")
-            prompts[name] = Prompt(name, tuple(path), node.num_samples)
+            found[name] = tuple(path)
 
     enter(root, 0)
     next_child = [0]
@@ -112,9 +163,7 @@ def prompts_of(root: Node) -> list[Prompt]:
         else:
             for stack in (path, indices, sources, next_child):
                 stack.pop()
-    if not prompts:
-        raise TreeError("the tree has no samples; give at least one node samples >= 1")
-    return list(prompts.values())
+    return found
 
 
 def _name(node: Node, indices: Sequence[int]) -> str:
@@ -125,6 +174,18 @@ def _as_tuple(children: object) -> tuple[Node, ...]:
     if isinstance(children, str | Node) or not isinstance(children, Iterable):
         raise TreeError(f"children is a {type(children).__name__}; give a sequence of Nodes")
     return tuple(children)
+
+
+def _as_levels(levels: object) -> tuple[Expand, ...]:
+    if isinstance(levels, Expand):
+        raise TreeError("expand is one level; give a list of levels, [Expand(...)]")
+    if isinstance(levels, str) or not isinstance(levels, Iterable):
+        raise TreeError(f"expand is a {type(levels).__name__}; give a list of Expand")
+    levels = tuple(levels)
+    for index, level in enumerate(levels):
+        if not isinstance(level, Expand):
+            raise TreeError(f"expand[{index}] is a {type(level).__name__}; give an Expand")
+    return levels
 
 
 def _check_content(content: object) -> None:

@@ -1,0 +1,398 @@
+"""Sessions against a model whose logits are a hash of what its pages hold."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fakes import EOS, HistoryModel, LetterTokenizer, stopping_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treegen.errors import CapacityError, InputError
+from treegen.kept import KeptPrefixes
+from treegen.live_tree import LiveRequest
+from treegen.model_spec import LayerSpec, ModelSpec
+from treegen.params import SamplingParams
+from treegen.plan import Request, Sharing, compile_plan
+from treegen.results import Completion
+from treegen.sampling import SamplingBatch, draw, row_seed
+from treegen.scheduler import Grown, Scheduler
+from treegen.search.budget import Budget, BudgetReached
+from treegen.search.driver import SearchRun
+from treegen.search.live import LiveBackend
+from treegen.search.node import SearchFn, SearchNode
+from treegen.search.problems import named
+from treegen.search.session import Asked, Session
+from treegen.stopping import Stopping
+
+PARAMS = SamplingParams(temperature=0.9, max_tokens=6, seed=3)
+
+
+def spec_of(model: HistoryModel, context_length: int = 400) -> ModelSpec:
+    return ModelSpec(
+        "fake", "fake", (LayerSpec(1, 1, 1),), model.vocab_size, context_length, (EOS,), 4
+    )
+
+
+def backend_of(
+    model: HistoryModel,
+    *,
+    params: SamplingParams = PARAMS,
+    num_pages: int = 400,
+    page_size: int = 4,
+    max_rows: int = 16,
+    sharing: Sharing = "all",
+    context_length: int = 400,
+    prefill_chunk: int = 64,
+) -> LiveBackend:
+    cache = model.new_cache(num_pages, page_size)
+
+    def make_scheduler(
+        stopping: Stopping, on_grown: Callable[[LiveRequest, Completion], Grown]
+    ) -> Scheduler:
+        return Scheduler(
+            make_plan([]), model, cache, KeptPrefixes(cache, num_pages // 2), params=params,
+            stopping=stopping, samples=[], max_rows=max_rows, prefill_chunk=prefill_chunk,
+            impl="reference", on_grown=on_grown,
+        )  # fmt: skip
+
+    def make_plan(requests: Sequence[Request]):  # type: ignore[no-untyped-def]
+        return compile_plan(requests, token_bytes=64, num_layers=1, sharing=sharing)
+
+    return LiveBackend(
+        tokenizer=LetterTokenizer(model.vocab_size), spec=spec_of(model, context_length),
+        params=params, max_rows=max_rows, make_scheduler=make_scheduler, make_plan=make_plan,
+    )  # fmt: skip
+
+
+def text_ids(text: str) -> list[int]:
+    return [ord(letter) - 97 for letter in text]
+
+
+def expected_sample(
+    model: HistoryModel, context: list[int], key: str, index: int, params: SamplingParams
+) -> tuple[int, ...]:
+    """Tokens of one sample, drawn without any cache."""
+    stopping = stopping_of(params, model.vocab_size)
+    one = SamplingBatch.of([params], torch.zeros(1, dtype=torch.int64))
+    seed = torch.tensor([[row_seed(params.seed, key, index)]])
+    tokens: list[int] = []
+    while not tokens or stopping.verdict(context, tokens, params.max_tokens) is None:
+        logits = model.logits([*context, *tokens])[None]
+        tokens.append(int(draw(logits, seed, torch.tensor([[len(tokens)]]), one).tokens_PN))
+    return tuple(tokens)
+
+
+def context_of(node: SearchNode) -> list[int]:
+    return text_ids(node.path[0].text + node.path_text)
+
+
+def check_children(
+    model: HistoryModel, node: SearchNode, children: list[SearchNode], params: SamplingParams
+) -> None:
+    for child in children:
+        wanted = expected_sample(model, context_of(node), node.key, child.order[1], params)
+        assert child.tokens == wanted
+        assert child.text == LetterTokenizer().decode(wanted[: len(child.text)])
+
+
+letters = st.text("acdefgh", min_size=1, max_size=9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    data=st.data(),
+    num_pages=st.integers(40, 120),
+    page_size=st.sampled_from([1, 2, 4, 16]),
+    max_rows=st.integers(1, 12),
+    sharing=st.sampled_from(["auto", "all", "one", "off"]),
+    prefill_chunk=st.sampled_from([5, 64]),
+)
+def test_any_tree_gives_the_samples_of_its_texts(
+    data: st.DataObject,
+    num_pages: int,
+    page_size: int,
+    max_rows: int,
+    sharing: Sharing,
+    prefill_chunk: int,
+) -> None:
+    model = HistoryModel(eos_bias=1.0)
+    backend = backend_of(
+        model, num_pages=num_pages * 4 // page_size + 20, page_size=page_size, max_rows=max_rows,
+        sharing=sharing, prefill_chunk=prefill_chunk,
+    )  # fmt: skip
+    session = Session(backend, PARAMS)
+    shared = data.draw(letters) * 3
+    nodes = [session.root(shared + data.draw(letters))]
+    for _ in range(data.draw(st.integers(1, 8))):
+        action = data.draw(st.sampled_from(["root", "sample", "extend", "drop", "score"]))
+        live = [node for node in nodes if node.is_live]
+        if action == "root" or not live:
+            nodes.append(session.root(shared + data.draw(st.text("acde", max_size=6))))
+        elif action == "extend":
+            nodes.append(data.draw(st.sampled_from(live)).extend(data.draw(st.text("ac"))))
+        elif action == "drop":
+            data.draw(st.sampled_from(live)).drop()
+        elif action == "score":
+            node = data.draw(st.sampled_from(live))
+            texts = data.draw(st.lists(st.text("acd", min_size=1, max_size=5), min_size=1))
+            for text, score in zip(texts, session.score({node: texts})[node], strict=True):
+                context = context_of(node)
+                for token, logprob in zip(text_ids(text), score.logprobs, strict=True):
+                    wanted = model.logits(context).log_softmax(-1)[token]
+                    assert logprob == pytest.approx(float(wanted), abs=1e-4)
+                    context.append(token)
+        else:
+            chosen = data.draw(st.lists(st.sampled_from(live), min_size=1, unique=True))
+            params: dict[str, Any] = data.draw(
+                st.sampled_from([{}, {"stop": "c", "max_tokens": 9}, {"temperature": 0.5}])
+            )
+            counts = {node: data.draw(st.integers(1, 4)) for node in chosen}
+            for node, children in session.sample(counts, **params).items():
+                assert len(children) == counts[node]
+                check_children(model, node, children, replace(PARAMS, **params))
+                nodes += children
+        backend.scheduler.check()
+        assert not backend.has_work
+    for node in nodes:
+        node.drop()
+    backend.scheduler.check()
+    session.close()
+    assert backend.scheduler.cache.pool.num_used == 0
+
+
+def test_branching_computes_one_token() -> None:
+    model = HistoryModel(eos_bias=-9.0)
+    backend = backend_of(model, page_size=16)
+    session = Session(backend, PARAMS)
+    node = session.root("acdefgha" * 5)
+    (node,) = session.sample({node: 1}, max_tokens=1)[node]
+    for depth in range(8):
+        before = model.tokens_computed
+        children = session.sample({node: 5}, max_tokens=20)[node]
+        # The last token of the node, whose key was never needed, and 19 steps of 5 rows.
+        assert model.tokens_computed - before == 1 + 19 * 5, depth
+        before = model.tokens_computed
+        again = session.sample({node: 2}, max_tokens=1)[node]
+        assert model.tokens_computed - before == 1
+        assert [child.order[1] for child in (*children, *again)] == list(range(7))
+        node = children[depth % 5]
+
+
+def test_dropping_a_node_frees_its_pages_at_once() -> None:
+    model = HistoryModel(eos_bias=-9.0)
+    backend = backend_of(model, page_size=4)
+    session = Session(backend, PARAMS)
+    root = session.root("acdefgha")
+    children = session.sample({root: 4}, max_tokens=40)[root]
+    pool = backend.scheduler.cache.pool
+    before = pool.num_used
+    children[0].drop()
+    assert pool.num_used <= before - 9
+    with pytest.raises(InputError, match="dropped"):
+        session.sample({children[0]: 1})
+    grandchildren = session.sample({children[1]: 2})[children[1]]
+    children[1].drop()
+    assert not grandchildren[0].is_live
+    backend.scheduler.check()
+
+
+def test_memory_pressure_evicts_and_recomputes() -> None:
+    model = HistoryModel(eos_bias=-9.0)
+    backend = backend_of(model, num_pages=30, page_size=4)
+    session = Session(backend, PARAMS)
+    root = session.root("acdefgha")
+    nodes = [root]
+    for _ in range(3):
+        wanted = session.sample(dict.fromkeys(nodes[-6:], 6), max_tokens=8)
+        for node, children in wanted.items():
+            check_children(model, node, children, replace(PARAMS, max_tokens=8))
+            nodes += children
+        backend.scheduler.check()
+    first = session.sample({nodes[1]: 2})[nodes[1]]
+    check_children(model, nodes[1], first, PARAMS)
+    assert session.usage.recomputed_tokens > 0
+
+
+def test_a_text_cut_at_a_stop_goes_on_from_the_cut() -> None:
+    model = HistoryModel(eos_bias=-9.0)
+    session = Session(backend_of(model), PARAMS)
+    root = session.root("acde")
+    for child in session.sample({root: 12}, stop=["c", "fg"], max_tokens=30)[root]:
+        assert "c" not in child.text
+        after = child.extend("hh")
+        for node in (child, after):
+            (below,) = session.sample({node: 1})[node]
+            check_children(model, node, [below], PARAMS)
+
+
+def test_what_cannot_fit_is_refused_alone() -> None:
+    model = HistoryModel(eos_bias=-9.0)
+    session = Session(backend_of(model, num_pages=14, page_size=4, context_length=60), PARAMS)
+    long = session.root("acde" * 15)
+    with pytest.raises(CapacityError, match="whole context"):
+        session.sample({long: 1})
+    with pytest.raises(CapacityError, match="even alone"):
+        session.sample({session.root("acde" * 13): 1})
+    assert len(session.sample({session.root("acde"): 3}, max_tokens=2)) == 1
+
+
+def test_ask_and_tell_for_a_loop_of_ones_own() -> None:
+    model = HistoryModel()
+    session = Session(backend_of(model), PARAMS)
+    root = session.root("acde")
+    asked = [session.ask(root.sample(2)), session.ask(root.sample(3))]
+    with pytest.raises(InputError, match="not done"):
+        _ = asked[0].result
+    done: list[Asked[Any]] = []
+    while len(done) < 2:
+        done += session.tell()
+    assert [len(each.result) for each in asked] == [2, 3]
+    assert [child.order[1] for child in root.children] == [0, 1, 2, 3, 4]
+    failing = session.ask(root.sample(-1))
+    assert session.tell() == [failing]
+    with pytest.raises(InputError, match="whole number"):
+        _ = failing.result
+
+
+# Many searches at once
+
+
+def run_of(
+    backend: LiveBackend,
+    fn: SearchFn,
+    num: int,
+    *,
+    concurrency: int = 8,
+    budget: Budget | None = None,
+) -> SearchRun:
+    problems = named([f"{'acde' * 5}{chr(99 + i % 8) * (i + 1)}" for i in range(num)], str)
+    return SearchRun(
+        backend, fn, problems, params=PARAMS, concurrency=concurrency, budget=budget, rows=4
+    )
+
+
+async def two_levels(root: SearchNode) -> list[SearchNode]:
+    first = await root.sample(3)
+    second = await asyncio.gather(*(node.sample(2, max_tokens=4) for node in first))
+    third = await second[0][0].sample(1)
+    first[2].drop()
+    return third
+
+
+def trees(results: Sequence[object]) -> dict[str, list[object]]:
+    return {r.name: [n.to_json() for n in r.tree.nodes] for r in results}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("concurrency", [1, 3, 20])
+def test_a_search_is_the_same_whatever_runs_beside_it(concurrency: int) -> None:
+    model = HistoryModel(eos_bias=0.5)
+    together = trees(list(run_of(backend_of(model), two_levels, 12, concurrency=concurrency)))
+    tight = backend_of(model, num_pages=60, max_rows=5)
+    assert trees(list(run_of(tight, two_levels, 12, concurrency=4))) == together
+    assert len(together) == 12
+    assert all(len(nodes) == 1 + 3 + 6 + 1 for nodes in together.values())
+
+
+def test_searches_share_their_steps() -> None:
+    model = HistoryModel(eos_bias=-9.0)
+    backend = backend_of(model, max_rows=200)
+    results = list(run_of(backend, two_levels, 12, concurrency=12))
+    usage = backend.scheduler.usage
+    assert usage.decode_steps <= 5 + 3 + 5
+    assert usage.prefill_steps <= 4
+    # Each level of a search prefills the last token of its nodes; the shared prompt once.
+    assert sum(r.usage.tokens_prefilled for r in results) == usage.prompt_tokens_computed + (
+        usage.recomputed_tokens
+    )
+    assert usage.prompt_tokens_computed < 12 * 24
+    assert backend.scheduler.cache.pool.num_used == 0
+
+
+def test_one_failing_search_fails_alone_and_keeps_its_tree() -> None:
+    async def fragile(root: SearchNode) -> None:
+        await root.sample(2)
+        if root.search.name == "3":
+            raise ValueError("no such tool\nat all")
+        await root.sample(1)
+
+    results = {r.name: r for r in run_of(backend_of(HistoryModel()), fragile, 6)}
+    assert results["3"].error == "ValueError: no such tool at all"
+    assert len(results["3"].tree.nodes) == 3
+    assert all(len(r.tree.nodes) == 4 for name, r in results.items() if name != "3")
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 30])
+def test_a_token_budget_ends_samples_under_way(tokens: int) -> None:
+    async def greedy(root: SearchNode) -> None:
+        while True:
+            await root.sample(3, max_tokens=8)
+
+    backend = backend_of(HistoryModel(eos_bias=-9.0))
+    results = list(run_of(backend, greedy, 5, budget=Budget(tokens=tokens)))
+    for result in results:
+        assert result.error is None
+        assert result.stopped == f"budget of {tokens} tokens reached"
+        assert tokens <= result.usage.tokens_decoded < tokens + 3
+    assert backend.scheduler.usage.decoded_tokens == sum(r.usage.tokens_decoded for r in results)
+    assert backend.scheduler.cache.pool.num_used == 0
+
+
+def test_a_stream_can_be_left_and_does_not_show_chance() -> None:
+    async def first_two(root: SearchNode) -> list[SearchNode]:
+        kept = []
+        stream = root.stream(6, max_tokens=30)
+        async for child in stream:
+            kept.append(child)
+            if len(kept) == 2:
+                break
+        await stream.aclose()
+        return kept
+
+    model = HistoryModel(eos_bias=0.5)
+    results = list(run_of(backend_of(model), first_two, 4))
+    assert all(len(r.tree.nodes) == 3 for r in results)
+    alone = list(run_of(backend_of(model, max_rows=1), first_two, 4, concurrency=1))
+    assert trees(results) == trees(alone)
+
+
+def test_a_search_may_wait_for_something_else() -> None:
+    async def with_tool(root: SearchNode) -> str:
+        (child,) = await root.sample(1)
+        await asyncio.sleep(0.02)
+        after = child.extend("cc")
+        await after.sample(1)
+        other = root.search.prompt("hhhh")
+        scores = await other.score(["a", "cd"])
+        other.drop()
+        return f"{len(scores)}"
+
+    results = list(run_of(backend_of(HistoryModel()), with_tool, 5, concurrency=2))
+    assert [r.value for r in results] == ["2"] * 5
+    assert all(r.error is None for r in results)
+
+
+def test_works_inside_a_running_loop_and_can_be_left_early() -> None:
+    async def notebook() -> list[str]:
+        run = run_of(backend_of(HistoryModel()), two_levels, 6)
+        name = next(run).name
+        run.close()
+        assert run.closed
+        return [name]
+
+    assert len(asyncio.run(notebook())) == 1
+
+
+def test_a_stopped_search_refuses_to_go_on() -> None:
+    session = Session(backend_of(HistoryModel()), PARAMS)
+    root = session.root("acde", budget=Budget(calls=1))
+    session.sample({root: 1})
+    with pytest.raises(BudgetReached, match="1 calls"):
+        session.sample({root: 1})
+    assert np.isclose(root.search.usage.calls, 1)

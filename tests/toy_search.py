@@ -1,0 +1,281 @@
+"""A language model over a few letters, and searches over it.
+
+The model is a function from a text to the probabilities of the next letter, so what a search
+should find can be worked out by listing every continuation. The backend decodes as an engine does:
+token by token, all that is asked for side by side, budgets checked at each step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import random
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from treegen.params import SamplingParams
+from treegen.results import Completion, FinishReason, Score
+from treegen.sampling import row_seed
+from treegen.search.budget import Budget, SearchUsage
+from treegen.search.evaluate import Evaluate, by_function
+from treegen.search.node import Context, Drawn, Search, SearchNode
+from treegen.search.propose import Propose
+from treegen.search.result import Found, SearchResult
+
+EOS = 0
+
+Weights = Callable[[str], Sequence[float]]
+
+
+@dataclass(frozen=True)
+class ToyModel:
+    """Token t > 0 is letters[t - 1]; token 0 ends a text.
+
+    weights: of the tokens after a text, [1 + len(letters)], in any scale.
+    """
+
+    letters: str
+    weights: Weights
+
+    def probabilities(self, text: str, temperature: float = 1.0) -> list[float]:
+        weights = self.weights(text)
+        assert len(weights) == len(self.letters) + 1
+        if temperature == 0:
+            best = max(range(len(weights)), key=lambda token: weights[token])
+            return [float(token == best) for token in range(len(weights))]
+        scaled = [weight ** (1 / temperature) for weight in weights]
+        return [weight / sum(scaled) for weight in scaled]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return "".join(self.letters[token - 1] for token in tokens if token != EOS)
+
+    def tokens(self, text: str) -> list[int]:
+        return [self.letters.index(letter) + 1 for letter in text]
+
+    def continuations(self, text: str, max_tokens: int) -> Iterator[tuple[str, float]]:
+        """Every way on to the end of the text or to max_tokens, with its probability."""
+        todo: list[tuple[str, float, int]] = [("", 1.0, 0)]
+        while todo:
+            so_far, chance, length = todo.pop()
+            if length == max_tokens:
+                yield so_far, chance
+                continue
+            for token, each in enumerate(self.probabilities(text + so_far)):
+                if each and token == EOS:
+                    yield so_far, chance * each
+                elif each:
+                    letter = self.letters[token - 1]
+                    todo.append((so_far + letter, chance * each, length + 1))
+
+
+def hashed(letters: str, *, salt: object = 0, eos: float = 0.0) -> ToyModel:
+    """A model without any pattern; eos: probability that a text ends."""
+
+    def weights(text: str) -> list[float]:
+        digest = hashlib.blake2b(f"{salt}\0{text}".encode(), digest_size=len(letters)).digest()
+        drawn = [1 + byte for byte in digest]
+        return [eos, *(weight * (1 - eos) / sum(drawn) for weight in drawn)]
+
+    return ToyModel(letters, weights)
+
+
+@dataclass(eq=False)
+class ToyContext:
+    text: str
+    num_tokens: int
+    to_compute: int
+
+
+@dataclass
+class ToyBackend:
+    """drawn: (key, index) of every finished sample. calls: texts that samples were asked after."""
+
+    model: ToyModel
+    drawn: list[tuple[str, int]] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    live: set[Context] = field(default_factory=set)
+    cancelled: set[Search] = field(default_factory=set)
+
+    def _context(self, text: str, num_tokens: int, to_compute: int) -> ToyContext:
+        context = ToyContext(text, num_tokens, to_compute)
+        self.live.add(context)
+        return context
+
+    def prompt(self, content: str | Sequence[int], usage: SearchUsage) -> Context:
+        text = content if isinstance(content, str) else self.model.text(content)
+        usage.tokens_prefilled += len(text)
+        return self._context(text, len(text), 0)
+
+    def extend(self, context: Context, text: str) -> Context:
+        assert isinstance(context, ToyContext)
+        return self._context(
+            context.text + text, context.num_tokens + len(text), context.to_compute + len(text)
+        )
+
+    async def sample(
+        self, context: Context, key: str, indices: range, params: SamplingParams, search: Search
+    ) -> Sequence[Drawn | None]:
+        assert isinstance(context, ToyContext) and context in self.live
+        self._compute(context, search)
+        self.calls.append(context.text)
+        seeds = {index: row_seed(params.seed, key, index) for index in indices}
+        tokens: dict[int, list[int]] = {index: [] for index in indices}
+        logprobs: dict[int, list[float]] = {index: [] for index in indices}
+        finished: dict[int, Drawn] = {}
+        while len(finished) < len(indices):
+            await asyncio.sleep(0)
+            for index in indices:
+                if search in self.cancelled or index in finished:
+                    continue
+                text = context.text + self.model.text(tokens[index])
+                number = random.Random(f"{seeds[index]}/{len(tokens[index])}").random()
+                token = _draw(self.model.probabilities(text, params.temperature), number)
+                tokens[index].append(token)
+                logprobs[index].append(math.log(self.model.probabilities(text)[token]))
+                search.usage.tokens_decoded += 1
+                end = _ending(self.model, tokens[index], params)
+                if end is not None:
+                    reason, stop, own = end
+                    done = Completion(
+                        key, index, seeds[index], own, tuple(tokens[index]),
+                        tuple(logprobs[index]), reason, stop,
+                    )  # fmt: skip
+                    length = context.num_tokens + len(tokens[index])
+                    finished[index] = Drawn(done, self._context(context.text + own, length, 0))
+                    self.drawn.append((key, index))
+                used_up = search.budget.exceeded(search.usage, drawing=True)
+                if used_up:
+                    search.stop(used_up)
+            if search in self.cancelled:
+                break
+        return [finished.get(index) for index in indices]
+
+    async def score(self, context: Context, texts: Sequence[str], search: Search) -> list[Score]:
+        assert isinstance(context, ToyContext) and context in self.live
+        self._compute(context, search)
+        await asyncio.sleep(0)
+        scores = []
+        for text in texts:
+            tokens = self.model.tokens(text)
+            rows = [
+                self.model.probabilities(context.text + text[:place]) for place in range(len(text))
+            ]
+            logprobs = [math.log(row[token]) for row, token in zip(rows, tokens, strict=True)]
+            greedy = all(row[token] == max(row) for row, token in zip(rows, tokens, strict=True))
+            scores.append(Score(tuple(tokens), tuple(logprobs), greedy))
+            search.usage.tokens_prefilled += len(tokens)
+        return scores
+
+    def release(self, context: Context) -> None:
+        self.live.remove(context)
+
+    def cancel(self, search: Search) -> None:
+        self.cancelled.add(search)
+
+    def _compute(self, context: ToyContext, search: Search) -> None:
+        search.usage.tokens_prefilled += context.to_compute
+        context.to_compute = 0
+
+
+def _draw(probabilities: Sequence[float], number: float) -> int:
+    for token, probability in enumerate(probabilities):
+        number -= probability
+        if number < 0 and probability > 0:
+            return token
+    return max(token for token, probability in enumerate(probabilities) if probability > 0)
+
+
+def _ending(
+    model: ToyModel, tokens: Sequence[int], params: SamplingParams
+) -> tuple[FinishReason, str | int | None, str] | None:
+    text = model.text(tokens)
+    if tokens[-1] == EOS or tokens[-1] in params.stop_token_ids:
+        return "stop", tokens[-1], model.text(tokens[:-1])
+    for stop in params.stops:
+        if text.endswith(stop):
+            return "stop", stop, text if params.include_stop else text[: -len(stop)]
+    if len(tokens) == params.max_tokens:
+        return "length", None, text
+    return None
+
+
+def start(
+    model: ToyModel,
+    prompt: str = "",
+    *,
+    name: str = "toy",
+    params: SamplingParams | None = None,
+    budget: Budget | None = None,
+) -> tuple[Search, ToyBackend]:
+    """A search that has not begun, and its backend."""
+    backend = ToyBackend(model)
+    return Search(backend, prompt, name=name, params=params, budget=budget), backend
+
+
+def run(search: Search, fn: Callable[[SearchNode], Awaitable[object]]) -> SearchResult:
+    """Run one search to its end; a failure is raised."""
+
+    async def whole() -> object:
+        return await fn(search.root)
+
+    return SearchResult.of(search, asyncio.run(whole()), None)
+
+
+def run_all(
+    searches: Sequence[Search], fn: Callable[[SearchNode], Awaitable[object]]
+) -> list[SearchResult]:
+    """Run searches side by side; a failure is kept in the result of its search."""
+
+    async def one(search: Search) -> SearchResult:
+        try:
+            return SearchResult.of(search, await fn(search.root), None)
+        except Exception as error:
+            return SearchResult.of(search, None, error)
+
+    async def whole() -> list[SearchResult]:
+        return await asyncio.gather(*map(one, searches))
+
+    return asyncio.run(whole())
+
+
+# Trees whose right answers can be listed
+
+MODEL = hashed("abc")
+Strategy = Callable[[SearchNode], Awaitable[Found]]
+
+
+def moves(letters: str, visited: list[str] | None = None) -> Propose:
+    """Every letter as a next step; `visited` takes up where it was asked."""
+
+    async def propose(node: SearchNode) -> list[SearchNode]:
+        if visited is not None:
+            visited.append(node.path_text)
+        return [node.extend(letter) for letter in letters]
+
+    return propose
+
+
+def table(values: dict[str, float], default: float = 0.0) -> Evaluate:
+    return by_function(lambda node: values.get(node.path_text, default))
+
+
+def at_length(length: int) -> Callable[[SearchNode], bool]:
+    return lambda node: len(node.path_text) == length
+
+
+def find(fn: Strategy, model: ToyModel = MODEL, **options: Any) -> Found:
+    """What a strategy finds from a fresh root."""
+    found: list[Found] = []
+
+    async def keep(root: SearchNode) -> Found:
+        found.append(await fn(root))
+        return found[0]
+
+    run(start(model, **options)[0], keep)
+    return found[0]
+
+
+def texts(nodes: Sequence[SearchNode]) -> list[str]:
+    return [node.path_text for node in nodes]

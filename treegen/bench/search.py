@@ -1,0 +1,113 @@
+"""What live caches save a tree search: the same search that prompts each node's text anew."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from treegen.bench.tiny import make_checkpoint
+from treegen.engine import LLM
+from treegen.params import SamplingParams
+from treegen.results import Completion
+from treegen.search import (
+    AskTell,
+    Found,
+    SampleRequest,
+    SearchNode,
+    bfs,
+    mean_logprob,
+    sample_steps,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchTime:
+    """One way of running all searches. prefilled: prompt tokens that went through the model."""
+
+    name: str
+    seconds: float
+    prefilled: int
+    decoded: int
+    nodes: int
+
+
+def compare(
+    model: str | None = None,
+    *,
+    problems: int = 64,
+    samples: int = 4,
+    breadth: int = 3,
+    depth: int = 4,
+    step_tokens: int = 16,
+    shots: int = 8,
+) -> list[SearchTime]:
+    """Tree of thought over many problems at once, with live caches and with `LLM.generate`.
+
+    Every node keeps its `breadth` best of `samples` children each, to a depth, by mean logprob;
+    every step has `step_tokens` tokens. Without live caches all nodes of all searches that wait
+    are one call of `LLM.generate`, which shares what their texts share within the call.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        if model is None:
+            make_checkpoint(Path(folder))
+        llm = LLM(model or folder, max_rows=problems * breadth * samples, check=False)
+        few_shot = "Q: Tom has 3 pens and buys 4 more. How many?\nA: 3 + 4 = 7.\n\n" * shots
+        prompts = [
+            f"{few_shot}Q: Ann has {i} pens and gives {i % 7} away. How many?\nA:"
+            for i in range(10, 10 + problems)
+        ]
+        params = SamplingParams(max_tokens=step_tokens, ignore_eos=True)
+
+        async def solve(root: SearchNode) -> Found:
+            step = sample_steps(samples, stop=())
+            return await bfs(
+                root, step, mean_logprob, lambda node: node.depth == depth,
+                breadth=breadth, depth=depth, solutions=None,
+            )  # fmt: skip
+
+        llm.search(solve, prompts[:2], params)  # warm up
+        start = time.perf_counter()
+        results = llm.search(solve, prompts, params, concurrency=problems)
+        live = SearchTime(
+            "live caches",
+            time.perf_counter() - start,
+            sum(result.usage.tokens_prefilled for result in results),
+            sum(result.usage.tokens_decoded for result in results),
+            sum(result.usage.nodes for result in results),
+        )
+        return [live, _reprompted(llm, AskTell(solve, prompts, params))]
+
+
+def _reprompted(llm: LLM, searches: AskTell) -> SearchTime:
+    start = time.perf_counter()
+    prefilled = 0
+    while requests := searches.ask():
+        wanted = [request for request in requests if isinstance(request, SampleRequest)]
+        texts = [request.context.text for request in wanted]
+        params = replace(wanted[0].params, n=len(wanted[0].indices))
+        answers, computed = _generate(llm, texts, params)
+        prefilled += computed
+        for request, completions in zip(wanted, answers, strict=True):
+            searches.tell(request, completions)
+    done = [result for result in searches.results if result is not None]
+    return SearchTime(
+        "every node prompted anew",
+        time.perf_counter() - start,
+        prefilled,
+        sum(result.usage.tokens_decoded for result in done),
+        sum(result.usage.nodes for result in done),
+    )
+
+
+def _generate(
+    llm: LLM, texts: Sequence[str], params: SamplingParams
+) -> tuple[list[list[Completion]], int]:
+    """`LLM.generate`, and the prompt tokens that it computed."""
+    from treegen.tree import Node
+
+    leaves = [Node(text, samples=params.n, id=str(i)) for i, text in enumerate(texts)]
+    result = llm.run(Node("", children=leaves, samples=0), params)
+    return [result.of(str(i)) for i in range(len(texts))], result.usage.prompt_tokens_computed

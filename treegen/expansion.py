@@ -1,0 +1,125 @@
+"""Generated levels that a prompt tree declares below a node, and what they can come to at most."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from treegen.errors import InputError, TreeError
+from treegen.params import SamplingParams
+
+if TYPE_CHECKING:
+    from treegen.search.node import SearchNode
+
+    Scorer = Callable[[Sequence[SearchNode]], Awaitable[Sequence[float]]]
+
+ScorerName = Literal["mean_logprob", "min_logprob", "sum_logprob"]
+SCORERS: Final[tuple[ScorerName, ...]] = ("mean_logprob", "min_logprob", "sum_logprob")
+
+
+@dataclass(frozen=True, slots=True)
+class Expand:
+    """One generated level: so many continuations of every node of the level above.
+
+    A stop string stays in the text, so that the next level goes on where the line ends. Parameters
+    that are None are those of the run. Raises TreeError for a value that cannot be used.
+    """
+
+    samples: int
+    """Continuations of each node above."""
+    _: KW_ONLY
+    stop: str | Sequence[str] | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    given: str = ""
+    """Text to append to each node above before its continuations are drawn."""
+    keep: int | None = None
+    """How many nodes of this level, over all parents, are expanded further; None is all."""
+    scorer: ScorerName | Scorer | None = None
+    """What `keep` goes by, mean_logprob by default; one of SCORERS or a function as in
+    treegen.search.evaluate."""
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "keep"):
+            count = getattr(self, name)
+            if count is None and name == "keep":
+                continue
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise TreeError(f"{name} of a level is {count!r}; give a whole number >= 1")
+        try:
+            params = SamplingParams(**self.overrides)
+        except InputError as error:
+            raise TreeError(f"a generated level cannot be sampled: {error}") from None
+        if params.temperature == 0 and self.samples > 1:
+            raise TreeError("temperature 0 gives the same text every time; use samples=1")
+        if not isinstance(self.given, str):
+            raise TreeError(f"given is a {type(self.given).__name__}; give text to append")
+        if isinstance(self.scorer, str) and self.scorer not in SCORERS:
+            raise TreeError(f"scorer {self.scorer!r} is none of {', '.join(SCORERS)}")
+        if (
+            self.scorer is not None
+            and not isinstance(self.scorer, str)
+            and not callable(self.scorer)
+        ):
+            raise TreeError(f"scorer is a {type(self.scorer).__name__}; give a name or a function")
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """The sampling parameters that differ from those of the run."""
+        own = {name: getattr(self, name) for name in ("stop", "max_tokens", "temperature")}
+        return {name: value for name, value in own.items() if value is not None} | {
+            "include_stop": True
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LevelBound:
+    """What one generated level can come to below one node.
+
+    level: from 1. rows: samples drawn at most. kept: of them expanded further at most.
+    tokens: generated tokens at most.
+    """
+
+    level: int
+    rows: int
+    kept: int
+    tokens: int
+
+
+def bound_levels(levels: Sequence[Expand], params: SamplingParams) -> list[LevelBound]:
+    """What declared levels can come to at most, level by level, with a run's parameters.
+
+    Raises TreeError for several continuations where the run is greedy.
+    """
+    bounds = []
+    above = 1
+    for number, level in enumerate(levels, start=1):
+        if level.samples > 1 and level.temperature is None and params.temperature == 0:
+            raise TreeError(
+                f"generated level {number} draws {level.samples} continuations, which are all the "
+                "same at temperature 0; give the level a temperature, or samples=1"
+            )
+        rows = above * level.samples
+        above = rows if level.keep is None else min(rows, level.keep)
+        bounds.append(
+            LevelBound(number, rows, above, rows * (level.max_tokens or params.max_tokens))
+        )
+    return bounds
+
+
+def sum_levels(trees: Sequence[Sequence[Expand]], params: SamplingParams) -> tuple[LevelBound, ...]:
+    """What the declared levels of several nodes can come to at most together, level by level."""
+    total: list[LevelBound] = []
+    for levels in trees:
+        for bound in bound_levels(levels, params):
+            at = bound.level - 1
+            if at == len(total):
+                total.append(bound)
+                continue
+            sums = (
+                getattr(total[at], name) + getattr(bound, name)
+                for name in ("rows", "kept", "tokens")
+            )
+            total[at] = LevelBound(bound.level, *sums)
+    return tuple(total)

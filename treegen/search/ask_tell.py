@@ -1,0 +1,276 @@
+"""Searches for those who own their loop: they ask, you sample however you like, you tell.
+
+The searches are the same async functions that `LLM.search` runs. What they ask for comes out of
+`ask`, as plain values that can go to a remote model, a queue or a person, and goes back through
+`tell`, in any order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from treegen.errors import InputError
+from treegen.params import SamplingParams
+from treegen.results import Completion, Score
+from treegen.search.budget import Budget, SearchUsage
+from treegen.search.idle import end_tasks, idle_loop, run_apart
+from treegen.search.node import Context, Drawn, Search, SearchFn
+from treegen.search.problems import named
+from treegen.search.result import SearchResult
+
+
+@dataclass(frozen=True, slots=True)
+class TextContext:
+    """The text up to a node. tokens: of a prompt that was given as token ids, which comes first."""
+
+    tokens: tuple[int, ...]
+    text: str
+    num_tokens: int
+
+    def extended(self, text: str, num_tokens: int) -> TextContext:
+        """The context with text appended."""
+        return TextContext(self.tokens, self.text + text, self.num_tokens + num_tokens)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleRequest:
+    """Samples that a search waits for, one for each seed.
+
+    id: names the request in every run of the same search, so answers can be stored under it.
+    search: name of the search. context: what the samples continue. key: what their randomness
+    belongs to. indices, seeds: of the samples.
+    """
+
+    id: str
+    search: str
+    context: TextContext
+    key: str
+    indices: range
+    seeds: tuple[int, ...]
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreRequest:
+    """Log-likelihoods that a search waits for, of each text after a context."""
+
+    id: str
+    search: str
+    context: TextContext
+    texts: tuple[str, ...]
+
+
+Request = SampleRequest | ScoreRequest
+
+
+@dataclass(slots=True)
+class _Mailbox:
+    """The backend: puts requests out, and waits for what they are answered with."""
+
+    count_tokens: Callable[[str], int]
+    new: list[Request] = field(default_factory=list)
+    # An answer of None is a request withdrawn.
+    waiting: dict[Request, tuple[Search, asyncio.Future[Any]]] = field(default_factory=dict)
+
+    def prompt(self, content: str | Sequence[int], usage: SearchUsage) -> Context:
+        if isinstance(content, str):
+            context = TextContext((), content, self.count_tokens(content))
+        else:
+            context = TextContext(tuple(content), "", len(content))
+        usage.tokens_prefilled += context.num_tokens
+        return context
+
+    def extend(self, context: Context, text: str) -> Context:
+        assert isinstance(context, TextContext)
+        return context.extended(text, self.count_tokens(text))
+
+    async def sample(
+        self, context: Context, key: str, indices: range, params: SamplingParams, search: Search
+    ) -> Sequence[Drawn | None]:
+        from treegen.sampling import row_seed
+
+        assert isinstance(context, TextContext)
+        seeds = tuple(row_seed(params.seed, key, index) for index in indices)
+        name = f"{key}{indices.start}:{indices.stop}"
+        request = SampleRequest(name, search.name, context, key, indices, seeds, params)
+        completions = await self._answer(request, search)
+        return [
+            Drawn(each, context.extended(each.text, each.num_tokens)) for each in completions or ()
+        ]
+
+    async def score(self, context: Context, texts: Sequence[str], search: Search) -> list[Score]:
+        assert isinstance(context, TextContext)
+        asked = repr((context.tokens, context.text, list(texts))).encode()
+        name = f"{search.name}/score {hashlib.blake2b(asked, digest_size=8).hexdigest()}"
+        request = ScoreRequest(name, search.name, context, tuple(texts))
+        return await self._answer(request, search) or []
+
+    def release(self, context: Context) -> None:
+        """Nothing is held."""
+
+    def cancel(self, search: Search) -> None:
+        for owner, future in list(self.waiting.values()):
+            if owner is search and not future.done():
+                future.set_result(None)
+
+    async def _answer(self, request: Request, search: Search) -> Any:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.waiting[request] = (search, future)
+        self.new.append(request)
+        try:
+            return await future
+        finally:
+            del self.waiting[request]
+
+
+class AskTell:
+    """Searches whose samples and scores you make yourself.
+
+        searches = AskTell(fn, problems, params)
+        while requests := searches.ask():
+            for request in requests:
+                searches.tell(request, answers_to(request))
+        searches.results
+
+    Everything that all searches want at a time comes out of one `ask`. Requests have the same ids
+    in every run, and the seeds say which sample is meant: with answers stored by id, a loop that
+    was killed is brought back to where it was by telling them again. Close it, or use `with`, if
+    you leave before the end.
+    """
+
+    def __init__(
+        self,
+        fn: SearchFn,
+        problems: Sequence[str | Sequence[int] | tuple[str, str | Sequence[int]]],
+        params: SamplingParams | None = None,
+        *,
+        budget: Budget | None = None,
+        count_tokens: Callable[[str], int] | None = None,
+    ) -> None:
+        """Searches that have not begun.
+
+        problems: prompts, or pairs of a name and a prompt; unnamed ones are named by their number.
+        budget: of each. count_tokens: tokens of a given text, for the account; without it only
+        generated tokens count. Raises InputError where two problems have one name.
+        """
+        self._mail = _Mailbox(count_tokens or (lambda text: 0))
+        self._searches = [
+            Search(self._mail, content, name=name, params=params, budget=budget)
+            for name, content in named(problems, _flat)
+        ]
+        self.results: list[SearchResult | None] = [None] * len(self._searches)
+        """In the order of the problems; None for a search that has not ended."""
+        self._closing = False
+        self._loop = idle_loop(self._on_idle)
+        self._tasks = [
+            self._loop.create_task(self._search(fn, index)) for index in range(len(self._searches))
+        ]
+
+    @property
+    def done(self) -> bool:
+        """Whether all searches have ended."""
+        return all(result is not None for result in self.results)
+
+    def ask(self) -> list[Request]:
+        """Run the searches as far as they go, and return what they newly wait for.
+
+        Nothing comes if they are done, or wait for requests that were given out before and have
+        not been answered. If they wait for something else, such as a tool, so does this call.
+        """
+        if not self._loop.is_closed():
+            run_apart(self._loop.run_forever)
+            if self.done:
+                self.close()
+        new, self._mail.new = self._mail.new, []
+        return [request for request in new if self.is_wanted(request)]
+
+    def is_wanted(self, request: Request) -> bool:
+        """Whether a request is unanswered and its search still waits for it."""
+        return request in self._mail.waiting and not self._mail.waiting[request][1].done()
+
+    def tell(self, request: Request, answers: Sequence[Completion | Score | str]) -> bool:
+        """Answer a request; `ask` goes on from there.
+
+        answers: for samples a Completion for each index, or just the text that the node is to
+        have; for scores a Score for each text. Returns False, and forgets them, if the search no
+        longer waits for them.
+        """
+        if not self.is_wanted(request):
+            return False
+        search, future = self._mail.waiting[request]
+        kind: type[Completion | Score] = Score
+        if isinstance(request, SampleRequest):
+            wanted, kind = len(request.indices), Completion
+            if len(answers) == wanted:
+                answers = [
+                    _completion(request, place, answer) if isinstance(answer, str) else answer
+                    for place, answer in enumerate(answers)
+                ]
+        else:
+            wanted = len(request.texts)
+        if len(answers) != wanted or not all(isinstance(answer, kind) for answer in answers):
+            raise InputError(
+                f"request {request.id!r} takes {wanted} answers, each a {kind.__name__}"
+            )
+        future.set_result(answers)
+        for answer in answers:
+            if isinstance(answer, Completion):
+                search.usage.tokens_decoded += answer.num_tokens
+        if reason := search.budget.exceeded(search.usage, drawing=True):
+            search.stop(reason)
+        return True
+
+    def stop(self, reason: str = "stopped") -> None:
+        """End all searches; their results, after the next `ask`, have what they found by then."""
+        for search, result in zip(self._searches, self.results, strict=True):
+            if result is None:
+                search.stop(reason)
+
+    def close(self) -> None:
+        """End searches that are still open without a result."""
+        if self._loop.is_closed():
+            return
+        self._closing = True
+        run_apart(lambda: self._loop.run_until_complete(end_tasks(self._tasks)))
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    async def _search(self, fn: SearchFn, index: int) -> None:
+        search = self._searches[index]
+        returned, failure = None, None
+        try:
+            returned = await fn(search.root)
+        except Exception as error:  # One failing search fails alone.
+            failure = error
+        self.results[index] = SearchResult.of(search, returned, failure)
+
+    def _on_idle(self) -> bool:
+        if self._closing:
+            return False
+        unanswered = any(not future.done() for _, future in self._mail.waiting.values())
+        if unanswered or all(task.done() for task in self._tasks):
+            self._loop.stop()
+            return True
+        return False
+
+
+def _completion(request: SampleRequest, place: int, text: str) -> Completion:
+    seed = request.seeds[place]
+    return Completion(request.key, request.indices[place], seed, text, (), (), "stop")
+
+
+def _flat(content: Any) -> str | Sequence[int]:
+    if isinstance(content, str):
+        return content
+    if not all(isinstance(token, int) for token in content):
+        raise InputError("a prompt is text or token ids; render chat messages before")
+    return tuple(content)

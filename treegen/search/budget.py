@@ -1,0 +1,74 @@
+"""What a search may spend, and what it has spent."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, fields
+
+from treegen.errors import InputError, TreegenError
+
+
+class BudgetReached(TreegenError):
+    """A search asked for more after its budget was used up, or after it was stopped."""
+
+
+@dataclass(slots=True)
+class SearchUsage:
+    """What one search has cost.
+
+    tokens_decoded: generated tokens, those of cancelled samples included.
+    tokens_prefilled: given or recomputed tokens that went through the model, each counted once.
+    tokens_reprompted: what prefilling the whole context anew for every call would have computed.
+    calls: sample and score calls. nodes: children made, the root not counted.
+    """
+
+    tokens_decoded: int = 0
+    tokens_prefilled: int = 0
+    tokens_reprompted: int = 0
+    calls: int = 0
+    nodes: int = 0
+    started: float = field(default_factory=time.monotonic, repr=False, compare=False)
+    seconds: float = 0.0
+
+    def elapsed(self) -> float:
+        """Seconds since the search began; `seconds` is set when it ends."""
+        return self.seconds or time.monotonic() - self.started
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Limits of one search; None is no limit.
+
+    tokens: decoded tokens. calls: sample and score calls. seconds: wall time. nodes: children.
+    Each is checked before a call; tokens and seconds also while samples are being drawn.
+    """
+
+    tokens: int | None = None
+    calls: int | None = None
+    seconds: float | None = None
+    nodes: int | None = None
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            limit = getattr(self, item.name)
+            if limit is not None and not limit > 0:
+                raise InputError(f"budget {item.name} must be more than 0, got {limit!r}")
+
+    def exceeded(
+        self, usage: SearchUsage, *, drawing: bool = False, live_tokens: int = 0
+    ) -> str | None:
+        """What is used up, for people to read; None if nothing is.
+
+        drawing: whether samples are being drawn, when only tokens and seconds count.
+        live_tokens: decoded tokens of samples that have not ended.
+        """
+        for name, spent in (
+            ("tokens", usage.tokens_decoded + live_tokens), ("calls", usage.calls),
+            ("seconds", usage.elapsed()), ("nodes", usage.nodes),
+        ):  # fmt: skip
+            limit = getattr(self, name)
+            if drawing and name in ("calls", "nodes"):
+                continue
+            if limit is not None and spent >= limit:
+                return f"budget of {limit:,} {name} reached"
+        return None

@@ -1,0 +1,126 @@
+"""Hundreds of searches at once: coroutines that wait for samples share every forward pass."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+
+from treegen.params import SamplingParams
+from treegen.search.budget import Budget
+from treegen.search.idle import end_tasks, idle_loop, run_apart
+from treegen.search.live import LiveBackend
+from treegen.search.node import Context, Search, SearchFn
+from treegen.search.result import SearchResult
+
+
+class SearchRun(Iterator[SearchResult]):
+    """Results of searches as they finish; closing it ends those that have not.
+
+    names: of the problems, in their order. One failing search fails alone: its result has the
+    error and its tree so far. Errors of the model itself end the run.
+    """
+
+    def __init__(
+        self,
+        backend: LiveBackend,
+        fn: SearchFn,
+        problems: Sequence[tuple[str, str | Sequence[int]]],
+        *,
+        params: SamplingParams,
+        concurrency: int,
+        budget: Budget | None,
+        rows: int,
+    ) -> None:
+        """Made by `LLM.search_stream`. rows: how many a search is expected to have at once."""
+        self.backend = backend
+        self.names = [name for name, _ in problems]
+        self._fn, self._params, self._budget = fn, params, budget
+        self._concurrency = concurrency
+        contexts = backend.prompts_together([content for _, content in problems], rows=rows)
+        self._waiting: deque[tuple[str, str | Sequence[int], Context]] = deque(
+            (name, content, context)
+            for (name, content), context in zip(problems, contexts, strict=True)
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._results: deque[SearchResult] = deque()
+        self._loop = idle_loop(self._on_idle)
+        self.closed = False
+
+    @property
+    def num_running(self) -> int:
+        """Searches under way."""
+        return len(self._tasks)
+
+    def __next__(self) -> SearchResult:
+        while not self._results and not self.closed:
+            if not self._waiting and not self._tasks:
+                self.close()
+                break
+            self.step()
+        if not self._results:
+            raise StopIteration
+        return self._results.popleft()
+
+    def step(self) -> None:
+        """Run all searches up to where they wait, and one forward pass over what they wait for.
+
+        For a caller that wants to look around between passes; results come from the iterator.
+        """
+        try:
+            while self._waiting and len(self._tasks) < self._concurrency:
+                task = self._loop.create_task(self._search(*self._waiting.popleft()))
+                task.add_done_callback(self._tasks.discard)
+                self._tasks.add(task)
+            run_apart(self._loop.run_forever)
+            if self.backend.has_work:
+                self.backend.step()
+        except BaseException:
+            self.close()
+            raise
+
+    def _on_idle(self) -> bool:
+        """Leave the loop for a forward pass, for a result, or for further searches."""
+        if self.closed:
+            return False
+        if self.backend.has_work or self._results or not self._tasks:
+            self._loop.stop()
+            return True
+        return False  # They all wait for something else, such as a tool.
+
+    async def _search(self, name: str, content: str | Sequence[int], context: Context) -> None:
+        search = Search(
+            self.backend, content, name=name, params=self._params, budget=self._budget,
+            context=context,
+        )  # fmt: skip
+        returned, failure = None, None
+        try:
+            returned = await self._fn(search.root)
+        except Exception as error:  # It is this search's alone, and goes into its result.
+            failure = error
+        self._results.append(SearchResult.of(search, returned, failure))
+        search.close()
+
+    def close(self) -> None:
+        """End all searches; those that have not finished have no result."""
+        if self.closed:
+            return
+        self.closed = True
+        self.backend.close()
+        self._waiting.clear()
+        run_apart(lambda: self._loop.run_until_complete(end_tasks(set(self._tasks))))
+        self._loop.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "closed"):
+            self.close()
+
+    def __enter__(self) -> SearchRun:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.close()

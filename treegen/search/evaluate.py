@@ -1,0 +1,222 @@
+"""Ways to say how good nodes are. A strategy takes any function of the type Evaluate.
+
+An Evaluate gets nodes that compete with each other, such as all candidates of one level, and
+returns a finite number for each, higher being better; the strategy keeps it as `node.value`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from treegen.errors import InputError
+from treegen.search.gathering import gather
+from treegen.search.node import Search, SearchNode
+from treegen.search.propose import ended
+
+Evaluate = Callable[[Sequence[SearchNode]], Awaitable[Sequence[float]]]
+
+_CHOICE: Final = re.compile(r"\bbest choice is[^0-9]{0,20}([0-9]{1,9})(?![0-9])", re.IGNORECASE)
+_NUMBER: Final = re.compile(r"(?<![0-9])[0-9]{1,9}(?![0-9])")
+
+
+async def values_of(nodes: Sequence[SearchNode], evaluate: Evaluate) -> list[float]:
+    """Return what an evaluation makes of nodes; raise InputError unless that is numbers."""
+    values = [float(value) for value in await evaluate(nodes)] if nodes else []
+    if len(values) != len(nodes):
+        raise InputError(f"evaluate gave {len(values)} values for {len(nodes)} nodes")
+    if not all(math.isfinite(value) for value in values):
+        raise InputError(f"evaluate must give finite numbers, got {values}")
+    return values
+
+
+async def mean_logprob(nodes: Sequence[SearchNode]) -> list[float]:
+    """Mean log-probability of the generated tokens from the root on; 0 where there are none."""
+    return [fmean(node.path_logprobs or (0.0,)) for node in nodes]
+
+
+async def min_logprob(nodes: Sequence[SearchNode]) -> list[float]:
+    """Log-probability of the least likely token generated from the root on; 0 without one."""
+    return [min(node.path_logprobs, default=0.0) for node in nodes]
+
+
+async def sum_logprob(nodes: Sequence[SearchNode]) -> list[float]:
+    """Log-probability of all that was generated from the root on."""
+    return [math.fsum(node.path_logprobs) for node in nodes]
+
+
+def by_function(function: Callable[[SearchNode], float]) -> Evaluate:
+    """Evaluate each node by a Python function."""
+
+    async def evaluate(nodes: Sequence[SearchNode]) -> list[float]:
+        return [float(function(node)) for node in nodes]
+
+    return evaluate
+
+
+def value_prompt(
+    prompt_of: Callable[[SearchNode], str],
+    read: Callable[[str], float],
+    *,
+    n: int = 3,
+    **overrides: Any,
+) -> Evaluate:
+    """Ask the model for a judgement of each node, n times, and take the mean of what `read` makes.
+
+    prompt_of: the question, a prompt of its own. overrides: as for `SearchNode.sample`. Nodes with
+    the same question have the same value, and it is asked once in a search.
+    """
+
+    async def judge(search: Search, text: str) -> float:
+        question = search.prompt(text, key=f"value {_digest(text)}")
+        try:
+            return fmean([read(answer.text) for answer in await question.sample(n, **overrides)])
+        finally:
+            question.drop()
+
+    return _once_per_question(prompt_of, judge)
+
+
+def choice_scores(prompt_of: Callable[[SearchNode], str], choices: Mapping[str, float]) -> Evaluate:
+    """Ask how likely the model finds each answer of a choice, and take the mean of their worths.
+
+    choices: answer -> worth, such as {" sure": 20, " likely": 1, " impossible": 0.001}. Nothing is
+    sampled: the answers are scored after the question, and weighted by their probabilities.
+    """
+    if not choices:
+        raise InputError("choice_scores needs at least one answer to choose from")
+    answers, worths = list(choices), list(choices.values())
+
+    async def judge(search: Search, text: str) -> float:
+        question = search.prompt(text)
+        try:
+            logprobs = [score.logprob for score in await question.score(answers)]
+        finally:
+            question.drop()
+        top = max(logprobs)
+        weights = [math.exp(logprob - top) for logprob in logprobs]
+        return sum(w * worth for w, worth in zip(weights, worths, strict=True)) / sum(weights)
+
+    return _once_per_question(prompt_of, judge)
+
+
+def vote_prompt(
+    prompt_of: Callable[[Sequence[SearchNode]], str],
+    read: Callable[[str, int], int | None] | None = None,
+    *,
+    n: int = 5,
+    **overrides: Any,
+) -> Evaluate:
+    """Let the model vote between the nodes, n times; the value of a node is its share of votes.
+
+    prompt_of: the question, which numbers the nodes' texts from 1. read: which of so many nodes
+    an answer names, from 1, or None where it names none; by default `read_choice`.
+    """
+    reader = read or read_choice
+
+    async def evaluate(nodes: Sequence[SearchNode]) -> list[float]:
+        if len(nodes) == 1:
+            return [1.0]
+        text = prompt_of(nodes)
+        question = nodes[0].search.prompt(text, key=f"vote {_digest(text)}")
+        try:
+            answers = await question.sample(n, **overrides)
+        finally:
+            question.drop()
+        ballots = [reader(answer.text, len(nodes)) for answer in answers]
+        return [ballots.count(number) / n for number in range(1, len(nodes) + 1)]
+
+    return evaluate
+
+
+def read_choice(text: str, num: int) -> int | None:
+    """Return the number of the choice that a text makes, from 1 to num; None if it makes none.
+
+    That is what follows the last "best choice is", or else the only number there is.
+    """
+    found = _CHOICE.findall(text) or (numbers if len(numbers := _NUMBER.findall(text)) == 1 else [])
+    choice = int(found[-1]) if found else 0
+    return choice if 1 <= choice <= num else None
+
+
+def rollouts(
+    n: int, done: Callable[[SearchNode], bool], evaluate: Evaluate, **overrides: Any
+) -> Evaluate:
+    """Play n samples to their end from each node, and take the mean of what the ends are worth.
+
+    overrides: as for `SearchNode.sample`, such as stop=() and a larger max_tokens. A node that is
+    done, or that the model has ended, is worth what it is itself. The ends stay in the tree as
+    leaves, with their values.
+    """
+
+    async def play(node: SearchNode) -> list[SearchNode]:
+        return [node] if done(node) or ended(node) else await node.sample(n, **overrides)
+
+    async def estimate(nodes: Sequence[SearchNode]) -> list[float]:
+        ends = await gather(play(node) for node in nodes)
+        values = iter(await values_of([end for group in ends for end in group], evaluate))
+        means = []
+        for node, group in zip(nodes, ends, strict=True):
+            worth = [next(values) for _ in group]
+            for end, value in zip(group, worth, strict=True):
+                if end is not node:
+                    end.value = value
+                    end.drop()
+            means.append(fmean(worth))
+        return means
+
+    return estimate
+
+
+def along_path(evaluate: Evaluate, combine: Callable[[float, float], float] = min) -> Evaluate:
+    """Combine the value of a step with that of the steps before it.
+
+    combine: min makes a path as good as its worst step, operator.mul their product.
+    """
+
+    async def accumulate(nodes: Sequence[SearchNode]) -> list[float]:
+        own = await values_of(nodes, evaluate)
+        before = [_value_above(node) for node in nodes]
+        return [
+            value if above is None else combine(above, value)
+            for above, value in zip(before, own, strict=True)
+        ]
+
+    return accumulate
+
+
+def _value_above(node: SearchNode) -> float | None:
+    above = node.parent
+    while above is not None and above.value is None:
+        above = above.parent
+    return None if above is None else above.value
+
+
+def _once_per_question(
+    prompt_of: Callable[[SearchNode], str], judge: Callable[[Search, str], Awaitable[float]]
+) -> Evaluate:
+    """Evaluate nodes by a question, which each search asks once."""
+    # By search, since what a search draws must not depend on which other searches ran before it.
+    known: WeakKeyDictionary[Search, dict[str, float]] = WeakKeyDictionary()
+
+    async def evaluate(nodes: Sequence[SearchNode]) -> list[float]:
+        if not nodes:
+            return []
+        search = nodes[0].search
+        values = known.setdefault(search, {})
+        questions = [prompt_of(node) for node in nodes]
+        new = [text for text in dict.fromkeys(questions) if text not in values]
+        judged = await gather(judge(search, text) for text in new)
+        values.update(zip(new, judged, strict=True))
+        return [values[text] for text in questions]
+
+    return evaluate
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -1,0 +1,52 @@
+"""Event loops that say when all their coroutines wait."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+
+class _IdleSelector(selectors.DefaultSelector):
+    """Is asked to wait when an event loop has nothing left to run."""
+
+    def __init__(self, on_idle: Callable[[], bool]) -> None:
+        super().__init__()
+        self._on_idle = on_idle
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout != 0 and self._on_idle():
+            timeout = 0
+        return super().select(timeout)
+
+
+def idle_loop(on_idle: Callable[[], bool]) -> asyncio.SelectorEventLoop:
+    """An event loop that calls `on_idle` whenever it would wait; it does not wait if that is true.
+
+    To wait is right where coroutines wait for something that the loop itself knows of, such as
+    the network or a timer.
+    """
+    return asyncio.SelectorEventLoop(_IdleSelector(on_idle))
+
+
+def run_apart(run: Callable[[], object]) -> None:
+    """Run an event loop; a thread whose own loop is running, as in a notebook, takes no second."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        run()
+    else:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(run).result()
+
+
+async def end_tasks(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel all tasks of a loop that is about to be closed, and wait for their ends."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    loop = asyncio.get_running_loop()
+    await loop.shutdown_asyncgens()
+    await loop.shutdown_default_executor()

@@ -1,0 +1,390 @@
+"""Nodes of a search: a piece of text, the way to it, and what may be asked of a model there.
+
+A node is immutable text with a live cache behind it. `sample` draws children whose keys and values
+stay where they were generated, `extend` appends given text, `score` gives log-likelihoods of texts
+that could follow, and `drop` gives the memory back. What computes is a Backend; a Search is the
+account, the budget and the randomness of one problem.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+from treegen.errors import InputError
+from treegen.params import SamplingParams
+from treegen.results import Completion, Score
+from treegen.search.budget import Budget, BudgetReached, SearchUsage
+
+NodeEnd = Literal["stop", "length", "given"]
+
+
+class Context(Protocol):
+    """A backend's handle of the text up to and including a node."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens from the start of the prompt."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One sample, and the context that ends with it."""
+
+    completion: Completion
+    context: Context
+
+
+class Backend(Protocol):
+    """What computes the samples and scores of nodes."""
+
+    def prompt(self, content: str | Sequence[int], usage: SearchUsage) -> Context:
+        """The context of a prompt."""
+        ...
+
+    def extend(self, context: Context, text: str) -> Context:
+        """The context with text appended."""
+        ...
+
+    async def sample(
+        self, context: Context, key: str, indices: range, params: SamplingParams, search: Search
+    ) -> Sequence[Drawn | None]:
+        """One sample per index, in that order; a sample is a function of (key, index, params).
+
+        None where the search was stopped before the sample had ended.
+        """
+        ...
+
+    async def score(self, context: Context, texts: Sequence[str], search: Search) -> list[Score]:
+        """Log-likelihood of each text after a context."""
+        ...
+
+    def release(self, context: Context) -> None:
+        """Forget a context; what other contexts share with it stays."""
+        ...
+
+    def cancel(self, search: Search) -> None:
+        """End all that a search waits for: its awaits return what they have."""
+        ...
+
+
+class Search:
+    """One problem's search: its tree, sampling parameters, budget and account.
+
+    name: what the randomness of its samples belongs to, beside their paths and the seed.
+    stopped: why nothing more may be asked for; None while it may.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        content: str | Sequence[int],
+        *,
+        name: str,
+        params: SamplingParams | None = None,
+        budget: Budget | None = None,
+        context: Context | None = None,
+    ) -> None:
+        """A search whose tree is its prompt alone. context: of the prompt, if there is one."""
+        self.backend, self.name = backend, name
+        self.params = params or SamplingParams()
+        self.budget = budget or Budget()
+        self.usage = SearchUsage()
+        self.stopped: BudgetReached | None = None
+        self._num_prompts = 0
+        self._others: list[SearchNode] = []
+        context = context or backend.prompt(content, self.usage)
+        self.root = SearchNode(self, None, f"{name}/", _text(content), context)
+
+    def prompt(self, content: str | Sequence[int], *, key: str | None = None) -> SearchNode:
+        """The root of another tree, such as a prompt that asks for a value.
+
+        It is charged to this search but is no part of its tree; drop it when it is done with.
+        key: what its samples' randomness belongs to, beside the search. The default is how many
+        prompts were made before, which is not the same in every run where parts of the search
+        wait for each other; prompts of one key draw the same samples.
+        """
+        self._num_prompts += 1
+        own = f"={key}" if key is not None else str(self._num_prompts)
+        context = self.backend.prompt(content, self.usage)
+        node = SearchNode(self, None, f"{self.name}/@{own}/", _text(content), context)
+        self._others = [other for other in self._others if other.is_live]
+        self._others.append(node)
+        return node
+
+    def close(self) -> None:
+        """End the search for good and free its caches; its tree can still be read."""
+        self.stop("the search is over")
+        for root in (self.root, *self._others):
+            root.drop()
+
+    def nodes(self) -> list[SearchNode]:
+        """All nodes of the tree, parents before children, siblings in the order of their paths."""
+        return list(self.root.walk())
+
+    def stop(self, reason: str) -> None:
+        """End the search: what it waits for is cancelled, and asking again raises."""
+        if self.stopped is None:
+            self.stopped = BudgetReached(reason)
+        self.backend.cancel(self)
+
+    def check(self) -> None:
+        """Raise BudgetReached if nothing more may be asked for.
+
+        What is under way was within the budget when it was asked for, and may come to its end.
+        """
+        if self.stopped is None and (reason := self.budget.exceeded(self.usage)):
+            self.stopped = BudgetReached(reason)
+        if self.stopped is not None:
+            raise BudgetReached(*self.stopped.args)
+
+
+class SearchNode:
+    """A piece of text in a search tree.
+
+    text: its own text. tokens: its own token ids, empty for given text. logprobs: of its tokens.
+    finish_reason: how it ended: "given", "stop" or "length". stop: the stop string or token id.
+    value: what an evaluation made of it, for strategies and reports; None if none did.
+    pruned: a strategy has given it up. data: anything its user wants to keep with it.
+    """
+
+    __slots__ = (
+        "_context", "_num_drawn", "_num_extended", "children", "completion", "data", "depth",
+        "key", "order", "parent", "pruned", "search", "text", "value",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        search: Search,
+        parent: SearchNode | None,
+        key: str,
+        text: str,
+        context: Context,
+        completion: Completion | None = None,
+        order: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Made by `Search.prompt`, `sample` and `extend`."""
+        self.search, self.parent, self.key, self.text = search, parent, key, text
+        self.depth: int = parent.depth + 1 if parent is not None else 0
+        self.completion = completion
+        self.order = order
+        self.children: list[SearchNode] = []
+        self.value: float | None = None
+        self.pruned = False
+        self.data: Any = None
+        self._context: Context | None = context
+        self._num_drawn = self._num_extended = 0
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= 40 else f"{self.text[:37]}..."
+        return f"SearchNode({self.key!r}, {text!r}, value={self.value})"
+
+    # What it is
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Generated token ids, those of the stop included."""
+        return self.completion.tokens if self.completion else ()
+
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        """Natural-log probability of each generated token under the model."""
+        return self.completion.logprobs if self.completion else ()
+
+    @property
+    def logprob(self) -> float:
+        """Natural-log probability of the node's own tokens; 0 for given text."""
+        return sum(self.logprobs)
+
+    @property
+    def finish_reason(self) -> NodeEnd:
+        """How the node's text ended."""
+        return self.completion.finish_reason if self.completion else "given"
+
+    @property
+    def stop(self) -> str | int | None:
+        """The stop string or token id that ended it."""
+        return self.completion.stop if self.completion else None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it can be drawn from: it was not dropped."""
+        return self._context is not None
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether nothing was drawn from it or appended to it."""
+        return not self.children
+
+    @property
+    def path(self) -> list[SearchNode]:
+        """Nodes from the root to this one."""
+        nodes, node = [self], self
+        while node.parent is not None:
+            node = node.parent
+            nodes.append(node)
+        return nodes[::-1]
+
+    @property
+    def path_text(self) -> str:
+        """Text after the prompt, up to and including this node."""
+        return "".join(node.text for node in self.path[1:])
+
+    @property
+    def path_logprobs(self) -> tuple[float, ...]:
+        """Log-probabilities of all generated tokens from the root to this node."""
+        return tuple(value for node in self.path for value in node.logprobs)
+
+    @property
+    def num_context_tokens(self) -> int:
+        """Tokens from the start of the prompt to the end of this node."""
+        return self._live().num_tokens
+
+    def walk(self) -> Iterator[SearchNode]:
+        """This node and all below it, parents first, siblings in order."""
+        stack = [self]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(reversed(node.children))
+
+    # What may be asked of it
+
+    async def sample(self, n: int = 1, **overrides: Any) -> list[SearchNode]:
+        """Draw n children; overrides replace fields of the search's SamplingParams.
+
+        A child's text ends before the stop string unless include_stop is set. Further calls draw
+        further children. Raises BudgetReached when the search's budget is used up or the search
+        is stopped, also while it waits; children that had ended by then are in the tree.
+        """
+        children = await self._sample(n, overrides)
+        if len(children) < n:
+            self.search.check()
+        return children
+
+    async def stream(self, n: int, **overrides: Any) -> AsyncGenerator[SearchNode]:
+        """Draw n children at once and yield them in order, each as soon as it has ended.
+
+        Leaving the loop cancels those that have not ended, so that whether to go on may depend on
+        what came first: `async with aclosing(node.stream(40)) as children: async for ...`. What is
+        yielded is the same as `sample` returns.
+        """
+        first = self._num_drawn
+        self._num_drawn += n
+        tasks = [asyncio.ensure_future(self._sample(1, overrides, first + i)) for i in range(n)]
+        num_yielded = 0
+        try:
+            for task in tasks:
+                num_yielded += 1
+                for child in await task:
+                    yield child
+            if self.search.stopped is not None:
+                self.search.check()  # Last, so that all that had ended by then is yielded.
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            # Which of the others had ended is a matter of chance; the tree must not show it.
+            kept = range(first + num_yielded)
+            for child in [c for c in self.children if c.order[0] == 0]:
+                if first <= child.order[1] < first + n and child.order[1] not in kept:
+                    self.children.remove(child)
+                    child.drop()
+                    self.search.usage.nodes -= 1
+
+    async def _sample(
+        self, n: int, overrides: Mapping[str, Any], first: int | None = None
+    ) -> list[SearchNode]:
+        """Draw children from index `first`, by default the next; fewer if the search is stopped."""
+        if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+            raise InputError(f"n must be a whole number of samples, got {n!r}")
+        params = replace(self.search.params, **overrides)
+        if params.temperature == 0 and n > 1:
+            raise InputError("temperature 0 gives the same child n times; sample with n=1")
+        if n == 0:
+            return []
+        context = self._live()
+        self.search.check()
+        if first is None:
+            first = self._num_drawn
+            self._num_drawn += n
+        usage = self.search.usage
+        usage.calls += 1
+        usage.tokens_reprompted += context.num_tokens
+        drawn = await self.search.backend.sample(
+            context, self.key, range(first, first + n), params, self.search
+        )
+        children = [
+            SearchNode(
+                self.search,
+                self,
+                f"{self.key}{first + offset}/",
+                each.completion.text,
+                each.context,
+                each.completion,
+                (0, first + offset),
+            )
+            for offset, each in enumerate(drawn)
+            if each is not None
+        ]
+        self._add(children)
+        return children
+
+    def extend(self, text: str) -> SearchNode:
+        """Append given text: a tool's result, a question, a delimiter. Computed when needed."""
+        context = self.search.backend.extend(self._live(), text)
+        child = SearchNode(
+            self.search,
+            self,
+            f"{self.key}+{self._num_extended}/",
+            text,
+            context,
+            order=(1, self._num_extended),
+        )
+        self._num_extended += 1
+        self._add([child])
+        return child
+
+    async def score(self, texts: Sequence[str]) -> list[Score]:
+        """Log-likelihood of each text after this node."""
+        if isinstance(texts, str):
+            raise InputError("texts must be a list; for one text give a list of one")
+        if not texts:
+            return []
+        context = self._live()
+        self.search.check()
+        self.search.usage.calls += 1
+        self.search.usage.tokens_reprompted += context.num_tokens
+        scores = await self.search.backend.score(context, texts, self.search)
+        if len(scores) < len(texts):
+            self.search.check()
+        return scores
+
+    def drop(self) -> None:
+        """Free the caches of this node and all below it; their text stays in the tree."""
+        for node in list(self.walk())[::-1]:
+            if node._context is not None:
+                node.search.backend.release(node._context)
+                node._context = None
+
+    def _live(self) -> Context:
+        if self._context is None:
+            raise InputError(f"node {self.key!r} was dropped; nothing can be drawn from it")
+        return self._context
+
+    def _add(self, children: list[SearchNode]) -> None:
+        self.search.usage.nodes += len(children)
+        self.children += children
+        # Calls that overlap may end in any order; the tree must not show which.
+        self.children.sort(key=lambda child: child.order)
+
+
+def _text(content: str | Sequence[int]) -> str:
+    return content if isinstance(content, str) else ""
+
+
+SearchFn = Callable[[SearchNode], Awaitable[object]]
+"""A search of one problem, from the root of its tree; may return a Found or best nodes."""

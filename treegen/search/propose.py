@@ -1,0 +1,98 @@
+"""Ways to make the next steps of a node. A strategy takes any function of the type Propose."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+from treegen.errors import InputError
+from treegen.search.gathering import gather
+from treegen.search.node import SearchNode
+
+Propose = Callable[[SearchNode], Awaitable[Sequence[SearchNode]]]
+"""Makes the next steps of a node, as nodes below it; none where there is no way on."""
+
+Step = Callable[[SearchNode, int], Awaitable[Sequence[SearchNode]]]
+"""Makes so many next steps of a node."""
+
+
+def ended(node: SearchNode) -> bool:
+    """Whether the model ended the text at this node, by a token instead of a stop string.
+
+    A stop token of your own counts as well. Where one divides steps, use a `done` of your own.
+    """
+    return node.finish_reason == "stop" and isinstance(node.stop, int)
+
+
+def sample_step(stop: str | Sequence[str] = "\n", **overrides: Any) -> Step:
+    """Draw independent continuations, each up to and including a delimiter.
+
+    stop: what ends a step; () makes steps of max_tokens tokens. overrides: as for
+    `SearchNode.sample`. No step follows where the model has ended the text.
+    """
+
+    async def step(node: SearchNode, n: int) -> list[SearchNode]:
+        if ended(node):
+            return []
+        return await node.sample(n, **{"stop": stop, "include_stop": True, **overrides})
+
+    return step
+
+
+def sample_steps(n: int, stop: str | Sequence[str] = "\n", **overrides: Any) -> Propose:
+    """Propose n independent continuations; the rest as for `sample_step`."""
+    _check_count("n", n)
+    step = sample_step(stop, **overrides)
+
+    async def propose(node: SearchNode) -> Sequence[SearchNode]:
+        return await step(node, n)
+
+    return propose
+
+
+def lines(text: str, node: SearchNode | None = None) -> list[str]:
+    """Return each line of a text that says anything, with a newline at its end."""
+    return [line.strip() + "\n" for line in text.split("\n") if line.strip()]
+
+
+def propose_lines(
+    prompt_of: Callable[[SearchNode], str],
+    parse: Callable[[str, SearchNode], Iterable[str]] = lines,
+    *,
+    n: int = 1,
+    **overrides: Any,
+) -> Propose:
+    """Ask the model for a list of possible next steps, and append each to the node.
+
+    prompt_of: the question, a prompt of its own. parse: the texts to append, read from an answer
+    and the node that it is about; a text that comes twice is appended once. n: answers to draw.
+    overrides: as for `SearchNode.sample`. Asked twice at one node, the answer is the same.
+    """
+    _check_count("n", n)
+
+    async def propose(node: SearchNode) -> list[SearchNode]:
+        if ended(node):
+            return []
+        question = node.search.prompt(prompt_of(node), key=f"propose {node.key}")
+        try:
+            answers = await question.sample(n, **overrides)
+        finally:
+            question.drop()
+        steps = dict.fromkeys(step for answer in answers for step in parse(answer.text, node))
+        return [node.extend(step) for step in steps]
+
+    return propose
+
+
+def either(*ways: Propose) -> Propose:
+    """Propose what several ways propose, in their order."""
+
+    async def propose(node: SearchNode) -> list[SearchNode]:
+        return [step for steps in await gather(way(node) for way in ways) for step in steps]
+
+    return propose
+
+
+def _check_count(name: str, count: int) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise InputError(f"{name} must be a whole number of at least 1, got {count!r}")

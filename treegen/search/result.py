@@ -1,0 +1,151 @@
+"""What a search comes to: what a strategy found, and the record that is kept of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from treegen.errors import DataError
+from treegen.search.budget import BudgetReached, SearchUsage
+from treegen.search.node import Search, SearchNode
+from treegen.search.tree import SearchTree
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a strategy returns.
+
+    best: the best candidate, or where there is none the best unfinished node.
+    candidates: finished solutions, best first.
+    answers: what was read from each candidate, if anything was; None is an invalid answer.
+    votes: answer -> votes, in the order in which the answers were first given.
+    stopped: why it ended before it was through, "" if it was through.
+    """
+
+    best: SearchNode | None
+    candidates: tuple[SearchNode, ...] = ()
+    answers: tuple[str | None, ...] = ()
+    votes: Mapping[str, float] = field(default_factory=dict)
+    stopped: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """One finished, stopped or failed search, detached from the caches that it used.
+
+    best, candidates: ids of nodes in the tree. answers, votes, stopped: see Found. usage: what the
+    search cost. error: the failure that ended it, in one line. value: what the search function
+    returned where that was no Found, no node and no list of nodes.
+    """
+
+    name: str
+    tree: SearchTree
+    best: int | None = None
+    candidates: tuple[int, ...] = ()
+    answers: tuple[str | None, ...] = ()
+    votes: Mapping[str, float] = field(default_factory=dict)
+    usage: SearchUsage = field(default_factory=SearchUsage)
+    stopped: str = ""
+    error: str | None = None
+    value: object = None
+
+    @property
+    def best_text(self) -> str | None:
+        """Text after the prompt up to the best node; None without one."""
+        return None if self.best is None else self.tree.path_text(self.best)
+
+    @property
+    def answer(self) -> str | None:
+        """Winner of the votes, of several the one given first; else the best candidate's answer."""
+        if self.votes:
+            return max(self.votes, key=lambda answer: self.votes[answer])
+        return self.answers[0] if self.answers else None
+
+    @staticmethod
+    def of(search: Search, returned: object, error: BaseException | None) -> SearchResult:
+        """The record of a search whose function returned something or raised an error."""
+        found = _as_found(returned)
+        nodes = search.nodes()
+        ids = {node: index for index, node in enumerate(nodes)}
+        stopped = found.stopped if found else ""
+        if isinstance(error, BudgetReached):
+            stopped, error = str(error), None
+        return SearchResult(
+            name=search.name,
+            tree=SearchTree.of(nodes),
+            best=ids.get(found.best) if found and found.best is not None else None,
+            candidates=tuple(ids[node] for node in found.candidates if node in ids)
+            if found
+            else (),
+            answers=found.answers if found else (),
+            votes=dict(found.votes) if found else {},
+            usage=replace(search.usage, seconds=search.usage.elapsed()),
+            stopped=stopped,
+            error=None if error is None else _one_line(error),
+            value=None if found else returned,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as a JSON object; a value that is no JSON is kept as its repr."""
+        record = {name: getattr(self, name) for name in ("name", "best", "stopped", "error")}
+        usage = asdict(self.usage)
+        del usage["started"]
+        return {
+            **record,
+            "candidates": list(self.candidates),
+            "answers": list(self.answers),
+            "votes": dict(self.votes),
+            "value": self.value if _is_json(self.value) else repr(self.value),
+            "usage": usage,
+            "nodes": [node.to_json() for node in self.tree.nodes],
+        }
+
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> SearchResult:
+        """The result of which `to_json` made a record; raise DataError where it is none."""
+        try:
+            return SearchResult(
+                name=record["name"],
+                tree=SearchTree.from_json(record["nodes"]),
+                best=record["best"],
+                candidates=tuple(record["candidates"]),
+                answers=tuple(record["answers"]),
+                votes=dict(record["votes"]),
+                usage=SearchUsage(**record["usage"]),
+                stopped=record["stopped"],
+                error=record["error"],
+                value=record["value"],
+            )
+        except (KeyError, TypeError) as error:
+            raise DataError(f"the record of a search cannot be read: {error!r}") from None
+
+
+def _as_found(returned: object) -> Found | None:
+    """What was found, if what was returned says so."""
+    if returned is None or isinstance(returned, Found):
+        return returned or Found(None)
+    if isinstance(returned, SearchNode):
+        return Found(returned, (returned,))
+    if (
+        isinstance(returned, Sequence)
+        and returned
+        and all(isinstance(node, SearchNode) for node in returned)
+    ):
+        return Found(returned[0], tuple(returned))
+    return None
+
+
+def _is_json(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_json(each) for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_json, value))
+    if isinstance(value, float):
+        return value - value == 0  # neither infinite nor NaN, which JSON has no words for
+    return value is None or isinstance(value, str | int | bool)
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:300]

@@ -1,0 +1,162 @@
+"""A session: search trees whose caches live in a model, all sampled in the same steps.
+
+Two ways to use it: `sample` and `score` wait for what they ask of many nodes at once; `ask` and
+`tell` are for a loop of one's own. For searches written as coroutines see `LLM.search`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Generic, TypeVar, cast
+
+from treegen.errors import InputError
+from treegen.params import SamplingParams
+from treegen.results import Score, Usage
+from treegen.search.budget import Budget
+from treegen.search.live import LiveBackend, Ticket
+from treegen.search.node import Search, SearchNode
+from treegen.tokens import tokenize
+from treegen.tree import Message, Node
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class Asked(Generic[T]):
+    """A call that `Session.ask` started: its result or error, once `Session.tell` returned it."""
+
+    call: Coroutine[Any, Any, T]
+    tickets: list[Ticket[Any]] = field(default_factory=list)
+    is_done: bool = False
+    error: BaseException | None = None
+    _result: T | None = None
+
+    @property
+    def result(self) -> T:
+        """What the call returned; raises what it raised."""
+        if self.error is not None:
+            raise self.error
+        if not self.is_done:
+            raise InputError("what was asked for is not done; call tell() until it returns it")
+        return cast(T, self._result)
+
+    def advance(self) -> None:
+        """Run the call up to where it waits again, or to its end."""
+        try:
+            self.call.send(None)
+        except StopIteration as stop:
+            self._result, self.is_done = stop.value, True
+        except Exception as error:  # It belongs to whoever looks at the result.
+            self.error, self.is_done = error, True
+
+
+class Session:
+    """Search trees over one model; made by `LLM.session`, ended by `close` or a `with` block."""
+
+    def __init__(self, backend: LiveBackend, params: SamplingParams) -> None:
+        """A session without any tree yet. params: what its searches sample with by default."""
+        self.backend, self.params = backend, params
+        self._asked: list[Asked[Any]] = []
+        self._num_roots = 0
+
+    def root(
+        self,
+        content: str | Sequence[int] | Sequence[Message],
+        *,
+        name: str | None = None,
+        params: SamplingParams | None = None,
+        budget: Budget | None = None,
+    ) -> SearchNode:
+        """The root of a new search; what its prompt shares with others is kept once.
+
+        name: what the randomness of its samples belongs to; by default the number of the root.
+        """
+        name = name if name is not None else str(self._num_roots)
+        self._num_roots += 1
+        flat = flat_content(content, self.backend.tokenizer)
+        params = params or self.params
+        return Search(self.backend, flat, name=name, params=params, budget=budget).root
+
+    def sample(
+        self, wanted: Mapping[SearchNode, int], **overrides: Any
+    ) -> dict[SearchNode, list[SearchNode]]:
+        """Draw children of several nodes at once, so many of each; see `SearchNode.sample`."""
+        calls = [node.sample(n, **overrides) for node, n in wanted.items()]
+        return dict(zip(wanted, self._wait(calls), strict=True))
+
+    def score(self, wanted: Mapping[SearchNode, Sequence[str]]) -> dict[SearchNode, list[Score]]:
+        """Log-likelihoods of texts after several nodes at once; see `SearchNode.score`."""
+        calls = [node.score(texts) for node, texts in wanted.items()]
+        return dict(zip(wanted, self._wait(calls), strict=True))
+
+    def _wait(self, calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        asked = [self.ask(call) for call in calls]
+        while any(not each.is_done for each in asked):
+            self._work()
+        self._asked = [each for each in self._asked if each not in asked]
+        return [each.result for each in asked]
+
+    def ask(self, call: Coroutine[Any, Any, T]) -> Asked[T]:
+        """Start a call, such as `node.sample(5)`; `tell` returns it when it is done."""
+        asked = Asked(call)
+        self._asked.append(asked)
+        self._advance(asked)
+        return asked
+
+    def tell(self) -> list[Asked[Any]]:
+        """Run one forward pass if there is work; returns the calls that are done, each once."""
+        self._work()
+        done = [asked for asked in self._asked if asked.is_done]
+        self._asked = [asked for asked in self._asked if not asked.is_done]
+        return done
+
+    def _work(self) -> None:
+        if self.backend.has_work:
+            self.backend.step()
+        for asked in self._asked:
+            if not asked.is_done and all(ticket.is_done for ticket in asked.tickets):
+                self._advance(asked)
+
+    def _advance(self, asked: Asked[Any]) -> None:
+        self.backend.new.clear()
+        asked.advance()
+        asked.tickets = self.backend.new.copy()
+
+    @property
+    def usage(self) -> Usage:
+        """What the session has computed so far, over all searches."""
+        return self.backend.scheduler.usage
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was ended."""
+        return self.backend.closed
+
+    def close(self) -> None:
+        """End all searches and free what they hold; their trees can still be read."""
+        self.backend.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.close()
+
+
+def flat_content(
+    content: str | Sequence[int] | Sequence[Message], tokenizer: Any
+) -> str | Sequence[int]:
+    """Text or token ids as they are; chat messages as token ids."""
+    node = Node(content)
+    if node.has_messages:
+        ids: list[int] = tokenize(node, tokenizer)[0].tokens.tolist()
+        return ids
+    return cast(str | Sequence[int], content)

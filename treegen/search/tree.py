@@ -1,0 +1,160 @@
+"""The tree of a search as plain records, one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from treegen.errors import DataError
+from treegen.search.node import NodeEnd, SearchNode
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """One node. The field names are those of the JSON object.
+
+    id: place in the tree, 0 for the root, parents before their children. text: its own text; the
+    root's is the prompt. score: what an evaluation made of it, if that is a finite number.
+    logprob: natural-log probability of its own n_tokens generated tokens. pruned: the strategy
+    gave it up.
+    """
+
+    id: int
+    parent_id: int | None
+    depth: int
+    text: str
+    score: float | None
+    logprob: float
+    n_tokens: int
+    leaf: bool
+    pruned: bool
+    finish_reason: NodeEnd
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as a JSON object."""
+        return asdict(self)
+
+
+_TYPES: Final[dict[str, tuple[type, ...]]] = {
+    "id": (int,),
+    "parent_id": (int, type(None)),
+    "depth": (int,),
+    "text": (str,),
+    "score": (int, float, type(None)),
+    "logprob": (int, float),
+    "n_tokens": (int,),
+    "leaf": (bool,),
+    "pruned": (bool,),
+    "finish_reason": (str,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SearchTree:
+    """All nodes of a search, parents before children, siblings in the order of their paths."""
+
+    nodes: tuple[NodeRecord, ...]
+
+    @staticmethod
+    def of(nodes: Sequence[SearchNode]) -> SearchTree:
+        """Records of a tree's nodes, parents first."""
+        ids = {node: index for index, node in enumerate(nodes)}
+        top = nodes[0].depth
+        return SearchTree(
+            tuple(
+                NodeRecord(
+                    id=index,
+                    parent_id=None if index == 0 or node.parent is None else ids[node.parent],
+                    depth=node.depth - top,
+                    text=node.text,
+                    score=_finite(node.value),
+                    logprob=node.logprob,
+                    n_tokens=len(node.tokens),
+                    leaf=node.is_leaf,
+                    pruned=node.pruned,
+                    finish_reason=node.finish_reason,
+                )
+                for index, node in enumerate(nodes)
+            )
+        )
+
+    def path(self, node: int) -> list[int]:
+        """Ids from the root to a node."""
+        ids = [node]
+        while (parent := self.nodes[ids[-1]].parent_id) is not None:
+            ids.append(parent)
+        return ids[::-1]
+
+    def path_text(self, node: int) -> str:
+        """Text after the prompt, up to and including a node."""
+        return "".join(self.nodes[index].text for index in self.path(node)[1:])
+
+    def children(self, node: int) -> list[int]:
+        """Ids of the nodes right below one, in order."""
+        return [record.id for record in self.nodes if record.parent_id == node]
+
+    def to_jsonl(self) -> str:
+        """One JSON object a line, in ASCII."""
+        return "".join(json.dumps(node.to_json(), allow_nan=False) + "\n" for node in self.nodes)
+
+    @staticmethod
+    def from_jsonl(text: str) -> SearchTree:
+        """The tree of which `to_jsonl` made a text; raise DataError where it is none."""
+        records = []
+        # Not splitlines, which also splits at characters that JSON may hold as they are.
+        for number, line in enumerate(text.split("\n"), start=1):
+            if not line.strip():
+                continue
+            try:
+                records.append(json.loads(line))
+            except (ValueError, RecursionError):
+                raise DataError(f"line {number} of the search tree is not JSON") from None
+        return SearchTree.from_json(records)
+
+    @staticmethod
+    def from_json(records: Iterable[Mapping[str, Any]]) -> SearchTree:
+        """The tree that some JSON objects are the nodes of; raise DataError where it is none."""
+        nodes: list[NodeRecord] = []
+        for index, record in enumerate(records):
+            reason = _wrong(record, index, nodes)
+            if reason:
+                raise DataError(f"node {index} of the search tree {reason}")
+            nodes.append(NodeRecord(**{name: record[name] for name in _TYPES}))
+        if not nodes:
+            raise DataError("the search tree has no nodes")
+        inner = {node.parent_id for node in nodes}
+        for node in nodes:
+            if node.leaf == (node.id in inner):
+                raise DataError(f"node {node.id} of the search tree says wrongly if it is a leaf")
+        return SearchTree(tuple(nodes))
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def _wrong(record: object, index: int, before: Sequence[NodeRecord]) -> str | None:
+    """What keeps a record from being the node after some others; None if nothing does."""
+    if not isinstance(record, Mapping):
+        return f"is a {type(record).__name__}, not an object"
+    for name, types in _TYPES.items():
+        if name not in record:
+            return f"lacks {name!r}"
+        value = record[name]
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            return f"has {name} {value!r}"
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"has {name} {value}, which is no JSON"
+    if record["finish_reason"] not in ("stop", "length", "given"):
+        return f"has finish_reason {record['finish_reason']!r}"
+    if record["id"] != index:
+        return f"has the id {record['id']}; ids count from 0"
+    parent = record["parent_id"]
+    if (parent is None) != (index == 0) or (parent is not None and not 0 <= parent < index):
+        return f"has the parent {parent}; parents come first, and only node 0 has none"
+    if record["depth"] != (0 if parent is None else before[parent].depth + 1):
+        return f"has depth {record['depth']}, which is not one more than its parent's"
+    return None

@@ -1,0 +1,93 @@
+"""One run under way: completions as they finish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+
+from treegen.errors import InputError
+from treegen.model import Model
+from treegen.plan import Plan
+from treegen.results import Completion, Usage
+from treegen.scheduler import Scheduler
+
+
+class Stream(Iterator[Completion]):
+    """Completions of one run as they finish; closing it frees what it holds.
+
+    plan: what is run. usage: the account so far.
+    """
+
+    def __init__(self, plan: Plan, scheduler: Scheduler, model: Model) -> None:
+        """Made by `LLM.stream`."""
+        self._model = model
+        self._closed = False
+        self.plan = plan
+        self.scheduler = scheduler
+        self._finished: list[Completion] = []
+        self._place = {request.id: i for i, request in enumerate(plan.requests)}
+
+    @property
+    def usage(self) -> Usage:
+        """What was computed so far."""
+        return self.scheduler.usage
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is left to do."""
+        return self.scheduler.has_work
+
+    def step(self) -> list[Completion]:
+        """Run one forward pass; returns the samples that ended with it, which may be none.
+
+        For a caller that wants to look around between passes; what it returns is not iterated
+        over again. An error ends the run, and the LLM is free for the next one.
+        """
+        try:
+            finished = self.scheduler.step()
+        except BaseException:
+            self.close()
+            raise
+        if self._model.graphs is not None and self._model.graphs.off:
+            self.usage.eager_because = self._model.graphs.off
+        return finished
+
+    def __next__(self) -> Completion:
+        while not self._finished:
+            if not self.has_work:
+                self.close()
+                raise StopIteration
+            self._finished = self.step()[::-1]
+        return self._finished.pop()
+
+    def cancel(self, prompt_id: str, sample_index: int | None = None) -> None:
+        """Drop one sample, or all of a prompt that have not finished."""
+        if prompt_id not in self._place:
+            raise InputError(f"no prompt is named {prompt_id!r}")
+        samples = self.plan.requests[self._place[prompt_id]].samples
+        if sample_index is not None and not 0 <= sample_index < samples:
+            raise InputError(f"prompt {prompt_id!r} has {samples} samples, none is {sample_index}")
+        self.scheduler.cancel(self._place[prompt_id], sample_index)
+
+    def close(self) -> None:
+        """Stop; samples that have not finished are dropped."""
+        if not self._closed:
+            self._closed = True
+            self.scheduler.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the run is over, or was left."""
+        return self._closed
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.close()
