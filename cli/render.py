@@ -67,6 +67,8 @@ def report_tables(results: Mapping[str, Any], report: Report | None) -> None:
     echo(f"time: prefill {prefill:,.2f} s, decode {decode:,.2f} s of {usage['seconds']:,.2f} s")
     if usage.get("eager_because"):
         echo(safe_text(f"decode steps ran without CUDA graphs: {usage['eager_because']}"))
+    if usage.get("uncompiled_because"):
+        echo(safe_text(f"layers ran uncompiled: {usage['uncompiled_because']}"))
     echo(
         f"decoded tokens: {usage['decoded_tokens']:,} at {usage['tokens_per_second']:,.0f} per "
         f"second; {results['done']:,} of {results['planned']:,} samples"

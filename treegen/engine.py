@@ -87,7 +87,8 @@ class LLM:
         memory, or 1 GiB on a CPU. page_size: tokens per cache page. max_rows: samples decoded at
         once at most. prefill_chunk: prompt tokens computed in one pass at most.
         sharing: which tree levels are attention parts of their own; see `compile_plan`.
-        impl: the attention implementation. eager: on a GPU, start at once, without CUDA graphs.
+        impl: the attention implementation. eager: on a GPU, start at once, without compiling layers
+        and without CUDA graphs.
         check: compare with stock transformers at load.
 
         Raises ModelError for a model that cannot be used, CapacityError if no page fits.
@@ -125,6 +126,8 @@ class LLM:
         self.cache = PagedCache(
             self.model.new_cache(num_pages + 1, page_size), num_pages, page_size
         )
+        if not eager and kind == "cuda":
+            self.model.compile_layers(self.cache.layers)
         self._impl = impl
         self._kept = KeptPrefixes(self.cache, max_pages=num_pages // 2)
         self._num_named = 0

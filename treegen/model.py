@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ from treegen.model_spec import (
 )
 
 if TYPE_CHECKING:
+    from treegen.compiled import CompiledLayers
     from treegen.graphs import DecodeGraphs
 
 __all__ = ["LayerSpec", "Model", "ModelSpec", "load_model", "load_spec", "load_tokenizer"]
@@ -62,6 +64,20 @@ class Model:
         self.device: torch.device = module.device
         self._keeps_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
         self.graphs: DecodeGraphs | None = None
+        self._compiled: CompiledLayers | None = None
+        self.uncompiled_because = ""
+
+    def compile_layers(self, pools: Sequence[LayerKV], *, backend: str = "inductor") -> None:
+        """Compile the layers, from now on for batches on these page pools only.
+
+        A model that cannot be compiled goes on without; `uncompiled_because` then says why.
+        """
+        from treegen.compiled import CompiledLayers
+
+        try:
+            self._compiled = CompiledLayers(self.module, pools, backend=backend)
+        except ModelError as error:
+            self.uncompiled_because = str(error)
 
     def use_graphs(self) -> None:
         """Replay decode steps as CUDA graphs from now on; does nothing on a CPU."""
@@ -107,6 +123,23 @@ class Model:
         return self._forward(batch)
 
     def _forward(self, batch: Batch) -> Tensor:
+        if self._compiled is None:
+            return self._run(batch, batch)
+        assert self._compiled.serves(batch), "a compiled model is given other page pools"
+        from treegen.compiled import CompileError, passing
+
+        try:
+            with passing(batch):
+                return self._run(batch, None)
+        except CompileError as error:
+            # What the layers have written by then is written again.
+            self._compiled.undo()
+            self._compiled = None
+            self.uncompiled_because = f"the layers cannot be compiled: {one_line(error)}"
+            return self._run(batch, batch)
+
+    def _run(self, batch: Batch, passed: Batch | None) -> Tensor:
+        """Logits of a batch. passed: what attention is given; None if it sees the batch itself."""
         # The model's own head runs on the rows wanted, so that what a family does to its logits
         # (scaling, soft caps) is done to ours.
         rows = {"logits_to_keep": batch.logits_at_S} if self._keeps_rows else {}
@@ -115,7 +148,7 @@ class Model:
             position_ids=batch.positions_T[None],
             attention_mask=None,
             use_cache=False,
-            treegen=batch,
+            treegen=passed,
             **rows,
         ).logits[0]
         if not self._keeps_rows:

@@ -6,9 +6,10 @@ attends to the levels of the batch, which travels down as the keyword `treegen`.
 registered for the name, so transformers builds no mask: causality and windows are the levels'.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
@@ -20,6 +21,9 @@ from treegen.errors import ModelError
 
 ATTENTION: Final = "treegen"
 PROBE: Final = "treegen_probe"
+KEYS: Final = "treegen_keys"
+VALUES: Final = "treegen_values"
+"""Buffers of attention modules with their page pools, where the layers are compiled."""
 
 # Reach the function in some families and change nothing that it computes.
 _HARMLESS: Final = frozenset({"position_ids", "cache_position"})
@@ -44,14 +48,17 @@ class Probe:
     """What a forward pass with the probing function appends to, one item a call.
 
     sources: the layer that was first given the very tensors of the call as keys and values.
+    modules: what made the call.
     """
 
-    calls: list[AttentionCall]
-    given: list[tuple[Tensor, Tensor]]
-    sources: list[int]
+    calls: list[AttentionCall] = field(default_factory=list)
+    given: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    sources: list[int] = field(default_factory=list)
+    modules: list[nn.Module] = field(default_factory=list)
 
-    def add(self, call: AttentionCall, key: Tensor, value: Tensor) -> None:
+    def add(self, module: nn.Module, call: AttentionCall, key: Tensor, value: Tensor) -> None:
         """Record a call and where its keys and values come from."""
+        self.modules.append(module)
         same = [
             c.layer
             for c, (k, v) in zip(self.calls, self.given, strict=True)
@@ -152,10 +159,7 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """Attend as the batch says: out [1, T, H, V], and no attention weights."""
     if treegen is None:
-        raise ModelError(
-            f"{type(module).__name__} drops keyword arguments on their way to attention; "
-            "the model cannot be used"
-        )
+        return _compiled_attention(module, query, key, value, **options), None
     call = read_call(module, query, key, value, attention_mask, **options)
     pool = treegen.layers[call.layer]
     out_THV = write_and_attend(
@@ -174,6 +178,30 @@ def _attention(
     return out_THV[None], None
 
 
+def _compiled_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any
+) -> Tensor:
+    """Attend in a compiled layer, whose options were checked when it ran uncompiled."""
+    keys = getattr(module, KEYS, None)
+    if keys is None:
+        raise ModelError(
+            f"{type(module).__name__} drops keyword arguments on their way to attention; "
+            "the model cannot be used"
+        )
+    out_THV: Tensor = torch.ops.treegen.write_and_attend(
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        keys,
+        getattr(module, VALUES),
+        options.get("s_aux"),
+        options.get("scaling"),
+        options.get("sliding_window") or None,
+        options.get("softcap") or None,
+    )
+    return out_THV[None]
+
+
 def _probe(
     module: nn.Module,
     query: Tensor,
@@ -190,7 +218,7 @@ def _probe(
             f"{type(module).__name__} drops keyword arguments on their way to attention; "
             "the model cannot be used"
         )
-    treegen.add(read_call(module, query, key, value, attention_mask, **options), key, value)
+    treegen.add(module, read_call(module, query, key, value, attention_mask, **options), key, value)
     _, num_heads, num_tokens, _ = query.shape
     return query.new_empty(1, num_tokens, num_heads, value.shape[-1]), None
 

@@ -56,7 +56,7 @@ def probe_layers(
     config: PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool
 ) -> tuple[Probe, int]:
     """Run the model on three tokens without data; return its attention calls and vocabulary."""
-    probe = Probe([], [], [])
+    probe = Probe()
     num_tokens = 3
     ids_1T = torch.zeros(1, num_tokens, dtype=torch.int64, device="meta")
     try:

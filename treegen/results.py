@@ -76,7 +76,8 @@ class Usage:
     key_tokens_read, key_tokens_unshared: keys read per layer in decode steps, and what reading
     each row's whole context would have read.
     impl: the attention implementation. eager_because: why decode steps were not replayed as CUDA
-    graphs though they were wanted; empty if they were, or on a CPU.
+    graphs though they were wanted; empty if they were, or on a CPU. uncompiled_because: why layers
+    ran uncompiled, likewise.
     """
 
     prompt_tokens_computed: int = 0
@@ -98,6 +99,7 @@ class Usage:
     decode_seconds: float = 0.0
     impl: str = ""
     eager_because: str = ""
+    uncompiled_because: str = ""
 
     @property
     def tokens_per_second(self) -> float:

@@ -50,6 +50,7 @@ class Stream(Iterator[Completion]):
             raise
         if self._model.graphs is not None and self._model.graphs.off:
             self.usage.eager_because = self._model.graphs.off
+        self.usage.uncompiled_because = self._model.uncompiled_because
         return finished
 
     def __next__(self) -> Completion:
