@@ -66,8 +66,9 @@ class LLM:
 
     def __init__(
         self,
-        model: str,
+        model: str | Model,
         *,
+        tokenizer: Any = None,
         dtype: str = "auto",
         device: str = "auto",
         memory: int | str | None = None,
@@ -77,18 +78,21 @@ class LLM:
         sharing: Sharing = "auto",
         impl: str = "auto",
         eager: bool = False,
+        compile: bool = False,
         check: bool = True,
         revision: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
-        """Load a model from a directory or by hub name.
+        """Load a model from a directory or by hub name, or take one that is loaded.
 
+        model: a `Model` that is loaded comes with its tokenizer, and dtype, device, check, revision
+        and trust_remote_code then mean nothing. It serves the last LLM that was made of it.
         memory: bytes of the key-value cache, such as "2GiB"; by default 85% of a GPU's free
         memory, or 1 GiB on a CPU. page_size: tokens per cache page. max_rows: samples decoded at
         once at most. prefill_chunk: prompt tokens computed in one pass at most.
         sharing: which tree levels are attention parts of their own; see `compile_plan`.
-        impl: the attention implementation. eager: on a GPU, start at once, without compiling layers
-        and without CUDA graphs.
+        impl: the attention implementation. eager: on a GPU, start at once, without CUDA graphs.
+        compile: on a GPU, compile the decoder layers, which takes some seconds at first use.
         check: compare with stock transformers at load.
 
         Raises ModelError for a model that cannot be used, CapacityError if no page fits.
@@ -101,18 +105,24 @@ class LLM:
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
         size = None if memory is None else parse_bytes(memory)
-        self.tokenizer: Any = load_tokenizer(
-            model, revision=revision, trust_remote_code=trust_remote_code
-        )
-        self.model: Model = load_model(
-            model,
-            dtype=dtype,
-            device=device,
-            check=check,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-            impl=impl,
-        )
+        if isinstance(model, Model) != (tokenizer is not None):
+            raise InputError("a loaded Model needs tokenizer=; a model's name must not have one")
+        if isinstance(model, Model):
+            model.reset()
+            self.tokenizer, self.model = tokenizer, model
+        else:
+            self.tokenizer = load_tokenizer(
+                model, revision=revision, trust_remote_code=trust_remote_code
+            )
+            self.model = load_model(
+                model,
+                dtype=dtype,
+                device=device,
+                check=check,
+                revision=revision,
+                trust_remote_code=trust_remote_code,
+                impl=impl,
+            )
         self.spec = self.model.spec
         if not eager:
             self.model.use_graphs()
@@ -126,7 +136,7 @@ class LLM:
         self.cache = PagedCache(
             self.model.new_cache(num_pages + 1, page_size), num_pages, page_size
         )
-        if not eager and kind == "cuda":
+        if compile and kind == "cuda":
             self.model.compile_layers(self.cache.layers)
         self._impl = impl
         self._kept = KeptPrefixes(self.cache, max_pages=num_pages // 2)
@@ -341,14 +351,17 @@ class LLM:
         from treegen.search.expand import expand
 
         params = params or SamplingParams()
-        levels = {each.id: each.levels for each in expansions_of(tree)}
+        expansions = {each.id: each for each in expansions_of(tree)}
         requests = expand_requests(tree, self.tokenizer, params, self.spec)
         rows = max(request.rows for request in requests)
 
         async def run(root: SearchNode) -> Found:
-            return await expand(root, levels[root.search.name])
+            return await expand(root, expansions[root.search.name].levels)
 
-        problems = [(request.id, request.tokens.tolist()) for request in requests]
+        problems = [
+            (request.id, text if (text := expansions[request.id].text) else request.tokens.tolist())
+            for request in requests
+        ]
         return self.search(run, problems, params, **{"rows": rows, **options})
 
     def _search_backend(self, params: SamplingParams) -> LiveBackend:

@@ -87,6 +87,13 @@ class Expansion:
     path: tuple[Node, ...]
     levels: tuple[Expand, ...]
 
+    @property
+    def text(self) -> str:
+        """The whole prompt, where it is all text; else empty."""
+        contents = [node.content for node in self.path if node.content]
+        is_text = all(isinstance(content, str) for content in contents)
+        return "".join(map(str, contents)) if is_text else ""
+
 
 def expansions_of(root: Node) -> list[Expansion]:
     """Return the nodes of a tree that levels are generated below, depth first.

@@ -1,0 +1,28 @@
+"""The programs in docs/search.md run."""
+
+import re
+from pathlib import Path
+
+import pytest
+import tiny_models
+
+
+def test_the_programs_in_the_documentation_run(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (repository / "docs" / "search.md").read_text()
+    first, *others = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    checkpoint = f"{str(tiny_models.save_tiny_model(tmp_path))!r}, check=False, memory='16MiB'"
+    names: dict[str, object] = {
+        "prompts": ["Q: Ann?\nA:", "Q: Bob?\nA:"],
+        "FEW_SHOT": "Q: Cy?\nA: Yes.\n\n",
+        "problems": [("a", "Ann?"), ("b", "Bob?")],
+        "prompt_a": "Ann",
+        "prompt_b": "Bob",
+    }
+    assert first.count('"meta-llama/Llama-3.1-8B"') == 1 and others
+    for program in (first.replace('"meta-llama/Llama-3.1-8B"', checkpoint), *others):
+        exec(program, names)
+    shown = capsys.readouterr().out
+    assert "tokens_decoded" in shown
+    assert "generated level 2: at most 30 rows, 1,200 tokens; 8 go on" in shown
