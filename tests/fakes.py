@@ -138,6 +138,7 @@ def scheduler_of(
     kept: KeptPrefixes | None = None,
     samples: Sequence[Sequence[int]] | None = None,
     on_prefilled: Callable[[LiveRequest], None] | None = None,
+    run_ahead: bool = False,
 ) -> Scheduler:
     return Scheduler(
         plan,
@@ -150,6 +151,7 @@ def scheduler_of(
         max_rows=max_rows,
         prefill_chunk=prefill_chunk,
         impl="reference",
+        run_ahead=run_ahead,
         on_prefilled=on_prefilled,
     )
 
@@ -173,15 +175,20 @@ def keep_prefix(
     scheduler.close()
 
 
+def _progress(scheduler: Scheduler) -> int:
+    usage = scheduler.usage
+    return usage.prefill_steps + usage.decode_steps + usage.decoded_tokens
+
+
 def drain(scheduler: Scheduler, *, check: bool = True) -> list[Completion]:
     """Run to the end, checking every page reference after every step."""
     finished = []
     for _ in range(100_000):
         if not scheduler.has_work:
             break
-        before = scheduler.usage.prefill_steps + scheduler.usage.decode_steps
+        before = _progress(scheduler)
         finished += scheduler.step()
-        after = scheduler.usage.prefill_steps + scheduler.usage.decode_steps
+        after = _progress(scheduler)
         assert after > before or not scheduler.has_work, "a step did nothing"
         if check:
             scheduler.check()

@@ -57,10 +57,12 @@ prompt_lists = st.lists(
     temperature=st.sampled_from([0.0, 1.0]),
     eos_bias=st.sampled_from([-20.0, 0.0, 2.5]),
     max_tokens=st.integers(1, 12),
+    run_ahead=st.booleans(),
 )
 def test_samples_do_not_depend_on_how_they_are_scheduled(
     prompts: list[tuple[list[int], int]], sharing: str, page_size: int, extra_pages: int,
     max_rows: int, prefill_chunk: int, temperature: float, eos_bias: float, max_tokens: int,
+    run_ahead: bool,
 ) -> None:  # fmt: skip
     """Any tree, any budget: what one sample alone would be, and every page accounted for."""
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=5)
@@ -68,8 +70,9 @@ def test_samples_do_not_depend_on_how_they_are_scheduled(
     model = HistoryModel(eos_bias=eos_bias)
     cache = model.new_cache(smallest_pool(plan, page_size) + extra_pages, page_size)
     scheduler = scheduler_of(
-        plan, model, cache, params, max_rows=max_rows, prefill_chunk=prefill_chunk
-    )
+        plan, model, cache, params, max_rows=max_rows, prefill_chunk=prefill_chunk,
+        run_ahead=run_ahead,
+    )  # fmt: skip
     assert tokens_of(drain(scheduler)) == expected(model, plan, params)
     cache.pool.check([])
     assert cache.pool.num_used == 0
@@ -106,14 +109,15 @@ def test_pages_follow_live_tokens() -> None:
     assert cache.pool.num_used == 0
 
 
-def test_rows_are_preempted_and_come_back_the_same() -> None:
+@pytest.mark.parametrize("run_ahead", [False, True])
+def test_rows_are_preempted_and_come_back_the_same(run_ahead: bool) -> None:
     """Short samples teach the scheduler to hope for more than fits; long ones then collide."""
     params = SamplingParams(max_tokens=60, seed=11)
     prompts = [([2, 3, 4 + i], 6) for i in range(12)]
     plan = plan_of(prompts, params)
     model = HistoryModel(eos_bias=1.0)
     cache = model.new_cache(smallest_pool(plan, 2) + 12, 2)
-    scheduler = scheduler_of(plan, model, cache, params)
+    scheduler = scheduler_of(plan, model, cache, params, run_ahead=run_ahead)
     assert tokens_of(drain(scheduler)) == expected(model, plan, params)
     assert scheduler.usage.preemptions > 0
     assert scheduler.usage.recomputed_tokens > 0
@@ -142,15 +146,25 @@ def test_equal_prompts_share_everything_but_their_samples() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(prompts=prompt_lists, data=st.data(), max_rows=st.integers(1, 8), extra=st.integers(0, 9))
+@given(
+    prompts=prompt_lists,
+    data=st.data(),
+    max_rows=st.integers(1, 8),
+    extra=st.integers(0, 9),
+    run_ahead=st.booleans(),
+)
 def test_cancelled_samples_go_and_the_others_stay_the_same(
-    prompts: list[tuple[list[int], int]], data: st.DataObject, max_rows: int, extra: int
+    prompts: list[tuple[list[int], int]],
+    data: st.DataObject,
+    max_rows: int,
+    extra: int,
+    run_ahead: bool,
 ) -> None:
     params = SamplingParams(max_tokens=8, seed=1)
     plan = plan_of(prompts, params)
     model = HistoryModel()
     cache = model.new_cache(smallest_pool(plan, 2) + extra, 2)
-    scheduler = scheduler_of(plan, model, cache, params, max_rows=max_rows)
+    scheduler = scheduler_of(plan, model, cache, params, max_rows=max_rows, run_ahead=run_ahead)
     cancelled: set[tuple[str, int]] = set()
     finished: list[Completion] = []
     while scheduler.has_work:

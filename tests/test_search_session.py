@@ -50,6 +50,7 @@ def backend_of(
     sharing: Sharing = "all",
     context_length: int = 400,
     prefill_chunk: int = 64,
+    run_ahead: bool = False,
 ) -> LiveBackend:
     cache = model.new_cache(num_pages, page_size)
 
@@ -59,7 +60,7 @@ def backend_of(
         return Scheduler(
             make_plan([]), model, cache, KeptPrefixes(cache, num_pages // 2), params=params,
             stopping=stopping, samples=[], max_rows=max_rows, prefill_chunk=prefill_chunk,
-            impl="reference", on_grown=on_grown,
+            impl="reference", on_grown=on_grown, run_ahead=run_ahead,
         )  # fmt: skip
 
     def make_plan(requests: Sequence[Request]):  # type: ignore[no-untyped-def]
@@ -113,6 +114,7 @@ letters = st.text("acdefgh", min_size=1, max_size=9)
     max_rows=st.integers(1, 12),
     sharing=st.sampled_from(["auto", "all", "one", "off"]),
     prefill_chunk=st.sampled_from([5, 64]),
+    run_ahead=st.booleans(),
 )
 def test_any_tree_gives_the_samples_of_its_texts(
     data: st.DataObject,
@@ -121,11 +123,12 @@ def test_any_tree_gives_the_samples_of_its_texts(
     max_rows: int,
     sharing: Sharing,
     prefill_chunk: int,
+    run_ahead: bool,
 ) -> None:
     model = HistoryModel(eos_bias=1.0)
     backend = backend_of(
         model, num_pages=num_pages * 4 // page_size + 20, page_size=page_size, max_rows=max_rows,
-        sharing=sharing, prefill_chunk=prefill_chunk,
+        sharing=sharing, prefill_chunk=prefill_chunk, run_ahead=run_ahead,
     )  # fmt: skip
     session = Session(backend, PARAMS)
     shared = data.draw(letters) * 3
@@ -294,7 +297,7 @@ def trees(results: Sequence[object]) -> dict[str, list[object]]:
 def test_a_search_is_the_same_whatever_runs_beside_it(concurrency: int) -> None:
     model = HistoryModel(eos_bias=0.5)
     together = trees(list(run_of(backend_of(model), two_levels, 12, concurrency=concurrency)))
-    tight = backend_of(model, num_pages=60, max_rows=5)
+    tight = backend_of(model, num_pages=60, max_rows=5, run_ahead=True)
     assert trees(list(run_of(tight, two_levels, 12, concurrency=4))) == together
     assert len(together) == 12
     assert all(len(nodes) == 1 + 3 + 6 + 1 for nodes in together.values())

@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from treegen.transfer import to_device
+
 Pages = NDArray[np.int32]
 
 
@@ -120,8 +122,7 @@ class PagedCache:
         if len(source) == 0:
             return
         device = self._pools[0].device if self._pools else torch.device("cpu")
-        from_slots = torch.from_numpy(source).to(device)
-        to_slots = torch.from_numpy(target).to(device)
+        from_slots, to_slots = to_device(source, device), to_device(target, device)
         for pool in self._pools:
             slots = pool.view(-1, *pool.shape[2:])
             slots[to_slots] = slots[from_slots]

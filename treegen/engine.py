@@ -79,6 +79,7 @@ class LLM:
         impl: str = "auto",
         eager: bool = False,
         compile: bool = False,
+        run_ahead: bool = False,
         check: bool = True,
         revision: str | None = None,
         trust_remote_code: bool = False,
@@ -93,6 +94,7 @@ class LLM:
         sharing: which tree levels are attention parts of their own; see `compile_plan`.
         impl: the attention implementation. eager: on a GPU, start at once, without CUDA graphs.
         compile: on a GPU, compile the decoder layers, which takes some seconds at first use.
+        run_ahead: launch each decode step before the last one's tokens are known; see `Scheduler`.
         check: compare with stock transformers at load.
 
         Raises ModelError for a model that cannot be used, CapacityError if no page fits.
@@ -138,7 +140,7 @@ class LLM:
         )
         if compile and kind == "cuda":
             self.model.compile_layers(self.cache.layers)
-        self._impl = impl
+        self._impl, self._run_ahead = impl, run_ahead
         self._kept = KeptPrefixes(self.cache, max_pages=num_pages // 2)
         self._num_named = 0
         self._running: weakref.ref[Run] | None = None
@@ -269,6 +271,7 @@ class LLM:
             max_rows=self.max_rows,
             prefill_chunk=prefill_chunk or self.prefill_chunk,
             impl=self._impl,
+            run_ahead=self._run_ahead,
             **options,
         )
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from treegen.attention.level import HostLevel, Level
 from treegen.cache import Pages
+from treegen.transfer import to_device
 
 Ints = NDArray[np.int64]
 
@@ -71,7 +72,7 @@ def make_level(
     )
 
     def tensor(array: Ints | Pages) -> torch.Tensor:
-        return torch.from_numpy(array.astype(np.int32, copy=False)).to(device)
+        return to_device(array.astype(np.int32, copy=False), device)
 
     return Level(
         q_start_G=tensor(host.start_G),

@@ -99,10 +99,13 @@ class LiveRows:
         self.order = joined[np.lexsort((self.rows.key[joined], *self.rows.chain[joined].T[::-1]))]
         self.version += 1
 
-    def pages_short(self) -> int:
-        """Take the pages that this step's tokens need; returns how many are lacking if any."""
-        rows, order = self.rows, self.order
-        offset = rows.stop[order] + rows.count[order] - 1 - rows.base[order]
+    def pages_short(self, order: Ints, counts: Ints) -> int:
+        """Take the pages that a step of some rows needs, each with so many tokens drawn.
+
+        Returns how many are lacking, if any; then none is taken.
+        """
+        rows = self.rows
+        offset = rows.stop[order] + counts - 1 - rows.base[order]
         need = order[offset // self._page_size >= rows.num_pages[order]]
         if len(need) > self._pool.num_free:
             return len(need) - self._pool.num_free

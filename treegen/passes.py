@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from treegen.live_tree import LiveSegment
 from treegen.radix import Tokens
 from treegen.rows import RowTable
 from treegen.segments import SegmentStore
+from treegen.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def prefill_batch(
     for row, span in enumerate(spans):
         chains[row, : len(span.chain)] = span.chain
     return _batch(
-        np.concatenate([span.tokens for span in spans]),
+        to_device(np.concatenate([span.tokens for span in spans]).astype(np.int64), device),
         positions,
         _slots(pages[item], positions - base[item], cache.page_size),
         wanted,
@@ -77,13 +78,18 @@ def prefill_batch(
 def decode_batch(
     rows: RowTable,
     order: Ints,
+    counts: Ints,
+    tokens_T: torch.Tensor,
     shared: list[Level],
     cache: PagedCache,
     device: torch.device,
     impl: str,
 ) -> Batch:
-    """The batch that computes the last token of each live row; `order` is depth first."""
-    positions = rows.stop[order] + rows.count[order] - 1
+    """The batch that computes the last drawn token of rows in depth-first order.
+
+    counts: tokens drawn so far. tokens_T: the last of them, on the device.
+    """
+    positions = rows.stop[order] + counts - 1
     base = rows.base[order]
     width = int(rows.num_pages[order].max())
     pages = rows.table[order, :width]
@@ -91,7 +97,7 @@ def decode_batch(
     lengths = positions - base + 1
     own = make_level(index[:-1], index[1:], pages, lengths, base, device, causal=False)
     return _batch(
-        rows.tokens[order, rows.count[order] - 1],
+        tokens_T,
         positions,
         _slots(pages, lengths - 1, cache.page_size),
         index[:-1],
@@ -115,7 +121,7 @@ def _slots(pages: Pages, offsets: Ints, page_size: int) -> Ints:
 
 
 def _batch(
-    tokens: Tokens | Ints,
+    tokens_T: torch.Tensor,
     positions: Ints,
     slots: Ints,
     wanted: Ints,
@@ -126,13 +132,12 @@ def _batch(
     *,
     decode: bool = False,
 ) -> Batch:
-    to: Callable[[Ints], torch.Tensor] = lambda array: torch.from_numpy(array).to(device)  # noqa: E731
-    positions_T = to(positions)
+    positions_T = to_device(positions, device)
     return Batch(
-        tokens_T=to(tokens.astype(np.int64)),
+        tokens_T=tokens_T,
         positions_T=positions_T,
-        slots_T=to(slots),
-        logits_at_S=to(wanted.astype(np.int64)),
+        slots_T=to_device(slots, device),
+        logits_at_S=to_device(wanted.astype(np.int64), device),
         levels=attention.prepare(levels, positions_T, impl=impl, check=False),
         layers=cache.layers,
         decode=decode,

@@ -19,7 +19,8 @@ class RowTable:
 
     request, sample: which sample of which request. key: sorts slots depth first.
     seed: of the sample's draws. stop: number of prompt tokens. limit: generated tokens at most.
-    params: which sampling parameters. count: tokens generated so far.
+    params: which sampling parameters. serial: a number that no other row has.
+    count: tokens generated so far.
     base: first position of the row's own page table. num_pages, table: that table.
     chain: kept segments above that table, root first, -1 where there are no more.
     tokens, logprobs: what was generated.
@@ -39,6 +40,8 @@ class RowTable:
         self.base = np.zeros(0, dtype=np.int64)
         self.num_pages = np.zeros(0, dtype=np.int64)
         self.params = np.zeros(0, dtype=np.int64)
+        self.serial = np.zeros(0, dtype=np.int64)
+        self._num_added = 0
         self.chain = np.full((0, 1), -1, dtype=np.int64)
         self.table = np.zeros((0, 4), dtype=np.int32)
         self.tokens = np.zeros((0, 16), dtype=np.int32)
@@ -48,17 +51,9 @@ class RowTable:
         self._free: list[int] = []
 
     _PER_SLOT = (
-        "request",
-        "sample",
-        "key",
-        "seed",
-        "stop",
-        "limit",
-        "count",
-        "base",
+        "request", "sample", "key", "seed", "stop", "limit", "params", "serial", "count", "base",
         "num_pages",
-        "params",
-    )
+    )  # fmt: skip
     _PER_TOKEN = ("tokens", "logprobs", "top_tokens", "top_logprobs")
 
     def add(self, num: int) -> NDArray[np.int64]:
@@ -73,12 +68,15 @@ class RowTable:
                 setattr(self, name, grown)
             self._free.extend(range(new - 1, old - 1, -1))
         slots = np.array([self._free.pop() for _ in range(num)], dtype=np.int64)
+        self.serial[slots] = np.arange(self._num_added, self._num_added + num)
+        self._num_added += num
         self.count[slots] = 0
         self.num_pages[slots] = 0
         return slots
 
     def release(self, slot: int) -> None:
         """Give a slot back."""
+        self.serial[slot] = -1
         self._free.append(slot)
 
     @property
@@ -91,8 +89,8 @@ class RowTable:
         slots: NDArray[np.int64],
         tokens: NDArray[np.int64],
         logprobs: NDArray[np.float32],
-        top_tokens: NDArray[np.int64] | None,
-        top_logprobs: NDArray[np.float32] | None,
+        top_tokens: NDArray[np.int64] | None = None,
+        top_logprobs: NDArray[np.float32] | None = None,
     ) -> None:
         """Record one generated token for each of some slots."""
         at = self.count[slots]

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from treegen.admission import Admission
@@ -41,6 +42,7 @@ from treegen.sampling import Draws, SamplingBatch, draw, row_seed
 from treegen.scores import add_scores, score_of
 from treegen.segments import SegmentStore
 from treegen.stopping import Stopping
+from treegen.transfer import Fetch, to_device
 
 _LOGITS = 2**27  # numbers in the logits of a prefill pass, about
 _KEY_BITS = 32  # sort keys: segment or rank of the request above, sample index below
@@ -83,6 +85,22 @@ class ParamSet:
         return self.params.temperature == 0
 
 
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """Draws of rows that may be under way. serials: tell whether a slot is still the same row's."""
+
+    slots: Ints
+    serials: Ints
+    draws: Draws
+    fetch: Fetch = field(init=False)
+
+    def __post_init__(self) -> None:
+        draws = self.draws
+        tensors = (draws.tokens_PN, draws.logprobs_PN, draws.lse_P, draws.top_tokens_PK,
+                   draws.top_logprobs_PK)  # fmt: skip
+        object.__setattr__(self, "fetch", Fetch([t for t in tensors if t is not None]))
+
+
 class Scheduler:
     """Runs a plan, and what is added to it, a forward pass at a time.
 
@@ -103,14 +121,18 @@ class Scheduler:
         max_rows: int,
         prefill_chunk: int,
         impl: str = "auto",
+        run_ahead: bool = False,
         on_prefilled: Callable[[LiveRequest], None] | None = None,
         on_grown: Callable[[LiveRequest, Completion], Grown] | None = None,
     ) -> None:
         """A scheduler for one run.
 
         samples: per request of the plan, the sample indices wanted. max_rows: live rows at most.
-        prefill_chunk: tokens of a prefill pass at most. on_prefilled: called with each request
-        that wants no samples once its keys are in place, before its pages are freed.
+        prefill_chunk: tokens of a prefill pass at most. run_ahead: launch each decode step before
+        the tokens of the last one are known, so that a GPU does not wait for the host; rows that
+        turn out to have ended are computed once more, in vain.
+        on_prefilled: called with each request that wants no samples once its keys are in place,
+        before its pages are freed.
         on_grown: called with each sample of a request that grows; says what its segment holds.
         """
         self.plan, self.model, self.cache, self.kept = plan, model, cache, kept
@@ -134,7 +156,9 @@ class Scheduler:
         self._may_end = stopping.may_end[None]
         self._prefill_chunk, self._impl = prefill_chunk, impl
         self._max_logits = max(_LOGITS // max(len(stopping.may_end), 1), 1)
-        self._state: tuple[int, list[Level], SamplingBatch, int] | None = None
+        self._state: tuple[Ints, list[Level], SamplingBatch, int] | None = None
+        self._run_ahead = run_ahead
+        self._flight: Flight | None = None
         self._on_prefilled, self._on_grown = on_prefilled, on_grown
         self._admission = Admission(
             self.store, self.live, kept, self.usage, max_rows, self._note_prefilled
@@ -189,23 +213,23 @@ class Scheduler:
         return request
 
     def step(self) -> list[Completion]:
-        """Run one forward pass; returns the samples that ended with it.
+        """Run one forward pass; returns the samples that are known to have ended.
 
         Raises NumericsError if the model's logits are not numbers.
         """
         start = time.perf_counter()
         self._admission.admit()
         usage = self.usage
-        if self._admission.to_compute or self.live.resuming:
-            finished = self._prefill()
+        finished: list[Completion] = []
+        if self._flight is not None and self._wants_prefill:
+            finished += self._land()
+        if self._wants_prefill:
+            finished += self._prefill()
             usage.prefill_steps += 1
             usage.prefill_seconds += time.perf_counter() - start
         elif self.live.num_active:
-            finished = self._decode()
-            usage.decode_steps += 1
+            finished += self._decode()
             usage.decode_seconds += time.perf_counter() - start
-        else:
-            finished = []
         usage.seconds += time.perf_counter() - start
         usage.peak_pages = self.cache.pool.peak_used
         return finished
@@ -219,6 +243,7 @@ class Scheduler:
 
     def close(self) -> None:
         """Free all pages, whether or not the work is done."""
+        self._flight = None
         # One run at a time: whatever an interrupted step had taken goes with the rest.
         self.cache.pool.reset(self.kept.tables())
         self.store.clear()
@@ -233,6 +258,10 @@ class Scheduler:
             runs = ids[np.flatnonzero(np.diff(ids, prepend=-2))]
             assert len(np.unique(runs[runs >= 0])) == (runs >= 0).sum(), "rows are not depth first"
 
+    @property
+    def _wants_prefill(self) -> bool:
+        return bool(self._admission.to_compute or self.live.resuming)
+
     # Prefill
 
     def _prefill(self) -> list[Completion]:
@@ -241,7 +270,7 @@ class Scheduler:
         self.usage.impl = batch.levels.impl
         logits = self.model.forward(batch).float()
         lse = logits.logsumexp(dim=-1)
-        self._check_numbers(lse, lambda at: self._span_name(spans, at))
+        self._check_numbers(lse.cpu().numpy(), lambda at: self._span_name(spans, at))
         finished: list[Completion] = []
         offset = 0
         resumed = []
@@ -358,55 +387,105 @@ class Scheduler:
         request.rewinds = None
         device = logits_1V.device
         sampling = SamplingBatch.of([params], torch.zeros(1, dtype=torch.int64, device=device))
-        seeds = torch.from_numpy(rows.seed[slots])[None].to(device)
-        finished = self._record(slots, draw(logits_1V, seeds, seeds * 0, sampling))
+        seeds = to_device(rows.seed[slots][None], device)
+        draws = draw(logits_1V, seeds, seeds * 0, sampling)
+        finished = self._note(Flight(slots, rows.serial[slots], draws))
         self._admission.add_rows(request, sorted(request.slots))
         return finished
 
     # Decode
 
     def _decode(self) -> list[Completion]:
-        while short := self.live.pages_short():
-            if not self._admission.give_way():
+        """Launch a decode step, and note the tokens of the one before, or of this one at once."""
+        finished: list[Completion] = []
+        while True:
+            order, counts, source = self._next_rows()
+            short = self.live.pages_short(order, counts)
+            if not short:
+                break
+            if self._flight is not None:
+                finished += self._land()
+            elif not self._admission.give_way():
                 raise CapacityError(f"the last row lacks {short} cache pages; give more memory")
-        order, device = self.live.order, self.model.device
-        levels, sampling, shared_keys = self._row_state()
-        batch = decode_batch(self.rows, order, levels, self.cache, device, self._impl)
+        before, self._flight = self._flight, None
+        if len(order):
+            self._flight = self._launch(order, counts, before, source)
+        if before is not None:
+            return finished + self._note(before)
+        return finished if self._run_ahead else finished + self._land()
+
+    def _next_rows(self) -> tuple[Ints, Ints, Ints]:
+        """Rows of the next step, their tokens so far, and where in the last step each was, or -1.
+
+        The tokens of the step under way are not known yet; that a row reaches its limit is.
+        """
+        order, rows, flight = self.live.order, self.rows, self._flight
+        counts = rows.count[order]
+        if flight is None:
+            return order, counts, np.full(len(order), -1)
+        place = np.full(len(rows.serial), -1)
+        place[flight.slots] = np.arange(len(flight.slots))
+        source = place[order]
+        source[flight.serials[source] != rows.serial[order]] = -1
+        counts = counts + (source >= 0)
+        goes_on = (source < 0) | (counts < rows.limit[order])
+        if goes_on.all():
+            return order, counts, source
+        return order[goes_on], counts[goes_on], source[goes_on]
+
+    def _launch(self, order: Ints, counts: Ints, before: Flight | None, source: Ints) -> Flight:
+        """Queue one decode step of some rows, after the step `before`."""
+        rows, device = self.rows, self.model.device
+        levels, sampling, shared_keys = self._row_state(order)
+        tokens_T = to_device(rows.tokens[order, rows.count[order] - 1].astype(np.int64), device)
+        if before is not None and (source >= 0).any():
+            source_T = to_device(source, device)
+            drawn_T = before.draws.tokens_PN[:, 0][source_T.clamp(min=0)]
+            tokens_T = torch.where(source_T >= 0, drawn_T, tokens_T)
+        batch = decode_batch(rows, order, counts, tokens_T, levels, self.cache, device, self._impl)
         self.usage.impl = batch.levels.impl
         logits = self.model.forward(batch)
-        seeds = torch.from_numpy(self.rows.seed[order])[:, None].to(device)
-        steps = torch.from_numpy(self.rows.count[order])[:, None].to(device)
-        draws = draw(logits, seeds, steps, sampling)
-        self._check_numbers(draws.lse_P, lambda at: self._row_name(int(order[at])))
-        ends = self.rows.stop[order] + self.rows.count[order]
-        self.usage.key_tokens_read += shared_keys + int((ends - self.rows.base[order]).sum())
+        seeds = to_device(rows.seed[order][:, None], device)
+        draws = draw(logits, seeds, to_device(counts[:, None], device), sampling)
+        ends = rows.stop[order] + counts
+        self.usage.key_tokens_read += shared_keys + int((ends - rows.base[order]).sum())
         self.usage.key_tokens_unshared += int(ends.sum())
         self.usage.peak_rows = max(self.usage.peak_rows, len(order))
-        return self._record(order, draws)
+        self.usage.decode_steps += 1
+        return Flight(order, rows.serial[order], draws)
 
-    def _row_state(self) -> tuple[list[Level], SamplingBatch, int]:
+    def _row_state(self, order: Ints) -> tuple[list[Level], SamplingBatch, int]:
         """What changes only when rows come or go: shared levels and sampling parameters."""
-        if self._state is None or self._state[0] != self.live.version:
-            order, device = self.live.order, self.model.device
-            levels = decode_levels(self.rows.chain[order], self.store, device)
-            keys = sum(int(level.kv_len_G.sum()) for level in levels)
-            used, index = np.unique(self.rows.params[order], return_inverse=True)
-            sampling = SamplingBatch.of(
-                [self.param_sets[i].params for i in used], torch.from_numpy(index).to(device)
-            )
-            self._state = self.live.version, levels, sampling, keys
+        if self._state is not None and self._state[0] is order:
+            return self._state[1:]
+        device = self.model.device
+        levels = decode_levels(self.rows.chain[order], self.store, device)
+        keys = sum(int(level.kv_len_G.sum()) for level in levels)
+        used, index = np.unique(self.rows.params[order], return_inverse=True)
+        sampling = SamplingBatch.of(
+            [self.param_sets[i].params for i in used], to_device(index, device)
+        )
+        self._state = order, levels, sampling, keys
         return self._state[1:]
 
-    def _record(self, slots: Ints, draws: Draws) -> list[Completion]:
-        """Note one drawn token per slot; ends the samples that are over."""
-        rows = self.rows
-        tokens = draws.tokens_PN.reshape(-1).cpu().numpy()
-        top_tokens = top_logprobs = None
-        if draws.top_tokens_PK is not None and draws.top_logprobs_PK is not None:
-            top_tokens = draws.top_tokens_PK.cpu().numpy()
-            top_logprobs = draws.top_logprobs_PK.cpu().numpy()
-        logprobs = draws.logprobs_PN.reshape(-1).cpu().numpy()
-        rows.append(slots, tokens, logprobs, top_tokens, top_logprobs)
+    def _land(self) -> list[Completion]:
+        """Wait for the step under way, if there is one, and note its tokens."""
+        flight, self._flight = self._flight, None
+        return self._note(flight) if flight is not None else []
+
+    def _note(self, flight: Flight) -> list[Completion]:
+        """Note the drawn tokens of rows that are still there; ends the samples that are over."""
+        rows, num = self.rows, len(flight.slots)
+        tokens, logprobs, lse, *top = flight.fetch.wait()
+        alive = rows.serial[flight.slots] == flight.serials
+        slots, tokens, logprobs = (
+            flight.slots[alive],
+            tokens.ravel()[alive],
+            logprobs.ravel()[alive],
+        )
+        self._check_numbers(np.broadcast_to(lse, num)[alive], lambda at: self._row_name(slots[at]))
+        top = [np.broadcast_to(array, (num, array.shape[-1]))[alive] for array in top]
+        rows.append(slots, tokens, logprobs, *top)
         self.usage.decoded_tokens += len(slots)
         over = self._may_end[rows.params[slots], tokens] | (rows.count[slots] >= rows.limit[slots])
         finished: list[Completion] = []
@@ -483,11 +562,11 @@ class Scheduler:
             for index in indices
         ]
 
-    def _check_numbers(self, lse_S: Tensor, name: Callable[[int], str]) -> None:
-        bad = ~lse_S.isfinite()
-        if bool(bad.any()):
+    def _check_numbers(self, lse_S: NDArray[Any], name: Callable[[int], str]) -> None:
+        bad = ~np.isfinite(lse_S)
+        if bad.any():
             raise NumericsError(
-                f"the model's logits are not numbers for {name(int(bad.nonzero()[0]))}; "
+                f"the model's logits are not numbers for {name(int(bad.argmax()))}; "
                 "samples that had finished are kept; check the weights or use dtype float32"
             )
 

@@ -20,6 +20,7 @@ from treegen.attention.triton_kernels import attend_units, merge_parts
 from treegen.attention.triton_units import HEIGHTS, WorkList, work_list
 from treegen.attention.types import KVPair, Options, Prepared
 from treegen.errors import InputError
+from treegen.transfer import staged, to_device
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -52,7 +53,7 @@ class TritonState:
         return self._lists[key]
 
     def _to_device(self, array: IntArray) -> Tensor:
-        return torch.from_numpy(array.astype(np.int32)).to(self.device)
+        return to_device(array.astype(np.int32), self.device)
 
 
 class StaticState(TritonState):
@@ -107,8 +108,9 @@ def _copy(work: WorkList, room: DeviceWork) -> None:
     for array, tensor in zip(work.units, room.units, strict=True):
         padded = np.zeros(tensor.shape, dtype=np.int32)
         padded[: len(array)] = array
-        tensor.copy_(torch.from_numpy(padded))
-    room.pages[: len(work.pages)].copy_(torch.from_numpy(work.pages.astype(np.int32)))
+        tensor.copy_(staged(padded, tensor.device), non_blocking=True)
+    pages = staged(work.pages.astype(np.int32), room.pages.device)
+    room.pages[: len(pages)].copy_(pages, non_blocking=True)
 
 
 class Triton:

@@ -1,0 +1,49 @@
+"""Copies between the host and a device that do not make either wait.
+
+From ordinary memory a copy to a GPU may first wait for all that the GPU has to do. From pinned
+memory it is queued like a kernel, and the host goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """The array as a tensor on a device; on a CPU it may share the array's memory."""
+    return staged(array, device).to(device, non_blocking=True)
+
+
+def staged(array: NDArray[Any], device: torch.device) -> Tensor:
+    """The array as a tensor on the host from which a copy to the device is queued."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.pin_memory() if device.type == "cuda" else tensor
+
+
+class Fetch:
+    """Tensors on their way to the host."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        """Queue the copies behind what the device is doing."""
+        self._event: torch.cuda.Event | None = None
+        if tensors[0].device.type != "cuda":
+            self._copies = list(tensors)
+            return
+        self._copies = [
+            torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True)
+            for t in tensors
+        ]
+        self._event = torch.cuda.Event()
+        self._event.record()
+
+    def wait(self) -> list[NDArray[Any]]:
+        """The tensors as arrays, once they are there."""
+        if self._event is not None:
+            self._event.synchronize()
+        return [copy.numpy() for copy in self._copies]
