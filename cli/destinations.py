@@ -39,11 +39,11 @@ def destinations(
     if not resume and not output_path:
         raise InputError("--resume needs a run directory, or --output-path beside it")
     path = Path(resume or output_path or "")
-    if _is_run(path):
+    if is_run(path):
         if len(tasks) > 1:
             raise InputError(f"{path} is the run of one task, but {len(tasks)} are named")
         return [_continue(path, given, *tasks)]
-    runs = sorted(sub for sub in path.glob("*") if _is_run(sub))
+    runs = sorted(sub for sub in path.glob("*") if is_run(sub))
     if not runs and resume:
         RunDir.open(path)  # says what is wrong with it
     if not runs:
@@ -52,8 +52,8 @@ def destinations(
         return [_continue(sub, given) for sub in runs]
     found = []
     for task in tasks:
-        sub = path / _file_name(get_task(task).name)
-        if _is_run(sub):
+        sub = path / file_name(get_task(task).name)
+        if is_run(sub):
             found.append(_continue(sub, given, task))
         else:
             found.append(Destination(settle({**given, "task": task}), sub, resume=False))
@@ -62,9 +62,9 @@ def destinations(
 
 def _begin(tasks: Sequence[str], given: Mapping[str, Any], path: Path | None) -> list[Destination]:
     settings = [settle({**given, "task": task}) for task in tasks] or [settle(given)]
-    names = [_file_name(get_task(each.task).name) for each in settings]
+    names = [file_name(get_task(each.task).name) for each in settings]
     if path is None:
-        model = _file_name(Path(settings[0].engine.model).name)
+        model = file_name(Path(settings[0].engine.model).name)
         stamp = time.strftime("%Y%m%d-%H%M%S")
         first = names[0] if len(names) == 1 else "eval"
         path = Path("runs") / f"{first}-{model}-{stamp}"
@@ -72,7 +72,7 @@ def _begin(tasks: Sequence[str], given: Mapping[str, Any], path: Path | None) ->
         raise InputError(f"two of the tasks have the same name: {', '.join(names)}")
     paths = [path] if len(names) == 1 else [path / name for name in names]
     for each in paths:
-        if _is_run(each):
+        if is_run(each):
             raise RunError(
                 f"{each} already holds a run; continue it with --resume {path}, or use another path"
             )
@@ -88,10 +88,11 @@ def _continue(path: Path, given: Mapping[str, Any], *task: str) -> Destination:
     return Destination(settle(asked, stored), path, resume=True)
 
 
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
+    """Return whether a directory holds a run."""
     return (path / "run.json").exists()
 
 
-def _file_name(text: str) -> str:
+def file_name(text: str) -> str:
     """Return a text as a name that is safe in any directory."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", text).strip(".")[:80] or "unnamed"

@@ -23,7 +23,11 @@ from treegen.terminal import safe_text
 _COMMANDS: Final = {
     "eval": ("treegen.cli.evaluate", "Sample a task with a model and score it."),
     "plan": ("treegen.cli.plan", "Show what a run would share, store and read; loads no weights."),
+    "search": ("treegen.cli.search", "Search a task's solutions step by step, or compare methods."),
     "score": ("treegen.cli.score", "Score the samples of a run again; needs no model."),
+    "report": ("treegen.cli.report", "Write a page with the plots, samples and trees of runs."),
+    "compare": ("treegen.cli.compare", "Test whether one run is better than another."),
+    "show": ("treegen.cli.show", "Show a run, one of its problems or one of its trees."),
     "tasks": ("treegen.cli.tasks", "List the tasks."),
     "bench": ("treegen.cli.bench", "Measure this machine."),
 }

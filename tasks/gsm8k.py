@@ -10,11 +10,15 @@ The prompt has the form of lm-eval's gsm8k_cot, solved examples before the probl
     Q: {question}\nA: {reasoning} The answer is {number}.\n\n  ...  Q: {question}\nA:
 
 All examples are one node above all problems, so they are computed once for the whole run.
+
+As a search, a step is a sentence or a line of the reasoning, up to a period or a newline.
 """
 
+import re
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from treegen.errors import InputError
 from treegen.params import SamplingParams
 from treegen.tasks.answers import (
     canonical_number,
@@ -26,10 +30,18 @@ from treegen.tasks.answers import (
 from treegen.tasks.base import Problem, TaskData, TaskDefaults, TaskOptions
 from treegen.tasks.gsm8k_data import load_problems
 from treegen.tasks.gsm8k_fewshot import load_examples
+from treegen.tasks.gsm8k_report import by_steps
 from treegen.tasks.report import Report, ReportOptions, summarise
+from treegen.tasks.search_base import SearchDefaults
 from treegen.tasks.selection import select
 from treegen.tasks.verdict import SampleScore, Verdict
 from treegen.tree import Node
+
+if TYPE_CHECKING:
+    from treegen.search.evaluate import Evaluate
+    from treegen.search.propose import Propose
+
+_STATED: Final = re.compile(r"\banswer is\b", re.IGNORECASE)
 
 
 class GSM8K:
@@ -47,6 +59,18 @@ class GSM8K:
         sampling=SamplingParams(temperature=0.7, max_tokens=256, stop=("Q:", "\n\n")),
         num_samples=40,
         num_fewshot=8,
+    )
+    # The reference is needed to tell whether an answer is right.
+    checkable: Final = False
+    search_defaults: Final = SearchDefaults(
+        method="beam",
+        tokens=4000,
+        depth=24,
+        width=4,
+        expand=4,
+        step=SamplingParams(temperature=0.7, max_tokens=96, stop=(".", "\n"), include_stop=True),
+        whole=defaults.sampling,
+        evaluator="logprob",
     )
 
     def load(self, options: TaskOptions) -> TaskData:
@@ -82,10 +106,50 @@ class GSM8K:
         }
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
-        """Return accuracy, pass@k, maj@k and the rates of unreadable and cut-off samples."""
-        return summarise(
+        """Return accuracy, pass@k, maj@k, the rates of unreadable and cut-off samples, by steps."""
+        report = summarise(
             scores, options, task=self.name, version=self.version, filters=self.filters
         )
+        return by_steps(report, scores, options)
+
+    # Search
+
+    def root(self, data: TaskData, problem: Problem) -> str:
+        """Return the prompt up to where the reasoning begins."""
+        return f"{data.fewshot}Q: {problem.question}\nA:"
+
+    def state(self, problem: Problem, text: str) -> str | None:
+        """Return the reasoning so far; None if the model has begun with nothing."""
+        return text if text.strip() or not text else None
+
+    def done(self, problem: Problem, text: str) -> bool:
+        """Return whether the answer is stated and its line ended, or a text has ended otherwise.
+
+        A period may be that of 3.50, so the sentence with the answer is not the end yet.
+        """
+        return _own(text) != text or (text.endswith("\n") and bool(_STATED.search(text)))
+
+    def answer(self, problem: Problem, text: str) -> str | None:
+        """Return the number that the reasoning comes to."""
+        return numeric_answer(_own(text))
+
+    def solved(self, problem: Problem, text: str) -> bool:
+        """Return whether that number is the reference's."""
+        return self.score(problem, _own(text))["numeric"].correct
+
+    def propose(self, problem: Problem, how: str) -> "Propose":
+        """Raise InputError: steps are sampled, in the way that every task has."""
+        raise InputError(f"gsm8k has no way of its own to propose steps, such as {how!r}")
+
+    def evaluate(self, problem: Problem, how: str) -> "Evaluate":
+        """Raise InputError: a state is judged in the ways that every task has."""
+        raise InputError(f"gsm8k has no way of its own to judge steps, such as {how!r}")
+
+
+def _own(text: str) -> str:
+    """Return a text up to where it would go on to a problem of its own."""
+    ends = [at for stop in ("Q:", "\n\n") if (at := text.find(stop)) >= 0]
+    return text[: min(ends, default=len(text))]
 
 
 def _gold(problem: Problem) -> str | None:

@@ -19,6 +19,8 @@ ENTRY_POINT_GROUP: Final = "treegen.tasks"
 # Where the tasks that come with treegen live; a module is imported when its task is asked for.
 _BUILTIN: Final = {
     "apps": "treegen.tasks.apps:APPS",
+    "countdown": "treegen.tasks.countdown:Countdown",
+    "game24": "treegen.tasks.game24:Game24",
     "gsm8k": "treegen.tasks.gsm8k:GSM8K",
     "jsonl": "treegen.tasks.question_answer:QuestionAnswer",
     "mmlu": "treegen.tasks.mmlu:MMLU",

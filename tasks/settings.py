@@ -102,13 +102,8 @@ class EvalSettings:
                     )
 
 
-def settle(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) -> EvalSettings:
-    """Return the settings that a user's choices come to.
-
-    asked: what the user gave, by name; what is absent was not given. stored: the choices of the
-    run that is resumed or scored, which stand where the user gave nothing. Where neither says
-    anything, the task's own defaults hold.
-    """
+def merged(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return a user's choices over stored ones, paths in full."""
     given: dict[str, Any] = dict(stored or {})
     for pair in _EXCLUSIVE:
         if any(name in asked for name in pair):
@@ -120,6 +115,17 @@ def settle(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
         given[name] = _absolute(value) if is_path else value
     if "extra" in asked:
         given["extra"] = {**(stored or {}).get("extra", {}), **asked["extra"]}
+    return given
+
+
+def settle(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) -> EvalSettings:
+    """Return the settings that a user's choices come to.
+
+    asked: what the user gave, by name; what is absent was not given. stored: the choices of the
+    run that is resumed or scored, which stand where the user gave nothing. Where neither says
+    anything, the task's own defaults hold.
+    """
+    given = merged(asked, stored)
     if not given.get("task"):
         raise InputError("no task is given; `treegen tasks` lists them")
     task = str(given.pop("task"))
@@ -135,12 +141,12 @@ def settle(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
         if given.get(name) is not None:
             given[name] = tuple(given[name])
     settings = EvalSettings(
-        task=_absolute_task(task),
+        task=absolute_task(task),
         num_samples=given.pop("num_samples", defaults.num_samples),
         sampling=replace(defaults.sampling, **sampling),
-        options=TaskOptions(**_take(given, TaskOptions), **seed),
-        engine=EngineOptions(**{"model": "", **_take(given, EngineOptions)}),
-        **_take(given, EvalSettings),
+        options=TaskOptions(**take_fields(given, TaskOptions), **seed),
+        engine=EngineOptions(**{"model": "", **take_fields(given, EngineOptions)}),
+        **take_fields(given, EvalSettings),
     )
     if given:
         raise InputError(f"there is no setting {min(given)!r}{did_you_mean(min(given), _names())}")
@@ -194,7 +200,7 @@ def stored_choices(info: "RunInfo") -> dict[str, Any]:
         raise RunError("its run.json is not that of a run of `treegen eval`") from None
 
 
-def _take(given: dict[str, Any], kind: type) -> dict[str, Any]:
+def take_fields(given: dict[str, Any], kind: type) -> dict[str, Any]:
     """Move out of `given` what is a field of the dataclass `kind`."""
     return {name: given.pop(name) for name in _fields(kind) if name in given}
 
@@ -213,6 +219,6 @@ def _absolute(value: Any) -> Any:
     return os.path.abspath(value) if isinstance(value, str) and os.path.exists(value) else value
 
 
-def _absolute_task(task: str) -> str:
+def absolute_task(task: str) -> str:
     path, colon, class_name = task.rpartition(":")
     return f"{_absolute(path)}:{class_name}" if colon else task

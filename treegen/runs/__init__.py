@@ -1,6 +1,6 @@
 """Run directories: what a run was asked for, the samples it has finished, and its results."""
 
-from treegen.runs.directory import RunDir
+from treegen.runs.directory import RunDir, SearchRunDir
 from treegen.runs.records import Key, RecordFile
 from treegen.runs.settings import RunInfo, RunSettings, versions
 from treegen.runs.signals import StopFlag, graceful_signals
@@ -11,6 +11,7 @@ __all__ = [
     "RunDir",
     "RunInfo",
     "RunSettings",
+    "SearchRunDir",
     "StopFlag",
     "graceful_signals",
     "versions",

@@ -6,7 +6,8 @@
     results.json    derived from the samples, replaced as a whole
     run.lock        held by the one process that appends
 
-samples.jsonl is made before run.json, so a directory with a run.json is a whole run.
+samples.jsonl is made before run.json, so a directory with a run.json is a whole run. A run of
+searches has trees.jsonl in its place.
 """
 
 import os
@@ -15,7 +16,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Final, Self
 
 from treegen.errors import RunError
 from treegen.runs.files import (
@@ -30,12 +31,17 @@ from treegen.runs.files import (
 from treegen.runs.records import Key, RecordFile
 from treegen.runs.settings import RunInfo, RunSettings, differences, from_json, to_json, versions
 
+# The file of records of each kind of run, and the command that makes such runs.
+_MADE_BY: Final = {"samples.jsonl": "treegen eval", "trees.jsonl": "treegen search"}
+
 
 class RunDir:
     """An open run directory; get one from `create`, `resume` or `open`, and close it.
 
     One thread may append. A process that was forked from the one that opened it must not.
     """
+
+    records_file: ClassVar[str] = "samples.jsonl"
 
     def __init__(self, path: Path, info: RunInfo, samples: RecordFile, lock: Lock | None) -> None:
         """Hold the parts that `create`, `resume` and `open` have read or made."""
@@ -60,8 +66,8 @@ class RunDir:
             raise RunError(f"cannot make the directory {path}: {reason(error)}") from error
         lock = Lock(path / "run.lock")
         try:
-            _check_new(path)
-            samples = path / "samples.jsonl"
+            samples = path / cls.records_file
+            _check_new(path, samples)
             try:
                 samples.touch()
             except OSError as error:
@@ -77,7 +83,7 @@ class RunDir:
                 resumes=(),
             )
             _write_info(path, info)
-            return cls(path, info, _read_samples(path, info, writable=True), lock)
+            return cls(path, info, _read_samples(samples, info, writable=True), lock)
         except BaseException:
             lock.release()
             raise
@@ -91,7 +97,7 @@ class RunDir:
                 same samples; the message names every field that differs.
         """
         path = Path(path)
-        _check_present(path)
+        _check_present(path, cls.records_file)
         lock = Lock(path / "run.lock")
         try:
             info = _read_info(path)
@@ -101,7 +107,7 @@ class RunDir:
                     f"{path} was begun with other settings, so its samples would not go with new "
                     f"ones: {'; '.join(changes)}; resume with the old values or start a new run"
                 )
-            samples = _read_samples(path, info, writable=True)
+            samples = _read_samples(path / cls.records_file, info, writable=True)
             try:
                 began = {"free": info.free, "versions": info.versions}
                 before = info.resumes[-1] if info.resumes else began
@@ -125,9 +131,10 @@ class RunDir:
             RunError: there is no run, or it is damaged.
         """
         path = Path(path)
-        _check_present(path)
+        _check_present(path, cls.records_file)
         info = _read_info(path)
-        return cls(path, info, _read_samples(path, info, writable=False), None)
+        samples = _read_samples(path / cls.records_file, info, writable=False)
+        return cls(path, info, samples, None)
 
     @property
     def done(self) -> KeysView[Key]:
@@ -205,13 +212,18 @@ class RunDir:
                 raise
 
 
+class SearchRunDir(RunDir):
+    """A run of searches; its records are whole trees, one for each problem."""
+
+    records_file = "trees.jsonl"
+
+
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _check_new(path: Path) -> None:
+def _check_new(path: Path, samples: Path) -> None:
     """Refuse a directory in which samples could be lost or mixed."""
-    samples = path / "samples.jsonl"
     if (path / "run.json").exists():
         raise RunError(
             f"{path} already holds a run; continue it with {resume_flag(path)}, or use another path"
@@ -220,7 +232,7 @@ def _check_new(path: Path) -> None:
         raise RunError(f"{samples} holds samples but no run.json is with it; use another path")
 
 
-def _check_present(path: Path) -> None:
+def _check_present(path: Path, records_file: str) -> None:
     # os.path, since the methods of Path raise where a parent may not be searched.
     if not os.path.isdir(path):
         raise RunError(f"there is no run directory {path}")
@@ -229,11 +241,15 @@ def _check_present(path: Path) -> None:
             f"{path} has no run.json: it is not a run directory, or the run was stopped before its "
             f"first sample; start it again without --resume"
         )
-    if not os.path.exists(path / "samples.jsonl"):
-        raise RunError(
-            f"{path} has lost its samples.jsonl; restore it from a copy, or make an empty file of "
-            f"that name to sample everything again"
-        )
+    if os.path.exists(path / records_file):
+        return
+    for name, command in _MADE_BY.items():
+        if os.path.exists(path / name):
+            raise RunError(f"{path} is a run of `{command}`, not of `{_MADE_BY[records_file]}`")
+    raise RunError(
+        f"{path} has lost its {records_file}; restore it from a copy, or make an empty file of "
+        f"that name to sample everything again"
+    )
 
 
 def _read_info(path: Path) -> RunInfo:
@@ -247,7 +263,7 @@ def _write_info(path: Path, info: RunInfo) -> None:
 
 
 def _read_samples(path: Path, info: RunInfo, *, writable: bool) -> RecordFile:
-    samples = RecordFile(path / "samples.jsonl", writable=writable)
+    samples = RecordFile(path, writable=writable)
     strangers = {problem_id for problem_id, _ in samples.keys} - set(info.problem_ids)
     if strangers:
         samples.close()

@@ -1,0 +1,254 @@
+"""`treegen search`: search for solutions step by step, and leave run directories behind."""
+
+import shlex
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from treegen.cli.interrupts import Interrupted, received
+from treegen.cli.options import CONTEXT, FLAGS, QUIET, asked_for, options_of
+from treegen.errors import InputError
+
+if TYPE_CHECKING:
+    from treegen.engine import LLM
+    from treegen.runs import SearchRunDir
+    from treegen.tasks.search_job import SearchJob
+    from treegen.tasks.settings import EngineOptions
+
+_BUDGET: Final = {"tokens": int, "calls": int, "seconds": float, "nodes": int}
+_FLAGS: Final = {
+    **FLAGS,
+    "search.num_samples": "--n-samples",
+    **{f"budget.{name}": f"--budget {name}=" for name in _BUDGET},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One method and its open run; fresh: the run was begun by this command."""
+
+    job: "SearchJob"
+    run: "SearchRunDir"
+    fresh: bool
+
+
+@click.command("search", context_settings=CONTEXT)
+@click.argument("task", required=False)
+@click.option("--method", "-m", metavar="NAME", help="sample, best-of-n, majority, beam, dvts, "
+              "rebase, tot-bfs, tot-dfs, best-first or mcts.")  # fmt: skip
+@click.option("--compare", metavar="NAME,NAME", help="Run several methods, each with the whole "
+              "budget, and print what each solved beside what it cost.")  # fmt: skip
+@click.option("--budget", multiple=True, metavar="K=V,...", help="What a problem may cost: any of "
+              f"{', '.join(_BUDGET)}; tokens are decoded ones.")  # fmt: skip
+@click.option("--width", type=int, help="States kept at a time.")
+@click.option("--depth", type=int, help="Steps of a solution at most.")
+@click.option("--expand", type=int, help="Next steps tried in a state.")
+@click.option("--n-samples", "-n", "num_samples", type=int, help="best-of-n, majority: solutions "
+              "drawn at most.")  # fmt: skip
+@click.option("--propose", metavar="HOW", help="Where next steps are from: sample, or a way of "
+              "the task's own (puzzles: list).")  # fmt: skip
+@click.option("--evaluate", metavar="HOW", help="What a state is worth: logprob, min-logprob, "
+              "reward:DIR for a reward model, or a way of the task's own (puzzles: judge, "
+              "judge-sampled).")  # fmt: skip
+@click.option("--prune-below", type=float, help="tot-dfs: do not look into states worth less.")
+@click.option("--exploration", type=float, help="mcts: its constant c.")
+@click.option("--iterations", type=int, help="mcts: visits at most.")
+@click.option("--temperature", type=float)
+@click.option("--top-p", type=float)
+@click.option("--top-k", type=int, help="0 keeps all.")
+@click.option("--min-p", type=float)
+@click.option("--max-tokens", type=int, help="Tokens of a whole solution at most.")
+@click.option("--step-tokens", type=int, help="Tokens of a step at most.")
+@click.option("--seed", type=int, help="Of the samples.")
+@click.option("--concurrency", type=int, help="Problems searched at once.")
+@options_of("data")
+@click.option("--task-arg", "-T", "task_args", multiple=True, metavar="NAME=VALUE",
+              help="An argument of the task's own, as `treegen tasks` lists them.")  # fmt: skip
+@options_of("model")
+@click.option("--output-path", "-o", metavar="DIR", help="Run directory. Default: a new one in "
+              "runs/.")  # fmt: skip
+@click.option("--resume", is_flag=False, flag_value="", metavar="[DIR]", help="Continue the run "
+              "in DIR with the settings it has; without DIR, begin or continue the one in "
+              "--output-path.")  # fmt: skip
+@QUIET
+def command(
+    method: str | None,
+    compare: str | None,
+    output_path: str | None,
+    resume: str | None,
+    quiet: bool,
+    **params: Any,
+) -> None:
+    """Search for solutions of each problem of TASK, and print how many were found, and the cost.
+
+    Tasks with steps are countdown, game24 and gsm8k. Every finished search is stored with its
+    whole tree; a run that was stopped continues with --resume.
+    """
+    given = _given(params)
+    methods = _methods(method, compare)
+    from treegen.cli.search_targets import targets
+    from treegen.tasks.search_job import load_search_job
+
+    found = targets(methods, given, output_path, resume, compare=compare is not None)
+    jobs = [load_search_job(target.settings) for target in found]
+    _check_alike(jobs)
+    folder = found[0].path.parent if compare and len(found) > 1 else found[0].path
+    advice = f"continue with: treegen search --resume {shlex.quote(str(resume or folder))}"
+    with ExitStack() as stack:
+        work = []
+        for target, job in zip(found, jobs, strict=True):
+            run = stack.enter_context(_open(job, target.path, resume=target.resume, quiet=quiet))
+            work.append(_Work(job, run, fresh=not target.resume))
+        try:
+            _search_all(work, advice, quiet=quiet)
+            _report(work, quiet=quiet)
+        except Interrupted as stopped:
+            raise Interrupted(stopped.signum, f"{_kept(work)}; {advice}") from None
+    if missing := sum(max(item.run.missing, 0) for item in work):
+        click.echo(f"Error: {missing:,} problems were not searched; {advice}", err=True)
+        raise SystemExit(1)
+
+
+def _given(params: dict[str, Any]) -> dict[str, Any]:
+    from treegen.cli.pairs import read_pairs
+
+    given = asked_for(params)
+    if "budget" in given:
+        given["budget"] = read_pairs(given["budget"], "--budget", _BUDGET)
+        if not given["budget"]:
+            raise InputError("--budget is empty; such as --budget tokens=2000")
+    return given
+
+
+def _check_alike(jobs: "list[SearchJob]") -> None:
+    """Refuse to put methods side by side that do not do the same for the same."""
+    if len({job.settings.budget for job in jobs}) > 1:
+        raise InputError("the methods have different budgets; give all of them one with --budget")
+    if len({(job.task.name, job.data.fingerprint) for job in jobs}) > 1:
+        raise InputError("the methods have different problems; give all of them the same --data, "
+                         "--limit and examples")  # fmt: skip
+
+
+def _methods(method: str | None, compare: str | None) -> list[str]:
+    if compare is None:
+        return [] if method is None else [method]
+    if method is not None:
+        raise InputError("give --method or --compare, not both")
+    names = [name.strip() for name in compare.split(",") if name.strip()]
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            raise InputError(f"--compare names {name!r} twice")
+    if not names:
+        raise InputError("--compare is empty; such as --compare sample,beam,tot-bfs")
+    return names
+
+
+def _open(job: "SearchJob", path: Path, *, resume: bool, quiet: bool) -> "SearchRunDir":
+    """Check all that can be checked without weights, then begin or continue the run."""
+    from treegen.cli.render import notice, skipped_rows
+    from treegen.runs import SearchRunDir
+    from treegen.tasks.job import look_at_model, weights_fingerprint
+    from treegen.tasks.search_job import check_prompts_fit, check_reward, search_run_settings
+
+    if not quiet:
+        skipped_rows(job.data.skipped)
+    facts = look_at_model(job.settings.engine)
+    check_prompts_fit(job, facts)
+    check_reward(job.settings)
+    asked = search_run_settings(
+        job,
+        dtype=facts.dtype,
+        fingerprint=weights_fingerprint(job.settings.engine),
+        flags=_FLAGS,
+    )
+    run = SearchRunDir.resume(path, asked) if resume else SearchRunDir.create(path, asked)
+    for line in run.notices:
+        notice(line)
+    if not quiet:
+        done = f", {len(run.done):,} of {run.info.planned:,} searches done" if resume else ""
+        notice(f"run directory: {path}{done}")
+    return run
+
+
+def _search_all(work: list[_Work], advice: str, *, quiet: bool) -> None:
+    """Search what each run lacks; the model is loaded once if there is anything to search."""
+    from treegen.cli.progress import draw
+    from treegen.cli.render import notice
+    from treegen.errors import RunError, TreegenError
+    from treegen.runs import graceful_signals
+    from treegen.tasks.search_runner import search
+
+    llm: LLM | None = None
+    loaded: EngineOptions | None = None
+    for item in work:
+        job, run, engine = item.job, item.run, item.job.settings.engine
+        if run.missing <= 0:
+            continue
+        if llm is None or loaded != engine:
+            llm = None  # gives its memory back before the next one is loaded
+            if not quiet:
+                notice(f"loading {engine.model}")
+            llm, loaded = _load(work, engine, run.info.identity["model"]["fingerprint"]), engine
+        with graceful_signals() as graceful:
+            try:
+                steps = search(job, run, llm, stop=lambda: received() or graceful())
+                draw(steps, f"{job.task.name} {job.settings.method}", quiet=quiet)
+            except RunError:
+                raise  # says itself what is kept, and how to go on
+            except TreegenError as error:
+                raise type(error)(f"{error}; {_kept(work)}; {advice}") from error
+            if signum := received() or graceful():
+                raise Interrupted(signum)
+
+
+def _load(work: list[_Work], engine: "EngineOptions", fingerprint: str) -> "LLM":
+    """Load the model; if it cannot be used, forget the runs that were begun for it."""
+    from transformers.utils import logging
+
+    from treegen.errors import TreegenError
+    from treegen.tasks.job import load_llm
+
+    # transformers' bars and advice would stand between ours.
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        return load_llm(engine, fingerprint)
+    except TreegenError:
+        for item in work:
+            if item.fresh and not item.run.done:
+                # Else the same command would be refused once the model is mended.
+                (item.run.path / "run.json").unlink()
+        raise
+
+
+def _report(work: list[_Work], *, quiet: bool) -> None:
+    from treegen.cli.render import echo, json_line, notice
+    from treegen.cli.search_table import cost_table
+    from treegen.tasks.search_runner import write_search_results
+
+    results = [write_search_results(item.job, item.run) for item in work]
+    for item, each in zip(work, results, strict=True):
+        for problem, error in list(each["errors"].items())[:3] if not quiet else ():
+            notice(f"{item.job.settings.method}: the search of {problem!r} failed: {error}")
+    if not quiet:
+        echo("\n" + cost_table(results))
+        for item in work:
+            echo(f"results: {item.run.path / 'results.json'}")
+        echo("")
+    json_line(
+        {
+            "runs": [
+                {"run": str(item.run.path), **{k: v for k, v in each.items() if k != "parts"}}
+                for item, each in zip(work, results, strict=True)
+            ]
+        }
+    )
+
+
+def _kept(work: list[_Work]) -> str:
+    done = sum(len(item.run.done) for item in work)
+    planned = sum(item.run.info.planned for item in work)
+    return f"{done:,} of {planned:,} searches are kept"

@@ -1,0 +1,117 @@
+"""Make-the-target puzzles: numbers are combined two by two until one is left, the target.
+
+States are sorted tuples of what is left. Arithmetic is exact: whole numbers are ints, others
+Fractions. Under the rule `whole`, every result must be a whole number from 0 on; without it, any
+result counts but a division by zero, as in the Game of 24.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from itertools import combinations
+from typing import Final
+
+Number = int | Fraction
+State = tuple[Number, ...]
+
+OPERATIONS: Final = ("+", "-", "*", "/")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`a op b = c`, and all numbers that are left then, sorted."""
+
+    a: Number
+    op: str
+    b: Number
+    c: Number
+    left: State
+
+
+def state_of(numbers: Sequence[Number]) -> State:
+    """Return the state in which these numbers are left."""
+    return tuple(sorted(numbers))
+
+
+def combine(a: Number, op: str, b: Number) -> Number | None:
+    """Return the exact result of an operation; None for a division by zero."""
+    if op == "+":
+        return _plain(a + b)
+    if op == "-":
+        return _plain(a - b)
+    if op == "*":
+        return _plain(a * b)
+    return _plain(Fraction(a) / b) if b else None
+
+
+def allowed(number: Number, *, whole: bool) -> bool:
+    """Return whether the rules allow a result."""
+    return not whole or (isinstance(number, int) and number >= 0)
+
+
+def is_legal(state: State, step: Step, *, whole: bool) -> bool:
+    """Return whether a step is right arithmetic, keeps the rules, and leaves what it says."""
+    left = _without(state, step.a, step.b)
+    if left is None or step.c != combine(step.a, step.op, step.b):
+        return False
+    return allowed(step.c, whole=whole) and state_of((*left, step.c)) == step.left
+
+
+def moves(state: State, *, whole: bool) -> list[Step]:
+    """Return every legal step, each sum and product once, in an order that is always the same."""
+    found: dict[Step, None] = {}
+    for i, j in combinations(range(len(state)), 2):
+        rest = [number for k, number in enumerate(state) if k not in (i, j)]
+        small, large = state[i], state[j]
+        for a, op, b in (
+            (large, "+", small), (large, "-", small), (large, "*", small), (large, "/", small),
+            (small, "-", large), (small, "/", large),
+        ):  # fmt: skip
+            c = combine(a, op, b)
+            if c is not None and allowed(c, whole=whole):
+                found[Step(a, op, b, c, state_of((*rest, c)))] = None
+    return list(found)
+
+
+@lru_cache(maxsize=1 << 18)
+def reachable(state: State, target: Number, whole: bool) -> bool:
+    """Return whether steps lead from a state to the target alone."""
+    if len(state) == 1:
+        return state[0] == target
+    return any(reachable(left, target, whole) for left in _next_states(state, whole))
+
+
+def solutions(state: State, target: Number, *, whole: bool) -> Iterator[tuple[Step, ...]]:
+    """Yield every way to the target, as steps."""
+    if len(state) == 1:
+        if state[0] == target:
+            yield ()
+        return
+    for step in moves(state, whole=whole):
+        if reachable(step.left, target, whole):
+            for rest in solutions(step.left, target, whole=whole):
+                yield (step, *rest)
+
+
+def solve(state: State, target: Number, *, whole: bool) -> tuple[Step, ...] | None:
+    """Return one way to the target; None if there is none."""
+    return next(solutions(state, target, whole=whole), None)
+
+
+@lru_cache(maxsize=1 << 16)
+def _next_states(state: State, whole: bool) -> tuple[State, ...]:
+    return tuple(dict.fromkeys(step.left for step in moves(state, whole=whole)))
+
+
+def _without(state: State, a: Number, b: Number) -> State | None:
+    rest = list(state)
+    for number in (a, b):
+        if number not in rest:
+            return None
+        rest.remove(number)
+    return tuple(rest)
+
+
+def _plain(number: Number) -> Number:
+    return number.numerator if number.denominator == 1 else number

@@ -1,0 +1,181 @@
+"""Run searches over a task's problems: search what a run directory lacks, then add it up.
+
+Nothing here prints; `search` is an iterator of progress that its caller draws. Every finished
+search is stored at once, as one record with its whole tree.
+"""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from treegen.runs import SearchRunDir
+from treegen.stats import estimate
+from treegen.tasks.account import stored_parts
+from treegen.tasks.progress import Progress, RightSoFar
+from treegen.tasks.search_job import SearchJob
+from treegen.tasks.search_settings import stored_choices
+
+if TYPE_CHECKING:
+    from treegen.engine import LLM
+    from treegen.search.result import SearchResult
+
+_SAVE_SECONDS: Final = 10.0
+COSTS: Final = (
+    "tokens_decoded", "tokens_prefilled", "tokens_reprompted", "calls", "nodes", "seconds",
+)  # fmt: skip
+
+
+def search(
+    job: SearchJob,
+    run: SearchRunDir,
+    llm: "LLM",
+    *,
+    stop: Callable[[], object] = lambda: None,
+) -> Iterator[Progress]:
+    """Search the problems that a run lacks and store each as it ends; yields after each.
+
+    stop: polled during and after every search; once it returns something true, the iteration ends.
+    What had finished by then, or before an error, is in the run.
+    """
+    if run.missing <= 0:
+        return
+    from treegen.tasks.search_methods import INTERRUPTED, search_function
+
+    settings = job.settings
+    tally = RightSoFar()
+    for record in run.records():
+        tally.count(record["problem_id"], bool(record["solved"]))
+    done = {problem_id for problem_id, _ in run.done}
+    todo = [(name, root) for name, root in job.roots.items() if name not in done]
+    started, start, tokens = len(done), time.monotonic(), 0
+    results = llm.search_stream(
+        search_function(job.task, job.data, settings, stop),
+        todo,
+        settings.whole,
+        concurrency=settings.concurrency,
+        budget=settings.budget,
+    )
+    pool, clock = llm.cache.pool, _Clock(run)
+    with closing(results):
+        for result in results:
+            if result.stopped == INTERRUPTED:
+                break
+            record = make_record(job, result)
+            run.append(record)
+            tally.count(record["problem_id"], record["solved"])
+            tokens += record["usage"]["tokens_decoded"]
+            clock.save()
+            yield Progress(
+                done=len(run.done),
+                planned=run.info.planned,
+                rows=results.backend.scheduler.live.num_active,
+                pages=pool.num_used,
+                num_pages=pool.num_pages,
+                tokens=tokens,
+                seconds=time.monotonic() - start,
+                accuracy=tally.accuracy,
+                started=started,
+                estimate=tally.estimate(),
+                unit="searches",
+            )
+            if stop():
+                break
+        clock.save(now=True)
+    run.sync()
+
+
+class _Clock:
+    """How long a run has taken, over the parts in which it was done."""
+
+    def __init__(self, run: SearchRunDir) -> None:
+        """A part begins now."""
+        self._run, self._before, self._start = run, stored_parts(run), time.monotonic()
+        self._due = 0.0
+
+    def save(self, *, now: bool = False) -> None:
+        """Write the parts to results.json, if that is due or must be."""
+        if now or time.monotonic() >= self._due:
+            seconds = time.monotonic() - self._start
+            parts = [*self._before, {"seconds": seconds}]
+            done, planned = len(self._run.done), self._run.info.planned
+            self._run.write_results(
+                {"complete": False, "planned": planned, "done": done, "parts": parts}
+            )
+            self._due = time.monotonic() + _SAVE_SECONDS
+
+
+def make_record(job: SearchJob, result: "SearchResult") -> dict[str, Any]:
+    """Return the line of trees.jsonl for one finished search.
+
+    Only a whole solution has an answer and can be solved: what a budget cut short has none.
+    """
+    problem = next(problem for problem in job.data.problems if problem.id == result.name)
+    text = result.best_text if result.best in result.candidates else None
+    found = result.to_json()
+    return {
+        "problem_id": result.name,
+        "sample_index": 0,
+        "method": job.settings.method,
+        "solved": text is not None and job.task.solved(problem, text),
+        "answer": None if text is None else job.task.answer(problem, text),
+        "text": text,
+        **{name: found[name] for name in ("best", "candidates", "votes", "stopped", "error")},
+        "usage": found["usage"],
+        "nodes": found["nodes"],
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+    }
+
+
+def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
+    """Write results.json from the trees of a run; returns its content."""
+    solved: list[bool] = []
+    errors: dict[str, str] = {}
+    stopped: Counter[str] = Counter()
+    costs: dict[str, list[float]] = {name: [] for name in COSTS}
+    for record in run.records():
+        solved.append(record["solved"])
+        if record["error"]:
+            errors[record["problem_id"]] = record["error"]
+        stopped[record["stopped"]] += 1
+        for name in COSTS:
+            costs[name].append(record["usage"][name])
+    info, parts = run.info, stored_parts(run)
+    results = {
+        "complete": run.missing == 0,
+        "planned": info.planned,
+        "done": len(solved),
+        "task": {"name": job.task.name, "version": job.task.version, "source": job.data.source},
+        "model": dict(info.identity["model"]),
+        "settings": stored_choices(info),
+        "fingerprint": info.fingerprint,
+        "versions": dict(info.versions),
+        "skipped": [
+            {"source": row.source, "line": row.line, "reason": row.reason}
+            for row in job.data.skipped
+        ],
+        "method": job.settings.method,
+        "solved": asdict(estimate([float(each) for each in solved])) if solved else None,
+        "num_solved": sum(solved),
+        "errors": errors,
+        "stopped": dict(stopped.most_common()),
+        "cost": {name: _sums(values) for name, values in costs.items()},
+        "seconds": math.fsum(part["seconds"] for part in parts),
+        "parts": parts,
+    }
+    run.write_results(results)
+    return results
+
+
+def _sums(values: list[float]) -> Mapping[str, float | None]:
+    total = math.fsum(values)
+    whole = all(isinstance(value, int) for value in values)
+    return {
+        "total": int(total) if whole else total,
+        "mean": total / len(values) if values else None,
+        "most": max(values, default=None),
+    }

@@ -1,0 +1,141 @@
+"""A language model, letter by letter, that plays make-the-target puzzles and judges states.
+
+It has no idea which step is good: legal steps are equally likely, wrong ones now and then. Its
+judgements are mostly right. So sampling whole solutions rarely works, and searching does.
+"""
+
+from collections import defaultdict
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
+
+from toy_search import ToyBackend, ToyModel, run_all
+
+from treegen.params import SamplingParams
+from treegen.search.budget import Budget
+from treegen.search.node import Search
+from treegen.search.result import SearchResult
+from treegen.tasks.countdown_text import JUDGEMENTS, follow, judge, step_line
+from treegen.tasks.puzzle import State, moves, state_of
+from treegen.tasks.search_methods import SearchFn
+
+LETTERS = "0123456789 +-*/=():\n" + "".join(sorted(set("left" + "".join(JUDGEMENTS))))
+
+
+def puzzle_model(*, mistakes: float = 0.1, right: float = 0.95, whole: bool = True) -> ToyModel:
+    """mistakes: weight of a wrong line beside one of a legal step. right: share of judgements."""
+
+    def weights(text: str) -> list[float]:
+        block = text[text.rindex("\n\n", 0, _head(text)) + 2 :]
+        head, *lines = block.split("\n")
+        numbers = state_of([int(word) for word in head.split(":")[1].split()])
+        target = int(lines[0].split(":")[1])
+        rest = "\n".join(lines[1:])
+        if rest.startswith("Judge:"):
+            verdict = judge(numbers, target, whole=whole)
+            answers = {f" {word}\0": (1 - right) / 2 for word in JUDGEMENTS}
+            answers[f" {verdict}\0"] = right
+            return _next(answers, rest.removeprefix("Judge:"))
+        typed = rest.partition(":\n")[2]
+        before, _, line = typed.rpartition("\n")
+        if rest.startswith("Possible"):
+            told = before.split("\n") if before else []
+            options = {
+                each: weight for each, weight in _lines(numbers, mistakes, whole).items()
+                if each[:-1] not in told
+            }  # fmt: skip
+            return _next(options if len(told) < 6 and options else {"\n": 1.0}, line)
+        state = follow(numbers, before, whole=whole) if before else numbers
+        if state is None or len(state) == 1:
+            return _next({"\0": 1.0}, "")
+        return _next(_lines(state, mistakes, whole), line)
+
+    return ToyModel(LETTERS, lru_cache(maxsize=1 << 16)(weights))
+
+
+def _head(text: str) -> int:
+    return max(text.rfind("\nInput:"), text.rfind("\nNumbers:")) + 1
+
+
+@cache
+def _lines_of(state: State, mistakes: float, whole: bool) -> tuple[tuple[str, float], ...]:
+    legal = moves(state, whole=whole)
+    wrong = [replace(step, c=step.c + 1) for step in legal[:3]]
+    return tuple(
+        [(step_line(step) + "\n", 1.0) for step in legal]
+        + [(step_line(step) + "\n", mistakes) for step in wrong]
+    )
+
+
+def _lines(state: State, mistakes: float, whole: bool) -> dict[str, float]:
+    return dict(_lines_of(state, mistakes, whole))
+
+
+def _next(texts: dict[str, float], typed: str) -> list[float]:
+    """Weights of the next letter of one of these texts; a \\0 ends it."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for text, weight in texts.items():
+        if text.startswith(typed) and len(text) > len(typed):
+            found[text[len(typed)]] += weight
+    if not found:
+        found["\0"] = 1.0
+    return [found["\0"], *(found[letter] for letter in LETTERS)]
+
+
+class Count:
+    """Anything that has a number of pages or rows."""
+
+    num_used, num_pages, num_active = 0, 1, 0
+
+    def __getattr__(self, name: str) -> "Count":
+        return self
+
+
+class Results:
+    """What a stream of searches is to the runner."""
+
+    backend = Count()
+
+    def __init__(self, results: Generator[SearchResult, None, None]) -> None:
+        self._results = results
+
+    def __iter__(self) -> "Results":
+        return self
+
+    def __next__(self) -> SearchResult:
+        return next(self._results)
+
+    def close(self) -> None:
+        self._results.close()
+
+
+@dataclass
+class ToyLLM:
+    """What the runner needs of an LLM; begun: the searches that were started."""
+
+    model: ToyModel
+    begun: list[str] = field(default_factory=list)
+    cache = Count()
+
+    def search_stream(
+        self,
+        fn: SearchFn,
+        problems: Sequence[tuple[str, str]],
+        params: SamplingParams,
+        *,
+        concurrency: int,
+        budget: Budget,
+    ) -> Results:
+        return Results(self._results(fn, problems, params, budget))
+
+    def _results(
+        self,
+        fn: SearchFn,
+        problems: Sequence[tuple[str, str]],
+        params: SamplingParams,
+        budget: Budget,
+    ) -> Generator[SearchResult, None, None]:
+        for name, prompt in problems:
+            self.begun.append(name)
+            search = Search(ToyBackend(self.model), prompt, name=name, params=params, budget=budget)
+            yield from run_all([search], fn)
