@@ -52,6 +52,9 @@ class EngineOptions:
     prefill_chunk: int | None = None
     sharing: Sharing = "auto"
     impl: str = "auto"
+    eager: bool = False
+    compile: bool = False
+    run_ahead: bool = False
     check: bool = True
     revision: str | None = None
     trust_remote_code: bool = False
