@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_models
@@ -33,7 +34,7 @@ def test_greedy_tokens_equal_stock_generation(family: str, tmp_path: Path) -> No
     tiny_models.save_tiny_model(tmp_path, family)
     stock = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").cuda()
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    modes: list[tuple[Sharing, dict[str, bool]]] = [
+    modes: list[tuple[Sharing, dict[str, Any]]] = [
         ("all", {}),
         ("off", {}),
         ("auto", {"eager": True}),

@@ -271,7 +271,7 @@ class Scheduler:
         logits = self.model.forward(batch).float()
         lse = logits.logsumexp(dim=-1)
         self._check_numbers(lse.cpu().numpy(), lambda at: self._span_name(spans, at))
-        finished: list[Completion] = []
+        prompts: list[tuple[LiveRequest, int]] = []
         offset = 0
         resumed = []
         for span in spans:
@@ -285,11 +285,12 @@ class Scheduler:
                     del self.live.resuming[span.slot]
                     resumed.append(span.slot)
             else:
-                finished += self._on_span(span, logits[offset:end], lse[offset:end])
+                wanting = self._on_span(span, logits[offset:end], lse[offset:end])
+                prompts += [(request, end - 1) for request in wanting]
             offset = end
         if resumed:
             self.live.join(resumed)
-        return finished
+        return self._draw_first(prompts, logits)
 
     def _pick_spans(self) -> list[Span]:
         """What the next prefill pass computes: at most prefill_chunk tokens, depth first."""
@@ -348,8 +349,8 @@ class Scheduler:
             segment=segment,
         )
 
-    def _on_span(self, span: Span, logits_SV: Tensor, lse_S: Tensor) -> list[Completion]:
-        """Account for a computed piece of a segment; draw first tokens where one is complete."""
+    def _on_span(self, span: Span, logits_SV: Tensor, lse_S: Tensor) -> list[LiveRequest]:
+        """Account for a computed piece of a segment; returns requests to draw first tokens of."""
         segment = span.segment
         assert segment is not None
         again = max(min(span.stop, segment.was_computed) - span.start, 0)
@@ -362,36 +363,53 @@ class Scheduler:
         if span.stop < segment.stop:
             return []
         del self._admission.to_compute[segment.index]
-        finished: list[Completion] = []
-        for request in segment.requests.copy():
-            if request.samples and request.slots is None:
-                finished += self._draw_first(request, logits_SV[-1:])
         for request in list(segment.openers):
             self._admission.on_computed(request)
+        return [r for r in segment.requests if r.samples and r.slots is None]
+
+    def _draw_first(
+        self, prompts: Sequence[tuple[LiveRequest, int]], logits_SV: Tensor
+    ) -> list[Completion]:
+        """Draw the first tokens of all samples of requests from their prompts' last logits.
+
+        prompts: requests and the row of logits of each.
+        """
+        by_rows: dict[int, list[tuple[LiveRequest, int]]] = {}
+        for request, at in prompts:
+            by_rows.setdefault(request.num_rows, []).append((request, at))
+        finished: list[Completion] = []
+        for num_rows, group in by_rows.items():
+            requests = [request for request, _ in group]
+            slots_PN = self._add_rows(requests, num_rows)
+            device = logits_SV.device
+            at_P = to_device(np.array([at for _, at in group]), device)
+            params = [self.param_sets[request.params].params for request in requests]
+            sampling = SamplingBatch.of(params, torch.arange(len(params), device=device))
+            seeds_PN = to_device(self.rows.seed[slots_PN], device)
+            draws = draw(logits_SV[at_P], seeds_PN, seeds_PN * 0, sampling)
+            slots = slots_PN.ravel()
+            finished += self._note(Flight(slots, self.rows.serial[slots], draws))
+            for request in requests:
+                self._admission.add_rows(request, sorted(request.slots or ()))
         return finished
 
-    def _draw_first(self, request: LiveRequest, logits_1V: Tensor) -> list[Completion]:
-        """Draw the first token of every sample of a request at once, from the prompt's logits."""
-        wanted = request.samples[: request.num_rows]
-        params = self.param_sets[request.params].params
-        rows, spec = self.rows, request.spec
-        slots = rows.add(len(wanted))
-        rows.request[slots] = request.index
-        rows.sample[slots] = wanted
-        rows.params[slots] = request.params
-        rows.key[slots] = (request.rank << _KEY_BITS) + np.array(wanted)
-        rows.seed[slots] = [row_seed(params.seed, spec.id, index) for index in wanted]
-        rows.stop[slots] = request.segment.stop
-        rows.limit[slots] = spec.max_tokens
-        request.slots = set(slots.tolist())
-        request.rewinds = None
-        device = logits_1V.device
-        sampling = SamplingBatch.of([params], torch.zeros(1, dtype=torch.int64, device=device))
-        seeds = to_device(rows.seed[slots][None], device)
-        draws = draw(logits_1V, seeds, seeds * 0, sampling)
-        finished = self._note(Flight(slots, rows.serial[slots], draws))
-        self._admission.add_rows(request, sorted(request.slots))
-        return finished
+    def _add_rows(self, requests: Sequence[LiveRequest], num_rows: int) -> Ints:
+        """New rows of requests, so many each: slots [requests, num_rows]."""
+        rows = self.rows
+        slots_PN = rows.add(len(requests) * num_rows).reshape(len(requests), num_rows)
+        for request, slots in zip(requests, slots_PN, strict=True):
+            wanted, spec = request.samples[:num_rows], request.spec
+            seed = self.param_sets[request.params].params.seed
+            rows.request[slots] = request.index
+            rows.sample[slots] = wanted
+            rows.params[slots] = request.params
+            rows.key[slots] = (request.rank << _KEY_BITS) + np.array(wanted)
+            rows.seed[slots] = [row_seed(seed, spec.id, index) for index in wanted]
+            rows.stop[slots] = request.segment.stop
+            rows.limit[slots] = spec.max_tokens
+            request.slots = set(slots.tolist())
+            request.rewinds = None
+        return slots_PN
 
     # Decode
 
@@ -483,8 +501,9 @@ class Scheduler:
             tokens.ravel()[alive],
             logprobs.ravel()[alive],
         )
-        self._check_numbers(np.broadcast_to(lse, num)[alive], lambda at: self._row_name(slots[at]))
-        top = [np.broadcast_to(array, (num, array.shape[-1]))[alive] for array in top]
+        # Several draws may come from one distribution.
+        lse, *top = (np.repeat(array, num // len(array), axis=0)[alive] for array in (lse, *top))
+        self._check_numbers(lse, lambda at: self._row_name(slots[at]))
         rows.append(slots, tokens, logprobs, *top)
         self.usage.decoded_tokens += len(slots)
         over = self._may_end[rows.params[slots], tokens] | (rows.count[slots] >= rows.limit[slots])

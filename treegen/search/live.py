@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -114,7 +114,7 @@ class LiveBackend:
         self.tokenizer, self.spec, self.params = tokenizer, spec, params
         self._make_plan = make_plan
         self._stoppings: dict[SamplingParams, Stopping] = {}
-        self._param_sets = {_without_length(params): 0}
+        self._param_sets = {_sampling_key(params): 0}
         self.scheduler = make_scheduler(self._stopping(params), self._on_grown)
         self._prompts = PromptIndex(self.scheduler.store, rows=max_rows)
         self._detokenizer = Detokenizer(tokenizer)
@@ -324,9 +324,9 @@ class LiveBackend:
                 f"logprobs={params.logprobs} in a session that records {self.params.logprobs}; "
                 "ask for them when the session is opened"
             )
-        key = _without_length(params)
+        key = _sampling_key(params)
         if key not in self._param_sets:
-            self._param_sets[key] = self.scheduler.add_params(key, self._stopping(key))
+            self._param_sets[key] = self.scheduler.add_params(params, self._stopping(params))
         return self._param_sets[key]
 
     def _stopping(self, params: SamplingParams) -> Stopping:
@@ -367,8 +367,10 @@ class LiveBackend:
         self._tickets.clear()
 
 
-def _without_length(params: SamplingParams) -> SamplingParams:
-    """Parameters by which rows are drawn and ended; how many and how long is each request's."""
-    return replace(
-        params, n=1, max_tokens=1, stop=params.stops, stop_token_ids=tuple(params.stop_token_ids)
-    )
+def _sampling_key(params: SamplingParams) -> tuple[object, ...]:
+    """By what rows are drawn and ended; how many and how long is each request's own."""
+    return (
+        params.temperature, params.top_p, params.top_k, params.min_p, params.stops,
+        tuple(params.stop_token_ids), params.ignore_eos, params.seed, params.logprobs,
+        params.include_stop,
+    )  # fmt: skip

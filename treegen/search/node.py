@@ -301,7 +301,7 @@ class SearchNode:
         """Draw children from index `first`, by default the next; fewer if the search is stopped."""
         if isinstance(n, bool) or not isinstance(n, int) or n < 0:
             raise InputError(f"n must be a whole number of samples, got {n!r}")
-        params = replace(self.search.params, **overrides)
+        params = replace(self.search.params, **overrides) if overrides else self.search.params
         if params.temperature == 0 and n > 1:
             raise InputError("temperature 0 gives the same child n times; sample with n=1")
         if n == 0:
