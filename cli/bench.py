@@ -7,12 +7,17 @@ from dataclasses import asdict
 
 import click
 
+from treegen.cli.bench_device import attention, decode, monkeys, paper
 from treegen.errors import InputError
 
 
 @click.group(name="bench")
 def command() -> None:
     """Measure treegen on this machine."""
+
+
+for _part in (attention, decode, paper, monkeys):
+    command.add_command(_part)
 
 
 @command.command()

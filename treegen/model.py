@@ -18,10 +18,12 @@ from transformers.utils import logging
 from treegen.batch import Batch
 from treegen.cache import LayerKV
 from treegen.errors import InputError, ModelError
+from treegen.families import refuse_family
 from treegen.load_check import check_model
 from treegen.model_attention import ATTENTION
 from treegen.model_files import check_weights, fingerprint, load_tokenizer, locate, one_line
 from treegen.model_spec import (
+    DTYPES,
     LayerSpec,
     ModelSpec,
     load_spec,
@@ -65,6 +67,34 @@ class Model:
         self._keeps_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
         self.graphs: DecodeGraphs | None = None
         self._compiled: CompiledLayers | None = None
+        self.uncompiled_because = ""
+
+    @classmethod
+    def from_module(
+        cls, module: PreTrainedModel, *, name: str = "", check: bool = True, impl: str = "auto"
+    ) -> Model:
+        """A model of a transformers module that is in memory, on one device and in one dtype.
+
+        The module is changed: it attends by treegen from now on. name: what messages call it.
+        check: compare with transformers' own attention, as `load_model` does.
+        """
+        config = module.config
+        refuse_family(config)
+        if module.dtype not in DTYPES.values():
+            raise InputError(f"a module must be in one of {', '.join(DTYPES)}, got {module.dtype}")
+        spec = spec_of(name or config.model_type, None, config, module.dtype)
+        _prepare(module)
+        module.set_attn_implementation(ATTENTION)
+        model = cls(module, spec, module.dtype, fingerprint="", impl=impl)
+        if check:
+            check_model(model)
+        return model
+
+    def reset(self) -> None:
+        """Forget compiled layers and CUDA graphs, and with them the page pools they hold."""
+        if self._compiled is not None:
+            self._compiled.undo()
+        self._compiled = self.graphs = None
         self.uncompiled_because = ""
 
     def compile_layers(self, pools: Sequence[LayerKV], *, backend: str = "inductor") -> None:
@@ -236,11 +266,8 @@ def _load_weights(
             f"the weights in {directory} lack {made_up[0]} and {len(made_up) - 1} more tensors "
             "of the right shape; the checkpoint does not fit its config.json"
         )
-    module: PreTrainedModel = loaded.eval().requires_grad_(False)
-    for part in module.modules():
-        # We never pad. Some families look for padding in each pass, which waits for the device.
-        if isinstance(part, PreTrainedModel):
-            part.warn_if_padding_and_no_attention_mask = _no_padding
+    module: PreTrainedModel = loaded
+    _prepare(module)
     if dtype == torch.float32:
         # Some versions leave weights that they dequantised in 16 bits.
         for weight in module.parameters():
@@ -253,6 +280,15 @@ def _load_weights(
         f"the weights take {size / 2**30:.1f} GiB, more than is free on {device}; use another "
         "device or a smaller dtype"
     )
+
+
+def _prepare(module: PreTrainedModel) -> None:
+    """Make a transformers module ready for inference."""
+    module.eval().requires_grad_(False)
+    for part in module.modules():
+        # We never pad. Some families look for padding in each pass, which waits for the device.
+        if isinstance(part, PreTrainedModel):
+            part.warn_if_padding_and_no_attention_mask = _no_padding
 
 
 def _no_padding(input_ids: Tensor, attention_mask: Tensor | None) -> None:

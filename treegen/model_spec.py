@@ -164,13 +164,16 @@ def load_spec(
 
 def spec_of(
     name: str,
-    directory: Path,
+    directory: Path | None,
     config: PretrainedConfig,
     dtype: torch.dtype,
     *,
     trust_remote_code: bool = False,
 ) -> ModelSpec:
-    """Return the shape of the model that a configuration describes."""
+    """Return the shape of the model that a configuration describes.
+
+    directory: the checkpoint's, None for a model that was built in memory.
+    """
     probe, vocab_size = probe_layers(config, dtype, trust_remote_code)
     layers: list[LayerSpec] = []
     for call, source in zip(probe.calls, probe.sources, strict=True):
@@ -216,10 +219,10 @@ def _ropes(text: PretrainedConfig) -> Iterator[dict[str, Any]]:
         yield settings
 
 
-def _eos_token_ids(directory: Path, config: PretrainedConfig) -> tuple[int, ...]:
+def _eos_token_ids(directory: Path | None, config: PretrainedConfig) -> tuple[int, ...]:
     """Return every id that ends a text, after generation_config.json and the configuration."""
-    file = directory / "generation_config.json"
-    settings = [read_json(file).get("eos_token_id")] if file.is_file() else []
+    file = directory / "generation_config.json" if directory else None
+    settings = [read_json(file).get("eos_token_id")] if file and file.is_file() else []
     for source in (config, config.get_text_config(decoder=True)):
         settings.append(getattr(source, "eos_token_id", None))
     found: list[Any] = []

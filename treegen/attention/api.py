@@ -46,10 +46,16 @@ LOADERS: Final[dict[str, Callable[[], Implementation]]] = {
 FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-def register(name: str, load: Callable[[], Implementation]) -> None:
-    """Add an implementation under a name; "auto" prefers it to those registered before."""
+def register(name: str, load: Callable[[], Implementation], *, auto: bool = True) -> None:
+    """Add an implementation under a name; "auto" prefers it to those registered before.
+
+    auto=False: it is used only where it is named, for "auto" never gets past "reference".
+    """
     if name in LOADERS or name == "auto":
         raise InputError(f"an attention implementation named {name!r} exists already")
+    if not auto:
+        LOADERS[name] = load
+        return
     known = dict(LOADERS)
     LOADERS.clear()
     LOADERS.update({name: load, **known})

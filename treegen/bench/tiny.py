@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
-def make_checkpoint(folder: Path, *, hidden: int = 256, layers: int = 4, seed: int = 0) -> None:
-    """Write a Llama checkpoint (8 query heads, 2 KV heads) and a byte-level tokenizer."""
-    import torch
+def byte_tokenizer() -> PreTrainedTokenizerBase:
+    """A tokenizer whose tokens are <s>, </s> and the 256 bytes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {"<s>": 0, "</s>": 1} | {letter: i + 2 for i, letter in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(
+    made: PreTrainedTokenizerBase = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>"
-    ).save_pretrained(folder)
+    )
+    return made
+
+
+def make_checkpoint(folder: Path, *, hidden: int = 256, layers: int = 4, seed: int = 0) -> None:
+    """Write a Llama checkpoint (8 query heads, 2 KV heads) and a byte-level tokenizer."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = byte_tokenizer()
+    tokenizer.save_pretrained(folder)
     config = LlamaConfig(
-        vocab_size=len(vocabulary),
+        vocab_size=len(tokenizer),
         hidden_size=hidden,
         intermediate_size=3 * hidden,
         num_hidden_layers=layers,

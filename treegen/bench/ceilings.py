@@ -1,0 +1,114 @@
+"""What a device can sustain: the rates that rooflines are taken from, measured in the same run.
+
+Legend: H heads, L query rows, S keys, D head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from treegen.bench.timing import free_bytes, free_memory, sustained
+from treegen.errors import CapacityError
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """Sustained rates of one device in one dtype.
+
+    matmul, attention: FLOP/s of a large matrix product and of dense attention by the fastest
+    kernel that torch has, whose name attention_kernel is. memory: bytes/s of a large copy, what is
+    read and what is written both counted.
+    """
+
+    dtype: str
+    matmul: float
+    attention: float
+    memory: float
+    attention_kernel: str
+
+    def __str__(self) -> str:
+        """One line for people."""
+        return (
+            f"ceilings, sustained, {self.dtype}: matrix products {_rate(self.matmul)}FLOP/s, "
+            f"attention {_rate(self.attention)}FLOP/s ({self.attention_kernel}), "
+            f"memory {_rate(self.memory)}B/s"
+        )
+
+
+def measure(device: torch.device, dtype: torch.dtype, seconds: float | None = None) -> Ceilings:
+    """Measure all rates; seconds: for each, by default 2 on a GPU and 0.1 on a CPU."""
+    cuda = device.type == "cuda"
+    seconds = seconds or (2.0 if cuda else 0.1)
+    kernels = dict(_attention(device, dtype, seconds))
+    if not kernels:
+        raise CapacityError(f"no attention of torch runs in {dtype} in what is free on {device}")
+    best = max(kernels, key=kernels.__getitem__)
+    found = Ceilings(
+        dtype=str(dtype).removeprefix("torch."),
+        matmul=_matmul(device, dtype, seconds, 8192 if cuda else 512),
+        attention=kernels[best],
+        memory=_copy(device, seconds, 2**30 if cuda else 2**25),
+        attention_kernel=best,
+    )
+    free_memory(device)
+    return found
+
+
+def _matmul(device: torch.device, dtype: torch.dtype, seconds: float, size: int) -> float:
+    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    out = torch.empty_like(left)
+    return 2 * size**3 / sustained(lambda: torch.mm(left, right, out=out), device, seconds)
+
+
+def _copy(device: torch.device, seconds: float, size: int) -> float:
+    size = min(size, free_bytes(device) // 8)
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / sustained(lambda: target.copy_(source), device, seconds)
+
+
+def _attention(
+    device: torch.device, dtype: torch.dtype, seconds: float
+) -> Iterator[tuple[str, float]]:
+    """FLOP/s of each kernel that runs here, dense and not causal."""
+    heads, rows, keys, width = (32, 1024, 8192, 128) if device.type == "cuda" else (4, 128, 512, 64)
+    q_1HLD, k_1HSD, v_1HSD = (
+        torch.randn(1, heads, length, width, device=device).to(dtype)
+        for length in (rows, keys, keys)
+    )
+    flops = 4 * heads * rows * keys * width
+    found = False
+    for name, backend in [*kernels_for(device, dtype).items(), ("math", SDPBackend.MATH)]:
+        if name == "math" and found:  # plain matrix products count only where no kernel runs
+            return
+        with sdpa_kernel(backend):
+            try:
+                each = sustained(
+                    lambda: scaled_dot_product_attention(q_1HLD, k_1HSD, v_1HSD), device, seconds
+                )
+            except RuntimeError:  # this kernel does not take the dtype or the device
+                continue
+        found = True
+        yield name, flops / each
+
+
+def kernels_for(device: torch.device, dtype: torch.dtype) -> dict[str, SDPBackend]:
+    """Dense attention kernels of torch that may run on a device in a dtype."""
+    if device.type == "cuda" and dtype == torch.float32:
+        return {"efficient": SDPBackend.EFFICIENT_ATTENTION}
+    flash = {"flash": SDPBackend.FLASH_ATTENTION}
+    return flash | {"cudnn": SDPBackend.CUDNN_ATTENTION} if device.type == "cuda" else flash
+
+
+def _rate(rate: float) -> str:
+    """A rate with the unit that suits it: "655 T", "4.24 T", "38.1 G"."""
+    for unit in ("k", "M", "G", "T"):
+        rate /= 1e3
+        if rate < 1e3 or unit == "T":
+            return f"{rate:.3g} {unit}"
+    raise AssertionError("there is a last unit")

@@ -1,0 +1,97 @@
+"""What `treegen bench decode` runs: one workload in every mode, or a grid that shows that sharing
+never costs more than it saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from treegen.bench.modes import NO_ATTENTION
+from treegen.bench.workloads import Case, Workload
+from treegen.errors import InputError
+
+if TYPE_CHECKING:
+    from treegen.bench.result import Result
+
+NEVER_SLOWER: Final = 0.97
+"""Speed with sharing over speed without, at least: what is less is told apart from noise."""
+
+
+def decode_cases(
+    rows: Sequence[int],
+    prefixes: Sequence[int],
+    new_tokens: int,
+    *,
+    problems: int = 1,
+    problem_tokens: int = 0,
+    against: Sequence[str] = (),
+) -> list[Case]:
+    """Every number of rows below every prefix, in all modes; modes that are the same only once."""
+    cases = []
+    modes = ("all", "one", "off") if problem_tokens else ("all", "off")
+    for prefix in prefixes:
+        for number in rows:
+            if number % problems:
+                raise InputError(f"{number} rows cannot be divided among {problems} problems")
+            workload = Workload(
+                name="decode",
+                prefix=prefix,
+                new_tokens=new_tokens,
+                samples=number // problems,
+                problems=problems,
+                problem_tokens=problem_tokens,
+                max_rows=number,
+            )
+            cases.append(Case(workload, (*modes, NO_ATTENTION, *against)))
+    return cases
+
+
+def grid_cases(rows: Sequence[int], prefixes: Sequence[int], new_tokens: int) -> list[Case]:
+    """Every number of rows below every prefix, with sharing as the engine chooses it and off."""
+    return [
+        Case(
+            Workload("grid", prefix=prefix, new_tokens=new_tokens, samples=number, max_rows=number),
+            ("auto", "off"),
+        )
+        for prefix in prefixes
+        for number in rows
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Decode speed with sharing as the engine chooses it over speed without; None: not run.
+
+    shared: whether the engine chose to; where it did not, both are the same work.
+    """
+
+    rows: int
+    prefix: int
+    shared: bool
+    ratio: float | None
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether sharing cost more than noise."""
+        return self.shared and self.ratio is not None and self.ratio < NEVER_SLOWER
+
+
+def ratios(results: Sequence[Result]) -> list[Ratio]:
+    """The ratio of each pair of a grid's results, in their order, by their median steps."""
+    without = {r.workload: r for r in results if r.mode == "off"}
+    found = []
+    for result in results:
+        if result.mode != "auto":
+            continue
+        shared, off = result.step_ms, without[result.workload].step_ms
+        found.append(
+            Ratio(
+                result.rows,
+                result.workload.prefix,
+                bool(result.levels),
+                off.median / shared.median if shared and off else None,
+            )
+        )
+    return found

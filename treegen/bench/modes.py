@@ -1,0 +1,14 @@
+"""The ways in which a workload is run, by the names that tables show. No torch here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SHARING_MODES: Final = ("auto", "all", "one", "off")
+"""treegen, with this `sharing`."""
+NO_ATTENTION: Final = "no-attention"
+"""treegen, with attention replaced by zeros: the ceiling of all others."""
+GENERATE: Final = "generate"
+CONTINUOUS: Final = "continuous"
+"""transformers' own engines: `generate` and continuous batching."""
+STOCK_MODES: Final = (GENERATE, CONTINUOUS)

@@ -1,0 +1,53 @@
+"""Attention replaced by zeros: what a decode step takes without it, which no attention can beat.
+
+Keys and values are still written, and levels are prepared as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treegen.attention.api import LOADERS, choose, register
+from treegen.attention.level import HostLevel, Level
+from treegen.attention.types import KVPair, Options, Prepared
+from treegen.bench.modes import NO_ATTENTION
+
+
+class NoAttention:
+    """An implementation that computes nothing; it is chosen only by name."""
+
+    name = NO_ATTENTION
+
+    def refusal(self, device: torch.device) -> str | None:
+        """Runs everywhere."""
+        return None
+
+    def prepare(
+        self, levels: Sequence[Level], host: Sequence[HostLevel] | None, positions_T: Tensor | None
+    ) -> Any:
+        """What the device's own implementation prepares, so that steps become graphs as ever."""
+        device = levels[0].q_start_G.device
+        return choose("auto", device).prepare(levels, host, positions_T)
+
+    def attend(
+        self, q_THD: Tensor, pairs: Sequence[KVPair], prepared: Prepared, options: Options
+    ) -> tuple[Tensor, Tensor]:
+        """Zeros."""
+        shape = q_THD.shape[:2]
+        v_dim = pairs[0][1].shape[-1]
+        return q_THD.new_zeros(*shape, v_dim), q_THD.new_zeros(shape, dtype=torch.float32)
+
+
+@contextmanager
+def no_attention() -> Iterator[str]:
+    """Make the implementation known meanwhile; gives its name."""
+    register(NO_ATTENTION, NoAttention, auto=False)
+    try:
+        yield NO_ATTENTION
+    finally:
+        del LOADERS[NO_ATTENTION]

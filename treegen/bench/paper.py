@@ -1,0 +1,175 @@
+"""Jobs after the experiments of the Hydragen paper and of Large Language Monkeys.
+
+After Juravsky et al. 2024 (arXiv:2402.05099) and Brown et al. 2024 (arXiv:2407.21787), not copies
+of them: tokens are synthetic, and each experiment says what of it was chosen here, so that its
+numbers are compared with published ones only where the work is the same. An engine without sharing
+is treegen with sharing off, whose batch is bounded by what it would store without sharing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from treegen.bench.modes import NO_ATTENTION
+from treegen.bench.workloads import Case, Workload
+from treegen.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """Workloads, the shape they run on unless another is asked for, and the modes compared.
+
+    chosen: what is our choice, to be printed beside every result.
+    """
+
+    name: str
+    what: str
+    chosen: str
+    shape: str
+    workloads: tuple[Workload, ...]
+    modes: tuple[str, ...]
+
+
+def _both_batches(workload: Workload) -> tuple[Workload, ...]:
+    """At equal batch, and at the largest that memory admits in each mode."""
+    return (
+        replace(workload, name=f"{workload.name}, equal batch", equal=True),
+        replace(workload, name=f"{workload.name}, largest batch"),
+    )
+
+
+EXPERIMENTS: Final = {
+    each.name: each
+    for each in (
+        Experiment(
+            "tables",
+            "CodeLlama-7B, 128 tokens, by prefix and rows",
+            "which prefixes and rows",
+            "codellama-7b",
+            tuple(
+                Workload("tables", prefix=prefix, new_tokens=128, samples=rows, max_rows=rows)
+                for prefix in (1024, 2048, 4096, 8192, 16_384)
+                for rows in (64, 256, 1024)
+            ),
+            ("all", "off", NO_ATTENTION),
+        ),
+        Experiment(
+            "needle",
+            "64 to 1,024 questions on a document of 19,900 tokens",
+            "the shape, 20 tokens a question, which numbers of questions",
+            "yi-6b",
+            tuple(
+                Workload(
+                    "needle",
+                    prefix=19_900,
+                    problems=questions,
+                    problem_tokens=20,
+                    samples=1,
+                    new_tokens=10,
+                    max_rows=questions,
+                )
+                for questions in (64, 128, 256, 512, 1024)
+            ),
+            ("all", "off", NO_ATTENTION),
+        ),
+        Experiment(
+            "apps",
+            "120 problems x 128 samples x 512 tokens, two-shot: two levels against one",
+            "the shape, 500 tokens a problem",
+            "codellama-7b",
+            _both_batches(
+                Workload(
+                    "apps",
+                    prefix=2400,
+                    problems=120,
+                    problem_tokens=500,
+                    samples=128,
+                    new_tokens=512,
+                )
+            ),
+            ("all", "one"),
+        ),
+        Experiment(
+            "gsm8k",
+            "8-shot, 40 samples for self-consistency",
+            "the shape, 128 problems, 900 tokens of examples, 100 a problem, 200 a sample",
+            "codellama-7b",
+            _both_batches(
+                Workload(
+                    "gsm8k",
+                    prefix=900,
+                    problems=128,
+                    problem_tokens=100,
+                    samples=40,
+                    new_tokens=200,
+                )
+            ),
+            ("all", "one", "off"),
+        ),
+        Experiment(
+            "mmlu",
+            "5-shot by subject, one answer token",
+            "the shape, 700 tokens of examples, 246 questions of 100 tokens a subject, 1,024 rows",
+            "codellama-7b",
+            (
+                Workload(
+                    "mmlu",
+                    prefixes=57,
+                    prefix=700,
+                    problems=246,
+                    problem_tokens=100,
+                    samples=1,
+                    new_tokens=1,
+                    max_rows=1024,
+                ),
+            ),
+            ("all", "off"),
+        ),
+        Experiment(
+            "monkeys",
+            "GSM8K, 128 problems x 1,024 samples, Llama-3.2-1B",
+            "900 tokens of examples, 100 a problem, 128 a sample, 4,096 rows",
+            "llama3.2-1b",
+            (
+                Workload(
+                    "monkeys",
+                    prefix=900,
+                    problems=128,
+                    problem_tokens=100,
+                    samples=1024,
+                    new_tokens=128,
+                    max_rows=4096,
+                ),
+            ),
+            ("all", "one", "off", NO_ATTENTION),
+        ),
+    )
+}
+PAPER: Final = tuple(name for name in EXPERIMENTS if name != "monkeys")
+
+
+def experiment_of(name: str) -> Experiment:
+    """The experiment of a name; InputError lists the names."""
+    if name not in EXPERIMENTS:
+        raise InputError(f"experiment must be one of {', '.join(EXPERIMENTS)}, got {name!r}")
+    return EXPERIMENTS[name]
+
+
+def cases_of(
+    experiment: Experiment, *, scale: float, lengths: float, against: Sequence[str] = ()
+) -> list[Case]:
+    """A share of an experiment's problems (scale), with lengths multiplied; all different."""
+    return list(_cases(experiment, scale, lengths, (*experiment.modes, *against)))
+
+
+def _cases(
+    experiment: Experiment, scale: float, lengths: float, modes: tuple[str, ...]
+) -> Iterator[Case]:
+    seen = set()
+    for workload in experiment.workloads:
+        scaled = workload.scaled(scale, lengths)
+        if scaled not in seen:
+            seen.add(scaled)
+            yield Case(scaled, modes)

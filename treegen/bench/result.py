@@ -1,0 +1,55 @@
+"""What a workload took, and how it was measured. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from treegen.bench.timing import Spread
+    from treegen.bench.workloads import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to measure. time_limit: seconds that one run may take at least, or it is left out."""
+
+    repeats: int = 3
+    time_limit: float = 120.0
+    memory: str | None = None
+    compile: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one workload took in one mode; spreads are over repeats.
+
+    tokens_per_second: of decode steps alone, where the engine tells them apart. job: samples'
+    tokens over the whole time, prefill included. step_ms: median decode step of each repeat with
+    all rows live. floor_ms, floor_parts_ms: least time of the mean decode step; share: of it in the
+    step that was measured. levels: (name, segments, keys) read once for all rows below.
+    read_bytes, saved_bytes: of keys and values in decode steps, and how many more each row's
+    reading its own prompt would have read. kv_bytes, device_bytes: most that was in use.
+    skipped: why there is nothing else.
+    """
+
+    workload: Workload
+    mode: str
+    rows: int
+    skipped: str = ""
+    tokens_per_second: Spread | None = None
+    job: Spread | None = None
+    step_ms: Spread | None = None
+    prefill_seconds: Spread | None = None
+    floor_ms: float | None = None
+    floor_parts_ms: dict[str, float] | None = None
+    share: float | None = None
+    impl: str = ""
+    levels: tuple[tuple[str, int, int], ...] = ()
+    read_bytes: int = 0
+    saved_bytes: int = 0
+    prompt_tokens: int = 0
+    unshared_prompt_tokens: int = 0
+    kv_bytes: int = 0
+    device_bytes: int | None = None
+    notes: tuple[str, ...] = ()

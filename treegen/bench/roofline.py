@@ -1,0 +1,151 @@
+"""The least time that a decode step can take on a device of known ceilings.
+
+A step of T live rows is a chain of parts, each of which takes at least what its FLOPs take at the
+device's best rate and what its bytes take at the memory's, whichever is longer:
+
+    layers     2 T W FLOPs, W numbers read, where W counts the matrices of all layers
+    level i    2 T_i H (k + v) K_i FLOPs per group and layer, K_i keys read once per group,
+               for each depth of the tree that is an attention part of its own
+    own keys   the same, where every row reads the keys that no level reads for it
+    head       2 T d V FLOPs, d V numbers read, T V logits written
+    sampling   T V logits read
+
+H: query heads; k, v: widths of a key and a value; d: width of the model; V: vocabulary. The floor
+is their sum. Norms, rotary embedding, activations and the queries themselves are left out, so it
+cannot be reached. Attention's FLOPs are charged at the rate of dense attention, all others at that
+of matrix products.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from treegen.bench.ceilings import Ceilings
+from treegen.model_spec import LayerSpec
+from treegen.plan import Plan
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from treegen.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """What a decode step of a model reads and computes.
+
+    layer_weights: numbers in the matrices of all layers. hidden: width of the output matrix.
+    """
+
+    layer_weights: int
+    hidden: int
+    vocab_size: int
+    q_heads: int
+    layers: tuple[LayerSpec, ...]
+    itemsize: int
+
+
+@dataclass(frozen=True, slots=True)
+class LevelWork:
+    """Attention of one level: pairs of a row and a key, and keys read, per layer."""
+
+    name: str
+    pairs: float
+    keys: float
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """The least seconds of one step, by part."""
+
+    parts: dict[str, float]
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole step."""
+        return sum(self.parts.values())
+
+    @property
+    def parts_ms(self) -> dict[str, float]:
+        """By part, in milliseconds."""
+        return {name: part * 1e3 for name, part in self.parts.items()}
+
+
+def size_of(model: Model) -> ModelSize | str:
+    """The sizes of a model, or why no roofline can be drawn for it."""
+    module: PreTrainedModel = model.module
+    if any(window is not None for window in model.spec.windows):
+        return "its layers have sliding windows"
+    head = module.get_output_embeddings()
+    inner = [part for part in module.modules() if isinstance(part, nn.Linear) and part is not head]
+    numbers = sum(part.weight.numel() for part in inner)
+    known = {id(part.weight) for part in (*inner, head, module.get_input_embeddings())}
+    others = [name for name, p in module.named_parameters() if p.dim() > 1 and id(p) not in known]
+    if others:
+        return f"{others[0]} is no plain matrix (a mixture of experts, say)"
+    return ModelSize(
+        layer_weights=numbers,
+        hidden=head.weight.shape[1],
+        vocab_size=model.spec.vocab_size,
+        q_heads=module.config.get_text_config(decoder=True).num_attention_heads,
+        layers=model.spec.layers,
+        itemsize=model.spec.itemsize,
+    )
+
+
+def levels_of(plan: Plan, rows: int, generated: float) -> list[LevelWork]:
+    """What the first rows of a plan read in a step, each with so many keys of generated tokens.
+
+    Keys are shared as the plan shares them: a kept segment is read once for all rows below it.
+    """
+    below: dict[int, int] = {}
+    own = 0.0
+    for request in plan.order.tolist():
+        mine = min(plan.requests[request].rows, rows)
+        rows -= mine
+        if not mine:
+            continue
+        last = plan.segments[int(plan.segment_of[request])]
+        own += mine * ((0 if last.kept else last.stop - last.base) + generated)
+        for segment in plan.path(request):
+            if segment.kept:
+                below[segment.index] = below.get(segment.index, 0) + mine
+    depths: dict[int, list[tuple[int, int]]] = {}
+    for index, count in below.items():
+        segment = plan.segments[index]
+        depths.setdefault(segment.depth, []).append((count, segment.stop - segment.base))
+    shared = [
+        LevelWork(
+            f"level {depth}",
+            sum(count * keys for count, keys in groups),
+            sum(keys for _, keys in groups),
+        )
+        for depth, groups in sorted(depths.items())
+    ]
+    return [*shared, LevelWork("own keys", own, own)]
+
+
+def step_floor(size: ModelSize, ceilings: Ceilings, rows: float, levels: list[LevelWork]) -> Floor:
+    """The least time of a decode step of so many rows; no levels for a step without attention."""
+
+    def part(flops: float, numbers: float, rate: float) -> float:
+        return max(flops / rate, numbers * size.itemsize / ceilings.memory)
+
+    weights, logits = size.layer_weights, rows * size.vocab_size
+    head = size.hidden * size.vocab_size
+    parts = {"layers": part(2 * rows * weights, weights, ceilings.matmul)}
+    for level in levels:
+        parts[level.name] = sum(
+            part(
+                2 * level.pairs * size.q_heads * (layer.k_dim + layer.v_dim),
+                level.keys * layer.kv_heads * (layer.k_dim + layer.v_dim),
+                ceilings.attention,
+            )
+            for layer in size.layers
+        )
+    parts["head"] = part(2 * rows * head, head + logits, ceilings.matmul)
+    parts["sampling"] = part(0.0, logits, ceilings.matmul)
+    return Floor(parts)

@@ -1,0 +1,245 @@
+"""Run workloads through the engine in several modes, and hold each against its roofline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import torch
+
+from treegen.bench import stock
+from treegen.bench.ceilings import Ceilings
+from treegen.bench.modes import NO_ATTENTION, SHARING_MODES, STOCK_MODES
+from treegen.bench.no_attention import no_attention
+from treegen.bench.result import Result, Settings
+from treegen.bench.roofline import Floor, ModelSize, levels_of, size_of, step_floor
+from treegen.bench.timing import Spread, free_memory
+from treegen.bench.workloads import Case, Workload
+from treegen.engine import LLM
+from treegen.errors import CapacityError
+from treegen.plan import Plan, Sharing
+from treegen.results import Usage
+
+if TYPE_CHECKING:
+    from treegen.model import Model
+
+MOST_ROWS: Final = 8192
+"""Rows at once at most, whatever memory admits: logits need room, too."""
+_WARM_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One run of the engine."""
+
+    usage: Usage
+    plan: Plan
+    steps: tuple[float, ...]  # seconds of the decode steps with all rows live
+
+
+class Bench:
+    """One model on one device, its ceilings, and the runs made of it."""
+
+    def __init__(
+        self, model: Model, tokenizer: Any, ceilings: Ceilings, settings: Settings
+    ) -> None:
+        """A model that nothing else uses meanwhile."""
+        self.model, self.tokenizer = model, tokenizer
+        self.ceilings, self.settings = ceilings, settings
+        self.size: ModelSize | None
+        size = size_of(model)
+        self.size, self.no_roofline = (None, size) if isinstance(size, str) else (size, "")
+        self._llm: LLM | None = None
+        self._impl = ""
+
+    def measure(self, cases: Sequence[Case]) -> Iterator[Result]:
+        """Results as they come: engine by engine, and within treegen workload by workload."""
+        for case in cases:
+            modes = [mode for mode in case.modes if mode in SHARING_MODES]
+            yield from self._measure(case.workload, modes, "auto")
+        with no_attention() as impl:
+            for case in cases:
+                if NO_ATTENTION in case.modes:
+                    yield from self._measure(case.workload, [NO_ATTENTION], impl)
+        self.close()
+        for engine in STOCK_MODES:
+            for case in cases:
+                if engine in case.modes:
+                    rows = min(case.workload.max_rows or MOST_ROWS, case.workload.rows)
+                    first = case.workload.first(rows)
+                    yield stock.measure(
+                        engine, self.model, self.tokenizer, first, self.settings.repeats
+                    )
+
+    def close(self) -> None:
+        """Free the cache."""
+        self._llm = None
+        self.model.reset()
+        free_memory(self.model.device)
+
+    # treegen
+
+    def _engine(self, impl: str) -> LLM:
+        if self._llm is None or self._impl != impl:
+            self.close()
+            self._impl = impl
+            self._llm = LLM(
+                self.model,
+                tokenizer=self.tokenizer,
+                memory=self.settings.memory,
+                impl=impl,
+                compile=self.settings.compile,
+            )
+        return self._llm
+
+    def _measure(self, workload: Workload, modes: Sequence[str], impl: str) -> Iterator[Result]:
+        """Repeats of all modes in turn, so that what drifts meanwhile hits all alike."""
+        if not modes:
+            return
+        llm = self._engine(impl)
+        runs: dict[str, list[_Run]] = {}
+        skipped: dict[str, str] = {}
+        rows = {mode: self._rows(llm, workload, mode) for mode in modes}
+        if workload.equal:
+            rows = dict.fromkeys(rows, min(rows.values()))
+        peaks: dict[str, int] = {}
+        for repeat in range(-1, self.settings.repeats):  # the first one warms up
+            # There and back, so that what is first does not always follow the same.
+            for mode in modes if repeat % 2 else reversed(modes):
+                if mode in skipped:
+                    continue
+                try:
+                    if repeat < 0:
+                        self._check(llm, workload, mode, rows[mode])
+                    run = self._run(llm, workload, mode, rows[mode], warm_up=repeat < 0)
+                except CapacityError as error:
+                    skipped[mode] = str(error)
+                except torch.cuda.OutOfMemoryError:
+                    skipped[mode] = "the GPU ran out of memory"
+                if mode in skipped:  # out of the except block, which holds on to tensors
+                    free_memory(self.model.device)
+                    continue
+                if repeat >= 0:
+                    runs.setdefault(mode, []).append(run)
+                    peaks[mode] = self._device_peak(llm, run.usage)
+        for mode in modes:
+            if mode in skipped:
+                yield Result(workload, mode, rows[mode], skipped=skipped[mode])
+            else:
+                yield self._result(workload, mode, rows[mode], runs[mode], peaks[mode])
+
+    def _run(self, llm: LLM, workload: Workload, mode: str, rows: int, *, warm_up: bool) -> _Run:
+        """Run a workload; for warming up, all of it if it is one batch, else a part."""
+        if warm_up and workload.rows > rows:
+            workload = workload.first(rows, _WARM_TOKENS)
+        llm.sharing, llm.max_rows = _sharing(mode), rows
+        if self.model.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.model.device)
+        tree = workload.tree(self.tokenizer, self.model.spec.vocab_size)
+        steps = []
+        with llm.stream(tree, workload.params()) as stream:
+            usage = stream.usage
+            while stream.has_work:
+                before, tokens = usage.decode_steps, usage.decoded_tokens
+                start = time.perf_counter()
+                stream.step()
+                if usage.decode_steps > before and usage.decoded_tokens - tokens == rows:
+                    steps.append(time.perf_counter() - start)
+            return _Run(usage, stream.plan, tuple(steps))
+
+    def _rows(self, llm: LLM, workload: Workload, mode: str) -> int:
+        """Rows decoded at once."""
+        if workload.max_rows is not None:
+            return min(workload.max_rows, workload.rows)
+        pool = llm.cache.pool.num_pages
+        most = workload.rows_stored(_sharing(mode), pool, llm.cache.page_size)
+        return max(min(most, workload.rows, MOST_ROWS), 1)
+
+    def _check(self, llm: LLM, workload: Workload, mode: str, rows: int) -> None:
+        """Raise CapacityError for what does not fit in context or memory, or takes too long."""
+        length = workload.prompt_tokens + workload.new_tokens
+        if length > llm.spec.context_length:
+            raise CapacityError(
+                f"{length:,} tokens are more than the model's {llm.spec.context_length:,} at most"
+            )
+        llm.sharing, llm.max_rows = _sharing(mode), rows
+        plan = llm.plan(workload.tree(self.tokenizer, llm.spec.vocab_size), workload.params())
+        fit = plan.rows_that_fit(llm.cache.pool.num_pages, llm.cache.page_size)
+        if fit < rows and workload.max_rows is not None:
+            raise CapacityError(f"{fit:,} of {rows:,} rows fit in memory")
+        floor = self._floor(plan, rows, workload.new_tokens / 2, mode)
+        if floor is not None:
+            least = floor.seconds * (workload.new_tokens - 1) * workload.rows / rows
+            if least > self.settings.time_limit:
+                raise CapacityError(f"takes at least {least:,.0f} s a run (--time-limit)")
+
+    def _floor(self, plan: Plan, rows: int, generated: float, mode: str) -> Floor | None:
+        if self.size is None:
+            return None
+        levels = [] if mode == NO_ATTENTION else levels_of(plan, rows, generated)
+        return step_floor(self.size, self.ceilings, rows, levels)
+
+    def _device_peak(self, llm: LLM, usage: Usage) -> int:
+        """Most bytes of GPU memory in use, of the cache only the pages that were; 0 on a CPU."""
+        device = self.model.device
+        if device.type != "cuda":
+            return 0
+        unused = usage.num_pages + 1 - usage.peak_pages
+        page_bytes = usage.page_size * llm.spec.kv_bytes_per_token
+        return torch.cuda.max_memory_allocated(device) - unused * page_bytes
+
+    def _result(
+        self, workload: Workload, mode: str, rows: int, runs: Sequence[_Run], peak: int
+    ) -> Result:
+        usage, plan = runs[-1].usage, runs[-1].plan
+        spec = self.model.spec
+        token_bytes = spec.kv_bytes_per_token
+        decoded = usage.decoded_tokens - workload.rows  # first tokens are drawn in prefill
+        speed = floor = share = None
+        if decoded:
+            speed = Spread.of([decoded / run.usage.decode_seconds for run in runs])
+            floor = self._floor(
+                plan, round(decoded / usage.decode_steps), workload.new_tokens / 2, mode
+            )
+        if floor is not None and speed is not None:
+            share = floor.seconds * usage.decode_steps * speed.median / decoded
+        steps = [Spread.of(run.steps).median * 1e3 for run in runs if run.steps]
+        kept: dict[int, list[int]] = {}
+        for segment in plan.segments:
+            if segment.kept:
+                kept.setdefault(segment.depth, []).append(segment.stop - segment.base)
+        return Result(
+            workload,
+            mode,
+            rows,
+            tokens_per_second=speed,
+            job=Spread.of([run.usage.decoded_tokens / run.usage.seconds for run in runs]),
+            step_ms=Spread.of(steps) if steps else None,
+            prefill_seconds=Spread.of([run.usage.prefill_seconds for run in runs]),
+            floor_ms=None if floor is None else floor.seconds * 1e3,
+            floor_parts_ms=None if floor is None else floor.parts_ms,
+            share=share,
+            impl=usage.impl,
+            levels=tuple((f"level {d}", len(keys), sum(keys)) for d, keys in sorted(kept.items())),
+            read_bytes=usage.key_tokens_read * token_bytes,
+            saved_bytes=(usage.key_tokens_unshared - usage.key_tokens_read) * token_bytes,
+            prompt_tokens=usage.prompt_tokens_computed,
+            unshared_prompt_tokens=usage.prompt_tokens_unshared,
+            kv_bytes=usage.peak_pages * usage.page_size * token_bytes,
+            device_bytes=peak or None,
+            notes=tuple(
+                note
+                for note in (
+                    usage.eager_because,
+                    usage.uncompiled_because,
+                    self.no_roofline and f"no roofline: {self.no_roofline}",
+                )
+                if note
+            ),
+        )
+
+
+def _sharing(mode: str) -> Sharing:
+    return "all" if mode == NO_ATTENTION else cast(Sharing, mode)

@@ -1,0 +1,116 @@
+"""Models to measure: the shapes of well-known ones with random weights, or a checkpoint.
+
+Speed does not depend on what the weights are, so none are downloaded. Tokens come from a byte-level
+tokenizer made in memory; most ids of a large vocabulary have no text in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from treegen.errors import CapacityError, InputError
+from treegen.units import format_bytes
+
+if TYPE_CHECKING:
+    from treegen.model import Model
+
+# Of every shape: long enough for all workloads. What positions mean matters to no timing.
+CONTEXT: Final = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a decoder-only transformer with gated feed-forward layers.
+
+    model_type: what transformers calls the architecture. tied: the output matrix is the embedding.
+    """
+
+    name: str
+    model_type: str
+    hidden: int
+    intermediate: int
+    layers: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    tied: bool = False
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers in its matrices."""
+        heads = 2 * (self.q_heads + self.kv_heads) * self.head_dim
+        layer = self.hidden * (heads + 3 * self.intermediate)
+        return self.layers * layer + (1 if self.tied else 2) * self.vocab_size * self.hidden
+
+
+SHAPES: Final = {
+    shape.name: shape
+    for shape in (
+        Shape("tiny", "llama", 64, 192, 2, 8, 2, 8, 512),
+        Shape("llama2-7b", "llama", 4096, 11_008, 32, 32, 32, 128, 32_000),
+        Shape("codellama-7b", "llama", 4096, 11_008, 32, 32, 32, 128, 32_016),
+        Shape("codellama-13b", "llama", 5120, 13_824, 40, 40, 40, 128, 32_016),
+        Shape("yi-6b", "llama", 4096, 11_008, 32, 32, 4, 128, 64_000),
+        Shape("llama3-8b", "llama", 4096, 14_336, 32, 32, 8, 128, 128_256),
+        Shape("llama3.2-1b", "llama", 2048, 8192, 16, 32, 8, 64, 128_256, tied=True),
+        Shape("qwen3-4b", "qwen3", 2560, 9728, 36, 32, 8, 128, 151_936, tied=True),
+    )
+}
+
+
+def shape_of(name: str) -> Shape:
+    """The shape of a name; InputError lists the names."""
+    if name not in SHAPES:
+        raise InputError(f"shape must be one of {', '.join(SHAPES)}, got {name!r}")
+    return SHAPES[name]
+
+
+def build(shape: Shape, *, dtype: str = "auto", device: str = "auto") -> tuple[Model, Any]:
+    """A model of a shape with random weights on the device, and its tokenizer.
+
+    dtype "auto" is bfloat16 on a GPU, float32 on a CPU. Raises CapacityError if it does not fit.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from treegen.bench.timing import free_bytes, free_memory
+    from treegen.bench.tiny import byte_tokenizer
+    from treegen.model import Model
+    from treegen.model_spec import resolve_device, resolve_dtype
+
+    config = AutoConfig.for_model(
+        shape.model_type,
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.q_heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=shape.tied,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    target = resolve_device(device)
+    kind = resolve_dtype(dtype, config, target)
+    free_memory(target)
+    size, free = shape.num_weights * kind.itemsize, free_bytes(target)
+    if size > free:
+        raise CapacityError(
+            f"the weights of {shape.name} take {format_bytes(size)} in {kind}, and {target} has "
+            f"{format_bytes(free)} free; choose a smaller --shape"
+        )
+    with torch.random.fork_rng([target] if target.type == "cuda" else []), torch.device(target):
+        torch.manual_seed(0)
+        module = AutoModelForCausalLM.from_config(config, dtype=kind)
+    return Model.from_module(module, name=shape.name), byte_tokenizer()
+
+
+def load(path: str, *, dtype: str = "auto", device: str = "auto") -> tuple[Model, Any]:
+    """The model of a checkpoint, and its tokenizer."""
+    from treegen.model import load_model, load_tokenizer
+
+    return load_model(path, dtype=dtype, device=device), load_tokenizer(path)

@@ -1,0 +1,178 @@
+"""Measurements as rows of text. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from treegen.units import format_bytes
+
+if TYPE_CHECKING:
+    from treegen.bench.attention import AttentionResult
+    from treegen.bench.decode import Ratio
+    from treegen.bench.result import Result
+    from treegen.bench.timing import Spread
+
+
+_WORDS: Final = ("Job", "Mode", "read once", "kernel")
+
+
+@dataclass(frozen=True, slots=True)
+class TextTable:
+    """Cells of a table, columns of numbers on the right, and remarks that belong below it."""
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    right: tuple[int, ...]
+    remarks: tuple[str, ...] = ()
+
+
+def result_line(result: Result) -> str:
+    """One result, as it comes."""
+    told = result.skipped and f"not run: {result.skipped}"
+    if not told and result.tokens_per_second is not None:
+        told = f"{result.tokens_per_second.median:,.0f} tokens/s"
+        if result.share is not None:
+            told += f", {result.share:.0%} of the roofline"
+    elif not told and result.job is not None:
+        told = f"{result.job.median:,.0f} tokens/s with prefill"
+    return f"{_where(result)}, {result.mode}: {told}"
+
+
+def results_table(results: Sequence[Result]) -> TextTable:
+    """What workloads took in each mode, by workload."""
+    order = list(dict.fromkeys(result.workload for result in results))
+    several = len({workload.name for workload in order}) > 1
+    head = ("Job", "Prefix", "Problems", "Rows", "Mode", "tokens/s", "low-high", "step ms",
+            "roofline ms", "share", "with prefill", "KV", "GPU", "keys read", "saved", "read once",
+            "kernel")  # fmt: skip
+    rows, remarks = [], []
+    for result in sorted(results, key=lambda result: order.index(result.workload)):
+        if result.skipped:
+            remarks.append(f"{_where(result)}, {result.mode}: {result.skipped}")
+        elif any(result.notes):
+            remarks.append(f"{_where(result)}, {result.mode}: {'; '.join(result.notes)}")
+        workload = result.workload
+        rows.append(
+            (
+                workload.name,
+                f"{workload.prefixes:,} x {workload.prefix:,}"
+                if workload.prefixes > 1
+                else f"{workload.prefix:,}",
+                f"{workload.problems:,} x {workload.problem_tokens:,}"
+                if workload.problem_tokens
+                else "",
+                f"{result.rows:,}",
+                result.mode,
+                *_speeds(result),
+                *_memory(result),
+                ", ".join(f"{count:,} x {keys // count:,}" for _, count, keys in result.levels),
+                result.impl,
+            )
+        )
+    kept = [i for i in range(len(head)) if (several or i) and any(row[i] for row in rows)]
+    return TextTable(
+        tuple(head[i] for i in kept),
+        tuple(tuple(row[i] for i in kept) for row in rows),
+        tuple(place for place, i in enumerate(kept) if head[i] not in _WORDS),
+        tuple(dict.fromkeys(remarks)),
+    )
+
+
+def _where(result: Result) -> str:
+    workload = result.workload
+    problems = f", {workload.problems:,} problems" if workload.problem_tokens else ""
+    return f"{workload.name}, prefix {workload.prefix:,}{problems}, {result.rows:,} rows"
+
+
+def _speeds(result: Result) -> tuple[str, ...]:
+    speed, step = result.tokens_per_second, result.step_ms
+    return (
+        f"{speed.median:,.0f}" if speed else ("not run" if result.skipped else ""),
+        f"{speed.low:,.0f}-{speed.high:,.0f}" if speed else "",
+        f"{step.median:,.2f}" if step else "",
+        f"{result.floor_ms:,.3g}" if result.floor_ms is not None else "",
+        f"{result.share:.1%}" if result.share is not None else "",
+        f"{result.job.median:,.0f}" if result.job else "",
+    )
+
+
+def _memory(result: Result) -> tuple[str, ...]:
+    if not result.read_bytes and not result.kv_bytes:
+        return ("", "", "", "")
+    return (
+        format_bytes(result.kv_bytes),
+        format_bytes(result.device_bytes) if result.device_bytes else "",
+        format_bytes(result.read_bytes),
+        format_bytes(result.saved_bytes),
+    )
+
+
+def ratio_table(ratios: Sequence[Ratio]) -> TextTable:
+    """Speed with sharing over speed without, prefixes down and rows across."""
+    columns = sorted({each.rows for each in ratios})
+    cells = {(each.prefix, each.rows): each for each in ratios}
+
+    def text(prefix: int, rows: int) -> str:
+        each = cells.get((prefix, rows))
+        if each is None or each.ratio is None:
+            return ""
+        return f"{each.ratio:.2f}{'' if each.shared else ' (off)'}{' !' if each.is_slower else ''}"
+
+    return TextTable(
+        ("Prefix \\ rows", *(f"{rows:,}" for rows in columns)),
+        tuple(
+            (f"{prefix:,}", *(text(prefix, rows) for rows in columns))
+            for prefix in sorted({each.prefix for each in ratios})
+        ),
+        tuple(range(len(columns) + 1)),
+        (
+            "(off): the engine chose not to share, both are the same work; !: slower by more than "
+            "noise",
+        ),
+    )
+
+
+def attention_line(result: AttentionResult) -> str:
+    """One result, as it comes."""
+    speedup = f", {result.speedup:.1f}x" if result.speedup is not None else ""
+    return (
+        f"{result.rows:,} rows, prefix {result.prefix:,}, suffix {result.suffix:,}: "
+        f"{result.shared[result.fastest].median:,.0f} us{speedup}"
+    )
+
+
+def attention_table(results: Sequence[AttentionResult]) -> TextTable:
+    """The operator beside attention without sharing; one column for each kernel."""
+    shared = list(dict.fromkeys(name for r in results for name in r.shared))
+    unshared = list(dict.fromkeys(name for r in results for name in (*r.unshared, *r.skipped)))
+    head = ("Rows", "Prefix", "Suffix", *(f"{name} us" for name in shared), "low-high", "roofline",
+            "share", "prefix TFLOP/s", "of ceiling", *(f"{name} us" for name in unshared),
+            "speed-up")  # fmt: skip
+    rows = [
+        (
+            f"{r.rows:,}",
+            f"{r.prefix:,}",
+            f"{r.suffix:,}",
+            *(_us(r.shared.get(name)) for name in shared),
+            f"{r.shared[r.fastest].low:,.0f}-{r.shared[r.fastest].high:,.0f}",
+            f"{r.floor_us:,.1f}",
+            f"{r.share:.1%}",
+            f"{r.prefix_flops / 1e12:,.3g}",
+            f"{r.prefix_share:.1%}",
+            *(_us(r.unshared.get(name)) for name in unshared),
+            f"{r.speedup:,.2f}" if r.speedup is not None else "",
+        )
+        for r in results
+    ]
+    reasons = dict.fromkeys(
+        f"{r.rows:,} rows, prefix {r.prefix:,}, suffix {r.suffix:,}, {name}: {reason}"
+        for r in results
+        for name, reason in r.skipped.items()
+    )
+    return TextTable(head, tuple(rows), tuple(range(len(head))), tuple(reasons))
+
+
+def _us(spread: Spread | None) -> str:
+    return f"{spread.median:,.1f}" if spread else ""

@@ -1,0 +1,139 @@
+"""How things are timed: by events on a GPU, by the clock on a CPU; medians and spreads."""
+
+from __future__ import annotations
+
+import gc
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_FLUSH_BYTES = 2**29  # written between timed calls: more than any L2 holds
+_SLICE = 0.05  # seconds of work handed to a GPU between looks at the clock
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A number that was measured several times."""
+
+    median: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Spread:
+        """Median, least and most of at least one value."""
+        return Spread(statistics.median(values), min(values), max(values))
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that could be taken now."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        # What torch keeps for later use is free to us, too.
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return free + kept
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def free_memory(device: torch.device) -> None:
+    """Give back what nothing refers to any more, before the next configuration takes its own."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+
+
+def machine(device: torch.device) -> dict[str, str | int]:
+    """What was measured on, for the record."""
+    import transformers
+
+    cuda = device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(device) if cuda else "CPU",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def wait(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def sustained(call: Callable[[], object], device: torch.device, seconds: float) -> float:
+    """Seconds of one call while it is repeated for so long, without the first third.
+
+    A GPU that may draw no more power than it is allowed slows down within a tenth of a second:
+    short bursts flatter it.
+    """
+    call()
+    wait(device)
+    start = time.perf_counter()
+    call()
+    wait(device)
+    each = max(int(_SLICE / max(time.perf_counter() - start, 1e-6)), 1)
+    if device.type == "cpu":
+        each = 1
+
+    def repeat(until: float) -> float:
+        begin, calls = time.perf_counter(), 0
+        while not calls or time.perf_counter() - begin < until:
+            for _ in range(each):
+                call()
+            calls += each
+            wait(device)
+        return (time.perf_counter() - begin) / calls
+
+    repeat(seconds / 3)
+    return repeat(seconds * 2 / 3)
+
+
+class Stopwatch:
+    """Times single calls with cold caches: on a GPU the L2 is overwritten before each.
+
+    On a GPU a call is captured as a CUDA graph, so that what the host needs to launch it, which a
+    decode step does not pay either, stays out of the time.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """A stopwatch for one device."""
+        self._device = device
+        self._flush: Tensor | None = None
+        if device.type == "cuda":
+            self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
+
+    def seconds(self, call: Callable[[], object], repeats: int) -> list[float]:
+        """Seconds of each of some calls, after two that are not timed."""
+        for _ in range(2):
+            call()
+        if self._flush is None:
+            return [self._on_cpu(call) for _ in range(repeats)]
+        wait(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            held = call()  # its memory belongs to the graph
+        graph.replay()
+        pairs = []
+        for _ in range(repeats):
+            self._flush.zero_()
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            stop.record()
+            pairs.append((start, stop))
+        wait(self._device)
+        del held
+        return [start.elapsed_time(stop) / 1e3 for start, stop in pairs]
+
+    @staticmethod
+    def _on_cpu(call: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start

@@ -1,0 +1,140 @@
+"""Jobs to measure: prompt trees of token ids with given lengths, whose samples all run to the end.
+
+Tokens are drawn at random: time depends on how many there are and on what is shared, not on which.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from treegen.errors import InputError
+from treegen.tree import Node
+
+if TYPE_CHECKING:
+    from treegen.params import SamplingParams
+    from treegen.plan import Sharing
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A tree: prefixes, problems under each, samples under each problem. Lengths in tokens.
+
+    prefixes: roots, which share nothing. problem_tokens 0 puts the samples under the prefixes.
+    max_rows: samples decoded at once at most; None for as many as memory admits, which depends on
+    the mode, or with equal=True for as many as it admits in all modes compared.
+    """
+
+    name: str
+    prefix: int
+    new_tokens: int
+    samples: int
+    problems: int = 1
+    problem_tokens: int = 0
+    prefixes: int = 1
+    max_rows: int | None = None
+    equal: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("prefix", "new_tokens", "samples", "problems", "prefixes"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.problem_tokens < 0 or (not self.problem_tokens and self.problems > 1):
+            raise InputError(
+                f"{self.problems} problems need at least 1 token each, got {self.problem_tokens}"
+            )
+
+    @property
+    def rows(self) -> int:
+        """Samples in all."""
+        return self.prefixes * self.problems * self.samples
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of one whole prompt."""
+        return self.prefix + self.problem_tokens
+
+    def params(self) -> SamplingParams:
+        """Sampling parameters: every sample has all its tokens."""
+        from treegen.params import SamplingParams
+
+        return SamplingParams(max_tokens=self.new_tokens, ignore_eos=True)
+
+    def scaled(self, jobs: float, lengths: float) -> Workload:
+        """A share of the problems, with all lengths multiplied; at least 1 of each."""
+
+        def part(number: int, factor: float) -> int:
+            return max(math.ceil(number * factor), 1) if number else 0
+
+        # Roots first: what a prefix is shared by should stay as it is.
+        prefixes = part(self.prefixes, jobs)
+        return replace(
+            self,
+            prefix=part(self.prefix, lengths),
+            problem_tokens=part(self.problem_tokens, lengths),
+            new_tokens=part(self.new_tokens, lengths),
+            prefixes=prefixes,
+            problems=part(self.problems, jobs * self.prefixes / prefixes),
+        )
+
+    def first(self, rows: int, new_tokens: int | None = None) -> Workload:
+        """The part of it that so many rows are the first batch of, with fewer tokens if given."""
+        rows = min(rows, self.rows)
+        return replace(
+            self,
+            new_tokens=min(self.new_tokens, new_tokens or self.new_tokens),
+            prefixes=min(self.prefixes, -(-rows // (self.problems * self.samples))),
+            problems=min(self.problems, -(-rows // self.samples)),
+            samples=min(self.samples, rows),
+        )
+
+    def rows_stored(self, sharing: Sharing, num_pages: int, page_size: int) -> int:
+        """Rows whose keys fit in a pool if a row stores again whatever no level shares for it.
+
+        That is what an engine with these levels admits. (treegen itself stores every prompt token
+        once, however it is read.)
+        """
+        by_all = 0 if sharing == "off" else self.prefix
+        by_some = self.problem_tokens if sharing in ("auto", "all") else 0
+        own = self.prompt_tokens - by_all - by_some + self.new_tokens
+        row, shared = -(-own // page_size), -(-by_some // page_size)
+        left = num_pages - self.prefixes * -(-by_all // page_size)
+        problems, rest = divmod(max(left, 0), row * self.samples + shared)
+        return problems * self.samples + max(rest - shared, 0) // row
+
+    def tree(self, tokenizer: Any, vocab_size: int) -> Node:
+        """The prompts; siblings differ from their first token on, as far as the vocabulary goes."""
+        import numpy as np
+
+        rng = np.random.default_rng(0)
+        # Of words, so that finished samples are decoded after text, as they are in a real run.
+        ids = tokenizer(
+            "the quick brown fox jumps over a lazy dog", add_special_tokens=False
+        )["input_ids"]  # fmt: skip
+        words = np.unique([i for i in ids if i < vocab_size])
+
+        def content(length: int, number: int) -> list[int]:
+            tokens: list[int] = rng.choice(words, length).tolist()
+            return [number % vocab_size, *tokens[1:]]
+
+        roots = []
+        for root in range(self.prefixes):
+            prefix = content(self.prefix, root)
+            if not self.problem_tokens:
+                roots.append(Node(prefix, samples=self.samples, id=f"{root}"))
+                continue
+            leaves = [
+                Node(content(self.problem_tokens, leaf), samples=self.samples, id=f"{root}/{leaf}")
+                for leaf in range(self.problems)
+            ]
+            roots.append(Node(prefix, children=leaves, samples=0))
+        return roots[0] if len(roots) == 1 else Node("", children=roots, samples=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A workload, and the modes to run it in; see `treegen.bench.modes`."""
+
+    workload: Workload
+    modes: tuple[str, ...]
