@@ -7,11 +7,14 @@ seconds, so a process that is killed loses at most the account of those, never a
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from treegen.errors import RunError
 from treegen.results import Usage
 from treegen.runs import RunDir
+
+if TYPE_CHECKING:
+    from treegen.plan import Plan
 
 _SAVE_SECONDS: Final = 10.0
 _LARGEST: Final = ("peak_rows", "peak_pages", "num_pages", "page_size")
@@ -27,12 +30,14 @@ class Account:
         self._run = run
         self._before = stored_parts(run)
         self._usage: Usage | None = None
+        self._plan: dict[str, Any] | None = None
         self._num_samples = 0
         self._save_due = 0.0
 
-    def begin(self, usage: Usage) -> None:
-        """Start a part that a scheduler keeps `usage` of."""
+    def begin(self, usage: Usage, plan: "Plan | None" = None) -> None:
+        """Start a part that a scheduler keeps `usage` of; plan: what it follows, if it has one."""
         self._usage = usage
+        self._plan = describe(plan) if plan else None
         self._save_due = time.monotonic() + _SAVE_SECONDS
 
     def count(self) -> None:
@@ -46,6 +51,8 @@ class Account:
             return self._before
         now = asdict(self._usage)
         del now[_REPLACED]
+        if self._plan is not None:
+            now["plan"] = self._plan
         return [*self._before, {"samples": self._num_samples, **now}]
 
     def save(self, *, now: bool = False) -> None:
@@ -57,6 +64,29 @@ class Account:
                 {"complete": False, "planned": run.info.planned, "done": done, "parts": self.parts}
             )
             self._save_due = time.monotonic() + _SAVE_SECONDS
+
+
+def describe(plan: "Plan") -> dict[str, Any]:
+    """Return what a plan shares, stores and reads, as JSON holds it; tokens but token_bytes."""
+    return {
+        "sharing": plan.sharing,
+        "token_bytes": plan.token_bytes,
+        "stored_tokens": plan.stored_tokens,
+        "unshared_tokens": plan.unshared_tokens,
+        "read_tokens": plan.read_tokens,
+        "unshared_read_tokens": plan.unshared_read_tokens,
+        "levels": [
+            {
+                "depth": level.depth,
+                "segments": level.segments,
+                "tokens": level.tokens,
+                "rows": level.rows,
+                "kept": level.kept,
+                "reasons": dict(level.reasons),
+            }
+            for level in plan.levels()
+        ],
+    }
 
 
 def stored_parts(run: RunDir) -> list[dict[str, Any]]:

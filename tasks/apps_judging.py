@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treegen.runs import Key, RecordFile
 from treegen.runs.files import Lock
+from treegen.stats import Estimate
 from treegen.tasks.apps_report import ProgramVerdict
 from treegen.tasks.apps_suite import PACKAGES, PRELUDE, Cases
 from treegen.tasks.apps_verdicts import NO_OUTCOME, Outcome, outcome_of, program_hash
 from treegen.tasks.execution import Execution
 from treegen.tasks.judge import Judge, Program, ProgramResult, TestResult, Verdict
-from treegen.tasks.runner import Progress
+from treegen.tasks.progress import Glance, Progress, RightSoFar
 
 if TYPE_CHECKING:
     from treegen.runs import RunDir
@@ -73,7 +74,7 @@ class ProgramJudging:
         self._queued: dict[tuple[str, str], _Flight] = {}
         self._added: set[Key] = set()
         self._errors: dict[Key, str] = {}
-        self._num_judged = self._num_right = 0
+        self._so_far = RightSoFar()
         self._lock: Lock | None = None
         self._path = run.path / self._file_name()
         self._file = self._open(run.path)
@@ -99,7 +100,7 @@ class ProgramJudging:
             return
         self._added.add(key)
         if key in self._outcomes:
-            self._count(self._outcomes[key])
+            self._count(key, self._outcomes[key])
             return
         if self._execution is None:
             return
@@ -135,14 +136,17 @@ class ProgramJudging:
 
     def rest(self, stop: Callable[[], object] = lambda: None) -> Iterator[Progress]:
         """Wait for the verdicts on all samples added; stop: polled, as in `runner.sample`."""
-        start = time.monotonic()
+        start, started = time.monotonic(), self._so_far.num_judged
+        glance, interval = Glance(), None
         self.poll()
         while self._queued and not stop():
             futures = [f.future for f in self._flights.values() if f.future is not None]
             wait(futures, timeout=0.1, return_when=FIRST_COMPLETED)
             self.poll()
+            if glance(now=not self._queued):
+                interval = self.estimate()
             yield Progress(
-                done=self._num_judged,
+                done=self._so_far.num_judged,
                 planned=len(self._added),
                 rows=len(self._flights),
                 pages=0,
@@ -150,6 +154,8 @@ class ProgramJudging:
                 tokens=0,
                 seconds=time.monotonic() - start,
                 accuracy=self.accuracy,
+                started=started,
+                estimate=interval,
             )
         if self._file is not None:
             self._file.sync()
@@ -162,12 +168,16 @@ class ProgramJudging:
     @property
     def accuracy(self) -> float | None:
         """Share of right samples; None before the first verdict."""
-        return self._num_right / self._num_judged if self._num_judged else None
+        return self._so_far.accuracy
+
+    def estimate(self) -> Estimate | None:
+        """Return the accuracy as a mean over problems, with its interval."""
+        return self._so_far.estimate()
 
     @property
     def missing(self) -> int:
         """Samples added that have no verdict, judge errors among them."""
-        return len(self._added) - self._num_judged
+        return len(self._added) - self._so_far.num_judged
 
     def summary(self) -> dict[str, Any]:
         """Return how the samples were judged, as JSON holds it."""
@@ -178,7 +188,7 @@ class ProgramJudging:
             "verdicts": self._path.name,
             "sandbox": tiers,
             "unprotected": list(self._judge.report.missing) if self._judge else None,
-            "judged": self._num_judged,
+            "judged": self._so_far.num_judged,
             "judge_errors": len(self._errors),
             "errors": [{"problem_id": k[0], "sample_index": k[1], "detail": d} for k, d in shown],
         }
@@ -239,11 +249,10 @@ class ProgramJudging:
         record = {"problem_id": key[0], "sample_index": key[1], **asdict(outcome)}
         self._file.append(record)
         self._outcomes[key] = outcome
-        self._count(outcome)
+        self._count(key, outcome)
 
-    def _count(self, outcome: Outcome) -> None:
-        self._num_judged += 1
-        self._num_right += outcome.verdict == Verdict.ACCEPTED
+    def _count(self, key: Key, outcome: Outcome) -> None:
+        self._so_far.count(key[0], outcome.verdict == Verdict.ACCEPTED)
 
     def _take_stored(self, record: dict[str, Any]) -> None:
         key = (record.pop("problem_id"), record.pop("sample_index"))

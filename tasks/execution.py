@@ -12,7 +12,8 @@ from treegen.tasks.verdict import Verdict
 
 if TYPE_CHECKING:
     from treegen.runs import RunDir
-    from treegen.tasks.runner import Progress
+    from treegen.stats import Estimate
+    from treegen.tasks.progress import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,10 @@ class Judging(Protocol):
     @property
     def accuracy(self) -> float | None:
         """Share of right samples; None before the first verdict."""
+        ...
+
+    def estimate(self) -> "Estimate | None":
+        """Return the accuracy as a mean over problems, with its interval."""
         ...
 
     @property

@@ -54,6 +54,28 @@ def _cell(value: float | None, shades: str) -> str:
     return f"{shades[step] * 2}{100 * value:4.0f}"
 
 
+def draw_grid(figure: Any, grid: Grid) -> None:
+    """Draw the grid on a matplotlib figure."""
+    axes = figure.subplots()
+    numbers = [[float("nan") if v is None else v for v in row] for row in grid.values]
+    image = axes.imshow(numbers, vmin=0, vmax=1, cmap="RdYlGn", aspect="auto")
+    figure.colorbar(image, ax=axes, label="accuracy")
+    rows, columns = len(grid.row_labels), len(grid.column_labels)
+    axes.set_xticks(range(columns), [_plain(text) for text in grid.column_labels], rotation=45)
+    axes.set_yticks(range(rows), [_plain(text) for text in grid.row_labels])
+    axes.set_xlabel(_plain(grid.column_name))
+    axes.set_ylabel(_plain(grid.row_name))
+    axes.grid(visible=False)
+    for i, row in enumerate(grid.values):
+        for j, value in enumerate(row):
+            if value is None:
+                axes.text(j, i, _MISSING, ha="center", va="center", fontsize=8)
+            else:  # both ends of the colours are dark, whatever is around the picture
+                ink = "black" if 0.15 <= value <= 0.85 else "white"
+                told = f"{100 * value:.0f}"
+                axes.text(j, i, told, ha="center", va="center", fontsize=8, color=ink)
+
+
 def _figure(grid: Grid) -> Any:
     try:
         # Slow to import, and not needed for anything else. Without pyplot there is no display
@@ -64,23 +86,11 @@ def _figure(grid: Grid) -> Any:
         raise InputError(
             "a PNG heat map needs matplotlib; install it with: pip install 'treegen[plots]'"
         ) from None
-    rows, columns = len(grid.row_labels), len(grid.column_labels)
-    size = (2.5 + 0.7 * columns, 1.8 + 0.4 * rows)
+    size = (2.5 + 0.7 * len(grid.column_labels), 1.8 + 0.4 * len(grid.row_labels))
     figure = figure_module.Figure(figsize=size, layout="constrained")
     canvas_module.FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    numbers = [[float("nan") if v is None else v for v in row] for row in grid.values]
-    image = axes.imshow(numbers, vmin=0, vmax=1, cmap="RdYlGn", aspect="auto")
-    figure.colorbar(image, ax=axes, label="accuracy")
-    axes.set_xticks(range(columns), [_plain(text) for text in grid.column_labels], rotation=45)
-    axes.set_yticks(range(rows), [_plain(text) for text in grid.row_labels])
-    axes.set_xlabel(_plain(grid.column_name))
-    axes.set_ylabel(_plain(grid.row_name))
-    axes.set_title(_plain(grid.title))
-    for i, row in enumerate(grid.values):
-        for j, value in enumerate(row):
-            told = _MISSING if value is None else f"{100 * value:.0f}"
-            axes.text(j, i, told, ha="center", va="center", fontsize=8)
+    draw_grid(figure, grid)
+    figure.axes[0].set_title(_plain(grid.title))
     return figure
 
 

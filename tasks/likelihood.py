@@ -21,7 +21,9 @@ from treegen.runs import RunDir
 from treegen.tasks.account import Account
 from treegen.tasks.choices import ChoicePrompt, choice_prompts, common_length, num_distinct
 from treegen.tasks.job import Job
-from treegen.tasks.runner import Progress, Tally
+from treegen.tasks.progress import Glance, Progress
+from treegen.tasks.runner import Tally
+from treegen.tasks.timeline import Timeline
 from treegen.tree import Node
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ def sample_choices(
     usage = Usage(page_size=llm.cache.page_size, num_pages=llm.cache.pool.num_pages)
     account = Account(run)
     account.begin(usage)
+    timeline = Timeline(run.path, len(account.parts) - 1)
+    started, glance, interval = len(run.done), Glance(), None
     try:
         for chunk, scores in _scored(prompts, llm, usage):
             for prompt, its_scores in zip(chunk, scores, strict=True):
@@ -62,7 +66,9 @@ def sample_choices(
                 if score:
                     tally.add(record)
             account.save()
-            yield Progress(
+            if glance(now=len(run.done) == run.info.planned):
+                interval = tally.estimate()
+            now = Progress(
                 done=len(run.done),
                 planned=run.info.planned,
                 rows=0,
@@ -71,7 +77,11 @@ def sample_choices(
                 tokens=usage.prompt_tokens_computed,
                 seconds=usage.seconds,
                 accuracy=tally.accuracy,
+                started=started,
+                estimate=interval,
             )
+            timeline.note(now, last=now.done == now.planned)
+            yield now
             if stop():
                 break
     except BaseException:
@@ -79,6 +89,8 @@ def sample_choices(
         with suppress(RunError):
             account.save(now=True)
         raise
+    finally:
+        timeline.close()
     run.sync()
     account.save(now=True)
 

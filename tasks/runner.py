@@ -6,48 +6,27 @@ scoring a stored run needs no model.
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from treegen.errors import RunError
 from treegen.results import Completion
 from treegen.runs import RunDir
+from treegen.stats import Estimate
 from treegen.tasks.account import Account, add_up, stored_parts
 from treegen.tasks.execution import Judging, executing
 from treegen.tasks.job import Job, fit_job
+from treegen.tasks.progress import Glance, Progress, RightSoFar, level_rows
 from treegen.tasks.report import Report, ReportOptions
 from treegen.tasks.settings import stored_choices
+from treegen.tasks.timeline import Timeline
 from treegen.tasks.verdict import SampleScore, Verdict
 
 if TYPE_CHECKING:
-    from treegen.engine import LLM, Stream
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a run is.
-
-    done, planned: samples. rows: decoded at once now. tokens: decoded since this part began,
-    `seconds` ago; where nothing is decoded, prompt tokens computed. accuracy: share of right
-    samples so far, None where none is judged.
-    """
-
-    done: int
-    planned: int
-    rows: int
-    pages: int
-    num_pages: int
-    tokens: int
-    seconds: float
-    accuracy: float | None
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Decoded tokens over the time of this part."""
-        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+    from treegen.engine import LLM
+    from treegen.stream import Stream
 
 
 def sample(
@@ -77,10 +56,13 @@ def sample(
     if tally:
         for record in run.records():
             tally.add(record)
-    with llm.stream(job.tree, job.settings.sampling, skip=set(run.done)) as stream:
+    with (
+        closing(Timeline(run.path, len(account.parts))) as timeline,
+        llm.stream(job.tree, job.settings.sampling, skip=set(run.done)) as stream,
+    ):
         prompts = _Prompts(stream)
-        account.begin(stream.usage)
-        start = time.monotonic()
+        account.begin(stream.usage, stream.plan)
+        watch = _Watch(run, llm, stream, tally)
         try:
             while stream.has_work and not stop():
                 for completion in stream.step():
@@ -93,16 +75,10 @@ def sample(
                 if judging:
                     judging.poll()
                 account.save()
-                yield Progress(
-                    done=len(run.done),
-                    planned=run.info.planned,
-                    rows=stream.scheduler.live.num_active,
-                    pages=llm.cache.pool.num_used,
-                    num_pages=llm.cache.pool.num_pages,
-                    tokens=stream.usage.decoded_tokens,
-                    seconds=time.monotonic() - start,
-                    accuracy=tally.accuracy if tally else None,
-                )
+                last, computed = not stream.has_work, stream.usage.prompt_tokens_computed
+                now = watch.look(last=last)
+                timeline.note(now, last=last, prompt_tokens=computed)
+                yield now
         except BaseException:
             # What went wrong first is what the user must hear of, as on a full disk.
             with suppress(RunError):
@@ -112,28 +88,40 @@ def sample(
         account.save(now=True)
 
 
+def judged(
+    job: Job, run: RunDir, judging: Judging | None = None
+) -> Iterator[tuple[dict[str, Any], Mapping[str, Verdict] | None]]:
+    """Yield every stored sample with its verdicts by filter; of programs, those that there are."""
+    problems = {problem.id: problem for problem in job.data.problems}
+    for record in run.records():
+        if judging:
+            yield record, judging.verdicts(record)
+        else:
+            yield record, job.task.score(problems[record["problem_id"]], record["text"])
+
+
 def score(job: Job, run: RunDir, judging: Judging | None = None) -> Report:
     """Judge every stored sample of a run; of programs, take the verdicts that there are."""
-    problems = {problem.id: problem for problem in job.data.problems}
-    scores = []
-    for record in run.records():
-        verdicts: Mapping[str, Verdict] | None
-        if judging:
-            verdicts = judging.verdicts(record)
-        else:
-            verdicts = job.task.score(problems[record["problem_id"]], record["text"])
-        if verdicts is not None:
-            scores.append(
-                SampleScore(
-                    problem_id=record["problem_id"],
-                    sample_index=record["sample_index"],
-                    finish_reason=record["finish_reason"],
-                    verdicts=verdicts,
-                )
+    return aggregate(
+        job,
+        [
+            SampleScore(
+                problem_id=record["problem_id"],
+                sample_index=record["sample_index"],
+                finish_reason=record["finish_reason"],
+                verdicts=verdicts,
             )
+            for record, verdicts in judged(job, run, judging)
+            if verdicts is not None
+        ],
+    )
+
+
+def aggregate(job: Job, scores: Sequence[SampleScore]) -> Report:
+    """Return the metrics over scored samples of a job."""
     settings = job.settings
     options = ReportOptions(
-        problem_ids=list(problems),
+        problem_ids=[problem.id for problem in job.data.problems],
         num_samples=settings.num_samples,
         num_fewshot=job.data.num_fewshot,
         pass_ks=settings.pass_ks,
@@ -182,6 +170,40 @@ def write_results(
     return results, report
 
 
+class _Watch:
+    """Looks at a stream at work."""
+
+    def __init__(
+        self, run: RunDir, llm: "LLM", stream: "Stream", tally: "Tally | Judging | None"
+    ) -> None:
+        """The part begins now."""
+        self._run, self._llm, self._stream, self._tally = run, llm, stream, tally
+        self._started, self._start = len(run.done), time.monotonic()
+        self._glance = Glance()
+        self._seen: dict[str, Any] = {}
+
+    def look(self, *, last: bool) -> Progress:
+        """Return how far the run is; last: nothing comes after this."""
+        if self._glance(now=last):
+            self._seen = {
+                "levels": level_rows(self._stream),
+                "estimate": self._tally.estimate() if self._tally else None,
+            }
+        pool = self._llm.cache.pool
+        return Progress(
+            done=len(self._run.done),
+            planned=self._run.info.planned,
+            rows=self._stream.scheduler.live.num_active,
+            pages=pool.num_used,
+            num_pages=pool.num_pages,
+            tokens=self._stream.usage.decoded_tokens,
+            seconds=time.monotonic() - self._start,
+            accuracy=self._tally.accuracy if self._tally else None,
+            started=self._started,
+            **self._seen,
+        )
+
+
 class _Prompts:
     """What records say of the prompts: the hash of their token ids, and their lengths."""
 
@@ -228,15 +250,19 @@ class Tally:
         """Nothing is judged yet."""
         self._job = job
         self._problems = {problem.id: problem for problem in job.data.problems}
-        self._judged = self._right = 0
+        self._so_far = RightSoFar()
 
     def add(self, record: dict[str, Any]) -> None:
         """Judge a stored sample."""
-        verdicts = self._job.task.score(self._problems[record["problem_id"]], record["text"])
-        self._judged += 1
-        self._right += verdicts[self._job.task.filters[0]].correct
+        problem_id = record["problem_id"]
+        verdicts = self._job.task.score(self._problems[problem_id], record["text"])
+        self._so_far.count(problem_id, verdicts[self._job.task.filters[0]].correct)
 
     @property
     def accuracy(self) -> float | None:
         """Share of right samples; None before the first."""
-        return self._right / self._judged if self._judged else None
+        return self._so_far.accuracy
+
+    def estimate(self) -> Estimate | None:
+        """Return the accuracy as a mean over problems, with its interval."""
+        return self._so_far.estimate()

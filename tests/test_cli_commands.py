@@ -21,7 +21,7 @@ from cli_cases import (
 
 from treegen.cli import progress
 from treegen.cli.main import cli
-from treegen.tasks.runner import Progress
+from treegen.tasks.progress import Progress
 
 HEAVY = ("torch", "transformers", "datasets", "numpy", "rich", "huggingface_hub")
 
@@ -39,7 +39,9 @@ def finished(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Help and start-up
 
 
-@pytest.mark.parametrize("command", [[], ["eval"], ["plan"], ["score"], ["tasks"]])
+@pytest.mark.parametrize(
+    "command", [[], ["eval"], ["plan"], ["score"], ["report"], ["compare"], ["show"], ["tasks"]]
+)
 def test_help_imports_nothing_heavy(command: list[str]) -> None:
     code = (
         "import sys\nfrom treegen.cli.main import cli\n"

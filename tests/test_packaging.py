@@ -126,6 +126,7 @@ def test_the_wheel_holds_the_sources_and_the_data_and_nothing_else(
         installed_names(repository, "**/*.py")
         | installed_names(repository, "data/*.jsonl")
         | installed_names(repository, "data/LICENSE*")
+        | installed_names(repository, "report/page/*")
         | {"treegen/py.typed"}
     )
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)

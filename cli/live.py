@@ -1,0 +1,96 @@
+"""The live view of a run on a terminal: how far it is, and what the tree does meanwhile."""
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from treegen.terminal import safe_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from treegen.tasks.progress import Progress
+
+_SECONDS: Final = 0.1  # between looks at a run; the screen is drawn four times a second
+
+
+def draw_live(steps: "Iterator[Progress]", name: str) -> None:
+    """Use up an iterator of progress, drawing it in place to stderr.
+
+    A bar with the time left; below it tokens per second, pages, accuracy with its interval, and
+    for each level of the tree the rows that are being decoded below it.
+    """
+    from rich.console import Console
+    from rich.live import Live
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    bar = Bar(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}", markup=False),
+    )
+    task = bar.add_task(safe_text(name).replace("\n", " "), total=None, left="")
+    latest: Progress | None = None
+
+    def draw() -> "RenderableType":
+        if latest is None:
+            return bar
+        bar.update(task, completed=latest.done, total=latest.planned, left=time_left(latest))
+        return _view(bar, latest)
+
+    # Its own thread redraws, however fast the steps are.
+    with Live(get_renderable=draw, console=Console(stderr=True), refresh_per_second=4):
+        due = 0.0
+        for now in steps:
+            if time.monotonic() >= due or now.done == now.planned:
+                due, latest = time.monotonic() + _SECONDS, now
+
+
+def details(now: "Progress") -> str:
+    """Return what a line says of a moment beside the number of samples."""
+    accuracy = accuracy_text(now)
+    after = f", {accuracy}" if accuracy else ""
+    if not now.num_pages:  # no model is at work
+        return f"{now.rows:,} programs under way{after}"
+    return (
+        f"{now.tokens_per_second:,.0f} tokens/s, {now.rows:,} rows, "
+        f"{now.pages:,}/{now.num_pages:,} pages{after}"
+    )
+
+
+def accuracy_text(now: "Progress") -> str:
+    """Return the accuracy so far with its interval; nothing where none is judged."""
+    if now.estimate is not None:
+        found = now.estimate
+        return f"accuracy {found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
+    return "" if now.accuracy is None else f"accuracy {now.accuracy:.3f}"
+
+
+def time_left(now: "Progress") -> str:
+    """Return "1:02:03 left", nothing where that is not known or over."""
+    seconds = now.seconds_left
+    if seconds is None or now.done >= now.planned:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02} left" if hours else f"{minutes}:{rest:02} left"
+
+
+def _view(bar: "RenderableType", now: "Progress") -> "RenderableType":
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    parts: list[RenderableType] = [bar, Text(details(now))]
+    if now.levels:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for column in ("level", "segments", "rows", "read once for"):
+            table.add_column(column, justify="right", header_style="dim")
+        for level in now.levels:
+            shared = f"{level.kept:,} rows" if level.kept else "none"
+            table.add_row(f"{level.depth}", f"{level.segments:,}", f"{level.rows:,}", shared)
+        parts.append(table)
+    return Group(*parts)

@@ -1,0 +1,51 @@
+"""`treegen report`: runs as one page that opens anywhere, and as plots."""
+
+from pathlib import Path
+
+import click
+
+from treegen.cli.options import CONTEXT, QUIET
+
+
+@click.command("report", context_settings=CONTEXT)
+@click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN]...",
+                type=click.Path(path_type=Path))  # fmt: skip
+@click.option("--output-path", "-o", type=click.Path(path_type=Path), metavar="FILE.html",
+              help="The page. Default: report.html in the run; here for several.")  # fmt: skip
+@click.option("--data", metavar="PATH", help="Where the problems are now, if not where they were.")
+@click.option("--no-plots", is_flag=True, help="Write the page only, no folder of plots beside it.")
+@QUIET
+def command(
+    runs: tuple[Path, ...], output_path: Path | None, data: str | None, no_plots: bool, quiet: bool
+) -> None:
+    """Write one HTML page about the directories RUN, with their samples and trees to look through.
+
+    The page needs no network and no other file. Its plots are written beside it as SVG and PNG.
+    """
+    from treegen.errors import InputError
+    from treegen.report.view import find_runs
+
+    if output_path is not None and output_path.is_dir():
+        output_path = output_path / "report.html"
+    if output_path is not None and output_path.suffix not in (".html", ".htm"):
+        raise InputError(f"--output-path must be a name that ends in .html, got {output_path}")
+    found = find_runs(runs)
+    from treegen.cli.render import echo, json_line, notice
+    from treegen.report.page import write_page
+    from treegen.report.view import load_run
+    from treegen.terminal import safe_text
+
+    views = []
+    for path in found:
+        view = load_run(path, data=data)
+        for line in view.notices if not quiet else ():
+            notice(f"{path}: {line}")
+        views.append(view)
+    default = found[0] / "report.html" if len(found) == 1 else Path("report.html")
+    page, *plots = write_page(views, output_path or default, plots=not no_plots)
+    if not quiet:
+        echo(f"page: {safe_text(str(page))} ({page.stat().st_size / 2**20:,.1f} MiB)")
+        for folder in sorted({plot.parent for plot in plots}):
+            echo(f"plots: {safe_text(str(folder))}")
+    json_line({"page": str(page), "plots": [str(plot) for plot in plots],
+               "runs": [str(path) for path in found]})  # fmt: skip

@@ -1,0 +1,224 @@
+"""What a page embeds of a run for its script: JSON, gzipped, in base64, in parts of bounded size.
+
+Base64 holds nothing that a browser could take for markup, and the script only ever makes text of
+it. Texts are made safe to look at here, by the one rule that terminals have too.
+"""
+
+import base64
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from treegen.report.curves import FATES, RIGHT, WRONG, fate
+from treegen.report.prompt_tree import content_text
+from treegen.report.trees import SearchTree, best_path
+from treegen.report.view import ProblemView, RunView, Sample
+from treegen.tasks.votes import majority
+from treegen.terminal import safe_text
+from treegen.tree import Node
+
+# A part ends with the item that reaches either bound.
+_ITEMS: Final = 256
+_CHARACTERS: Final = 200_000
+
+# What the script has for each fate, and for a problem's vote.
+_DIGITS: Final = {name: str(FATES.index(name)) for name in FATES} | {WRONG: "0", RIGHT: "1"}
+_NO_VOTE, _TIED, _WON, _LOST = 0, 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """One embedded part and the id of its element."""
+
+    id: str
+    content: str
+
+
+def blobs(view: RunView, name: str) -> Iterator[Blob]:
+    """Yield the parts of one run; the first is its index."""
+    samples = list(view.samples)
+    texts = list(_parts([safe_text(sample.text) for sample in samples]))
+    problems = list(_parts([[safe_text(p.question), safe_text(p.answer)] for p in view.problems]))
+    trees = list(_parts([_tree(tree) for tree in view.trees]))
+    yield _blob(
+        f"{name}-index",
+        {
+            "problems": {
+                "id": [safe_text(problem.id) for problem in view.problems],
+                "prompt_tokens": [problem.prompt_tokens for problem in view.problems],
+            },
+            "samples": _columns(view, samples),
+            "finishes": _names(sample.finish_reason for sample in samples),
+            "filters": [_filter(view, filter) for filter in view.filters],
+            "votes": view.votes,
+            "prompts": _prompts(view),
+            "trees": [
+                {
+                    "problem_id": safe_text(tree.problem_id),
+                    "method": safe_text(tree.method),
+                    "solved": tree.solved,
+                    "answer": None if tree.answer is None else safe_text(tree.answer),
+                    "num_nodes": len(tree.nodes),
+                    "num_tokens": tree.num_tokens,
+                }
+                for tree in view.trees
+            ],
+            "text_starts": [start for start, _ in texts],
+            "problem_starts": [start for start, _ in problems],
+            "tree_starts": [start for start, _ in trees],
+        },
+    )
+    for kind, parts in (("texts", texts), ("problems", problems), ("trees", trees)):
+        for number, (_, items) in enumerate(parts):
+            yield _blob(f"{name}-{kind}-{number}", items)
+
+
+def _blob(id: str, value: Any) -> Blob:
+    packed = gzip.compress(json.dumps(value, separators=(",", ":")).encode("ascii"), 6, mtime=0)
+    return Blob(id, base64.b64encode(packed).decode("ascii"))
+
+
+def _parts(items: Sequence[Any]) -> Iterator[tuple[int, list[Any]]]:
+    """Cut items into parts; yields where each part starts."""
+    start = size = 0
+    for stop, item in enumerate(items, start=1):
+        size += len(item) if isinstance(item, str) else len(json.dumps(item))
+        if stop - start >= _ITEMS or size >= _CHARACTERS or stop == len(items):
+            yield start, list(items[start:stop])
+            start, size = stop, 0
+
+
+def _names(values: Iterable[str]) -> list[str]:
+    return [safe_text(value) for value in dict.fromkeys(values)]
+
+
+def _columns(view: RunView, samples: Sequence[Sample]) -> dict[str, Any]:
+    """Return the samples' numbers as columns; first: where each problem's samples begin."""
+    first = [0]
+    for problem in view.problems:
+        first.append(first[-1] + len(problem.samples))
+    finishes = list(dict.fromkeys(sample.finish_reason for sample in samples))
+    place = {reason: number for number, reason in enumerate(finishes)}
+    return {
+        "first": first,
+        "problem": [i for i, problem in enumerate(view.problems) for _ in problem.samples],
+        "index": [sample.index for sample in samples],
+        "tokens": [sample.num_tokens for sample in samples],
+        "logprob": [None if s.logprob is None else round(s.logprob, 2) for s in samples],
+        "finish": [place[sample.finish_reason] for sample in samples],
+    }
+
+
+def _filter(view: RunView, name: str) -> dict[str, Any]:
+    """Return one filter's reading of all samples, and the vote on each problem.
+
+    best: the first sample that gave the answer with most votes, by problem; -1 for none.
+    """
+    answers: dict[str, int] = {}
+    outcomes: dict[str, int] = {}
+    status, answer, outcome = [], [], []
+    for sample in view.samples:
+        verdict = (sample.verdicts or {}).get(name)
+        status.append(_DIGITS[fate(sample, name)])
+        read = verdict.answer if verdict else None
+        answer.append(-1 if read is None else answers.setdefault(read, len(answers)))
+        told = getattr(verdict, "outcome", "")
+        outcome.append(outcomes.setdefault(told, len(outcomes)) if told else -1)
+    votes, best, first = [], [], 0
+    for problem in view.problems:
+        vote, chosen = _vote(problem, name)
+        votes.append(vote)
+        best.append(-1 if chosen is None else first + chosen)
+        first += len(problem.samples)
+    return {
+        "name": safe_text(name),
+        "status": "".join(status),
+        "answers": [safe_text(text) for text in answers],
+        "answer": answer,
+        "outcomes": [safe_text(text) for text in outcomes],
+        "outcome": outcome,
+        "vote": votes,
+        "best": best,
+    }
+
+
+def _vote(problem: ProblemView, name: str) -> tuple[int, int | None]:
+    """Return what a problem's vote came to, and which of its samples gave the elected answer."""
+    found = [(sample.verdicts or {}).get(name) for sample in problem.samples]
+    vote = majority(verdict.answer for verdict in found if verdict is not None)
+    if vote.answer is None:
+        return (_LOST if any(found) else _NO_VOTE), None
+    chosen, verdict = next((i, v) for i, v in enumerate(found) if v and v.answer == vote.answer)
+    if len(vote.tied) > 1:
+        return _TIED, chosen
+    return (_WON if verdict.correct else _LOST), chosen
+
+
+def _prompts(view: RunView) -> list[dict[str, Any]]:
+    """Return the declared tree as a list of nodes, the root first; below: places in the list.
+
+    Without the task's data it is a root over the bare problems.
+    """
+    place = {problem.id: number for number, problem in enumerate(view.problems)}
+    nodes: list[dict[str, Any]] = []
+    if view.tree is None:
+        below = [
+            {"text": p.id, "problem": number, "below": []} for number, p in enumerate(view.problems)
+        ]
+        nodes = [{"text": "", "below": list(range(1, len(below) + 1))}, *below]
+    else:
+        stack: list[tuple[Node, str, int | None]] = [(view.tree, "0", None)]
+        while stack:
+            node, path, parent = stack.pop()
+            if parent is not None:
+                nodes[parent]["below"].append(len(nodes))
+            nodes.append({"text": safe_text(content_text(node)), "below": []})
+            if node.num_samples and (node.id or path) in place:
+                nodes[-1]["problem"] = place[node.id or path]
+            here = len(nodes) - 1
+            children = [(c, f"{path}/{i}", here) for i, c in enumerate(node.children)]
+            stack += reversed(children)
+    _add_up(view, nodes)
+    return nodes
+
+
+def _add_up(view: RunView, nodes: list[dict[str, Any]]) -> None:
+    """Give each node its samples, generated tokens, accuracy and mean logprob, those below too."""
+    filter = view.filters[0] if view.filters else ""
+    sums = [[0, 0, 0, 0, 0.0, 0] for _ in nodes]
+    for number in range(len(nodes) - 1, -1, -1):
+        mine, node = sums[number], nodes[number]
+        for sample in view.problems[node["problem"]].samples if "problem" in node else ():
+            verdict = (sample.verdicts or {}).get(filter)
+            logprob = 0.0 if sample.logprob is None else sample.logprob
+            each = (
+                1, sample.num_tokens, verdict is not None, verdict is not None and verdict.correct,
+                logprob, sample.logprob is not None,
+            )  # fmt: skip
+            mine[:] = [a + b for a, b in zip(mine, each, strict=True)]
+        for below in node["below"]:
+            mine[:] = [a + b for a, b in zip(mine, sums[below], strict=True)]
+        samples, tokens, judged, right, logprobs, known = mine
+        node |= {
+            "samples": samples,
+            "tokens": tokens,
+            "score": right / judged if judged else None,
+            "logprob": logprobs / known if known else None,
+        }
+
+
+def _tree(tree: SearchTree) -> dict[str, Any]:
+    names = ("id", "parent_id", "score", "logprob", "leaf", "pruned", "finish_reason")
+    return {
+        "best": sorted(best_path(tree.nodes, tree.best)),
+        "nodes": [
+            {
+                **{name: node.get(name) for name in names},
+                "text": safe_text(str(node.get("text") or "")),
+                "n_tokens": int(node.get("n_tokens") or 0),
+            }
+            for node in tree.nodes
+        ],
+    }

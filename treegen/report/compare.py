@@ -1,0 +1,234 @@
+"""Two runs of the same problems, problem by problem.
+
+Problems are the independent draws, so what is tested is the difference on each problem, never the
+two sets of samples as if they had nothing in common: pairing takes out how hard the problems are.
+
+Where every problem is right or wrong (one sample, pass@n, a vote without ties), only problems on
+which the runs disagree say anything: McNemar's exact test, with the interval of Bonett and Price
+(2012), which keeps a width where no problem differs. Where a problem has a share between 0 and 1,
+McNemar's test does not apply: then a paired bootstrap over problems gives the interval (BCa), and a
+sign-flip permutation test, which assumes no distribution either, the p-value.
+"""
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from treegen.errors import InputError
+from treegen.report.view import RunView
+from treegen.stats import pass_at_k
+from treegen.tasks.verdict import Verdict
+from treegen.tasks.votes import tally
+
+_Z95: Final = 1.959963984540054
+_RESAMPLES: Final = 9999
+MCNEMAR: Final = (
+    "McNemar's exact test and Bonett and Price's interval, since each problem is right or wrong"
+)
+BOOTSTRAP: Final = (
+    "paired bootstrap over problems (BCa) and sign-flip permutation test, since problems have "
+    "shares between 0 and 1"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How much better the second run is than the first by one metric.
+
+    a, b: means over problems. value: b minus a, with a 95% interval and a two-sided p-value; these
+    are None for a single problem. better, worse: problems on which b is above or below a.
+    by_problem: the differences, in the order of the problems.
+    """
+
+    metric: str
+    filter: str
+    a: float
+    b: float
+    value: float
+    low: float | None
+    high: float | None
+    p_value: float | None
+    better: int
+    worse: int
+    method: str
+    by_problem: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two runs, and the differences by each metric that both have; the headline first.
+
+    left_out: problems that either run has not finished.
+    """
+
+    a: str
+    b: str
+    problem_ids: tuple[str, ...]
+    left_out: tuple[str, ...]
+    differences: tuple[Difference, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain dicts and lists, differences by problem under the headline only."""
+        document = asdict(self)
+        for row in document["differences"][1:]:
+            del row["by_problem"]
+        return document
+
+
+def compare_runs(a: RunView, b: RunView, *, partial: bool = False, seed: int = 0) -> Comparison:
+    """Return how two runs differ on the problems that both have finished.
+
+    partial: leave out problems that either run has not finished, instead of refusing. seed: of
+    resampling, so that the same runs give the same numbers.
+
+    Raises InputError for runs that cannot be compared: other problems, another task or version of
+    it, samples without verdicts.
+    """
+    _check_same_problems(a, b)
+    unfinished = tuple(
+        p.id
+        for p, q in zip(a.problems, b.problems, strict=True)
+        if len(p.samples) < a.num_samples or len(q.samples) < b.num_samples
+    )
+    if unfinished and not partial:
+        raise InputError(
+            f"{len(unfinished):,} of {len(a.problems):,} problems are not finished in both runs, "
+            f"such as {unfinished[0]!r}; finish them with treegen eval --resume, or compare the "
+            "others with --partial"
+        )
+    ids = [p.id for p in a.problems if p.id not in set(unfinished)]
+    if not ids:
+        raise InputError("there is no problem that both runs have finished")
+    shared = [filter for filter in a.filters if filter in b.filters]
+    if not shared:
+        raise InputError(f"the runs have no verdicts by a common filter: {_lacks(a)}; {_lacks(b)}")
+    generator = np.random.default_rng(seed)
+    most = min(a.num_samples, b.num_samples)
+    votes = all(view.report is not None and view.report.majority for view in (a, b))
+    found = []
+    for filter in shared:
+        first, second = a.verdicts(filter), b.verdicts(filter)
+        if missing := [p for p in ids if p not in first or p not in second]:
+            raise InputError(
+                f"{len(missing):,} problems have no verdicts in both runs, such as {missing[0]!r}; "
+                "score the runs first"
+            )
+        for metric in _metrics(most, votes=votes):
+            values = [[_value(metric, most, run[p]) for p in ids] for run in (first, second)]
+            found.append(_difference(metric, filter, values[0], values[1], generator))
+    return Comparison(a.name, b.name, tuple(ids), unfinished, tuple(found))
+
+
+def _check_same_problems(a: RunView, b: RunView) -> None:
+    tasks = [view.info.identity.get("task") for view in (a, b)]
+    if tasks[0] != tasks[1]:
+        raise InputError(
+            f"{a.path} is of the task {tasks[0]} and {b.path} of {tasks[1]}; only runs of one "
+            "version of one task can be compared"
+        )
+    first, second = set(a.info.problem_ids), set(b.info.problem_ids)
+    if first != second:
+        only = [f"{len(x - y):,} only in {view.path}" for x, y, view in
+                ((first, second, a), (second, first, b)) if x - y]  # fmt: skip
+        raise InputError(
+            f"the runs are of different problems: {len(first & second):,} in common, "
+            f"{' and '.join(only)}; run both with the same --data and --limit"
+        )
+    data = [view.info.identity.get("data", {}).get("problems") for view in (a, b)]
+    if data[0] != data[1] or a.info.problem_ids != b.info.problem_ids:
+        raise InputError(
+            f"the problems of {a.path} and {b.path} have the same ids but not the same content; "
+            "run both with the same --data"
+        )
+
+
+def _lacks(view: RunView) -> str:
+    return f"{view.path} has {', '.join(view.filters) or 'none'}"
+
+
+def _metrics(most: int, *, votes: bool) -> list[str]:
+    if most == 1:
+        return ["accuracy"]
+    return ["accuracy", *([f"maj@{most}"] if votes else []), f"pass@{most}"]
+
+
+def _value(metric: str, k: int, verdicts: Sequence[Verdict]) -> float:
+    right = sum(verdict.correct for verdict in verdicts)
+    if metric.startswith("pass@"):
+        return pass_at_k(len(verdicts), right, k)
+    return tally(verdicts).maj_at_k(k) if metric.startswith("maj@") else right / len(verdicts)
+
+
+def _difference(
+    metric: str, filter: str, a: Sequence[float], b: Sequence[float], generator: np.random.Generator
+) -> Difference:
+    differences = [y - x for x, y in zip(a, b, strict=True)]
+    num = len(differences)
+    better, worse = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
+    binary = all(value in (0.0, 1.0) for value in (*a, *b))
+    low: float | None = None
+    high: float | None = None
+    p_value: float | None = None
+    if num > 1:
+        test = _mcnemar(num, better, worse) if binary else _resample(differences, generator)
+        low, high, p_value = test
+    return Difference(
+        metric=metric,
+        filter=filter,
+        a=math.fsum(a) / num,
+        b=math.fsum(b) / num,
+        value=math.fsum(differences) / num,
+        low=low,
+        high=high,
+        p_value=p_value,
+        better=better,
+        worse=worse,
+        method=MCNEMAR if binary else BOOTSTRAP,
+        by_problem=tuple(differences),
+    )
+
+
+def _mcnemar(num: int, better: int, worse: int) -> tuple[float, float, float]:
+    """Return interval and p-value of a difference between paired yes and no."""
+    stats = _scipy()
+    p_value = stats.binomtest(better, better + worse).pvalue if better + worse else 1.0
+    up, down = (better + 1) / (num + 2), (worse + 1) / (num + 2)
+    half = _Z95 * math.sqrt((up + down - (up - down) ** 2) / (num + 2))
+    return max(-1.0, up - down - half), min(1.0, up - down + half), float(p_value)
+
+
+def _resample(
+    differences: Sequence[float], generator: np.random.Generator
+) -> tuple[float, float, float]:
+    """Return interval and p-value of a mean of paired differences."""
+    stats = _scipy()
+    array = np.asarray(differences)
+    if np.ptp(array) == 0:  # every resample is the same
+        same = float(array[0])
+        return same, same, 1.0 if same == 0 else 2.0 ** (1 - len(array))
+    options: dict[str, Any] = {"n_resamples": _RESAMPLES, "rng": generator, "vectorized": True}
+    # About this many numbers at a time.
+    options["batch"] = max(1, 2**22 // len(array))
+    with warnings.catch_warnings():
+        # Of next to no problems BCa may be undefined; the plain percentiles always are.
+        warnings.simplefilter("ignore")
+        spread = stats.bootstrap((array,), np.mean, method="BCa", **options).confidence_interval
+        if not (math.isfinite(spread.low) and math.isfinite(spread.high)):
+            spread = stats.bootstrap((array,), np.mean, method="percentile", **options)
+            spread = spread.confidence_interval
+        flipped = stats.permutation_test((array,), np.mean, permutation_type="samples", **options)
+    return float(spread.low), float(spread.high), float(flipped.pvalue)
+
+
+def _scipy() -> Any:
+    try:
+        from scipy import stats
+    except ImportError:
+        raise InputError(
+            "comparing runs needs scipy; install it with: pip install 'treegen[report]'"
+        ) from None
+    return stats

@@ -1,0 +1,123 @@
+"""Numbers behind the plots: metrics over k, what became of each problem's votes, lengths."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from treegen.report.view import RunView, Sample
+from treegen.stats import Estimate, estimate, pass_at_k
+from treegen.tasks.verdict import Verdict
+from treegen.tasks.votes import majority, tally
+
+# Estimating maj@k costs about a millisecond per problem and k.
+_MAX_KS: Final = 12
+
+RIGHT, WRONG, INVALID, UNJUDGED = "right", "wrong", "invalid", "not judged"
+FATES: Final = (RIGHT, WRONG, INVALID, UNJUDGED)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One metric over k, with 95% intervals over problems."""
+
+    metric: str
+    ks: tuple[int, ...]
+    values: tuple[Estimate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VoteShares:
+    """How the samples of one problem voted, as shares of all its samples.
+
+    leading: of the wrong answer that most gave. tied: whether no answer has most votes alone.
+    won: whether a right answer has the most.
+    """
+
+    problem_id: str
+    right: float
+    leading: float
+    other: float
+    invalid: float
+    tied: bool
+    won: bool
+
+
+def some_ks(num_samples: int) -> tuple[int, ...]:
+    """Return at most a dozen k from 1 to num_samples, closer together where they are small."""
+    if num_samples <= _MAX_KS:
+        return tuple(range(1, num_samples + 1))
+    ratio = num_samples ** (1 / (_MAX_KS - 1))
+    return tuple(sorted({round(ratio**i) for i in range(_MAX_KS)} | {1, num_samples}))
+
+
+def k_curves(verdicts: Mapping[str, Sequence[Verdict]], *, votes: bool = True) -> list[Curve]:
+    """Return pass@k and maj@k up to the fewest samples that any problem has.
+
+    votes: whether answers can agree at all; programs cannot, so they have no maj@k.
+    """
+    groups = list(verdicts.values())
+    most = min(map(len, groups), default=0)
+    if most < 2:
+        return []
+    ks = some_ks(most)
+    rights = [sum(verdict.correct for verdict in group) for group in groups]
+    passed = tuple(
+        estimate([pass_at_k(len(g), r, k) for g, r in zip(groups, rights, strict=True)]) for k in ks
+    )
+    curves = [Curve("pass@k", ks, passed)]
+    if votes:
+        tallies = [tally(group) for group in groups]
+        won = tuple(estimate([t.maj_at_k(k) for t in tallies]) for k in ks)
+        curves.append(Curve("maj@k", ks, won))
+    return curves
+
+
+def vote_shares(verdicts: Mapping[str, Sequence[Verdict]]) -> list[VoteShares]:
+    """Return the votes of each problem, the best solved first."""
+    found = []
+    for problem_id, group in verdicts.items():
+        vote = majority(verdict.answer for verdict in group)
+        right = {v.answer for v in group if v.correct}
+        wrong = Counter(v.answer for v in group if v.answer is not None and not v.correct)
+        leading = max(wrong.values(), default=0)
+        num, num_right = len(group), sum(verdict.correct for verdict in group)
+        found.append(
+            VoteShares(
+                problem_id=problem_id,
+                right=num_right / num,
+                leading=leading / num,
+                other=(wrong.total() - leading) / num,
+                invalid=(num - num_right - wrong.total()) / num,
+                tied=len(vote.tied) > 1,
+                won=bool(right & set(vote.tied)),
+            )
+        )
+    return sorted(found, key=lambda share: (-share.right, share.leading, share.problem_id))
+
+
+def fate(sample: Sample, filter: str) -> str:
+    """Return what became of a sample by one filter."""
+    verdict = (sample.verdicts or {}).get(filter)
+    if verdict is None:
+        return UNJUDGED
+    if verdict.correct:
+        return RIGHT
+    return INVALID if verdict.answer is None else WRONG
+
+
+def finish_counts(view: RunView) -> dict[str, dict[str, int]]:
+    """Return how many samples ended how, by finish reason and then by what became of them."""
+    filter = view.filters[0] if view.filters else ""
+    counts = Counter((sample.finish_reason, fate(sample, filter)) for sample in view.samples)
+    reasons = sorted({reason for reason, _ in counts}, key=lambda r: (r != "stop", r))
+    return {reason: {f: counts[reason, f] for f in FATES} for reason in reasons}
+
+
+def lengths(view: RunView) -> dict[str, list[int]]:
+    """Return the lengths of samples in tokens by what became of them; empty ones left out."""
+    filter = view.filters[0] if view.filters else ""
+    found: dict[str, list[int]] = {name: [] for name in FATES}
+    for sample in view.samples:
+        found[fate(sample, filter)].append(sample.num_tokens)
+    return {name: values for name, values in found.items() if values}

@@ -1,0 +1,224 @@
+"""One HTML page for one or more runs: self-contained, inert, and as quick with 50,000 samples."""
+
+import base64
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+import treegen
+from treegen.errors import InputError
+from treegen.report.blobs import blobs
+from treegen.report.curves import k_curves
+from treegen.report.figures import Plot
+from treegen.report.plots import curves_plot, metric_plot, run_plots
+from treegen.report.tables import (
+    Card,
+    Listing,
+    cards,
+    headline,
+    metrics,
+    other_tables,
+    settings,
+    sharing,
+)
+from treegen.report.view import RunView
+from treegen.terminal import safe_text
+
+_SCRIPTS: Final = ("data.js", "elements.js", "tree.js", "samples.js", "main.js")
+_DPI: Final = 96  # of a browser's pixels
+
+
+@dataclass(frozen=True, slots=True)
+class _Picture:
+    """A plot that is drawn, as the template takes it."""
+
+    plot: Plot
+    drawn: bytes
+    width: int
+    height: int
+
+    @classmethod
+    def of(cls, plot: Plot) -> "_Picture":
+        width, height = (round(inches * _DPI) for inches in plot.size)
+        return cls(plot, plot.svg(), width, height)
+
+    @property
+    def title(self) -> str:
+        return self.plot.title
+
+    @property
+    def told(self) -> str:
+        return self.plot.told
+
+    @property
+    def svg(self) -> str:
+        return base64.b64encode(self.drawn).decode("ascii")
+
+    def save(self, folder: Path) -> list[Path]:
+        return self.plot.save(folder, self.drawn)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Section:
+    """What the template says of one run."""
+
+    key: str
+    name: str
+    subtitle: str
+    notices: Sequence[str]
+    cards: Sequence[Card]
+    plots: Sequence[_Picture]
+    metrics: Listing
+    more_metrics: Listing
+    tables: Sequence[Listing]
+    sharing: Listing | None
+    has_samples: bool
+    has_prompts: bool
+    has_votes: bool
+    has_trees: bool
+    settings: Sequence[tuple[str, str]]
+
+
+def write_page(views: Sequence[RunView], path: Path, *, plots: bool = True) -> list[Path]:
+    """Write the page of some runs, and beside it a folder with its plots; returns the files.
+
+    plots: write that folder, named like the page.
+
+    Raises InputError if jinja2 or matplotlib is missing, or the files cannot be written.
+    """
+    drawn = {
+        _key(number): [_Picture.of(plot) for plot in run_plots(view)]
+        for number, view in enumerate(views)
+    }
+    across = [_Picture.of(plot) for plot in _across(views)]
+    page = _render(views, drawn, across)
+    scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with scratch.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(page)
+        scratch.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            scratch.unlink()
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+    written = [path]
+    folder = path.with_name(f"{path.stem}_plots")
+    for key, of_run in drawn.items() if plots else ():
+        for picture in of_run:
+            written += picture.save(folder if len(views) == 1 else folder / key)
+    for picture in across if plots else ():
+        written += picture.save(folder)
+    return written
+
+
+def _render(
+    views: Sequence[RunView], drawn: dict[str, list[_Picture]], across: Sequence[_Picture]
+) -> Iterable[str]:
+    """Return the page piece by piece; a piece holds one part of the data at most."""
+    try:
+        import jinja2
+        from markupsafe import Markup
+    except ImportError:
+        raise InputError(
+            "reports need jinja2; install it with: pip install 'treegen[report]'"
+        ) from None
+
+    def finalize(value: Any) -> Any:
+        # What the template prints is made safe to look at, whoever wrote it; then escaped.
+        return value if isinstance(value, Markup) else safe_text(str(value))
+
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_source),
+        autoescape=True,
+        finalize=finalize,
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    style = _source("style.css")
+    script = "".join(_source(name) for name in _SCRIPTS)
+    names = [view.name for view in views]
+    return environment.get_template("page.html.jinja").generate(
+        title=f"{views[0].task}: {names[0]}" if len(views) == 1 else f"{len(views)} runs",
+        version=treegen.__version__,
+        style=Markup(style),
+        style_hash=_hash(style),
+        script=Markup(script),
+        script_hash=_hash(script),
+        runs=[_section(view, key, drawn[key]) for key, view in zip(drawn, views, strict=True)],
+        overview=_overview(views, across),
+        blobs=(blob for key, view in zip(drawn, views, strict=True) for blob in blobs(view, key)),
+    )
+
+
+def _source(name: str) -> str:
+    return files("treegen.report").joinpath("page", name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
+
+
+def _key(number: int) -> str:
+    return f"run-{number + 1}"
+
+
+def _section(view: RunView, key: str, plots: Sequence[_Picture]) -> _Section:
+    done = f"{view.num_done:,} samples of {len(view.problems):,} problems"
+    source = f" from {view.source}" if view.source else ""
+    return _Section(
+        key=key,
+        name=view.name,
+        subtitle=f"{view.task}, {done}{source}; begun {view.info.created}",
+        notices=view.notices,
+        cards=cards(view),
+        plots=plots,
+        metrics=metrics(view, first=True),
+        more_metrics=metrics(view, first=False),
+        tables=other_tables(view),
+        sharing=sharing(view),
+        has_samples=view.num_done > 0,
+        has_prompts=view.num_done > 0 and not view.searched,
+        has_votes=view.votes,
+        has_trees=bool(view.trees),
+        settings=settings(view),
+    )
+
+
+def _across(views: Sequence[RunView]) -> list[Plot]:
+    """Return the pictures that show several runs together."""
+    if len(views) < 2:
+        return []
+    plots = []
+    rows = [(view.name, row) for view in views if (row := headline(view)) is not None]
+    known = [(n, r.value, r.low, r.high) for n, r in rows if r.value is not None]
+    if known:
+        names = {row.metric for _, row in rows}
+        plots.append(metric_plot(names.pop() if len(names) == 1 else "headline metric", known))
+    curves = {
+        view.name: k_curves(view.verdicts(view.filters[0]), votes=bool(view.report.majority))
+        for view in views
+        if view.filters and view.report is not None
+    }
+    if curves := {name: found for name, found in curves.items() if found}:
+        plots.append(curves_plot(curves))
+    return plots
+
+
+def _overview(views: Sequence[RunView], across: Sequence[_Picture]) -> dict[str, Any]:
+    labels = list(dict.fromkeys(card.label for view in views for card in cards(view)))
+    rows = []
+    for view in views:
+        mine = {card.label: card.value for card in cards(view)}
+        rows.append([view.name, view.task, *(mine.get(label, "") for label in labels)])
+    return {
+        "head": ["Run", "Task", *labels],
+        "rows": rows,
+        "numbers": range(2, 2 + len(labels)),
+        "plots": across,
+    }

@@ -1,0 +1,195 @@
+"""What a report says of a run in words and numbers: headlines, metrics, sharing, settings."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from treegen.report.view import RunView
+from treegen.tasks.account import sharing_line
+from treegen.tasks.report import MajorityRow, MetricRow
+from treegen.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One number that matters, with its interval or what it is out of."""
+
+    label: str
+    value: str
+    more: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A table ready to print; numbers: the columns that are set to the right."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numbers: Sequence[int] = ()
+    title: str = ""
+    lines: Sequence[str] = ()
+
+
+def headline(view: RunView) -> MetricRow | None:
+    """Return the first metric of a run."""
+    return view.report.metrics[0] if view.report and view.report.metrics else None
+
+
+def cards(view: RunView) -> list[Card]:
+    """Return the numbers to read first."""
+    found: list[Card] = []
+    report, first = view.report, headline(view)
+    if report is not None and first is not None:
+        mine = [row for row in report.metrics if row.filter == first.filter]
+        passes = [row for row in mine if row.metric.startswith("pass@")]
+        found.append(_card(_name(first.metric), first))
+        votes = [row for row in report.majority if row.filter == first.filter and row.k > 1]
+        if votes:
+            last = votes[-1]
+            found.append(Card(f"maj@{last.k}", number(last.value), interval(last.low, last.high)))
+        found += [_card(row.metric, row) for row in passes[-1:]]
+        rates = [row for row in report.metrics if row.metric in ("invalid", "truncated")]
+        seen = {row.metric: row for row in reversed(rates)}
+        found += [_card(name, seen[name]) for name in ("invalid", "truncated") if name in seen]
+    usage = view.usage
+    if usage.get("decoded_tokens"):
+        speed = f"{usage['tokens_per_second']:,.0f}"
+        found.append(Card("tokens/s", speed, f"{usage['decoded_tokens']:,} tokens"))
+    if usage.get("prompt_tokens_computed") and usage["samples_accounted"] == usage["samples"]:
+        computed, apart = usage["prompt_tokens_computed"], usage["prompt_tokens_unshared"]
+        found.append(
+            Card("prompt sharing", f"{apart / computed:,.1f}\u00d7", f"{computed:,} computed")
+        )
+    return found
+
+
+def metrics(view: RunView, *, first: bool) -> Listing:
+    """Return the metrics of the headline filter and of none, or those of the other filters."""
+    top = headline(view)
+    mine = ("none",) if top is None else ("none", top.filter)
+    rows: list[list[str]] = []
+    for row in view.report.metrics if view.report else ():
+        if (row.filter in mine) == first:
+            better = "" if row.higher_is_better else " (lower is better)"
+            rows.append([row.filter, f"{row.metric}{better}", *_measured(row)])
+    for vote in view.report.majority if view.report else ():
+        if (vote.filter in mine) == first:
+            ties = "" if vote.tie_rate is None else f" (ties {vote.tie_rate:.3f})"
+            rows.append([vote.filter, f"maj@{vote.k}{ties}", *_measured(vote)])
+    return Listing(["Filter", "Metric", "Value", "95% interval", "Stderr"], rows, (2, 3, 4))
+
+
+def _measured(row: MetricRow | MajorityRow) -> list[str]:
+    told = number(row.value) if row.reason is None else f"n/a: {row.reason}"
+    stderr = "" if row.stderr is None else number(row.stderr)
+    return [told, interval(row.low, row.high), stderr]
+
+
+def other_tables(view: RunView) -> list[Listing]:
+    """Return the tables that only this task has."""
+    return [
+        Listing(
+            table.columns,
+            [[_cell(cell) for cell in row] for row in table.rows],
+            numbers=range(1, len(table.columns)),
+            title=table.title,
+        )
+        for table in (view.report.tables if view.report else ())
+    ]
+
+
+def sharing(view: RunView) -> Listing | None:
+    """Return what sharing did: sentences, and the levels of the tree; None if nobody noted it."""
+    usage, plan = view.usage, view.usage.get("plan")
+    if not usage.get("prompt_tokens_computed"):
+        return None
+    told = sharing_line(usage)
+    lines = [f"{told[0].upper()}{told[1:]}."]
+    read, apart = usage.get("key_tokens_read", 0), usage.get("key_tokens_unshared", 0)
+    if read and plan:
+        saved = format_bytes((apart - read) * plan["token_bytes"])
+        lines.append(
+            f"Keys read in decode steps: {read:,} tokens' instead of {apart:,} "
+            f"({apart / read:,.1f} times fewer); {saved} of keys and values not read."
+        )
+    prefill, decode = usage.get("prefill_seconds", 0.0), usage.get("decode_seconds", 0.0)
+    if usage.get("num_pages"):
+        lines.append(
+            f"Time: {usage['seconds']:,.1f} s, of which prefill {prefill:,.1f} s and decode "
+            f"{decode:,.1f} s; at most {usage.get('peak_rows', 0):,} rows at once in "
+            f"{usage.get('peak_pages', 0):,} of {usage['num_pages']:,} pages of "
+            f"{usage['page_size']:,} tokens."
+        )
+    if usage.get("eager_because"):
+        lines.append(f"Decode steps ran without CUDA graphs: {usage['eager_because']}.")
+    return Listing(
+        [
+            "Level",
+            "Segments",
+            "Tokens, once",
+            "Rows below",
+            "Read once by",
+            "Read per row by",
+            "Why",
+        ],
+        [_level(level, str(usage.get("impl", ""))) for level in plan["levels"]] if plan else [],
+        numbers=(0, 1, 2, 3),
+        lines=lines,
+    )
+
+
+def settings(view: RunView) -> list[tuple[str, str]]:
+    """Return what a run was asked for, by dotted name, and its versions."""
+    info = view.info
+    flat = [*_flat(info.identity), *_flat(info.free), *_flat({"version": info.versions})]
+    return [("directory", str(view.path)), ("fingerprint", info.fingerprint), *flat]
+
+
+def interval(low: float | None, high: float | None, *, signed: bool = False) -> str:
+    """Return "0.123 to 0.456", nothing where there is no interval; signed: with + and -."""
+    if low is None or high is None:
+        return ""
+    return f"{low:+.3f} to {high:+.3f}" if signed else f"{low:.3f} to {high:.3f}"
+
+
+def number(value: float | None) -> str:
+    """Return a value with three digits."""
+    return "n/a" if value is None else f"{value:.3f}"
+
+
+def _name(metric: str) -> str:
+    return "accuracy" if metric in ("exact_match", "acc") else metric.replace("_", " ")
+
+
+def _card(label: str, row: MetricRow) -> Card:
+    return Card(label, number(row.value), interval(row.low, row.high))
+
+
+def _cell(cell: Any) -> str:
+    if cell is None or isinstance(cell, float):
+        return number(cell)
+    return f"{cell:,}" if isinstance(cell, int) else str(cell)
+
+
+def _level(level: Mapping[str, Any], impl: str) -> list[str]:
+    folded = level["segments"] - level["kept"]
+    why = ", ".join(f"{reason} ({num:,})" for reason, num in level["reasons"].items())
+    return [
+        str(level["depth"]),
+        f"{level['segments']:,}",
+        f"{level['tokens']:,}",
+        f"{level['rows']:,}",
+        f"{level['kept']:,} in the {impl} kernel" if level["kept"] else "none",
+        f"{folded:,} with the rows' own" if folded else "none",
+        why,
+    ]
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for name, item in value.items():
+        if isinstance(item, Mapping):
+            found += _flat(item, f"{prefix}{name}.")
+        elif item not in (None, [], ()):
+            found.append((f"{prefix}{name}", str(item)))
+    return found

@@ -1,0 +1,107 @@
+"""Search trees as a run stores them: `trees.jsonl`, one record for each finished problem.
+
+A record holds `nodes`, parents before their children, and names the node where the best path ends.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from treegen.errors import RunError
+from treegen.runs import RecordFile
+
+FILE: Final = "trees.jsonl"
+
+TreeNode = Mapping[str, Any]
+"""id, parent_id (None for the root), depth, text, score, logprob, n_tokens, leaf, pruned and
+finish_reason of one node; score, logprob and finish_reason may be None."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchTree:
+    """What one search came to.
+
+    solved: None where nobody can say. best: id of the node where the best path ends, if any.
+    stopped: why it ended. usage: what it cost, as its record says.
+    """
+
+    problem_id: str
+    method: str
+    solved: bool | None
+    answer: str | None
+    best: int | None
+    nodes: tuple[TreeNode, ...]
+    stopped: str = ""
+    usage: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_tokens(self) -> int:
+        """Generated tokens, those of evaluations included where the record counts them."""
+        known = self.usage.get("tokens_decoded")
+        return sum(node["n_tokens"] or 0 for node in self.nodes) if known is None else int(known)
+
+    @property
+    def path(self) -> list[TreeNode]:
+        """The nodes of the best path, the root first."""
+        marked = best_path(self.nodes, self.best)
+        return [node for node in self.nodes if node["id"] in marked]
+
+
+def read_trees(folder: Path) -> tuple[SearchTree, ...]:
+    """Return the finished searches of a run; none if it is no search.
+
+    Raises RunError for a record whose nodes are no tree.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return ()
+    file = RecordFile(path, writable=False)
+    try:
+        return tuple(_tree(record, path) for record in file.records())
+    finally:
+        file.close()
+
+
+def best_path(nodes: Iterable[TreeNode], best: int | None) -> frozenset[int]:
+    """Return the ids on the path from the root to the node `best`; none without one."""
+    parent = {node["id"]: node["parent_id"] for node in nodes}
+    path: set[int] = set()
+    while best is not None and best in parent and best not in path:
+        path.add(best)
+        best = parent[best]
+    return frozenset(path)
+
+
+def children_of(nodes: Sequence[TreeNode]) -> dict[int | None, list[TreeNode]]:
+    """Return the nodes below each id, in order; the root is below None."""
+    below: dict[int | None, list[TreeNode]] = {}
+    for node in nodes:
+        below.setdefault(node["parent_id"], []).append(node)
+    return below
+
+
+def _tree(record: Mapping[str, Any], path: Path) -> SearchTree:
+    known: set[int] = set()
+    try:
+        for node in record["nodes"]:
+            if (node["parent_id"] is None) == bool(known) or node["id"] in known:
+                raise ValueError("its nodes are not one tree, parents first")
+            if known and node["parent_id"] not in known:
+                raise ValueError(f"node {node['id']} stands before its parent")
+            known.add(node["id"])
+        return SearchTree(
+            problem_id=record["problem_id"],
+            method=str(record["method"]),
+            solved=record.get("solved"),
+            answer=record.get("answer"),
+            best=record.get("best"),
+            nodes=tuple(record["nodes"]),
+            stopped=str(record.get("stopped") or ""),
+            usage=record.get("usage") or {},
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(
+            f"{path}: the tree of problem {record.get('problem_id')!r} cannot be read ({error}); "
+            "restore the file from a copy"
+        ) from None
