@@ -211,7 +211,7 @@ def _show_tree(
 ) -> dict[str, Any]:
     from treegen.cli.render import echo
     from treegen.report.prompt_tree import prompt_tree
-    from treegen.report.terminal_tree import draw_tree
+    from treegen.search.terminal import draw_tree
     from treegen.terminal import safe_text
 
     found = next((tree for tree in view.trees if tree.problem_id == problem.id), None)

@@ -184,7 +184,7 @@ class _Watch:
 
     def look(self, *, last: bool) -> Progress:
         """Return how far the run is; last: nothing comes after this."""
-        if self._glance(now=last):
+        if self._glance(now=last or not self._seen.get("levels")):
             self._seen = {
                 "levels": level_rows(self._stream),
                 "estimate": self._tally.estimate() if self._tally else None,

@@ -149,9 +149,9 @@ def test_a_budget_that_ends_the_function_is_no_error() -> None:
     assert result.usage.seconds > 0
 
 
-def printed(nodes: tuple[NodeRecord, ...], best: int | None = None, width: int = 60) -> str:
+def printed(nodes: tuple[NodeRecord, ...], best: int | None = None) -> str:
     out = io.StringIO()
-    Console(file=out, width=200, color_system=None).print(draw_tree(nodes, best, width=width))
+    Console(file=out, width=200, color_system=None).print(draw_tree(nodes, best))
     return out.getvalue()
 
 
@@ -161,8 +161,8 @@ def test_the_best_path_is_marked_in_the_terminal() -> None:
     assert len(shown) == 6
     marked = ["* " in line for line in shown]
     assert marked == [True, False, True, True, True, False]
-    assert "pruned" in shown[1] and "0.25  " in shown[1]
-    assert "3.142  " in shown[4] and "2 tokens, logprob -" in shown[4] and ", cut" in shown[4]
+    assert "score 0.25" in shown[1] and "pruned" in shown[1]
+    assert "score 3.14, logprob -" in shown[4] and "2 tokens, cut off" in shown[4]
 
 
 def test_hostile_text_is_only_text_in_the_terminal() -> None:
@@ -177,16 +177,5 @@ def test_hostile_text_is_only_text_in_the_terminal() -> None:
     )
     shown = printed(nodes)
     assert not any((ord(c) < 32 and c != "\n") or 0x7F <= ord(c) < 0xA0 for c in shown)
-    assert "\u202e" not in shown and "[red]x[/red]" in shown and "(nothing)" in shown
+    assert "\u202e" not in shown and "[red]x[/red]" in shown and "(empty)" in shown
     assert len(shown.splitlines()) == len(nodes)
-    assert "xxx...xxx" in shown and "x" * 100 not in shown
-
-
-def test_a_deep_tree_is_drawn() -> None:
-    nodes = tuple(
-        NodeRecord(i, i - 1 if i else None, i, "t", None, 0.0, 0, i == 499, False, "given")
-        for i in range(500)
-    )
-    out = io.StringIO()
-    Console(file=out, width=4000, color_system=None).print(draw_tree(nodes, 499))
-    assert out.getvalue().count("* t") == 500

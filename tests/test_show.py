@@ -12,8 +12,9 @@ from report_cases import HOSTILE, make_run, make_trees
 from rich.console import Console
 
 from treegen.cli import live, progress
-from treegen.report.terminal_tree import draw_tree
-from treegen.report.trees import best_path, read_trees
+from treegen.report.trees import read_trees
+from treegen.search.terminal import draw_tree
+from treegen.search.tree import best_path
 from treegen.stats import estimate
 from treegen.tasks.progress import LevelRows, Progress, RightSoFar
 from treegen.tasks.timeline import read_timeline

@@ -5,7 +5,7 @@
       | figures                                                 plots.py
       | one self-contained page                                 page.py, blobs.py, page/
     Paired    two runs of the same problems                     compare.py
-    Tree      a search tree, as a page and a terminal draw it   trees.py, terminal_tree.py
+    Tree      a search tree, as a page and a terminal draw it   trees.py
 
 matplotlib, scipy and jinja2 (the extra `report`) are imported where they are used.
 """

@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from treegen.report.curves import FATES, RIGHT, WRONG, fate
 from treegen.report.prompt_tree import content_text
-from treegen.report.trees import SearchTree, best_path
+from treegen.report.trees import SearchTree
 from treegen.report.view import ProblemView, RunView, Sample
+from treegen.search.tree import best_path
 from treegen.tasks.votes import majority
 from treegen.terminal import safe_text
 from treegen.tree import Node

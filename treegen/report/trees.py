@@ -3,19 +3,16 @@
 A record holds `nodes`, parents before their children, and names the node where the best path ends.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from treegen.errors import RunError
 from treegen.runs import RecordFile
+from treegen.search.tree import TreeNode, best_path
 
 FILE: Final = "trees.jsonl"
-
-TreeNode = Mapping[str, Any]
-"""id, parent_id (None for the root), depth, text, score, logprob, n_tokens, leaf, pruned and
-finish_reason of one node; score, logprob and finish_reason may be None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +58,6 @@ def read_trees(folder: Path) -> tuple[SearchTree, ...]:
         return tuple(_tree(record, path) for record in file.records())
     finally:
         file.close()
-
-
-def best_path(nodes: Iterable[TreeNode], best: int | None) -> frozenset[int]:
-    """Return the ids on the path from the root to the node `best`; none without one."""
-    parent = {node["id"]: node["parent_id"] for node in nodes}
-    path: set[int] = set()
-    while best is not None and best in parent and best not in path:
-        path.add(best)
-        best = parent[best]
-    return frozenset(path)
-
-
-def children_of(nodes: Sequence[TreeNode]) -> dict[int | None, list[TreeNode]]:
-    """Return the nodes below each id, in order; the root is below None."""
-    below: dict[int | None, list[TreeNode]] = {}
-    for node in nodes:
-        below.setdefault(node["parent_id"], []).append(node)
-    return below
 
 
 def _tree(record: Mapping[str, Any], path: Path) -> SearchTree:

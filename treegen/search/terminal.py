@@ -1,58 +1,66 @@
-"""A search tree for the terminal."""
+"""A search tree in a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from treegen.search.tree import NodeRecord
+from treegen.search.tree import NodeRecord, TreeNode, best_path, children_of
 from treegen.terminal import safe_text
+
+# Characters of a text that is cut at the width of the terminal anyway.
+_SHOWN: Final = 1000
+_PROMPT: Final = 80
 
 if TYPE_CHECKING:
     from rich.text import Text
     from rich.tree import Tree
 
 
-def draw_tree(nodes: Sequence[NodeRecord], best: int | None = None, *, width: int = 60) -> Tree:
-    """Return a tree for rich to print, the path to the node `best` marked by stars.
+def draw_tree(
+    nodes: Sequence[NodeRecord | TreeNode], best: int | None = None, *, full: bool = False
+) -> Tree:
+    """Return a tree as rich draws it, the path to the node `best` marked by * and in bold.
 
-    nodes: parents before children, as `SearchTree.nodes`. width: characters of text per node; a
-    longer text shows its two ends. A node's value stands before its text. What was pruned is dim.
+    nodes: of `SearchTree`, or as `trees.jsonl` holds them, parents before their children. Each is
+    one line, cut at the width of the terminal; full: however many lines its text takes.
     """
     from rich.tree import Tree
 
-    marked = set()
-    at = best
-    while at is not None:
-        marked.add(at)
-        at = nodes[at].parent_id
-    branches: list[Tree] = []
-    for node in nodes:
-        label = _label(node, node.id in marked, width)
-        style = "green" if node.id in marked else "dim" if node.pruned else "default"
-        if node.parent_id is None:
-            branches.append(Tree(label, guide_style="dim"))
-        else:
-            branches.append(branches[node.parent_id].add(label, guide_style="dim"))
-        label.stylize(style)
-    return branches[0]
+    records = [node.to_json() if isinstance(node, NodeRecord) else node for node in nodes]
+    path, below = best_path(records, best), children_of(records)
+    top = Tree("", hide_root=True)
+    # A chain of thoughts may be deeper than the interpreter allows, hence no recursion.
+    stack = [(top, node) for node in reversed(below.get(None, []))]
+    while stack:
+        branch, node = stack.pop()
+        label = _label(node, node["id"] in path, full=full)
+        inner = branch.add(label)
+        stack += [(inner, child) for child in reversed(below.get(node["id"], []))]
+    return top.children[0] if len(top.children) == 1 else top
 
 
-def _label(node: NodeRecord, marked: bool, width: int) -> Text:
+def _label(node: TreeNode, on_path: bool, *, full: bool) -> Text:
     from rich.text import Text
 
-    shown = node.text.replace("\n", "\\n").replace("\t", "\\t")
-    if len(shown) > width:
-        head = (width - 3) // 2
-        shown = f"{shown[:head]}...{shown[len(shown) - (width - 3 - head) :]}"
-    parts = ["* " if marked else ""]
-    if node.score is not None:
-        parts.append(f"{node.score:.4g}  ")
-    parts.append(safe_text(shown) or "(nothing)")
-    if node.n_tokens:
-        parts.append(f"  {node.n_tokens} tokens, logprob {node.logprob:.2f}")
-    if node.finish_reason == "length":
-        parts.append(", cut")
-    if node.pruned:
-        parts.append("  pruned")
-    return Text("".join(parts), no_wrap=True, overflow="ellipsis")
+    drawn = node.get("n_tokens") or 0  # none of them in a prompt
+    facts = [] if node.get("score") is None else [f"score {node['score']:.2f}"]
+    if drawn and node.get("logprob") is not None:
+        facts.append(f"logprob {node['logprob']:.2f}")
+    if drawn:
+        facts.append(f"{drawn:,} tokens")
+    if node.get("leaf") and node.get("finish_reason") == "length":
+        facts.append("cut off")
+    if node.get("pruned"):
+        facts.append("pruned")
+    label = Text(no_wrap=not full, overflow="fold" if full else "ellipsis")
+    label.append("* " if on_path else "", style="bold")
+    label.append(f"[{', '.join(facts)}] " if facts else "", style="dim")
+    text = str(node.get("text") or "")
+    if not full:
+        # What is asked stands at the end of a prompt.
+        prompt = node.get("parent_id") is None and len(text) > _PROMPT
+        text = f"...{text[-_PROMPT:]}" if prompt else text[:_SHOWN]
+    line = " ".join(safe_text(text).split())
+    label.append(line or "(empty)", style="bold" if on_path else "")
+    return label

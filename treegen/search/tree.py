@@ -158,3 +158,26 @@ def _wrong(record: object, index: int, before: Sequence[NodeRecord]) -> str | No
     if record["depth"] != (0 if parent is None else before[parent].depth + 1):
         return f"has depth {record['depth']}, which is not one more than its parent's"
     return None
+
+
+TreeNode = Mapping[str, Any]
+"""id, parent_id (None for the root), depth, text, score, logprob, n_tokens, leaf, pruned and
+finish_reason of one node; score, logprob and finish_reason may be None."""
+
+
+def best_path(nodes: Iterable[TreeNode], best: int | None) -> frozenset[int]:
+    """Return the ids on the path from the root to the node `best`; none without one."""
+    parent = {node["id"]: node["parent_id"] for node in nodes}
+    path: set[int] = set()
+    while best is not None and best in parent and best not in path:
+        path.add(best)
+        best = parent[best]
+    return frozenset(path)
+
+
+def children_of(nodes: Sequence[TreeNode]) -> dict[int | None, list[TreeNode]]:
+    """Return the nodes below each id, in order; the root is below None."""
+    below: dict[int | None, list[TreeNode]] = {}
+    for node in nodes:
+        below.setdefault(node["parent_id"], []).append(node)
+    return below
