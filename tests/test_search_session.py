@@ -399,3 +399,187 @@ def test_a_stopped_search_refuses_to_go_on() -> None:
     with pytest.raises(BudgetReached, match="1 calls"):
         session.sample({root: 1})
     assert np.isclose(root.search.usage.calls, 1)
+
+
+# Ends of all kinds
+
+
+async def long_sample(root: SearchNode) -> None:
+    await root.sample(3, max_tokens=50)
+
+
+def test_what_is_closed_neither_waits_nor_goes_on() -> None:
+    backend = backend_of(HistoryModel(eos_bias=-9.0))
+    session = Session(backend, PARAMS)
+    root = session.root("acde")
+    other = session.root("acdc")
+    (child,) = session.sample({root: 1})[root]
+    asked = session.ask(child.sample(2, max_tokens=20))
+    for _ in range(4):
+        assert session.tell() == []
+    session.close()
+    assert session.tell() == [asked]
+    with pytest.raises(BudgetReached, match="session was closed"):
+        _ = asked.result
+    assert child.search.usage.tokens_decoded > 6
+    for use in (lambda: session.sample({other: 2}), lambda: session.score({other: ["a"]})):
+        with pytest.raises(InputError, match="closed"):
+            use()
+    with pytest.raises(InputError, match="closed"):
+        child.extend("a")
+    with pytest.raises(InputError, match="closed"):
+        session.root("acde")
+    assert backend.scheduler.cache.pool.num_used == 0
+
+
+def test_a_closed_run_has_no_results_of_what_had_not_finished() -> None:
+    run = run_of(backend_of(HistoryModel(eos_bias=-9.0)), long_sample, 4)
+    for _ in range(5):
+        run.step()
+    run.close()
+    assert list(run) == []
+
+
+def test_a_search_may_close_its_run() -> None:
+    async def closing(root: SearchNode) -> None:
+        await root.sample(1, max_tokens=2)
+        if root.search.name == "1":
+            run.close()
+        await root.sample(3, max_tokens=50)
+
+    run = run_of(backend_of(HistoryModel(eos_bias=-9.0)), closing, 4)
+    assert list(run) == []
+    assert run.num_running == 0
+
+
+def test_a_search_that_cancels_itself_fails_alone() -> None:
+    async def cancelling(root: SearchNode) -> None:
+        call = asyncio.ensure_future(root.sample(1))
+        if root.search.name == "1":
+            call.cancel()
+        await call
+
+    results = {r.name: r.error for r in run_of(backend_of(HistoryModel()), cancelling, 3)}
+    assert results == {"0": None, "1": "CancelledError: ", "2": None}
+
+
+def test_samples_that_nobody_waits_for_any_more_are_freed() -> None:
+    async def impatient(root: SearchNode) -> tuple[int, int]:
+        call = asyncio.ensure_future(root.sample(8, max_tokens=60))
+        while not any(not request.samples or len(request.samples) < 8 for request in requests()):
+            await asyncio.sleep(0.001)
+        call.cancel()
+        await asyncio.wait([call])
+        late = asyncio.ensure_future(root.sample(1, max_tokens=3))
+        await asyncio.sleep(0)
+        root.drop()
+        assert not (await late)[0].is_live
+        return len(backend.scheduler.store.segments), backend.scheduler.cache.pool.num_used
+
+    backend = backend_of(HistoryModel(eos_bias=1.0))
+    requests = backend.scheduler.requests.values
+    (result,) = run_of(backend, impatient, 1)
+    assert result.error is None
+    assert result.value == (0, 0)
+    assert backend.scheduler.usage.decoded_tokens == result.usage.tokens_decoded
+
+
+def test_tasks_that_a_search_leaves_behind_end_with_the_run() -> None:
+    ends: list[str] = []
+
+    async def tool(name: str) -> None:
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            ends.append(name)
+
+    async def careless(root: SearchNode) -> None:
+        root.data = asyncio.ensure_future(tool(root.search.name))
+        await root.sample(1)
+
+    run = run_of(backend_of(HistoryModel()), careless, 3)
+    assert len(list(run)) == 3
+    assert sorted(ends) == ["0", "1", "2"]
+    assert not run.backend.new
+
+
+def test_a_score_that_cannot_fit_is_refused_alone() -> None:
+    model = HistoryModel(eos_bias=-9.0)
+    session = Session(backend_of(model, num_pages=14, page_size=4, context_length=60), PARAMS)
+    root = session.root("acde")
+    with pytest.raises(CapacityError, match="model's context"):
+        session.score({root: ["a", "d" * 60]})
+    with pytest.raises(CapacityError, match="even alone"):
+        session.score({root: ["a", "d" * 54]})
+    assert not session.backend.has_work
+    assert len(session.score({root: ["a", "d" * 40]})[root]) == 2
+    assert len(session.backend.scheduler.store.segments) == 1
+
+
+def test_a_deep_path_is_refused_before_it_fills_the_memory() -> None:
+    model = HistoryModel(eos_bias=-9.0)
+    backend = backend_of(model, num_pages=20, page_size=4)
+    session = Session(backend, PARAMS)
+    node = root = session.root("acd")
+    with pytest.raises(CapacityError, match="even alone"):
+        while True:
+            (node,) = session.sample({node: 1}, max_tokens=3)[node]
+            backend.scheduler.check()
+    # All but what is refused can still be drawn from, whatever has been evicted meanwhile.
+    session.sample({session.root("h" * 70): 1}, max_tokens=3)
+    assert node.parent is not None
+    parent = node.parent
+    check_children(
+        model, parent, session.sample({parent: 1}, max_tokens=3)[parent],
+        replace(PARAMS, max_tokens=3),
+    )  # fmt: skip
+    assert root.is_live
+
+
+def test_a_row_above_which_a_part_was_split_off_meanwhile_gets_its_pages() -> None:
+    model = HistoryModel(eos_bias=-9.0)
+    session = Session(backend_of(model, num_pages=4, page_size=4), PARAMS)
+    other = session.root("acde")
+    session.sample({other: 1}, max_tokens=1)
+    root = session.root("hhhhh")
+    asked = [session.ask(root.sample(1, max_tokens=5))]
+    session.tell()  # Its first token is drawn; the prompt is folded into the row.
+    asked.append(session.ask(root.sample(2, max_tokens=5)))  # From now on the prompt is not.
+    for _ in range(60):
+        session.tell()
+    assert [len(each.result) for each in asked] == [1, 2]
+    check_children(model, root, root.children, replace(PARAMS, max_tokens=5))
+
+
+def test_idle_caches_leave_before_rows_wait() -> None:
+    model = HistoryModel(eos_bias=-9.0)
+    session = Session(backend_of(model, num_pages=30, page_size=4), PARAMS)
+    root, other = session.root("acdefgha"), session.root("hhhhhhhh")
+    session.sample({root: 6}, max_tokens=16)
+    assert session.backend.scheduler.cache.pool.num_free < 6
+    before = session.usage.decode_steps
+    children = session.sample({other: 6}, max_tokens=8)[other]
+    check_children(model, other, children, replace(PARAMS, max_tokens=8))
+    assert session.usage.decode_steps - before == 7
+
+
+def test_the_account_has_what_a_search_did_not_wait_for() -> None:
+    async def hasty(root: SearchNode) -> None:
+        root.data = asyncio.ensure_future(root.sample(2, max_tokens=30))
+        await root.sample(1, max_tokens=9)
+        root.data.add_done_callback(lambda call: call.exception())
+
+    backend = backend_of(HistoryModel(eos_bias=-9.0))
+    results = list(run_of(backend, hasty, 3))
+    assert all(result.usage.tokens_decoded > 9 for result in results)
+    assert backend.scheduler.usage.decoded_tokens == sum(r.usage.tokens_decoded for r in results)
+
+
+def test_a_stream_of_no_whole_number_is_refused() -> None:
+    async def negative(root: SearchNode) -> list[str]:
+        with pytest.raises(InputError, match="whole number"):
+            await anext(root.stream(-1))
+        return [child.key for child in await root.sample(2)]
+
+    (result,) = run_of(backend_of(HistoryModel()), negative, 1)
+    assert result.value == ["0/0/", "0/1/"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -276,9 +277,14 @@ class LLM:
         )
 
     def _check_idle(self) -> None:
-        running = self._running() if self._running is not None else None
-        if running is not None and not running.closed:
+        if self._is_running():
+            gc.collect()  # Searches and their event loop refer to each other.
+        if self._is_running():
             raise InputError("another run of this LLM is not finished; use it up or close() it")
+
+    def _is_running(self) -> bool:
+        running = self._running() if self._running is not None else None
+        return running is not None and not running.closed
 
     def _claim(self, run: _R) -> _R:
         # Weak, so that a run that nobody holds any more ends.

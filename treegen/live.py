@@ -60,14 +60,24 @@ class LiveRows:
         return self.requests[int(self.rows.request[slot])]
 
     def activate(self, max_rows: int) -> None:
-        """Give ready rows their pages, depth first, while the pool is expected to last."""
+        """Give ready rows their pages, depth first, while the pool is expected to last.
+
+        For rows that grow, caches that are idle are evicted.
+        """
         growth = -1
         started: list[int] = []
         while self.ready and self.num_active + len(started) < max_rows:
             if growth < 0:
                 growth = self.expected_growth()
             slot = self.ready[0][1]
+            request = self._request(slot)
+            # The segment above may have become a part of its own since the row was made ready.
+            self.rows.base[slot] = request.segment.base_below
             needed = int(self._pages_to_come(np.array([slot]))[0])
+            while needed + growth > self._pool.num_free:
+                # What is idle leaves before a row waits for it.
+                if not request.grows or not self.store.evict_idle():
+                    break
             if needed + growth > self._pool.num_free:
                 break
             growth += needed - self._start(slot)

@@ -235,7 +235,7 @@ class AskTell:
         if self._loop.is_closed():
             return
         self._closing = True
-        run_apart(lambda: self._loop.run_until_complete(end_tasks(self._tasks)))
+        run_apart(lambda: self._loop.run_until_complete(end_tasks()))
         self._loop.close()
 
     def __enter__(self) -> Self:

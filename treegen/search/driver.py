@@ -74,7 +74,9 @@ class SearchRun(Iterator[SearchResult]):
                 task.add_done_callback(self._tasks.discard)
                 self._tasks.add(task)
             run_apart(self._loop.run_forever)
-            if self.backend.has_work:
+            if self.closed:  # By a search.
+                self.close()
+            elif self.backend.has_work:
                 self.backend.step()
         except BaseException:
             self.close()
@@ -97,20 +99,22 @@ class SearchRun(Iterator[SearchResult]):
         returned, failure = None, None
         try:
             returned = await self._fn(search.root)
-        except Exception as error:  # It is this search's alone, and goes into its result.
-            failure = error
-        self._results.append(SearchResult.of(search, returned, failure))
-        search.close()
+        except (Exception, asyncio.CancelledError) as error:
+            failure = error  # It is this search's alone, and goes into its result.
+        search.close()  # First, for it settles what the search did not wait for.
+        if not self.closed:
+            self._results.append(SearchResult.of(search, returned, failure))
 
     def close(self) -> None:
         """End all searches; those that have not finished have no result."""
-        if self.closed:
-            return
         self.closed = True
         self.backend.close()
         self._waiting.clear()
-        run_apart(lambda: self._loop.run_until_complete(end_tasks(set(self._tasks))))
-        self._loop.close()
+        if self._loop.is_running():  # A search closes the run: it ends as soon as that one waits.
+            self._loop.stop()
+        elif not self._loop.is_closed():
+            run_apart(lambda: self._loop.run_until_complete(end_tasks()))
+            self._loop.close()
 
     def __del__(self) -> None:
         if hasattr(self, "closed"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 
@@ -32,18 +32,24 @@ def idle_loop(on_idle: Callable[[], bool]) -> asyncio.SelectorEventLoop:
 
 def run_apart(run: Callable[[], object]) -> None:
     """Run an event loop; a thread whose own loop is running, as in a notebook, takes no second."""
+    if _has_running_loop():
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(run).result()
+    else:
+        run()
+
+
+def _has_running_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        run()
-    else:
-        with ThreadPoolExecutor(1) as thread:
-            thread.submit(run).result()
+        return False
+    return True
 
 
-async def end_tasks(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Cancel all tasks of a loop that is about to be closed, and wait for their ends."""
-    tasks = list(tasks)
+async def end_tasks() -> None:
+    """Cancel all other tasks of a loop that is about to be closed, and wait for their ends."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -19,7 +19,7 @@ from treegen.errors import CapacityError, InputError
 from treegen.live_tree import LiveRequest, LiveSegment
 from treegen.model_spec import ModelSpec
 from treegen.params import SamplingParams
-from treegen.plan import Plan, Request
+from treegen.plan import Plan, Request, row_pages, segment_pages
 from treegen.radix import Tokens
 from treegen.requests import check_vocabulary
 from treegen.results import Completion, Score
@@ -151,10 +151,12 @@ class LiveBackend:
 
     def prompt(self, content: str | Sequence[int], usage: SearchUsage) -> LiveContext:
         """The context of a prompt; its tokens are charged when they are computed."""
+        self._check_open()
         return LiveContext(self._prompts.find(self._encode([content])[0]), given=True)
 
     def extend(self, context: Context, text: str) -> LiveContext:
         """The context with text appended."""
+        self._check_open()
         assert isinstance(context, LiveContext)
         segment = context.segment
         replaced, ids = append_text(self.tokenizer, context.tail(), text, whole=context.given)
@@ -181,6 +183,7 @@ class LiveBackend:
         self, context: Context, key: str, indices: range, params: SamplingParams, search: Search
     ) -> Sequence[Drawn | None]:
         """One sample per index, in that order."""
+        self._check_open()
         assert isinstance(context, LiveContext)
         room = self.spec.context_length - context.num_tokens
         if room < 1:
@@ -199,6 +202,7 @@ class LiveBackend:
 
     async def score(self, context: Context, texts: Sequence[str], search: Search) -> list[Score]:
         """Log-likelihood of each text after a context."""
+        self._check_open()
         assert isinstance(context, LiveContext)
         store, tail = self.scheduler.store, context.tail()
         ticket: Ticket[Score] = Ticket(search, [None] * len(texts))
@@ -207,11 +211,21 @@ class LiveBackend:
             if not len(ids):
                 raise InputError(f"text {text!r} has no tokens; give it at least one to score")
             check_vocabulary("score", ids, self.spec)
-        for place, ids in enumerate(encoded):
-            segment = store.add(context.segment, ids)
-            spec = Request("score", tail, 0, 0, 1, score_from=segment.start)
-            self._submit(ticket, spec, segment, 0, range(place, place))
-            store.release(segment)  # The request refers to it now.
+            if (length := context.num_tokens + len(ids)) > self.spec.context_length:
+                raise CapacityError(
+                    f"text {text!r} makes {length:,} tokens, more than the model's context of "
+                    f"{self.spec.context_length:,}; shorten it"
+                )
+        spec = Request("score", tail, 0, 0, 1, score_from=context.num_tokens)
+        segments = [store.add(context.segment, ids) for ids in encoded]
+        try:
+            for segment in segments:
+                self._check_fits(segment, spec)
+            for place, segment in enumerate(segments):
+                self._submit(ticket, spec, segment, 0, range(place, place))
+        finally:
+            for segment in segments:
+                store.release(segment)  # Its request refers to it now, if there is one.
         return [score for score in await self._until_done(ticket) if score is not None]
 
     def cancel(self, search: Search) -> None:
@@ -230,6 +244,12 @@ class LiveBackend:
     async def _until_done(self, ticket: Ticket[T]) -> list[T | None]:
         try:
             return await ticket
+        except BaseException:
+            # Whoever waited will not see what has come.
+            for each in ticket.results if not self.closed else ():
+                if isinstance(each, Drawn):
+                    self.release(each.context)
+            raise
         finally:
             self._cancel(ticket)
 
@@ -257,6 +277,7 @@ class LiveBackend:
 
     def step(self) -> None:
         """Run one forward pass over what all searches wait for."""
+        self.new.clear()
         try:
             self.scheduler.step()
             self._collect()
@@ -345,26 +366,30 @@ class LiveBackend:
         return self._stoppings[key]
 
     def _check_fits(self, segment: LiveSegment, spec: Request) -> None:
-        cache = self.scheduler.cache
-        kept = sum(above.kept for above in segment.path())
-        needed = -(-(segment.stop + spec.max_tokens) // cache.page_size) + kept + 1
+        cache, size = self.scheduler.cache, self.scheduler.cache.page_size
+        needed = sum(segment_pages(s.base, s.start, s.stop, size) for s in segment.path())
+        if spec.rows:
+            needed += row_pages(segment.base_below, segment.stop, spec.max_tokens, size)
         if needed > cache.pool.num_pages:
             raise CapacityError(
                 f"node {spec.id!r} ({segment.stop:,} tokens, max_tokens {spec.max_tokens:,}) needs "
-                f"{needed * cache.page_size:,} cache tokens even alone, but "
-                f"{cache.pool.num_pages * cache.page_size:,} fit; give more memory or lower "
+                f"{needed * size:,} cache tokens even alone, but "
+                f"{cache.pool.num_pages * size:,} fit; give more memory or lower "
                 "max_tokens"
             )
 
     def close(self) -> None:
-        """End all searches and free what they hold; what waits returns what it has."""
+        """End all searches and free what they hold; those that wait are stopped."""
         if self.closed:
             return
         self.closed = True
         self.scheduler.close()
-        for ticket, _ in self._tickets.values():
-            ticket.finish()
-        self._tickets.clear()
+        for search in {ticket.search for ticket, _ in self._tickets.values()}:
+            search.stop("the session was closed")
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise InputError("the session is closed, and its caches are gone; open another")
 
 
 def _sampling_key(params: SamplingParams) -> tuple[object, ...]:

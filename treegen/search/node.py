@@ -272,6 +272,7 @@ class SearchNode:
         what came first: `async with aclosing(node.stream(40)) as children: async for ...`. What is
         yielded is the same as `sample` returns.
         """
+        _check_count(n)
         first = self._num_drawn
         self._num_drawn += n
         tasks = [asyncio.ensure_future(self._sample(1, overrides, first + i)) for i in range(n)]
@@ -299,8 +300,7 @@ class SearchNode:
         self, n: int, overrides: Mapping[str, Any], first: int | None = None
     ) -> list[SearchNode]:
         """Draw children from index `first`, by default the next; fewer if the search is stopped."""
-        if isinstance(n, bool) or not isinstance(n, int) or n < 0:
-            raise InputError(f"n must be a whole number of samples, got {n!r}")
+        _check_count(n)
         params = replace(self.search.params, **overrides) if overrides else self.search.params
         if params.temperature == 0 and n > 1:
             raise InputError("temperature 0 gives the same child n times; sample with n=1")
@@ -331,6 +331,9 @@ class SearchNode:
             if each is not None
         ]
         self._add(children)
+        if not self.is_live:  # It was dropped meanwhile, and all below it.
+            for child in children:
+                child.drop()
         return children
 
     def extend(self, text: str) -> SearchNode:
@@ -380,6 +383,11 @@ class SearchNode:
         self.children += children
         # Calls that overlap may end in any order; the tree must not show which.
         self.children.sort(key=lambda child: child.order)
+
+
+def _check_count(n: int) -> None:
+    if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+        raise InputError(f"n must be a whole number of samples, got {n!r}")
 
 
 def _text(content: str | Sequence[int]) -> str:
