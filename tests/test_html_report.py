@@ -140,7 +140,9 @@ def test_a_page_says_what_the_results_say(treegen: Command, sampled: Path, tmp_p
     assert (levels[0]["rows"], levels[0]["segments"]) == (20, 1)
     assert sum(level["tokens"] for level in levels) == usage["prompt_tokens_computed"]
     assert all(reason in page for level in levels for reason in level["reasons"])
-    assert "What sharing did" in page and "Tokens per second" in page
+    assert "What sharing did" in page
+    # A run of a moment has no course to plot.
+    assert ("Tokens per second" in page) == (len(read_timeline(run)) > 2)
 
 
 def test_scoring_again_keeps_the_account_of_the_plan(
