@@ -1,4 +1,4 @@
-# make demo    evaluate a tiny random model on the bundled problems
+# make demo    a tour with the small model that comes with treegen
 # make test    everything that a CPU can check
 # An existing .venv is used as it is and gains what is missing.
 
@@ -44,14 +44,8 @@ $(VENV)/.treegen-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
 	@touch $@ $(VENV)/.treegen-demo
 
-$(DEMO)/tiny/model.safetensors: examples/tiny_checkpoint.py $(wildcard tasks/data/*.jsonl) | $(VENV)/.treegen-demo
-	rm -rf $(@D)
-	$(BIN)/python examples/tiny_checkpoint.py $(@D)
-
-demo: $(VENV)/.treegen-demo $(DEMO)/tiny/model.safetensors
-	@echo "The demo model is tiny and its weights are random: its answers are noise, the accuracy means nothing."
-	$(BIN)/treegen eval gsm8k --model $(DEMO)/tiny --n-samples 8 --limit 8 \
-		--output-path $(DEMO)/run-$$(date +%Y%m%d-%H%M%S)
+demo: $(VENV)/.treegen-demo
+	$(BIN)/treegen demo --output-path $(DEMO)/tour-$$(date +%Y%m%d-%H%M%S)
 
 # The kernels run in Triton's interpreter, which has to be chosen before Triton is imported.
 test: lint

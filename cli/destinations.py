@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from treegen import demo
 from treegen.errors import InputError, RunError
 from treegen.runs import RunDir
 from treegen.tasks import get_task
@@ -56,12 +57,16 @@ def destinations(
         if is_run(sub):
             found.append(_continue(sub, given, task))
         else:
-            found.append(Destination(settle({**given, "task": task}), sub, resume=False))
+            found.append(
+                Destination(settle(demo.completed({**given, "task": task})), sub, resume=False)
+            )
     return found
 
 
 def _begin(tasks: Sequence[str], given: Mapping[str, Any], path: Path | None) -> list[Destination]:
-    settings = [settle({**given, "task": task}) for task in tasks] or [settle(given)]
+    settings = [settle(demo.completed({**given, "task": task})) for task in tasks] or [
+        settle(given)
+    ]
     names = [file_name(get_task(each.task).name) for each in settings]
     if path is None:
         model = file_name(Path(settings[0].engine.model).name)

@@ -58,12 +58,15 @@ def command(
     plug, continues with --resume and ends with the samples it would have had.
     """
     from treegen.cli.destinations import destinations
+    from treegen.cli.render import demo_notice
     from treegen.tasks.job import load_job
 
     tasks = task_names(params)
     execution = take_execution(params)
     given = asked_for(params) | ({"score": False} if no_score else {})
     targets = destinations(tasks, given, output_path, resume)
+    if not quiet:
+        demo_notice(given, [each.settings.engine.model for each in targets if not each.resume])
     jobs = [load_job(target.settings) for target in targets]
     again = shlex.quote(resume or output_path or str(targets[0].path))
     allowed = " --allow-code-execution" if execution else ""

@@ -29,6 +29,7 @@ _COMMANDS: Final = {
     "compare": ("treegen.cli.compare", "Test whether one run is better than another."),
     "show": ("treegen.cli.show", "Show a run, one of its problems or one of its trees."),
     "tasks": ("treegen.cli.tasks", "List the tasks."),
+    "demo": ("treegen.cli.demo", "Show what treegen does, with a model that comes with it."),
     "bench": ("treegen.cli.bench", "Measure this machine."),
 }
 

@@ -19,7 +19,8 @@ def command(quiet: bool, **params: Any) -> None:
 
     Needs the model's tokenizer and configuration only.
     """
-    from treegen.cli.render import json_line, skipped_rows
+    from treegen import demo
+    from treegen.cli.render import demo_notice, json_line, skipped_rows
     from treegen.errors import InputError
     from treegen.tasks.job import load_job, look_at_model, plan_job
     from treegen.tasks.settings import settle
@@ -28,7 +29,9 @@ def command(quiet: bool, **params: Any) -> None:
     given = asked_for(params)
     if not tasks:
         raise InputError("no task is given; `treegen tasks` lists them")
-    jobs = [load_job(settle({**given, "task": task})) for task in tasks]
+    jobs = [load_job(settle(demo.completed({**given, "task": task}))) for task in tasks]
+    if not quiet:
+        demo_notice(given, [job.settings.engine.model for job in jobs])
     documents = []
     for job in jobs:
         if not quiet:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import click
 
+from treegen import demo
 from treegen.errors import InputError, TreegenError
 from treegen.tasks import Report, Skipped
 from treegen.tasks.account import sharing_line
@@ -23,6 +24,12 @@ _SHOWN: Final = 5
 def notice(text: str) -> None:
     """Print one line to stderr."""
     click.echo(safe_text(text).replace("\n", " "), err=True)
+
+
+def demo_notice(given: Mapping[str, Any], models: Sequence[str]) -> None:
+    """Say on stderr that the bundled model is used, where a user named none."""
+    if "model" not in given and demo.NAME in models:
+        notice(demo.MODEL_NOTICE if "data" in given else demo.NOTICE)
 
 
 def skipped_rows(rows: Sequence[Skipped]) -> None:

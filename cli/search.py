@@ -89,10 +89,13 @@ def command(
     """
     given = _given(params)
     methods = _methods(method, compare)
+    from treegen.cli.render import demo_notice
     from treegen.cli.search_targets import targets
     from treegen.tasks.search_job import load_search_job
 
     found = targets(methods, given, output_path, resume, compare=compare is not None)
+    if not quiet:
+        demo_notice(given, [each.settings.engine.model for each in found if not each.resume])
     jobs = [load_search_job(target.settings) for target in found]
     _check_alike(jobs)
     folder = found[0].path.parent if compare and len(found) > 1 else found[0].path

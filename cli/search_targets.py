@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from treegen import demo
 from treegen.cli.destinations import file_name, is_run
 from treegen.errors import InputError, RunError
 from treegen.runs import SearchRunDir
@@ -58,7 +59,11 @@ def targets(
             return [
                 _continue(there[method], given, method)
                 if method in there
-                else Target(settle_search({**given, "method": method}), path / method, False)
+                else Target(
+                    settle_search(demo.completed({**given, "method": method}, search=True)),
+                    path / method,
+                    False,
+                )
                 for method in methods
             ]
     return _begin(methods, given, None if named is None else Path(named), compare=compare)
@@ -67,8 +72,11 @@ def targets(
 def _begin(
     methods: Sequence[str], given: Mapping[str, Any], path: Path | None, *, compare: bool
 ) -> list[Target]:
-    settings = [settle_search({**given, "method": method}) for method in methods]
-    settings = settings or [settle_search(given)]
+    settings = [
+        settle_search(demo.completed({**given, "method": method}, search=True))
+        for method in methods
+    ]
+    settings = settings or [settle_search(demo.completed(given, search=True))]
     if path is None:
         words = (
             get_task(settings[0].task).name,

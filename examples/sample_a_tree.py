@@ -2,7 +2,7 @@
 
     python examples/sample_a_tree.py DIR
 
-DIR is a checkpoint, such as the one that `make demo` leaves in .demo/tiny.
+DIR is a checkpoint; demo is the model that comes with treegen.
 """
 
 from collections import defaultdict

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import treegen
+from treegen import demo
 from treegen.errors import InputError, RunError
 from treegen.params import SamplingParams
 from treegen.plan import SHARING, Sharing
@@ -114,6 +115,7 @@ def merged(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
                 given.pop(name, None)
     for name, value in asked.items():
         is_name = name in _PATHS_OR_NAMES and str(value).isidentifier()
+        is_name = is_name or (name == "model" and value == demo.NAME)
         is_path = name in (*_PATHS, *_PATHS_OR_NAMES) and not is_name
         given[name] = _absolute(value) if is_path else value
     if "extra" in asked:

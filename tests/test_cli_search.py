@@ -191,7 +191,7 @@ def test_refusals_of_a_run_that_is_there(
 
 
 def test_no_model(treegen: Command, no_weights: None) -> None:
-    assert "no model is given" in treegen("search", "countdown").error
+    assert "no model is given" in treegen("search", "game24").error
 
 
 def test_puzzles_are_an_ordinary_task_too(treegen: Command, tiny: Path, tmp_path: Path) -> None:

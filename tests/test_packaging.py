@@ -127,6 +127,9 @@ def test_the_wheel_holds_the_sources_and_the_data_and_nothing_else(
         | installed_names(repository, "data/*.jsonl")
         | installed_names(repository, "data/LICENSE*")
         | installed_names(repository, "report/page/*")
+        | installed_names(repository, "demo/data/*.jsonl")
+        | installed_names(repository, "demo/model/*")
+        | {"treegen/demo/MODEL_CARD.md"}
         | {"treegen/py.typed"}
     )
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)

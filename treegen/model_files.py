@@ -16,6 +16,7 @@ import huggingface_hub
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from treegen import demo
 from treegen.errors import InputError, ModelError
 
 TOKENIZER_FILES: Final = (
@@ -47,9 +48,12 @@ _SAMPLE_BYTES: Final = 4096
 def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool) -> Path:
     """Return the directory that holds a checkpoint, fetching it from the hub if it is a hub name.
 
+    "demo" is the model that comes with treegen; a directory of that name is ./demo.
     A hub name is looked up as Hugging Face does, so HF_HUB_OFFLINE, HF_HOME and tokens apply.
     """
     name = os.fspath(path)
+    if name == demo.NAME:
+        return demo.model_path()
     directory = Path(name).expanduser()
     if directory.is_dir():
         return directory

@@ -1,0 +1,222 @@
+"""`treegen demo`: a tour of treegen with the model that comes with it, on a CPU and offline."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from treegen.cli.interrupts import Interrupted, received
+from treegen.cli.options import CONTEXT, FLAGS
+
+if TYPE_CHECKING:
+    from treegen.engine import LLM
+    from treegen.tasks.execution import Execution
+    from treegen.tasks.job import Job
+    from treegen.tasks.report import Report
+
+# What each part of the tour takes beside the defaults for the model, as given on a command line.
+_WORDS: Final = {"task": "gsm8k", "limit": "20"}
+_GRID: Final = {
+    "task": "needle-grid",
+    "extra": {"lengths": "2000-14000/5", "depths": "0-100/6"},
+}
+_PROGRAMS: Final = {"task": "apps", "limit": "10-35"}
+_PUZZLES: Final = {"task": "countdown", "limit": "24"}
+_METHODS: Final = ("sample", "tot-dfs")
+
+
+@dataclass(frozen=True, slots=True)
+class _Tour:
+    """The loaded model, and where the runs go."""
+
+    llm: "LLM"
+    path: Path
+
+    def evaluate(
+        self, asked: dict[str, Any], execution: "Execution | None" = None
+    ) -> tuple[dict[str, Any], "Report | None"]:
+        """Run one evaluation as `treegen eval` would; returns results.json and the report."""
+        from treegen.cli.judging import judge_rest, open_judging
+        from treegen.cli.progress import draw
+        from treegen.runs import RunDir
+        from treegen.tasks.job import look_at_model, run_settings, weights_fingerprint
+        from treegen.tasks.runner import sample, write_results
+
+        job = _job(asked)
+        settings = run_settings(
+            job,
+            dtype=look_at_model(job.settings.engine).dtype,
+            fingerprint=weights_fingerprint(job.settings.engine),
+            flags=FLAGS,
+        )
+        with RunDir.create(self.path / job.task.name, settings) as run:
+            judging = open_judging(job, run, execution, quiet=False) if execution else None
+            try:
+                steps = sample(job, run, self.llm, stop=received, judging=judging)
+                draw(steps, job.task.name, quiet=False)
+                _check_signals(self.path)
+                if judging:
+                    judge_rest(job, run, judging, quiet=False)
+                return write_results(job, run, judging)
+            finally:
+                if judging:
+                    judging.close()
+
+    def search(self, asked: dict[str, Any], method: str) -> dict[str, Any]:
+        """Search a task's problems as `treegen search` would; returns results.json."""
+        from treegen import demo
+        from treegen.cli.progress import draw
+        from treegen.runs import SearchRunDir
+        from treegen.tasks.job import look_at_model, weights_fingerprint
+        from treegen.tasks.search_job import load_search_job, search_run_settings
+        from treegen.tasks.search_runner import search, write_search_results
+        from treegen.tasks.search_settings import settle_search
+
+        given = demo.completed({**asked, "method": method}, search=True)
+        job = load_search_job(settle_search(given))
+        settings = search_run_settings(
+            job,
+            dtype=look_at_model(job.settings.engine).dtype,
+            fingerprint=weights_fingerprint(job.settings.engine),
+            flags=FLAGS,
+        )
+        with SearchRunDir.create(self.path / job.task.name / method, settings) as run:
+            steps = search(job, run, self.llm, stop=received)
+            draw(steps, f"{job.task.name} {method}", quiet=False)
+            _check_signals(self.path)
+            return write_search_results(job, run)
+
+
+@click.command("demo", context_settings=CONTEXT)
+@click.option("--output-path", "-o", metavar="DIR", help="Where the runs go. Default: a new "
+              "directory in runs/.")  # fmt: skip
+def command(output_path: str | None) -> None:
+    """Show what treegen does, with a small model that comes with it: no GPU, no download.
+
+    One prompt tree, self-consistency, facts in a long text, judged programs, and tree search, in
+    about a minute and a half on two cores. Each part is a run like any other.
+    """
+    from treegen import demo
+    from treegen.cli.render import echo, notice
+    from treegen.errors import RunError
+
+    path = Path(output_path or f"runs/demo-{time.strftime('%Y%m%d-%H%M%S')}")
+    if path.is_dir() and any(path.iterdir()):
+        raise RunError(f"{path} is not empty; name another directory with --output-path")
+    start = time.monotonic()
+    _leave_cores_to_the_judge()
+    notice(f"{demo.NOTICE.partition(';')[0]}; runs go to {path}")
+    tour = _Tour(_load(), path)
+    parts: tuple[tuple[str, str, Callable[[_Tour], None]], ...] = (
+        ("A prompt tree: 8 solved examples, 20 questions, 40 answers each",
+         "treegen plan gsm8k --limit 20", _plan),
+        ("Self-consistency: a vote of k answers against one answer",
+         "treegen eval gsm8k --limit 20", _vote),
+        ("A fact in a long text, at every depth",
+         "treegen eval needle-grid -T lengths=2000-14000/5 -T depths=0-100/6", _heat_map),
+        ("Programs, judged in a sandbox on tests that the model does not see",
+         "treegen eval apps --limit 10-35 --allow-code-execution", _programs),
+        ("Puzzles: search in a tree of steps against whole solutions, for as many tokens",
+         f"treegen search countdown --compare {','.join(_METHODS)} --limit 24", _puzzles),
+    )  # fmt: skip
+    for number, (title, typed, show) in enumerate(parts, start=1):
+        echo(f"\n{number}. {title}\n   $ {typed}\n")
+        show(tour)
+    echo(f"\nThe tour took {time.monotonic() - start:.0f} s. Its runs, with every sample:\n")
+    for folder in sorted(each.parent for each in path.rglob("run.json")):
+        echo(f"    {folder}")
+    echo(
+        "\nLook through them with treegen show DIR, or make a page of them with treegen report DIR."
+    )
+
+
+def _leave_cores_to_the_judge() -> None:
+    """Compute in one thread: of so small a model, threads wait for each other most of the time."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _load() -> "LLM":
+    from transformers.utils import logging
+
+    from treegen import demo
+    from treegen.engine import LLM
+
+    logging.disable_progress_bar()
+    return LLM(demo.NAME)
+
+
+def _job(asked: dict[str, Any]) -> "Job":
+    from treegen import demo
+    from treegen.tasks.job import load_job
+    from treegen.tasks.settings import settle
+
+    return load_job(settle(demo.completed(asked)))
+
+
+def _check_signals(path: Path) -> None:
+    if signum := received():
+        raise Interrupted(signum, f"what had finished is in {path}")
+
+
+def _plan(tour: _Tour) -> None:
+    from treegen.cli.render import echo
+
+    echo(str(tour.llm.plan(_job(_WORDS).tree)))
+
+
+def _vote(tour: _Tour) -> None:
+    from treegen.cli.render import echo, markdown
+    from treegen.tasks.account import sharing_line
+
+    results, report = tour.evaluate(_WORDS)
+    assert report is not None
+    votes = [row for row in report.majority if row.filter == report.majority[0].filter]
+    rows = [[str(row.k), _share(row.value), _share(row.stderr)] for row in votes]
+    echo("\n" + markdown(["k", "Right by vote of k", "Stderr"], rows, right=(0, 1, 2)))
+    echo(f"\n{sharing_line(results['usage'])}")
+
+
+def _heat_map(tour: _Tour) -> None:
+    from treegen.cli.render import echo, pictures
+    from treegen.tasks.heat_map import draw_text
+
+    results, report = tour.evaluate(_GRID)
+    assert report is not None
+    for grid in report.grids:
+        echo("\n" + draw_text(grid))
+    pictures(report, tour.path / results["task"]["name"])
+
+
+def _programs(tour: _Tour) -> None:
+    from treegen.cli.render import echo, markdown, notice
+    from treegen.errors import TreegenError
+    from treegen.tasks.execution import Execution
+
+    try:
+        _, report = tour.evaluate(_PROGRAMS, Execution())
+    except TreegenError as error:
+        notice(f"left out: {error}")
+        return
+    assert report is not None
+    rows = [
+        [row.metric, _share(row.value), _share(row.stderr)]
+        for row in report.metrics
+        if row.metric.startswith("pass@")
+    ]
+    echo("\n" + markdown(["Metric", "Value", "Stderr"], rows, right=(1, 2)))
+
+
+def _puzzles(tour: _Tour) -> None:
+    from treegen.cli.render import echo
+    from treegen.cli.search_table import cost_table
+
+    echo("\n" + cost_table([tour.search(_PUZZLES, method) for method in _METHODS]))
+
+
+def _share(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.3f}"

@@ -1,0 +1,61 @@
+"""The small model that comes with treegen, and problems for it: `LLM("demo")`, `treegen demo`.
+
+It was trained on problems that are made up by rule, by examples/train_demo in the repository; what
+it can do and how that was measured is in MODEL_CARD.md. The problems here were never trained on.
+"""
+
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+NAME: Final = "demo"
+"""What stands for the model where a checkpoint directory or a hub name is asked for."""
+
+NOTICE: Final = "bundled demo model, synthetic problems; give --model and --data for yours"
+
+MODEL_NOTICE: Final = "bundled demo model; give --model for yours"
+
+# What is taken with the model where the user says nothing, by task: settings, as a user gives them.
+_EVALUATIONS: Final[dict[str, dict[str, Any]]] = {
+    "gsm8k": {"data": "words.jsonl", "fewshot_file": "words_fewshot.jsonl"},
+    "apps": {"data": "programs.jsonl", "fewshot_file": "programs_fewshot.jsonl", "num_samples": 20},
+    "needle": {"extra": {"questions": "100", "length": "14000"}},
+    "needle-grid": {"extra": {"lengths": "2000-14000/7"}},
+    "countdown": {"data": "puzzles.jsonl"},
+}
+_SEARCHES: Final[dict[str, dict[str, Any]]] = {
+    "gsm8k": _EVALUATIONS["gsm8k"],
+    "countdown": {"data": "puzzles.jsonl", "method": "tot-dfs", "budget": {"tokens": 500}},
+}
+_FILES: Final = ("data", "fewshot_file")
+
+
+def model_path() -> Path:
+    """Return the directory of the checkpoint, in the format of transformers."""
+    return Path(str(files("treegen.demo").joinpath("model")))
+
+
+def data_path(name: str) -> Path:
+    """Return a bundled data file, such as words.jsonl."""
+    return Path(str(files("treegen.demo").joinpath("data", name)))
+
+
+def completed(given: Mapping[str, Any], *, search: bool = False) -> dict[str, Any]:
+    """Return a user's settings with the demo model, where they name none and it knows the task.
+
+    Its problems and its solved examples come with it unless the user names others.
+    """
+    known = (_SEARCHES if search else _EVALUATIONS).get(str(given.get("task")))
+    if "model" in given or known is None:
+        return dict(given)
+    added: dict[str, Any] = {
+        name: str(data_path(value)) if name in _FILES else value for name, value in known.items()
+    }
+    if "data" in given or "fewshot_data" in given:
+        for name in _FILES:
+            added.pop(name, None)
+    if "extra" in added:
+        added["extra"] = {**added["extra"], **given.get("extra", {})}
+        return {**added, **given, "extra": added["extra"], "model": NAME}
+    return {**added, **given, "model": NAME}
