@@ -5,7 +5,8 @@
     cd examples && python -m train_demo.bundle OUT     # the held-out problems as data files
 
 Four skills, each asked for in the very form of a task of treegen: word problems (gsm8k), facts in
-a long text (needle), small programs (apps), and number puzzles (countdown). No outside text is used.
+a long text (needle), small programs (apps), and number puzzles (countdown). No outside text is
+used.
 
     words, needles, programs, puzzles    problems and their right answers, drawn by a seed
     documents                            many solved problems in a row, as in a few-shot prompt
