@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from treegen.attention import Prepared
@@ -30,3 +32,16 @@ class Batch:
     levels: Prepared
     layers: Sequence[LayerKV]
     decode: bool = False
+
+
+class Forward(Protocol):
+    """What computes batches: a model, as the scheduler sees it."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes."""
+        ...
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits [S, V] of the query rows named by batch.logits_at_S."""
+        ...

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,41 +24,29 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treegen.admission import Admission
-from treegen.attention import Level
-from treegen.batch import Batch
+from treegen.batch import Forward
 from treegen.cache import PagedCache
+from treegen.decoding import DecodeSteps, Flight
 from treegen.errors import CapacityError, NumericsError
 from treegen.kept import KeptPrefixes
 from treegen.layout import Ints
 from treegen.live import LiveRows
 from treegen.live_tree import LiveRequest, LiveSegment
 from treegen.params import SamplingParams
-from treegen.passes import Span, decode_batch, decode_levels, prefill_batch
+from treegen.passes import Span, prefill_batch
 from treegen.plan import Plan, Request
 from treegen.radix import Tokens
 from treegen.results import Completion, Score, Usage
 from treegen.rows import RowTable
-from treegen.sampling import Draws, SamplingBatch, draw, row_seed
+from treegen.sampling import SamplingBatch, draw, row_seed
 from treegen.scores import add_scores, score_of
 from treegen.segments import SegmentStore
-from treegen.stopping import Stopping
-from treegen.transfer import Fetch, to_device
+from treegen.spans import pick_spans
+from treegen.stopping import ParamSet, Stopping
+from treegen.transfer import to_device
 
 _LOGITS = 2**27  # numbers in the logits of a prefill pass, about
-_KEY_BITS = 32  # sort keys: segment or rank of the request above, sample index below
-
-
-class Forward(Protocol):
-    """What the scheduler needs of a model."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model computes."""
-        ...
-
-    def forward(self, batch: Batch) -> Tensor:
-        """Logits [S, V] of the query rows named by batch.logits_at_S."""
-        ...
+_KEY_BITS = 32  # sort keys: rank of the request, sample index below
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,35 +58,6 @@ class Grown:
 
     tokens: Tokens
     num_generated: int
-
-
-@dataclass(frozen=True, slots=True)
-class ParamSet:
-    """Sampling parameters that requests may have, and when they end a sample."""
-
-    params: SamplingParams
-    stopping: Stopping
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether all samples of a request are the same."""
-        return self.params.temperature == 0
-
-
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """Draws of rows that may be under way. serials: tell whether a slot is still the same row's."""
-
-    slots: Ints
-    serials: Ints
-    draws: Draws
-    fetch: Fetch = field(init=False)
-
-    def __post_init__(self) -> None:
-        draws = self.draws
-        tensors = (draws.tokens_PN, draws.logprobs_PN, draws.lse_P, draws.top_tokens_PK,
-                   draws.top_logprobs_PK)  # fmt: skip
-        object.__setattr__(self, "fetch", Fetch([t for t in tensors if t is not None]))
 
 
 class Scheduler:
@@ -156,9 +115,10 @@ class Scheduler:
         self._may_end = stopping.may_end[None]
         self._prefill_chunk, self._impl = prefill_chunk, impl
         self._max_logits = max(_LOGITS // max(len(stopping.may_end), 1), 1)
-        self._state: tuple[Ints, list[Level], SamplingBatch, int] | None = None
         self._run_ahead = run_ahead
-        self._flight: Flight | None = None
+        self._steps = DecodeSteps(
+            model, cache, self.store, self.live, self.usage, self.param_sets, impl
+        )
         self._on_prefilled, self._on_grown = on_prefilled, on_grown
         self._admission = Admission(
             self.store, self.live, kept, self.usage, max_rows, self._note_prefilled
@@ -221,7 +181,7 @@ class Scheduler:
         self._admission.admit()
         usage = self.usage
         finished: list[Completion] = []
-        if self._flight is not None and self._wants_prefill:
+        if self._wants_prefill:
             finished += self._land()
         if self._wants_prefill:
             finished += self._prefill()
@@ -243,7 +203,7 @@ class Scheduler:
 
     def close(self) -> None:
         """Free all pages, whether or not the work is done."""
-        self._flight = None
+        self._steps.flight = None
         # One run at a time: whatever an interrupted step had taken goes with the rest.
         self.cache.pool.reset(self.kept.tables())
         self.store.clear()
@@ -265,7 +225,9 @@ class Scheduler:
     # Prefill
 
     def _prefill(self) -> list[Completion]:
-        spans = self._pick_spans()
+        spans = pick_spans(
+            self._admission.to_compute, self.live, self._prefill_chunk, self._max_logits
+        )
         batch = prefill_batch(spans, self.store, self.cache, self.model.device, self._impl)
         self.usage.impl = batch.levels.impl
         logits = self.model.forward(batch).float()
@@ -291,63 +253,6 @@ class Scheduler:
         if resumed:
             self.live.join(resumed)
         return self._draw_first(prompts, logits)
-
-    def _pick_spans(self) -> list[Span]:
-        """What the next prefill pass computes: at most prefill_chunk tokens, depth first."""
-        room = self._prefill_chunk
-        spans: list[Span] = []
-        reached: dict[int, int] = {}
-        for slot, start in self.live.resuming.items():
-            if room == 0:
-                break
-            span = self._row_span(slot, start, room)
-            spans.append(span)
-            room -= len(span.tokens)
-        logits = 0
-        for index, segment in sorted(self._admission.to_compute.items()):
-            if room == 0 or logits >= self._max_logits:
-                break
-            if self.store.is_ready(segment, reached):
-                span = self._segment_span(segment, room)
-                spans.append(span)
-                reached[index] = span.stop
-                room -= len(span.tokens)
-                logits += len(span.wanted)
-        # By what they share first, so that the spans below any segment are consecutive.
-        return sorted(spans, key=lambda span: (span.chain, span.key))
-
-    def _row_span(self, slot: int, start: int, room: int) -> Span:
-        rows = self.rows
-        segment = self.requests[int(rows.request[slot])].segment
-        chain = rows.chain[slot]
-        first = start - int(rows.stop[slot])
-        last = min(int(rows.count[slot]) - 1, first + room)
-        return Span(
-            key=(segment.index << _KEY_BITS) + 1 + int(rows.sample[slot]),
-            tokens=rows.tokens[slot, first:last],
-            start=start,
-            table=rows.table[slot, : rows.num_pages[slot]],
-            base=int(rows.base[slot]),
-            chain=tuple(chain[chain >= 0].tolist()),
-            wanted=np.empty(0, dtype=np.int64),
-            slot=slot,
-        )
-
-    def _segment_span(self, segment: LiveSegment, room: int) -> Span:
-        self.store.continue_parent(segment)
-        start = segment.computed
-        stop = min(segment.stop, start + room)
-        assert segment.table is not None
-        return Span(
-            key=segment.index << _KEY_BITS,
-            tokens=segment.tokens[start - segment.start : stop - segment.start],
-            start=start,
-            table=segment.table,
-            base=segment.base,
-            chain=segment.above,
-            wanted=np.arange(max(start, segment.first_logit), stop),
-            segment=segment,
-        )
 
     def _on_span(self, span: Span, logits_SV: Tensor, lse_S: Tensor) -> list[LiveRequest]:
         """Account for a computed piece of a segment; returns requests to draw first tokens of."""
@@ -416,79 +321,24 @@ class Scheduler:
     def _decode(self) -> list[Completion]:
         """Launch a decode step, and note the tokens of the one before, or of this one at once."""
         finished: list[Completion] = []
+        steps = self._steps
         while True:
-            order, counts, source = self._next_rows()
+            order, counts, source = steps.next_rows()
             short = self.live.pages_short(order, counts)
             if not short:
                 break
-            if self._flight is not None:
+            if steps.flight is not None:
                 finished += self._land()
             elif not self._admission.give_way():
                 raise CapacityError(f"the last row lacks {short} cache pages; give more memory")
-        before, self._flight = self._flight, None
-        if len(order):
-            self._flight = self._launch(order, counts, before, source)
+        before = steps.launch(order, counts, source)
         if before is not None:
             return finished + self._note(before)
         return finished if self._run_ahead else finished + self._land()
 
-    def _next_rows(self) -> tuple[Ints, Ints, Ints]:
-        """Rows of the next step, their tokens so far, and where in the last step each was, or -1.
-
-        The tokens of the step under way are not known yet; that a row reaches its limit is.
-        """
-        order, rows, flight = self.live.order, self.rows, self._flight
-        counts = rows.count[order]
-        if flight is None:
-            return order, counts, np.full(len(order), -1)
-        place = np.full(len(rows.serial), -1)
-        place[flight.slots] = np.arange(len(flight.slots))
-        source = place[order]
-        source[flight.serials[source] != rows.serial[order]] = -1
-        counts = counts + (source >= 0)
-        goes_on = (source < 0) | (counts < rows.limit[order])
-        if goes_on.all():
-            return order, counts, source
-        return order[goes_on], counts[goes_on], source[goes_on]
-
-    def _launch(self, order: Ints, counts: Ints, before: Flight | None, source: Ints) -> Flight:
-        """Queue one decode step of some rows, after the step `before`."""
-        rows, device = self.rows, self.model.device
-        levels, sampling, shared_keys = self._row_state(order)
-        tokens_T = to_device(rows.tokens[order, rows.count[order] - 1].astype(np.int64), device)
-        if before is not None and (source >= 0).any():
-            source_T = to_device(source, device)
-            drawn_T = before.draws.tokens_PN[:, 0][source_T.clamp(min=0)]
-            tokens_T = torch.where(source_T >= 0, drawn_T, tokens_T)
-        batch = decode_batch(rows, order, counts, tokens_T, levels, self.cache, device, self._impl)
-        self.usage.impl = batch.levels.impl
-        logits = self.model.forward(batch)
-        seeds = to_device(rows.seed[order][:, None], device)
-        draws = draw(logits, seeds, to_device(counts[:, None], device), sampling)
-        ends = rows.stop[order] + counts
-        self.usage.key_tokens_read += shared_keys + int((ends - rows.base[order]).sum())
-        self.usage.key_tokens_unshared += int(ends.sum())
-        self.usage.peak_rows = max(self.usage.peak_rows, len(order))
-        self.usage.decode_steps += 1
-        return Flight(order, rows.serial[order], draws)
-
-    def _row_state(self, order: Ints) -> tuple[list[Level], SamplingBatch, int]:
-        """What changes only when rows come or go: shared levels and sampling parameters."""
-        if self._state is not None and self._state[0] is order:
-            return self._state[1:]
-        device = self.model.device
-        levels = decode_levels(self.rows.chain[order], self.store, device)
-        keys = sum(int(level.kv_len_G.sum()) for level in levels)
-        used, index = np.unique(self.rows.params[order], return_inverse=True)
-        sampling = SamplingBatch.of(
-            [self.param_sets[i].params for i in used], to_device(index, device)
-        )
-        self._state = order, levels, sampling, keys
-        return self._state[1:]
-
     def _land(self) -> list[Completion]:
         """Wait for the step under way, if there is one, and note its tokens."""
-        flight, self._flight = self._flight, None
+        flight, self._steps.flight = self._steps.flight, None
         return self._note(flight) if flight is not None else []
 
     def _note(self, flight: Flight) -> list[Completion]:

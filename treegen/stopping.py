@@ -7,6 +7,7 @@ it could are looked at in Python.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -54,3 +55,16 @@ class Stopping:
         if len(tokens) >= limit:
             return "length", None, self._detokenizer.text(prompt, tokens)
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class ParamSet:
+    """Sampling parameters that requests may have, and when they end a sample."""
+
+    params: SamplingParams
+    stopping: Stopping
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether all samples of a request are the same."""
+        return self.params.temperature == 0

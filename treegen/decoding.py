@@ -1,0 +1,117 @@
+"""Decode steps: which rows the next one has, and its launch behind the one under way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from treegen.attention import Level
+from treegen.batch import Forward
+from treegen.cache import PagedCache
+from treegen.layout import Ints
+from treegen.live import LiveRows
+from treegen.passes import decode_batch, decode_levels
+from treegen.results import Usage
+from treegen.sampling import Draws, SamplingBatch, draw
+from treegen.segments import SegmentStore
+from treegen.stopping import ParamSet
+from treegen.transfer import Fetch, to_device
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """Draws of rows that may be under way. serials: tell whether a slot is still the same row's."""
+
+    slots: Ints
+    serials: Ints
+    draws: Draws
+    fetch: Fetch = field(init=False)
+
+    def __post_init__(self) -> None:
+        draws = self.draws
+        tensors = (draws.tokens_PN, draws.logprobs_PN, draws.lse_P, draws.top_tokens_PK,
+                   draws.top_logprobs_PK)  # fmt: skip
+        object.__setattr__(self, "fetch", Fetch([t for t in tensors if t is not None]))
+
+
+class DecodeSteps:
+    """Launches the decode steps of one run. flight: the step whose tokens are not noted yet."""
+
+    def __init__(
+        self,
+        model: Forward,
+        cache: PagedCache,
+        store: SegmentStore,
+        live: LiveRows,
+        usage: Usage,
+        param_sets: Sequence[ParamSet],
+        impl: str,
+    ) -> None:
+        """Steps of the live rows, drawn as their parameter sets say; `usage` is kept up."""
+        self._model, self._cache, self._store, self._live = model, cache, store, live
+        self._usage, self._param_sets, self._impl = usage, param_sets, impl
+        self._state: tuple[Ints, list[Level], SamplingBatch, int] | None = None
+        self.flight: Flight | None = None
+
+    def next_rows(self) -> tuple[Ints, Ints, Ints]:
+        """Rows of the next step, their tokens so far, and where in the last step each was, or -1.
+
+        The tokens of the step under way are not known yet; that a row reaches its limit is.
+        """
+        order, rows, flight = self._live.order, self._live.rows, self.flight
+        counts = rows.count[order]
+        if flight is None:
+            return order, counts, np.full(len(order), -1)
+        place = np.full(len(rows.serial), -1)
+        place[flight.slots] = np.arange(len(flight.slots))
+        source = place[order]
+        source[flight.serials[source] != rows.serial[order]] = -1
+        counts = counts + (source >= 0)
+        goes_on = (source < 0) | (counts < rows.limit[order])
+        if goes_on.all():
+            return order, counts, source
+        return order[goes_on], counts[goes_on], source[goes_on]
+
+    def launch(self, order: Ints, counts: Ints, source: Ints) -> Flight | None:
+        """Queue one decode step of rows, if there are any; returns the one that was under way."""
+        before, self.flight = self.flight, None
+        if len(order):
+            self.flight = self._queue(order, counts, before, source)
+        return before
+
+    def _queue(self, order: Ints, counts: Ints, before: Flight | None, source: Ints) -> Flight:
+        rows, device = self._live.rows, self._model.device
+        levels, sampling, shared_keys = self._row_state(order)
+        tokens_T = to_device(rows.tokens[order, rows.count[order] - 1].astype(np.int64), device)
+        if before is not None and (source >= 0).any():
+            source_T = to_device(source, device)
+            drawn_T = before.draws.tokens_PN[:, 0][source_T.clamp(min=0)]
+            tokens_T = torch.where(source_T >= 0, drawn_T, tokens_T)
+        batch = decode_batch(rows, order, counts, tokens_T, levels, self._cache, device, self._impl)
+        self._usage.impl = batch.levels.impl
+        logits = self._model.forward(batch)
+        seeds = to_device(rows.seed[order][:, None], device)
+        draws = draw(logits, seeds, to_device(counts[:, None], device), sampling)
+        ends = rows.stop[order] + counts
+        self._usage.key_tokens_read += shared_keys + int((ends - rows.base[order]).sum())
+        self._usage.key_tokens_unshared += int(ends.sum())
+        self._usage.peak_rows = max(self._usage.peak_rows, len(order))
+        self._usage.decode_steps += 1
+        return Flight(order, rows.serial[order], draws)
+
+    def _row_state(self, order: Ints) -> tuple[list[Level], SamplingBatch, int]:
+        """What changes only when rows come or go: shared levels and sampling parameters."""
+        if self._state is not None and self._state[0] is order:
+            return self._state[1:]
+        device = self._model.device
+        levels = decode_levels(self._live.rows.chain[order], self._store, device)
+        keys = sum(int(level.kv_len_G.sum()) for level in levels)
+        used, index = np.unique(self._live.rows.params[order], return_inverse=True)
+        sampling = SamplingBatch.of(
+            [self._param_sets[i].params for i in used], to_device(index, device)
+        )
+        self._state = order, levels, sampling, keys
+        return self._state[1:]
