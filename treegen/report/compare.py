@@ -123,11 +123,15 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False, seed: int = 0
     return Comparison(a.name, b.name, tuple(ids), unfinished, tuple(found))
 
 
+def _task(task: Any) -> str:
+    return f"{task['name']} version {task['version']}" if isinstance(task, dict) else "no task"
+
+
 def _check_same_problems(a: RunView, b: RunView) -> None:
     tasks = [view.info.identity.get("task") for view in (a, b)]
     if tasks[0] != tasks[1]:
         raise InputError(
-            f"{a.path} is of the task {tasks[0]} and {b.path} of {tasks[1]}; only runs of one "
+            f"{a.path} is of {_task(tasks[0])} and {b.path} of {_task(tasks[1])}; only runs of one "
             "version of one task can be compared"
         )
     first, second = set(a.info.problem_ids), set(b.info.problem_ids)
