@@ -13,6 +13,7 @@ from train_demo import documents, words
 from train_demo.batches import Group, Rows, Stage, Steps, encode, stage_of
 from train_demo.bundle import ways
 from train_demo.documents import LONG, LOOKUP, SHORT, Document
+from train_demo.evaluate import TASKS
 from train_demo.held_out import SHARE, reserved
 from train_demo.model import SMOOTHING, build_model, digit_tokens, loss_of
 from train_demo.programs import MAX_STEPS, Program, program
@@ -245,8 +246,11 @@ def test_the_command_writes_a_checkpoint(tmp_path: Path) -> None:
     def train(*more: str) -> Result:
         return CliRunner().invoke(main, [str(tmp_path / "out"), "--tiny", *more])
 
-    done = train("--steps", "4")
+    done = train("--steps", "4", "--evaluate", "2")
     assert done.exit_code == 0 and "from step 0" in done.output, done.output
+    for task in TASKS:
+        assert f"$ treegen eval {task}" in done.output and f"|{task}" in done.output
+        assert list((tmp_path / "out" / "runs").glob(f"*/{task}/results.json"))
     llm = LLM(str(tmp_path / "out"))
     ((completion,),) = llm.generate(["Q: 1 + 1\nA:"], SamplingParams(max_tokens=5, seed=1))
     assert completion.num_tokens <= 5

@@ -13,4 +13,5 @@ used.
     tokenizer, batches                   tokens, and rows of one length with a weight per token
     model, train                         the model and its loss; the stages and the loop
     bundle                               problems that training never sees, in the tasks' formats
+    evaluate                             treegen's own scores of a checkpoint on them
 """

@@ -19,6 +19,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from train_demo.batches import Group, Rows, Stage, Steps, encode, stage_of
 from train_demo.documents import LONG, LOOKUP, READ, SHORT
+from train_demo.evaluate import evaluate
 from train_demo.model import build_model, digit_tokens, loss_of, optimizers, save
 from train_demo.tokenizer import CONTEXT, train_tokenizer
 
@@ -154,10 +155,18 @@ class Training:
 @click.option("--seed", default=1, show_default=True)
 @click.option("--workers", type=int, help="Processes that make data. Default: cores less two.")
 @click.option("--save-every", default=1000, show_default=True, help="Steps between saved states.")
+@click.option("--evaluate", "limit", default=40, show_default=True, help="Problems of each task to "
+              "score at the end; 0 for none.")  # fmt: skip
 def main(
-    out: Path, tiny: bool, steps: int | None, seed: int, workers: int | None, save_every: int
+    out: Path,
+    tiny: bool,
+    steps: int | None,
+    seed: int,
+    workers: int | None,
+    save_every: int,
+    limit: int,
 ) -> None:
-    """Train a model and write it to OUT."""
+    """Train a model, write it to OUT and score it."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     plan = stages(steps, tiny=tiny)
     if workers is None:
@@ -194,7 +203,9 @@ def main(
     training.store(state)
     _tell(training.check(documents))
     save(training.model, tokenizer, out)
-    print(f"{out}: done in {time.monotonic() - start:,.0f} s")
+    print(f"{out}: done in {time.monotonic() - start:,.0f} s", flush=True)
+    if limit:
+        evaluate(out, limit)
 
 
 def _tell(found: dict[str, float]) -> None:
