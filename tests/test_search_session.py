@@ -184,6 +184,7 @@ def test_branching_computes_one_token() -> None:
         before = model.tokens_computed
         again = session.sample({node: 2}, max_tokens=1)[node]
         assert model.tokens_computed - before == 1
+        assert children[0].num_context_tokens == node.num_context_tokens + 20
         assert [child.order[1] for child in (*children, *again)] == list(range(7))
         node = children[depth % 5]
 

@@ -367,7 +367,10 @@ class SearchNode:
         return scores
 
     def drop(self) -> None:
-        """Free the caches of this node and all below it; their text stays in the tree."""
+        """Free the caches of this node and all below it; their text stays in the tree.
+
+        A prompt may stay in memory while there is room, for other prompts that start like it.
+        """
         for node in list(self.walk())[::-1]:
             if node._context is not None:
                 node.search.backend.release(node._context)
