@@ -86,7 +86,10 @@ def put(name: str, make: Callable[[Any], Any]) -> Callable[[dict[str, Any]], Non
         (put("keys", lambda k: k[0]), "keys of level 0 must be"),
         (put("values", lambda v: v[:-1]), "values of level 0 must be"),
         (put("values", lambda v: v.bfloat16()), "values .* got torch.bfloat16"),
-        (put("impl", lambda _: "fast"), "auto or one of cpu, reference, triton, got 'fast'"),
+        (
+            put("impl", lambda _: "fast"),
+            "auto or one of cpu, flash, reference, triton, xformers, got 'fast'",
+        ),
     ],
 )
 def test_bad_arguments_are_refused(spoil: Callable[[dict[str, Any]], None], complaint: str) -> None:

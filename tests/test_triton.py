@@ -15,10 +15,12 @@ import pytest
 import torch
 from attention_cases import Case, Group, make_case, oracle, paged, random_tree
 
-from treegen.attention import attend, prepare
-from treegen.attention.level import to_host
-from treegen.attention.triton_units import HEIGHTS, KEYS_PER_SPLIT, work_list
+from treegen.attention import Level, attend, prepare
+from treegen.attention.dense import find_run
+from treegen.attention.level import HostLevel, to_host
+from treegen.attention.triton_units import HEIGHTS, KEY_BLOCK, KEYS_PER_SPLIT, work_list
 from treegen.errors import InputError
+from treegen.sampling import uniforms
 
 CUDA = torch.cuda.is_available()
 needs_triton = pytest.mark.skipif(
@@ -29,18 +31,16 @@ DEVICE = "cuda" if CUDA else "cpu"
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2**-7, torch.float16: 2**-9}
 
 
+def to_device(level: Level) -> Level:
+    names = ("q_start_G", "q_stop_G", "pages_GP", "kv_len_G", "kv_start_G")
+    return replace(level, **{name: getattr(level, name).to(DEVICE) for name in names})
+
+
 def check(case: Case, dtype: torch.dtype, *, page_size: int = 4, **options: Any) -> None:
     """Compare out and LSE with the oracle by their worst element; unused slots hold NaN."""
     want_out, want_lse = oracle(case, **options)
     keys, values, levels = paged(case, dtype, page_size)
-    moved = [
-        replace(
-            level,
-            **{name: getattr(level, name).to(DEVICE) for name in (
-                "q_start_G", "q_stop_G", "pages_GP", "kv_len_G", "kv_start_G")},
-        )
-        for level in levels
-    ]  # fmt: skip
+    moved = [to_device(level) for level in levels]
     if "sinks" in options:
         options["sinks"] = options["sinks"].to(DEVICE)
     out, lse = attend(
@@ -117,6 +117,13 @@ def test_many_rows_on_one_prefix() -> None:
 
 
 @needs_triton
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2)])
+def test_one_row_alone(heads: tuple[int, int]) -> None:
+    check(make_case([[Group(0, 1, 70)]], [99], heads=heads), torch.float32, page_size=16)
+    check(make_case([[Group(0, 1, 7)], [Group(0, 1, 9, 7)]], [15], heads=heads), torch.float32)
+
+
+@needs_triton
 def test_nothing_to_attend_to() -> None:
     check(make_case([[Group(0, 2, 0)], [Group(1, 2, 3)]], [5, 5, 5]), torch.float32)
 
@@ -141,12 +148,17 @@ def test_the_work_list_covers_every_row_and_key_once(seed: int) -> None:
     _, _, levels = paged(case, torch.float32)
     host = [to_host(level) for level in levels]
     for per_head, programs in ((1, 1), (2, 64), (7, 500), (32, 8)):
-        work = work_list(host, len(case.positions), 2, per_head, programs)
+        work = work_list(host, len(case.positions), 2, per_head, 4, programs)
         seen: dict[tuple[int, int], int] = {}
-        for units, height in zip(work.units, HEIGHTS, strict=True):
-            for part, start, stop, table, low, high, origin, _ in units.tolist():
+        lists = [*zip(work.units, HEIGHTS, strict=True), (work.last, HEIGHTS[work.last_kind])]
+        if len(work.last):
+            assert (work.last[:, 1:3] == np.arange(len(case.positions))[:, None] + [0, 1]).all()
+        for units, height in lists:
+            for part, start, stop, table, low, high, origin, _, page in units.tolist():
                 assert (stop - start) * per_head <= max(height, per_head)
-                assert 0 <= part < work.num_parts
+                assert low % KEY_BLOCK == 0
+                assert 0 <= part < work.num_parts or units is work.last
+                assert low >= high or page == work.pages[table + low // 4]
                 for row in range(start, stop):
                     for key in range(low, high):
                         page = int(work.pages[table + key // 4])
@@ -161,6 +173,69 @@ def test_the_work_list_covers_every_row_and_key_once(seed: int) -> None:
         assert seen == want
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [(8, 2), (8, 8), (8, 1)])
+@pytest.mark.parametrize(("rows", "keys"), [(64, 16_400), (70, 8_200), (300, 2_053), (1_024, 530)])
+def test_a_long_trunk_is_left_to_the_dense_kernel(
+    heads: tuple[int, int], rows: int, keys: int
+) -> None:
+    """Cut into chunks where rows are few; heads become rows where they fill tiles badly."""
+    groups = [
+        [Group(0, rows, keys)],
+        [Group(0, rows // 2, 40, keys), Group(rows // 2, rows - 1, 3, keys)],
+        [Group(i, i + 1, 1 + i % 5, keys + 40) for i in range(rows)],
+    ]
+    dims = (64, 64) if rows == 300 else (128, 128)
+    case = make_case(
+        groups, [keys + 60] * rows, heads=heads, dims=dims, round_to=torch.bfloat16, seed=rows
+    )
+    for depth in (1, 2, 3):
+        part = replace(case, groups=groups[:depth], keys=case.keys[:depth],
+                       values=case.values[:depth], causal=case.causal[:depth])  # fmt: skip
+        keys_of, values_of, levels = paged(part, torch.bfloat16, 64, shuffle=False)
+        moved = [to_device(level) for level in levels]
+        prepared = prepare(moved, part.positions.to(DEVICE), impl="triton")
+        sinks = torch.randn(heads[0]) if depth == 3 else None
+        out, lse = attend(
+            part.q.to(DEVICE, torch.bfloat16), keys_of.to(DEVICE), values_of.to(DEVICE), prepared,
+            sinks=None if sinks is None else sinks.to(DEVICE), return_lse=True,
+        )  # fmt: skip
+        want_out, want_lse = oracle(part, sinks=sinks)
+        assert prepared.kernels[0] == "cudnn"
+        bound = TOLERANCE[torch.bfloat16]
+        torch.testing.assert_close(out.cpu().double(), want_out, rtol=bound, atol=bound)
+        torch.testing.assert_close(lse.cpu().double(), want_lse, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_runs_for_the_dense_kernel_are_what_all_rows_read(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows, page = int(rng.integers(1, 2000)), int(rng.choice([16, 64]))
+    levels, used = [], 0
+    for whole in rng.permutation([True, True, False]):
+        keys = int(rng.integers(1, 20_000))
+        pages = np.arange(-(-keys // page)) + used
+        used += len(pages)
+        if rng.random() < 0.3:
+            rng.shuffle(pages)
+        stop = rows if whole else int(rng.integers(0, rows))
+        zero = np.array([0])
+        levels.append(HostLevel(zero, zero + stop, pages[None], zero + keys, zero, causal=False))
+    padded = rows + int(rng.integers(0, 64))
+    kv_heads, per_head = int(rng.choice([1, 8])), int(rng.choice([1, 4]))
+    run = find_run(levels, padded, rows, kv_heads, per_head, page, processors=132)
+    if run is None:
+        return
+    level = levels[run.level]
+    assert level.stop_G[0] == rows
+    assert run.fold in (1, per_head)
+    assert 512 <= run.num_keys <= level.kv_len_G[0]
+    assert run.num_chunks == 1 or (run.chunk_keys % KEY_BLOCK == 0 and run.chunk_keys >= 960)
+    assert level.kv_len_G[0] - run.num_keys < KEY_BLOCK * run.num_chunks + run.num_chunks
+    want = run.first_page + np.arange(-(-run.num_keys // page))
+    assert (level.pages_GP[0, : len(want)] == want).all()
+
+
 def test_without_a_gpu_the_cpu_is_chosen() -> None:
     case = make_case([[Group(0, 2, 3)]], [5, 5])
     _, _, levels = paged(case, torch.float32)
@@ -168,6 +243,16 @@ def test_without_a_gpu_the_cpu_is_chosen() -> None:
     if not CUDA and os.environ.get("TRITON_INTERPRET") != "1":
         with pytest.raises(InputError, match="triton"):
             prepare(levels, impl="triton")
+
+
+@needs_triton
+def test_the_kernel_draws_the_same_uniform_numbers() -> None:
+    from treegen.sampling_kernels import uniforms_at_once
+
+    seeds = torch.randint(0, 2**62, (300,)) * 2 + torch.arange(300) % 2
+    steps = torch.randint(0, 1000, (300,))
+    got = uniforms_at_once(seeds.to(DEVICE), steps.to(DEVICE))
+    assert got.cpu().equal(uniforms(seeds, steps))
 
 
 @needs_triton

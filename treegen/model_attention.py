@@ -16,6 +16,7 @@ from transformers import AttentionInterface
 from treegen.attention import Prepared, attend
 from treegen.batch import Batch
 from treegen.errors import ModelError
+from treegen.writes import write
 
 # T tokens, H query heads, G key-value heads, K key dim, V value dim
 
@@ -139,9 +140,7 @@ def write_and_attend(
 
     Writing comes first, so that a token finds itself among the keys of its own level.
     """
-    # view, not flatten: of a pool that is not contiguous, flatten would write into a copy.
-    keys.view(-1, *keys.shape[2:]).index_copy_(0, slots_T, k_TGK)
-    values.view(-1, *values.shape[2:]).index_copy_(0, slots_T, v_TGV)
+    write(keys, values, slots_T, k_TGK, v_TGV)
     return attend(
         q_THK, keys, values, levels, scale=scale, window=window, softcap=softcap, sinks=sinks
     )

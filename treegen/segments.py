@@ -127,7 +127,7 @@ class SegmentStore:
         plan = self._plan
         segment.kept = segment.kept or decide(
             plan.sharing, rows, segment.stop - segment.base, plan.layer_bytes, plan.cost,
-            root=segment.parent is None,
+            root=segment.parent is None, live_rows=rows,
         )[0]  # fmt: skip
 
     def release(self, segment: LiveSegment | None) -> None:
@@ -283,20 +283,6 @@ class SegmentStore:
         table, above = segment.table, segment.parent.table if segment.parent else None
         assert table is not None and above is not None
         self._copy_tail(above, table, segment.start - segment.base)
-
-    def fork(self, segment: LiveSegment) -> tuple[Pages, int]:
-        """Page table and base of a new row that continues a segment; takes references."""
-        pool = self.cache.pool
-        table = segment.table
-        assert table is not None
-        if segment.kept:
-            return np.empty(0, dtype=np.int32), segment.stop
-        length = segment.stop - segment.base
-        full = length // self.cache.page_size
-        tail = pool.allocate(int(length % self.cache.page_size > 0))
-        pages = np.concatenate([pool.share(table[:full]), tail])
-        self._copy_tail(table, pages, length)
-        return pages, segment.base
 
     def _copy_tail(self, source: Pages, target: Pages, length: int) -> None:
         start = length - length % self.cache.page_size

@@ -36,12 +36,35 @@ def _load_triton() -> Implementation:
     return Triton()
 
 
+def _load_flash() -> Implementation:
+    from treegen.attention.varlen import Flash
+
+    return Flash()
+
+
+def _load_xformers() -> Implementation:
+    try:
+        import xformers
+        from xformers.ops import fmha
+    except ImportError:
+        return Missing("xformers", "xformers is not installed; install treegen[xformers]")
+    if not getattr(xformers, "_has_cpp_library", True):
+        reason = "xformers was built for another torch or CUDA and cannot load its kernels"
+        return Missing("xformers", reason)
+    from treegen.attention.varlen import XFormers
+
+    return XFormers(fmha)
+
+
 # Loaded at first use, so that a name whose library is missing costs nothing. "auto" takes the first
-# that does not refuse the device; "reference" stands last and refuses nothing.
+# that does not refuse the device; "reference" refuses nothing, so those after it are only taken by
+# name.
 LOADERS: Final[dict[str, Callable[[], Implementation]]] = {
     "cpu": _load_cpu,
     "triton": _load_triton,
     "reference": _load_reference,
+    "flash": _load_flash,
+    "xformers": _load_xformers,
 }
 FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

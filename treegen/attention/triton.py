@@ -1,4 +1,7 @@
-"""Attention over levels on a GPU: one Triton kernel over a work list, and one merge.
+"""Attention over levels on a GPU: a Triton kernel over work lists, beside torch's dense kernel.
+
+Each level but the last leaves partial results in float32; the launch for the last one, if its
+groups are single rows, merges them on its way. Otherwise a kernel of its own does.
 
 Legend: T query rows, H query heads, V value dimension, P parts.
 """
@@ -7,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,45 +18,84 @@ import torch
 import triton
 from torch import Tensor
 
-from treegen.attention.level import HostLevel, IntArray, Level, to_host
+from treegen.attention.dense import DenseRun, attend_dense, find_run, takes
+from treegen.attention.level import HostLevel, Level, to_host
 from treegen.attention.triton_kernels import attend_units, merge_parts
-from treegen.attention.triton_units import HEIGHTS, WorkList, work_list
+from treegen.attention.triton_units import HEIGHTS, UNIT, WorkList, work_list
 from treegen.attention.types import KVPair, Options, Prepared
 from treegen.errors import InputError
-from treegen.transfer import staged, to_device
+from treegen.transfer import staged, to_device_together
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_MERGED_PAIRS = 8  # pairs of a row and a head that a program of the merge takes
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a work list depends on beside the levels.
+
+    may_be_dense: whether the dense kernel takes the layer's tensors and options.
+    """
+
+    num_rows: int
+    kv_heads: int
+    per_head: int
+    page_size: int
+    may_be_dense: bool
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
-    """A work list on the device. complete: see `WorkList`."""
+    """A work list on the device, and the keys that it leaves to the dense kernel.
+
+    memory: holds units, last and pages, one after another, where they are to be written again.
+    """
 
     units: tuple[Tensor, ...]
+    last: Tensor
     pages: Tensor
-    num_parts: int
-    complete: bool
+    host: WorkList
+    dense: DenseRun | None
+    memory: Tensor | None = None
 
 
 class TritonState:
-    """A step's levels, and its work lists on the device, made at the first layer."""
+    """A step's levels, and its work lists on the device, made at the first layer.
+
+    kernels: what computes each level, once a layer has run.
+    """
 
     def __init__(self, levels: tuple[HostLevel, ...], device: torch.device) -> None:
         self.levels, self.device = levels, device
-        self._lists: dict[tuple[int, int, int], DeviceWork] = {}
+        self.kernels: tuple[str, ...] = ()
+        self._lists: dict[Shape, DeviceWork] = {}
 
-    def work(self, num_rows: int, kv_heads: int, per_head: int) -> DeviceWork:
+    def work(self, shape: Shape) -> DeviceWork:
         """The work list for a layer's shape."""
-        key = num_rows, kv_heads, per_head
-        if key not in self._lists:
-            work = work_list(self.levels, *key, _programs(self.device))
-            units = tuple(self._to_device(array) for array in work.units)
-            pages = self._to_device(work.pages)
-            self._lists[key] = DeviceWork(units, pages, work.num_parts, work.complete)
-        return self._lists[key]
+        if shape not in self._lists:
+            host, dense = self._plan(shape, self.levels, shape.num_rows)
+            arrays = [array.astype(np.int32) for array in (*host.units, host.last, host.pages)]
+            *units, last, pages = to_device_together(arrays, self.device)
+            self._lists[shape] = DeviceWork(tuple(units), last, pages, host, dense)
+            self._name_kernels(dense)
+        return self._lists[shape]
 
-    def _to_device(self, array: IntArray) -> Tensor:
-        return to_device(array.astype(np.int32), self.device)
+    def _plan(
+        self, shape: Shape, levels: Sequence[HostLevel], live_rows: int
+    ) -> tuple[WorkList, DenseRun | None]:
+        processors = _processors(self.device)
+        form = shape.kv_heads, shape.per_head, shape.page_size
+        dense = None
+        if shape.may_be_dense:
+            dense = find_run(levels, shape.num_rows, live_rows, *form, processors)
+        # A few programs for each multiprocessor fill it.
+        return work_list(levels, shape.num_rows, *form, 4 * processors, dense), dense
+
+    def _name_kernels(self, dense: DenseRun | None) -> None:
+        names = ["triton"] * len(self.levels)
+        if dense is not None:
+            names[dense.level] = "cudnn"
+        self.kernels = tuple(names)
 
 
 class StaticState(TritonState):
@@ -62,30 +104,43 @@ class StaticState(TritonState):
     They have room to spare; units past the last one have no rows and cost next to nothing.
     """
 
-    def work(self, num_rows: int, kv_heads: int, per_head: int) -> DeviceWork:
+    def work(self, shape: Shape) -> DeviceWork:
         """The work list for a layer's shape, with room for longer ones."""
-        key = num_rows, kv_heads, per_head
-        if key not in self._lists:
-            work = work_list(self.levels, *key, _programs(self.device))
-            units = tuple(self._zeros(_room(len(array)), 8) for array in work.units)
-            pages = self._zeros(2 * _room(len(work.pages)))
-            self._lists[key] = DeviceWork(units, pages, work.num_parts, complete=False)
-            _copy(work, self._lists[key])
-        return self._lists[key]
+        if shape not in self._lists:
+            host, dense = self._plan(shape, self.levels, _live_rows(self.levels))
+            rooms = [*(_room(len(array)) for array in host.units), len(host.last)]
+            memory = torch.zeros(
+                sum(rooms) * UNIT + 2 * _room(len(host.pages)), dtype=torch.int32,
+                device=self.device,
+            )  # fmt: skip
+            *units, pages = memory.split(
+                [room * UNIT for room in rooms] + [2 * _room(len(host.pages))]
+            )
+            *units, last = (table.view(-1, UNIT) for table in units)
+            # Rows that later lists do not write must read as empty.
+            self._lists[shape] = DeviceWork(
+                tuple(units), last, pages, replace(host, complete=False), dense, memory
+            )
+            _copy(host, self._lists[shape])
+            self._name_kernels(dense)
+        return self._lists[shape]
 
     def load(self, levels: tuple[HostLevel, ...]) -> bool:
         """Put other levels in place; False, with nothing changed, if they do not fit."""
-        lists = {key: work_list(levels, *key, _programs(self.device)) for key in self._lists}
-        for key, work in lists.items():
-            if not _fits(work, self._lists[key]):
+        live_rows = _live_rows(levels)
+        plans = {shape: self._plan(shape, levels, live_rows) for shape in self._lists}
+        for shape, (work, dense) in plans.items():
+            if dense != self._lists[shape].dense or not _fits(work, self._lists[shape]):
                 return False
-        for key, work in lists.items():
-            _copy(work, self._lists[key])
         self.levels = levels
+        for shape, (work, dense) in plans.items():
+            _copy(work, self._lists[shape])
+            self._name_kernels(dense)
         return True
 
-    def _zeros(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=torch.int32, device=self.device)
+
+def _live_rows(levels: Sequence[HostLevel]) -> int:
+    return max(int(level.stop_G.max(initial=0)) for level in levels)
 
 
 def _room(count: int) -> int:
@@ -99,18 +154,24 @@ def _fits(work: WorkList, room: DeviceWork) -> bool:
             len(array) <= len(tensor) <= 4 * len(array) + 64
             for array, tensor in zip(work.units, room.units, strict=True)
         )
+        and len(work.last) == len(room.last)
+        and work.last_kind == room.host.last_kind
+        and work.causal == room.host.causal
         and len(work.pages) <= len(room.pages)
-        and work.num_parts <= room.num_parts <= work.num_parts + 1
+        and work.num_parts <= room.host.num_parts <= work.num_parts + 1
     )
 
 
 def _copy(work: WorkList, room: DeviceWork) -> None:
-    for array, tensor in zip(work.units, room.units, strict=True):
-        padded = np.zeros(tensor.shape, dtype=np.int32)
-        padded[: len(array)] = array
-        tensor.copy_(staged(padded, tensor.device), non_blocking=True)
-    pages = staged(work.pages.astype(np.int32), room.pages.device)
-    room.pages[: len(pages)].copy_(pages, non_blocking=True)
+    assert room.memory is not None
+    tables = [*zip(work.units, room.units, strict=True), (work.last, room.last)]
+    flat = np.zeros(sum(table.numel() for _, table in tables) + len(work.pages), dtype=np.int32)
+    at = 0
+    for array, table in tables:
+        flat[at : at + array.size] = array.reshape(-1)
+        at += table.numel()
+    flat[at:] = work.pages
+    room.memory[: len(flat)].copy_(staged(flat, room.memory.device), non_blocking=True)
 
 
 class Triton:
@@ -134,86 +195,136 @@ class Triton:
     def attend(
         self, q_THD: Tensor, pairs: Sequence[KVPair], prepared: Prepared, options: Options
     ) -> tuple[Tensor, Tensor]:
-        """Partial results of all levels in float32, merged in float32, rounded once."""
+        """Partial results of all levels in float32, merged in float32, rounded once.
+
+        What the dense kernel computes is rounded before the merge, too.
+        """
         keys, values = pairs[0]
         if any(pair[0] is not keys or pair[1] is not values for pair in pairs):
             raise InputError("impl 'triton' takes one pool for all levels; use 'reference'")
         if q_THD.dtype == torch.float64:
             raise InputError("impl 'triton' computes in float32; use 'reference' for float64")
+        # The last dimension must be dense for the kernels.
+        q_THD = q_THD if q_THD.stride(2) == 1 else q_THD.contiguous()
         (num_rows, q_heads, _), v_dim = q_THD.shape, values.shape[3]
         out_THV = q_THD.new_empty(num_rows, q_heads, v_dim)
         lse_TH = q_THD.new_empty(num_rows, q_heads, dtype=torch.float32)
         if num_rows == 0:
             return out_THV, lse_TH
         state: TritonState = prepared.state
-        work = state.work(num_rows, keys.shape[2], q_heads // keys.shape[2])
-        shape = work.num_parts, num_rows, q_heads
-        part_PTHV = q_THD.new_empty(*shape, v_dim, dtype=torch.float32)
-        part_PTH = q_THD.new_empty(shape, dtype=torch.float32)
-        if not work.complete:
-            part_PTH.fill_(-torch.inf)
-        for units, height in zip(work.units, HEIGHTS, strict=True):
-            if len(units):
-                _launch(
-                    units, height, q_THD, keys, values, work.pages, prepared.positions_T,
-                    part_PTHV, part_PTH, options,
-                )  # fmt: skip
-        sinks = options.sinks_H
-        merge_parts[(num_rows * q_heads,)](
-            part_PTHV, part_PTH, part_PTH if sinks is None else sinks.contiguous(),
-            out_THV, lse_TH, work.num_parts, q_heads,
-            V=v_dim, BLOCK_V=triton.next_power_of_2(v_dim), HAS_SINKS=sinks is not None,
-            num_warps=1,
+        shape = Shape(
+            num_rows, keys.shape[2], q_heads // keys.shape[2], keys.shape[1],
+            takes(q_THD, keys, values, options),
         )  # fmt: skip
+        work = state.work(shape)
+        _Call(q_THD, keys, values, prepared.positions_T, options, work, out_THV, lse_TH).run()
         return out_THV, lse_TH
 
 
-def _launch(
-    units: Tensor,
-    height: int,
-    q_THD: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    pages: Tensor,
-    positions_T: Tensor | None,
-    part_PTHV: Tensor,
-    part_PTH: Tensor,
-    options: Options,
-) -> None:
-    num_rows, q_heads, k_dim = q_THD.shape
-    page_size, kv_heads, v_dim = keys.shape[1], keys.shape[2], values.shape[3]
-    per_head = q_heads // kv_heads
-    # Slots of the pool are one dimension for the kernel; the last dimension must be dense.
-    q_THD = q_THD if q_THD.stride(2) == 1 else q_THD.contiguous()
-    slots_k, slots_v = keys.view(-1, kv_heads, k_dim), values.view(-1, kv_heads, v_dim)
-    block_d = max(triton.next_power_of_2(k_dim), 16)
-    block_v = max(triton.next_power_of_2(v_dim), 16)
-    attend_units[(len(units), kv_heads)](
-        q_THD, slots_k, slots_v, pages, units,
-        units if positions_T is None else positions_T, part_PTHV, part_PTH,
-        options.scale, options.window or 0, options.softcap or 0.0,
-        q_THD.stride(0), q_THD.stride(1), slots_k.stride(0), slots_k.stride(1),
-        slots_v.stride(0), slots_v.stride(1), num_rows,
-        H=q_heads, PER_HEAD=per_head, D=k_dim, V=v_dim, BLOCK_D=block_d, BLOCK_V=block_v,
-        PAGE=page_size, BLOCK_M=max(height, triton.next_power_of_2(per_head)),
-        HAS_POSITIONS=positions_T is not None, HAS_WINDOW=options.window is not None,
-        HAS_CAP=options.softcap is not None,
-        **_tuning(height, max(block_d, block_v), q_THD.dtype),
-    )  # fmt: skip
+@dataclass(slots=True)
+class _Call:
+    """The launches of one layer."""
+
+    q_THD: Tensor
+    keys: Tensor
+    values: Tensor
+    positions_T: Tensor | None
+    options: Options
+    work: DeviceWork
+    out_THV: Tensor
+    lse_TH: Tensor
+
+    def run(self) -> None:
+        """Fill out and LSE."""
+        work, q_THD = self.work, self.q_THD
+        (num_rows, q_heads, _), v_dim = q_THD.shape, self.values.shape[3]
+        num_parts, dense_rows, num_chunks, fold = work.host.num_parts, 0, 0, 1
+        parts = q_THD.new_empty(num_parts, num_rows, q_heads, v_dim, dtype=torch.float32)
+        lses = q_THD.new_empty(num_parts, num_rows, q_heads, dtype=torch.float32)
+        if not work.host.complete:
+            lses.fill_(-torch.inf)
+        dense, dense_lses = self.out_THV, self.lse_TH  # stand-ins that nothing reads
+        if work.dense is not None:
+            dense, dense_lses = attend_dense(
+                q_THD, self.keys, self.values, work.dense, self.options.scale
+            )
+            num_chunks, dense_rows, fold = dense.shape[:3]
+        sinks = self.lse_TH if self.options.sinks_H is None else self.options.sinks_H.contiguous()
+        arrays = parts, lses, dense, dense_lses, sinks, self.out_THV, self.lse_TH
+        counts = num_rows, num_parts, dense_rows, num_chunks
+        for kind, units in enumerate(work.units):
+            if len(units):
+                self._launch(units, kind, arrays, counts, fold, last=False)
+        if len(work.last):
+            self._launch(work.last, work.host.last_kind, arrays, counts, fold, last=True)
+            return
+        merge_parts[(triton.cdiv(num_rows * q_heads, _MERGED_PAIRS),)](
+            *arrays, *counts, H=q_heads, V=v_dim, BLOCK_V=triton.next_power_of_2(v_dim),
+            BLOCK_M=_MERGED_PAIRS, FOLD=fold, HAS_SINKS=self.options.sinks_H is not None,
+            num_warps=4,
+        )  # fmt: skip
+
+    def _launch(
+        self,
+        units: Tensor,
+        kind: int,
+        arrays: tuple[Tensor, ...],
+        counts: tuple[int, int, int, int],
+        fold: int,
+        *,
+        last: bool,
+    ) -> None:
+        q_THD, keys, values, options = self.q_THD, self.keys, self.values, self.options
+        _, q_heads, k_dim = q_THD.shape
+        page_size, kv_heads, v_dim = keys.shape[1], keys.shape[2], values.shape[3]
+        per_head = q_heads // kv_heads
+        # Slots of the pool are one dimension for the kernel.
+        slots_k, slots_v = keys.view(-1, kv_heads, k_dim), values.view(-1, kv_heads, v_dim)
+        has_window = options.window is not None
+        has_positions = self.positions_T is not None and (has_window or self.work.host.causal)
+        block_m = HEIGHTS[kind]
+        if block_m > 1:
+            block_m = max(block_m, triton.next_power_of_2(per_head))
+        # Blocks of a matrix product are 16 wide at least.
+        block_d = max(triton.next_power_of_2(k_dim), 16)
+        block_v = max(triton.next_power_of_2(v_dim), 16)
+        attend_units[(len(units), kv_heads)](
+            q_THD, slots_k, slots_v, self.work.pages, units,
+            self.positions_T if has_positions else units, *arrays,
+            options.scale, options.window or 0, options.softcap or 0.0,
+            q_THD.stride(0), q_THD.stride(1), slots_k.stride(0), slots_k.stride(1),
+            slots_v.stride(0), slots_v.stride(1), *counts,
+            H=q_heads, PER_HEAD=per_head, D=k_dim, V=v_dim, BLOCK_D=block_d, BLOCK_V=block_v,
+            PAGE=page_size, BLOCK_M=block_m, FOLD=fold,
+            HAS_POSITIONS=has_positions, HAS_WINDOW=has_window,
+            HAS_CAP=options.softcap is not None,
+            HAS_SINKS=last and options.sinks_H is not None, LAST=last,
+            **tuning(block_m, max(block_d, block_v), q_THD.dtype),
+        )  # fmt: skip
 
 
-def _tuning(height: int, width: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Block of keys, warps and pipeline stages for a height and head width."""
+def tuning(height: int, width: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Block of keys, warps and pipeline stages for a height and head width; see performance.md."""
     large = width > 128 or dtype == torch.float32
     if height == HEIGHTS[0]:
-        return {"BLOCK_N": 32, "num_warps": 2 if large else 1, "num_stages": 2}
-    if not large:
+        return {"BLOCK_N": 8, "num_warps": 1, "num_stages": 3}
+    if height == HEIGHTS[1]:
+        if large:
+            return {"BLOCK_N": 32, "num_warps": 2, "num_stages": 2}
+        # Fewer registers, so that more programs wait for memory at a time.
+        return {"BLOCK_N": 32, "num_warps": 1 if width <= 64 else 2, "num_stages": 2,
+                "maxnreg": 128}  # fmt: skip
+    if large:
+        return {"BLOCK_N": 32, "num_warps": 4 if height == HEIGHTS[2] else 8, "num_stages": 2}
+    if height == HEIGHTS[2]:
+        return {"BLOCK_N": 32, "num_warps": 4, "num_stages": 3, "maxnreg": 168}
+    if width <= 64:
         return {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
-    return {"BLOCK_N": 32, "num_warps": 4 if height == HEIGHTS[1] else 8, "num_stages": 2}
+    return {"BLOCK_N": 32, "num_warps": 8, "num_stages": 3}
 
 
-def _programs(device: torch.device) -> int:
-    """Programs that fill the device: a few for each multiprocessor."""
+def _processors(device: torch.device) -> int:
+    """Multiprocessors of a device."""
     if device.type != "cuda":
-        return 8
-    return 4 * torch.cuda.get_device_properties(device).multi_processor_count
+        return 2
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,6 +1,8 @@
-"""Triton kernels: attention of blocks of query rows to runs of paged keys, and the merge.
+"""Triton kernels: attention of blocks of query rows to runs of paged keys, merge, and writes.
 
-Legend: T query rows, H query heads, D key dimension, V value dimension, P parts to merge.
+Legend: T query rows, H query heads, G key heads, D or K key dimension, V value dimension, P parts
+to merge, C chunks of the dense part, R its rows. LSEs are in base 2 inside of kernels and natural
+in memory.
 """
 
 from __future__ import annotations
@@ -9,31 +11,98 @@ import triton
 import triton.language as tl
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+COUNTS = ("num_rows", "num_parts", "dense_rows", "num_chunks")  # no code of their own for 1 or 16n
 
 
 @triton.jit
+def _add_part(top, total, sum_MV, lse, part_MV):
+    """Add a partial result to a running softmax: its weight is exp2 of its LSE."""
+    new_top = tl.maximum(top, lse)
+    floor = tl.where(new_top == float("-inf"), 0.0, new_top)
+    keep, weight = tl.exp2(top - floor), tl.exp2(lse - floor)
+    return new_top, total * keep + weight, sum_MV * keep[:, None] + part_MV * weight[:, None]
+
+
+@triton.jit
+def _merge_and_store(
+    top, total, sum_MV, row, head, live, parts, part_lses, dense, dense_lses, sinks, out, lses,
+    num_rows, num_parts, dense_rows, num_chunks,
+    H: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr, FOLD: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """Merge what M rows have so far with all parts (Hydragen, eq. 5); what is empty adds nothing.
+
+    parts [P, T, H, V] and their LSEs [P, T, H] are float32. dense [C, R, FOLD, H / FOLD, V] has
+    the type of out, its LSEs are [C, H / FOLD, R, FOLD]: the second of FOLD heads is a row.
+    """
+    e = tl.arange(0, BLOCK_V)
+    size = num_rows.to(tl.int64) * H
+    at = row.to(tl.int64) * H + head
+    there_MV = live[:, None] & (e < V)[None, :]
+    for p in range(num_parts):
+        lse = tl.load(part_lses + p * size + at, mask=live, other=float("-inf")) * LOG2E
+        part_MV = tl.load(
+            parts + (p * size + at)[:, None] * V + e[None, :], mask=there_MV, other=0.0
+        )
+        # Where the LSE is -inf, the part was perhaps not written.
+        part_MV = tl.where((lse > float("-inf"))[:, None], part_MV, 0.0)
+        top, total, sum_MV = _add_part(top, total, sum_MV, lse, part_MV)
+    dense_size = dense_rows.to(tl.int64) * H
+    dense_at = row.to(tl.int64) * H + head % FOLD * (H // FOLD) + head // FOLD
+    lse_at = (head // FOLD * dense_rows + row) * FOLD + head % FOLD
+    for c in range(num_chunks):
+        lse = tl.load(dense_lses + c * dense_size + lse_at, mask=live, other=float("-inf")) * LOG2E
+        part_MV = tl.load(
+            dense + (c * dense_size + dense_at)[:, None] * V + e[None, :], mask=there_MV, other=0.0
+        ).to(tl.float32)
+        top, total, sum_MV = _add_part(top, total, sum_MV, lse, part_MV)
+    if HAS_SINKS:
+        sink = tl.load(sinks + head, mask=live, other=float("-inf")).to(tl.float32) * LOG2E
+        new_top = tl.maximum(top, sink)
+        floor = tl.where(new_top == float("-inf"), 0.0, new_top)
+        keep = tl.exp2(top - floor)
+        total = total * keep + tl.exp2(sink - floor)
+        sum_MV = sum_MV * keep[:, None]
+        top = new_top
+    some = total > 0
+    divisor = tl.where(some, total, 1.0)
+    tl.store(
+        out + at[:, None] * V + e[None, :],
+        (sum_MV / divisor[:, None]).to(out.dtype.element_ty),
+        mask=there_MV,
+    )
+    lse = tl.where(some, (top + tl.log2(divisor)) / LOG2E, float("-inf"))
+    tl.store(lses + at, lse, mask=live)
+
+
+@triton.jit(do_not_specialize=COUNTS)
 def attend_units(
-    q, k, v, pages, units, positions, out, lse,
+    q, k, v, pages, units, positions,
+    parts, part_lses, dense, dense_lses, sinks, out, lses,
     scale, window, softcap,
-    q_row, q_head, k_slot, k_head, v_slot, v_head, num_rows,
+    q_row, q_head, k_slot, k_head, v_slot, v_head, num_rows, num_parts, dense_rows, num_chunks,
     H: tl.constexpr, PER_HEAD: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FOLD: tl.constexpr,
     HAS_POSITIONS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     """One program: one unit of the work list and one key head.
 
     A unit is (part, first row, stop row, offset of its page table, first key, stop key, position
-    of key 0, causal). The query heads of a key head are folded into rows, so a key is read once
-    for all of them. Writes out [P, T, H, V] and lse [P, T, H] in float32.
+    of key 0, causal, page of the first key); its first key is a multiple of BLOCK_N. The query
+    heads of a key head are folded into rows, so a key is read once for all of them. Writes its part
+    of parts [P, T, H, V] and part_lses [P, T, H] in float32; LAST: merges with all parts, and
+    writes out [T, H, V] and lses [T, H].
     """
-    unit = units + tl.program_id(0) * 8
+    # What is loaded from where something else was loaded waits twice: few steps of that.
+    unit = units + tl.program_id(0) * 9
     head = tl.program_id(1)
-    part = tl.load(unit).to(tl.int64)
     start, stop = tl.load(unit + 1), tl.load(unit + 2)
     table = pages + tl.load(unit + 3)
-    low, high = tl.load(unit + 4), tl.load(unit + 5)
-    origin, causal = tl.load(unit + 6), tl.load(unit + 7)
+    low, high, page = tl.load(unit + 4), tl.load(unit + 5), tl.load(unit + 8)
+    if start >= stop:
+        return
 
     m = tl.arange(0, BLOCK_M)
     row = start + m // PER_HEAD
@@ -46,16 +115,21 @@ def attend_units(
         mask=live[:, None] & (d < D)[None, :],
         other=0.0,
     )
+    if BLOCK_M == 1:
+        q_D = tl.sum(q_MD.to(tl.float32), 0)
     # Keys that a row sees lie from oldest to newest, as indices into the unit's page table.
     newest = tl.zeros([BLOCK_M], tl.int32) + high
     oldest = tl.zeros([BLOCK_M], tl.int32)
     if HAS_POSITIONS:
+        origin, causal = tl.load(unit + 6), tl.load(unit + 7)
         position = tl.load(positions + row, mask=live, other=0).to(tl.int32) - origin
         newest = tl.where(causal != 0, position, newest)
         high = tl.minimum(high, tl.max(tl.where(live, newest, -1)) + 1)
         if HAS_WINDOW:
             oldest = position - window + 1
-            low = tl.maximum(low, tl.min(tl.where(live, oldest, high)))
+            nearest = tl.min(tl.where(live, oldest, high)) // BLOCK_N * BLOCK_N
+            low = tl.maximum(low, nearest)
+            page = tl.load(table + low // PAGE, mask=low < high, other=0)
 
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -63,14 +137,21 @@ def attend_units(
     for first in range(low, high, BLOCK_N):
         n = first + tl.arange(0, BLOCK_N)
         there = n < high
-        page = tl.load(table + n // PAGE, mask=there, other=0).to(tl.int64)
-        slot = page * PAGE + n % PAGE
-        k_DN = tl.load(
-            k + slot[None, :] * k_slot + head * k_head + d[:, None],
-            mask=there[None, :] & (d < D)[:, None],
+        if PAGE % BLOCK_N == 0:
+            # One page holds the whole block; where the next block lies is asked for early.
+            slot = page.to(tl.int64) * PAGE + first % PAGE + tl.arange(0, BLOCK_N)
+            page = tl.load(table + tl.minimum(first + BLOCK_N, high - 1) // PAGE)
+        else:
+            slot = tl.load(table + n // PAGE, mask=there, other=0).to(tl.int64) * PAGE + n % PAGE
+        k_ND = tl.load(
+            k + slot[:, None] * k_slot + head * k_head + d[None, :],
+            mask=there[:, None] & (d < D)[None, :],
             other=0.0,
         )
-        logit = tl.dot(q_MD, k_DN, input_precision="ieee") * scale
+        if BLOCK_M == 1:
+            logit = tl.sum(k_ND.to(tl.float32) * q_D[None, :], 1)[None, :] * scale
+        else:
+            logit = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee") * scale
         if HAS_CAP:
             # tanh through exp, which does not overflow for large arguments of either sign.
             bend = tl.exp2(tl.abs(logit) * (-2 * LOG2E) / softcap)
@@ -93,49 +174,61 @@ def attend_units(
         )
         total = total * keep + tl.sum(weight, 1)
         sum_MV = sum_MV * keep[:, None]
-        sum_MV += tl.dot(weight.to(v_NV.dtype), v_NV, input_precision="ieee")
+        if BLOCK_M == 1:
+            sum_MV += tl.sum(tl.sum(weight, 0)[:, None] * v_NV.to(tl.float32), 0)[None, :]
+        else:
+            sum_MV += tl.dot(weight.to(v_NV.dtype), v_NV, input_precision="ieee")
         top = new_top
 
-    some = total > 0
-    divisor = tl.where(some, total, 1.0)
-    at = (part * num_rows + row.to(tl.int64)) * H + q_at
-    tl.store(
-        out + at[:, None] * V + e[None, :],
-        sum_MV / divisor[:, None],
-        mask=live[:, None] & (e < V)[None, :],
-    )
-    tl.store(lse + at, tl.where(some, (top + tl.log2(divisor)) / LOG2E, float("-inf")), mask=live)
+    if LAST:
+        _merge_and_store(
+            top, total, sum_MV, row, q_at, live, parts, part_lses, dense, dense_lses, sinks,
+            out, lses, num_rows, num_parts, dense_rows, num_chunks, H, V, BLOCK_V, FOLD, HAS_SINKS,
+        )  # fmt: skip
+    else:
+        some = total > 0
+        divisor = tl.where(some, total, 1.0)
+        part = tl.load(unit).to(tl.int64)
+        at = (part * num_rows + row.to(tl.int64)) * H + q_at
+        tl.store(
+            parts + at[:, None] * V + e[None, :],
+            sum_MV / divisor[:, None],
+            mask=live[:, None] & (e < V)[None, :],
+        )
+        lse = tl.where(some, (top + tl.log2(divisor)) / LOG2E, float("-inf"))
+        tl.store(part_lses + at, lse, mask=live)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def merge_parts(
+    parts, part_lses, dense, dense_lses, sinks, out, lses,
+    num_rows, num_parts, dense_rows, num_chunks,
+    H: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr,
+    FOLD: tl.constexpr, HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """One program: BLOCK_M pairs of a row and a head, merged as `_merge_and_store` says."""
+    pair = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    _merge_and_store(
+        tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32),
+        tl.zeros([BLOCK_M, BLOCK_V], tl.float32), pair // H, pair % H, pair // H < num_rows,
+        parts, part_lses, dense, dense_lses, sinks, out, lses,
+        num_rows, num_parts, dense_rows, num_chunks, H, V, BLOCK_V, FOLD, HAS_SINKS,
+    )  # fmt: skip
 
 
 @triton.jit
-def merge_parts(
-    parts, lses, sinks, out, lse, num_parts, num_heads,
-    V: tl.constexpr, BLOCK_V: tl.constexpr, HAS_SINKS: tl.constexpr,
+def write_slots(
+    k, v, keys, values, slots, k_row, k_head, v_row, v_head,
+    G: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    ROOM_G: tl.constexpr, ROOM_K: tl.constexpr, ROOM_V: tl.constexpr,
 ):  # fmt: skip
-    """One program: one row and head of out [T, H, V] and lse [T, H] from [P, T, H, ...] parts.
-
-    Weights are the softmax of the parts' LSEs (Hydragen, eq. 5); an empty part is not read.
-    """
-    at = tl.program_id(0).to(tl.int64)
-    stride = tl.num_programs(0).to(tl.int64)
-    e = tl.arange(0, BLOCK_V)
-    top = tl.full([], float("-inf"), tl.float32)
-    for p in range(num_parts):
-        top = tl.maximum(top, tl.load(lses + p * stride + at))
-    if HAS_SINKS:
-        sink = tl.load(sinks + at % num_heads).to(tl.float32)
-        top = tl.maximum(top, sink)
-    floor = tl.where(top == float("-inf"), 0.0, top)
-    total = tl.zeros([], tl.float32)
-    if HAS_SINKS:
-        total += tl.exp(sink - floor)
-    sum_V = tl.zeros([BLOCK_V], tl.float32)
-    for p in range(num_parts):
-        one = tl.load(lses + p * stride + at)
-        weight = tl.exp(one - floor)
-        total += weight
-        there = e < tl.where(one == float("-inf"), 0, V)
-        sum_V += weight * tl.load(parts + (p * stride + at) * V + e, mask=there, other=0.0)
-    divisor = tl.where(total > 0, total, 1.0)
-    tl.store(out + at * V + e, (sum_V / divisor).to(out.dtype.element_ty), mask=e < V)
-    tl.store(lse + at, tl.where(total > 0, floor + tl.log(divisor), float("-inf")))
+    """One program: one token's keys and values, all heads."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row)
+    g = tl.arange(0, ROOM_G)[:, None]
+    d = tl.arange(0, ROOM_K)[None, :]
+    e = tl.arange(0, ROOM_V)[None, :]
+    k_GK = tl.load(k + row * k_row + g * k_head + d, mask=(g < G) & (d < K))
+    v_GV = tl.load(v + row * v_row + g * v_head + e, mask=(g < G) & (e < V))
+    tl.store(keys + (slot * G + g) * K + d, k_GK, mask=(g < G) & (d < K))
+    tl.store(values + (slot * G + g) * V + e, v_GV, mask=(g < G) & (e < V))

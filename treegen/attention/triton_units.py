@@ -1,4 +1,4 @@
-"""The work list of the Triton kernel: which rows meet which keys, split so that the GPU is full.
+"""The work lists of the Triton kernel: which rows meet which keys, split so that the GPU is full.
 
 Letters: G groups, U units. A unit is at most BLOCK_M folded query rows and a run of keys.
 """
@@ -10,70 +10,129 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from treegen.attention.dense import DenseRun
 from treegen.attention.level import HostLevel, IntArray
 
-# Folded query rows of a unit. Groups that fit the first waste none of a matrix product's height;
-# only large ones fill the last.
-HEIGHTS = (16, 64, 128)
-_TALL = 1024  # folded rows from which a group is cut into the tallest units
+# Folded query rows of a unit: one needs no matrix product, a product takes 16 at least.
+HEIGHTS = (1, 16, 64, 128)
+_COSTS = (1.0, 1.6, 2.5)  # of a key in a unit of the last three heights, about
 KEYS_PER_SPLIT = 256  # a split reads at least so many keys
+KEY_BLOCK = 64  # units start at multiples of it, so that blocks of keys do not straddle pages
+UNIT = 9  # numbers that describe a unit
+_MOST_MERGED = 4  # parts that the last launch merges itself
 
 
 @dataclass(frozen=True, slots=True)
 class WorkList:
-    """Units of all levels. units: [U, 8] for each of HEIGHTS; see `attend_units`.
+    """Units of all levels. units: [U, 9] for each of HEIGHTS; see `attend_units`.
 
-    pages: the levels' page tables, one after another. complete: every row is written in every
-    part, so that no part needs to be marked empty beforehand.
+    last: units of the level whose launch merges, one for each row, of HEIGHTS[last_kind]; empty if
+    none does. pages: the levels' page tables, one after another. num_parts: parts beside the last
+    one. complete: every row is written in each of them, so that none needs to be marked empty
+    beforehand. causal: of any level.
     """
 
     units: tuple[IntArray, ...]
+    last: IntArray
+    last_kind: int
     pages: IntArray
     num_parts: int
     complete: bool
+    causal: bool
 
 
 def work_list(
-    levels: Sequence[HostLevel], num_rows: int, kv_heads: int, per_head: int, num_programs: int
+    levels: Sequence[HostLevel],
+    num_rows: int,
+    kv_heads: int,
+    per_head: int,
+    page_size: int,
+    num_programs: int,
+    dense: DenseRun | None = None,
 ) -> WorkList:
-    """Cut levels into units; few long ones are split over keys until num_programs are reached."""
+    """Cut levels into units; few long ones are split over keys until num_programs are reached.
+
+    dense: keys that are not to be read, for they are read elsewhere.
+    """
     tables: list[list[IntArray]] = [[] for _ in HEIGHTS]
+    last, last_kind = np.empty((0, UNIT), dtype=np.int64), 0
     part = offset = 0
     complete = True
-    for level in levels:
-        rows_G = level.stop_G - level.start_G
-        used = (rows_G > 0) & (level.kv_len_G > 0)
-        folded = rows_G * per_head
-        kind_G = np.where(folded <= HEIGHTS[0], 0, np.where(folded < _TALL, 1, 2))
-        blocks = [
-            (into, used & (kind_G == kind), max(height // per_head, 1))
-            for kind, (into, height) in enumerate(zip(tables, HEIGHTS, strict=True))
-        ]
-        units = sum(int((-(-rows_G[chosen] // height)).sum()) for _, chosen, height in blocks)
-        longest = int(level.kv_len_G[used].max(initial=0))
+    for index, level in enumerate(levels):
+        first_key = dense.num_keys if dense is not None and dense.level == index else 0
+        rows_G, keys_G = level.stop_G - level.start_G, level.kv_len_G - first_key
+        used = (rows_G > 0) & (keys_G > 0)
+        kind = _kind(rows_G[used] * per_head, keys_G[used])
+        height = max(HEIGHTS[kind] // per_head, 1)
+        units = int((-(-rows_G[used] // height)).sum())
+        longest = int(keys_G[used].max(initial=0))
         splits = 1
         if units and longest:
             wanted = -(-num_programs // (units * kv_heads))
             splits = max(1, min(wanted, longest // KEYS_PER_SPLIT))
-        for into, chosen, height in blocks:
-            if chosen.any():
-                index = np.flatnonzero(chosen)
-                into.append(_units(level, index, height, splits, part, offset))
-        complete &= int(rows_G[used].sum()) == num_rows
-        part += splits
+        is_last = index == len(levels) - 1 and splits == 1 and part <= _MOST_MERGED
+        if is_last and (rows_G <= 1).all() and per_head <= HEIGHTS[1]:
+            last_kind = 0 if per_head == 1 else 1
+            last = _one_unit_a_row(level, num_rows, offset)
+        elif units:
+            groups = np.flatnonzero(used)
+            tables[kind].append(
+                _units(level, groups, height, splits, part, offset, first_key, page_size)
+            )
+            complete &= int(rows_G[used].sum()) == num_rows
+            part += splits
         offset += level.pages_GP.size
     return WorkList(
         units=tuple(
-            np.concatenate(into) if into else np.empty((0, 8), dtype=np.int64) for into in tables
+            np.concatenate(into) if into else np.empty((0, UNIT), dtype=np.int64) for into in tables
         ),
+        last=last,
+        last_kind=last_kind,
         pages=np.concatenate([level.pages_GP.reshape(-1) for level in levels]),
         num_parts=part,
         complete=complete,
+        causal=any(level.causal for level in levels),
     )
 
 
+def _kind(folded_G: IntArray, keys_G: IntArray) -> int:
+    """Index of the height that suits a level, one for all of its groups.
+
+    Each height is a launch of its own, and which of them there are is part of a CUDA graph.
+    """
+    if folded_G.max(initial=0) <= HEIGHTS[0]:
+        return 0
+    costs = [
+        cost * int((-(-folded_G // height) * keys_G).sum())
+        for height, cost in zip(HEIGHTS[1:], _COSTS, strict=True)
+    ]
+    return 1 + int(np.argmin(costs))
+
+
+def _one_unit_a_row(level: HostLevel, num_rows: int, offset: int) -> IntArray:
+    """Units of a level whose groups have one row at most, and of all other rows, without keys."""
+    table = np.zeros((num_rows, UNIT), dtype=np.int64)
+    table[:, 1] = np.arange(num_rows)
+    table[:, 2] = table[:, 1] + 1
+    group = np.flatnonzero(level.stop_G > level.start_G)
+    row = level.start_G[group]
+    table[row, 3] = offset + group * level.pages_GP.shape[1]
+    table[row, 5] = level.kv_len_G[group]
+    table[row, 6] = level.kv_start_G[group]
+    table[row, 7] = level.causal
+    table[row, 8] = level.pages_GP[group, 0] if level.pages_GP.shape[1] else 0
+    return table
+
+
 def _units(
-    level: HostLevel, index: IntArray, height: int, splits: int, part: int, offset: int
+    level: HostLevel,
+    index: IntArray,
+    height: int,
+    splits: int,
+    part: int,
+    offset: int,
+    first_key: int,
+    page_size: int,
 ) -> IntArray:
     """Units of some groups of a level: row blocks of a height, times key splits."""
     rows, keys = level.stop_G[index] - level.start_G[index], level.kv_len_G[index]
@@ -83,12 +142,17 @@ def _units(
     start = level.start_G[index][group] + block * height
     stop = np.minimum(start + height, level.stop_G[index][group])
     split = np.arange(splits)[:, None]
-    table = np.empty((splits, len(group), 8), dtype=np.int64)
+    key_blocks = -(-(keys - first_key)[group] // KEY_BLOCK)
+    low, high = (first_key + key_blocks * at // splits * KEY_BLOCK for at in (split, split + 1))
+    table = np.empty((splits, len(group), UNIT), dtype=np.int64)
     table[..., 0] = part + split
     table[..., 1], table[..., 2] = start, stop
     table[..., 3] = offset + index[group] * level.pages_GP.shape[1]
-    table[..., 4] = keys[group] * split // splits
-    table[..., 5] = keys[group] * (split + 1) // splits
+    table[..., 4] = low
+    table[..., 5] = np.minimum(high, keys[group])
     table[..., 6] = level.kv_start_G[index][group]
     table[..., 7] = level.causal
-    return table.reshape(-1, 8)
+    # A split of a short group may have no keys.
+    page = np.minimum(low // page_size, level.pages_GP.shape[1] - 1)
+    table[..., 8] = level.pages_GP[index[group], page]
+    return table.reshape(-1, UNIT)

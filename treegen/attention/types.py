@@ -71,6 +71,11 @@ class Prepared:
     # Tensor shapes, types and devices that have been checked against the levels.
     seen: set[Any] = field(default_factory=set)
 
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """What computes each level, once a layer has run."""
+        return getattr(self.state, "kernels", ()) or (self.impl,) * len(self.levels)
+
 
 @dataclass(slots=True)
 class Missing:

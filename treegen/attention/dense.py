@@ -1,0 +1,143 @@
+"""Keys that all rows read, by torch's dense kernel: the trunk of a tree on a recent GPU.
+
+The kernel (cuDNN's) reaches about twice what a kernel that follows page tables does. It takes keys
+where they lie, if their pages are consecutive. It does not split keys, so that few rows would leave
+most of the GPU idle: keys are then cut into chunks, which it takes for a batch.
+
+Legend: T query rows, H query heads, K key heads, D width, C chunks, N keys of a chunk, R rows with
+those that pad them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treegen.attention.level import HostLevel
+from treegen.attention.types import Options
+
+_MIN_KEYS = 512  # what is less is computed faster with the other levels
+_MIN_WORK = 2**22  # rows x query heads x keys, likewise
+_CHUNK = 1024  # keys at least
+_ALIGN = 64  # numbers of rows, and of keys where they are cut, are multiples of it
+_TILE = 128  # query rows that one multiprocessor computes at a time
+
+
+@dataclass(frozen=True, slots=True)
+class DenseRun:
+    """The first keys of one level, in consecutive pages, cut into chunks of one size.
+
+    fold: query heads that become rows, so that few rows waste less of a tile.
+    """
+
+    level: int
+    first_page: int
+    chunk_keys: int
+    num_chunks: int
+    fold: int
+
+    @property
+    def num_keys(self) -> int:
+        """Keys of all chunks."""
+        return self.chunk_keys * self.num_chunks
+
+
+def find_run(
+    levels: Sequence[HostLevel],
+    num_rows: int,
+    live_rows: int,
+    kv_heads: int,
+    per_head: int,
+    page_size: int,
+    processors: int,
+) -> DenseRun | None:
+    """The longest run of keys that all live rows of a decode step read, if it is long enough.
+
+    num_rows: with those past the live ones, for which nothing of use is computed.
+    """
+    if any(level.causal for level in levels):
+        return None
+    rows = _padded(num_rows)
+    tiles, folded = (
+        kv_heads * (per_head // fold) * -(-rows * fold // _TILE) for fold in (1, per_head)
+    )
+    fold = per_head if folded <= 0.75 * tiles else 1
+    tiles = min(folded, tiles)
+    found: DenseRun | None = None
+    for index, level in enumerate(levels):
+        if level.start_G.size != 1 or level.start_G[0] != 0 or level.stop_G[0] != live_rows:
+            continue
+        keys = int(level.kv_len_G[0])
+        pages = level.pages_GP[0, : -(-keys // page_size)]
+        longest = found.num_keys if found is not None else _MIN_KEYS - 1
+        if keys <= longest or keys * num_rows * kv_heads * per_head < _MIN_WORK:
+            continue
+        if (np.diff(pages) != 1).any():
+            continue
+        chunks = max(1, min(processors // tiles, keys // _CHUNK))
+        size = keys if chunks == 1 else keys // chunks // _ALIGN * _ALIGN
+        found = DenseRun(index, int(pages[0]), size, chunks, fold)
+    return found
+
+
+def takes(q_THD: Tensor, keys: Tensor, values: Tensor, options: Options) -> bool:
+    """Whether the dense kernel computes what a layer asks for, on its device."""
+    return (
+        options.window is None
+        and options.softcap is None
+        and q_THD.dtype in (torch.bfloat16, torch.float16)
+        and keys.shape[3] == values.shape[3] <= 128
+        and keys.shape[3] % 8 == 0
+        and q_THD.device.type == "cuda"
+        and _is_available(q_THD.device.index)
+    )
+
+
+def attend_dense(
+    q_THD: Tensor, keys: Tensor, values: Tensor, run: DenseRun, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Out [C, R, F, H / F, D] in the type of q, and natural LSE [C, H / F, R, F] in float32.
+
+    R: T padded, for each new shape costs the kernel some 50 ms at first. F: run.fold.
+    """
+    start = run.first_page * keys.shape[1]
+    k_CKND, v_CKND = (
+        pool.view(-1, *pool.shape[2:])[start : start + run.num_keys]
+        .unflatten(0, (run.num_chunks, run.chunk_keys))
+        .transpose(1, 2)
+        for pool in (keys, values)
+    )
+    num_rows = _padded(len(q_THD))
+    q_RHD = q_THD
+    if num_rows > len(q_THD):
+        q_RHD = torch.nn.functional.pad(q_THD, (0, 0, 0, 0, 0, num_rows - len(q_THD)))
+    if run.fold > 1:
+        q_RHD = q_RHD.unflatten(1, (-1, run.fold)).transpose(1, 2).flatten(0, 1)
+    q_CHRD = q_RHD.transpose(0, 1).expand(run.num_chunks, -1, -1, -1)
+    out_CHRD, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        q_CHRD, k_CKND, v_CKND, None, True, scale=scale
+    )
+    out = out_CHRD.transpose(1, 2).contiguous().unflatten(1, (num_rows, run.fold))
+    return out, lse.reshape(run.num_chunks, -1, num_rows, run.fold)
+
+
+def _padded(num_rows: int) -> int:
+    return -(-num_rows // _ALIGN) * _ALIGN
+
+
+@cache
+def _is_available(index: int) -> bool:
+    """Whether the kernel runs on a GPU; on older ones than Hopper it is no faster than ours."""
+    if torch.cuda.get_device_capability(index)[0] < 9 or not torch.backends.cudnn.is_available():
+        return False
+    x = torch.zeros(1, 2, 128, 64, dtype=torch.bfloat16, device=f"cuda:{index}")
+    try:
+        torch.ops.aten._scaled_dot_product_cudnn_attention(x, x[:, :1], x[:, :1], None, True)
+    except RuntimeError:
+        return False
+    return True
