@@ -197,11 +197,12 @@ def test_cancelled_samples_go_and_the_others_stay_the_same(
     max_rows=st.integers(1, 8),
     prefill_chunk=st.integers(1, 12),
     skip=st.sets(st.tuples(st.integers(0, 8), st.integers(0, 4)), max_size=6),
+    run_ahead=st.booleans(),
 )
 def test_kept_prefixes_and_scores_change_nothing(
     prompts: list[tuple[list[int], int]], scored: list[tuple[list[int], int]],
     prefixes: list[list[int]], sharing: Sharing, page_size: int, extra_pages: int, max_rows: int,
-    prefill_chunk: int, skip: set[tuple[int, int]],
+    prefill_chunk: int, skip: set[tuple[int, int]], run_ahead: bool,
 ) -> None:  # fmt: skip
     """Samples and log-likelihoods beside prefixes that cover any part of the tree."""
     params = SamplingParams(max_tokens=6, seed=3)
@@ -230,7 +231,7 @@ def test_kept_prefixes_and_scores_change_nothing(
     ]
     scheduler = scheduler_of(
         plan, model, cache, params, kept=kept, max_rows=max_rows, prefill_chunk=prefill_chunk,
-        samples=wanted,
+        samples=wanted, run_ahead=run_ahead,
     )  # fmt: skip
     result = tokens_of(drain(scheduler))
     want = expected(model, plan, params)
@@ -332,17 +333,80 @@ def letters(tokens: tuple[int, ...]) -> str:
     return "".join(chr(97 + t) for t in tokens if t != EOS)
 
 
-def test_logits_that_are_not_numbers_name_the_row() -> None:
+@pytest.mark.parametrize("run_ahead", [False, True])
+def test_logits_that_are_not_numbers_name_the_row(run_ahead: bool) -> None:
     params = SamplingParams(max_tokens=50)
     model = HistoryModel(eos_bias=-20.0)
     plan = plan_of([([2, 3, 4], 4)], params)
-    scheduler = scheduler_of(plan, model, model.new_cache(200, 2), params)
+    scheduler = scheduler_of(plan, model, model.new_cache(200, 2), params, run_ahead=run_ahead)
     model.bad_at = 3
     with pytest.raises(NumericsError, match=r"prompt 'p0' sample 3 token 3"):
         drain(scheduler)
     model.bad_at = 0
     with pytest.raises(NumericsError, match=r"prompt 'p0' at token 2"):
-        drain(scheduler_of(plan, model, model.new_cache(200, 2), params))
+        drain(scheduler_of(plan, model, model.new_cache(200, 2), params, run_ahead=run_ahead))
+
+
+@pytest.mark.parametrize("run_ahead", [False, True])
+def test_a_score_whose_last_piece_is_bad_is_not_given(run_ahead: bool) -> None:
+    """Nor is it while the pass with that piece is under way behind the one before."""
+    spec = Request("s", np.array([2, 3, 4, 5, 6, 7], np.int32), 0, 0, max_tokens=1, score_from=1)
+    plan = compile_plan([spec], token_bytes=64, num_layers=1)
+    model = HistoryModel()
+    scheduler = scheduler_of(plan, model, model.new_cache(20, 2), SamplingParams(),
+                             prefill_chunk=3, run_ahead=run_ahead)  # fmt: skip
+    model.bad_at = 1
+    with pytest.raises(NumericsError, match="prompt 's' at token 5"):
+        drain(scheduler)
+    assert not scheduler.scores
+
+
+def test_what_ended_before_a_bad_prompt_is_returned() -> None:
+    """The pass that ends the second prompt, badly, is launched before the first one's rows end."""
+    params = SamplingParams(max_tokens=5)
+    model = HistoryModel(eos_bias=-20.0)
+    plan = plan_of([([2, 3], 4), ([3] * 10, 4)], params)
+    scheduler = scheduler_of(plan, model, model.new_cache(200, 2), params, max_rows=8,
+                             prefill_chunk=2, run_ahead=True)  # fmt: skip
+    model.bad_at = 9
+    finished: list[Completion] = []
+    with pytest.raises(NumericsError, match="prompt 'p1' at token 9"):
+        while True:
+            finished += scheduler.step()
+            scheduler.check()
+    assert tokens_of(finished).items() <= expected(model, plan, params).items()
+    assert len(finished) == 4
+
+
+def test_passes_are_launched_while_another_is_under_way() -> None:
+    """Prompts come in while rows are decoded, and rows end: there is always a pass under way."""
+    params = SamplingParams(max_tokens=12, seed=3)
+    model = HistoryModel()
+    plan = plan_of([([2, 3, 4 + i % 20, 4 + i // 20], 3) for i in range(100)], params)
+    scheduler = scheduler_of(plan, model, model.new_cache(2000, 4), params, max_rows=12,
+                             prefill_chunk=8, run_ahead=True)  # fmt: skip
+    alone = steps = 0
+    finished: list[Completion] = []
+    while scheduler.has_work:
+        alone += scheduler.flight is None
+        finished += scheduler.step()
+        steps += 1
+    assert tokens_of(finished) == expected(model, plan, params)
+    assert steps > 200 and alone <= 3
+
+
+def test_new_prompts_take_turns_with_many_live_rows() -> None:
+    params = SamplingParams(max_tokens=30)
+    model = HistoryModel(eos_bias=-20.0)
+    plan = plan_of([([2, 3], 8), ([3] * 60, 8)], params)
+    scheduler = scheduler_of(plan, model, model.new_cache(500, 4), params, max_rows=10,
+                             prefill_chunk=6, run_ahead=True)  # fmt: skip
+    kinds = []
+    while scheduler.has_work and scheduler.usage.prefill_steps < 11:
+        before = scheduler.usage.decode_steps
+        scheduler.step()
+        kinds.append("decode" if scheduler.usage.decode_steps > before else "prefill")
+    assert kinds[kinds.index("decode") :][:12] == ["decode", "prefill"] * 6
 
 
 def test_what_cannot_fit_alone_is_refused_with_the_numbers() -> None:

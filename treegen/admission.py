@@ -7,13 +7,12 @@ and it leaves. Under memory pressure an open request without active rows goes ba
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from treegen.errors import CapacityError
 from treegen.kept import KeptPrefixes
-from treegen.layout import Ints
 from treegen.live import LiveRows
 from treegen.live_tree import LiveRequest, LiveSegment
 from treegen.results import Usage
@@ -24,7 +23,7 @@ class Admission:
     """Requests of one run on their way through memory.
 
     requests: those that are not over, by index. to_compute: segments of open requests whose keys
-    are not all in place, by index.
+    are not all in place, or are of a pass that is not over, by index.
     """
 
     def __init__(
@@ -81,9 +80,9 @@ class Admission:
                     break
                 coming += request.num_rows if request in self._undrawn else 0
             self.live.activate(self._max_rows)
-        if self.live.ready and not self.live.num_active and not self.to_compute:
+        if len(self.live.ready) and not self.live.num_active and not self.to_compute:
             # Nothing runs, yet the first ready row does not fit: others must give way.
-            request = self.requests[int(self.live.rows.request[self.live.ready[0][1]])]
+            request = self.requests[int(self.live.rows.request[self.live.ready[0]])]
             self._make_room(request, lambda: request.row_pages(self._page_size))
             self.live.activate(1)
 
@@ -105,18 +104,30 @@ class Admission:
         to_compute, reused = self.store.open(request)
         self._usage.prompt_tokens_reused += reused
         self.to_compute.update((segment.index, segment) for segment in to_compute)
-        self.on_computed(request)
+        self._go_on([request])
         return True
 
-    def on_computed(self, request: LiveRequest) -> None:
-        """If all that a request needs is in place, its parked rows are ready again."""
-        if any(s.index in self.to_compute for s in request.opened or ()):
-            return
-        for slot in self._parked.pop(request, []):
-            self.live.push(slot)
-        if not request.spec.rows:
-            self._on_prefilled(request)
-            self._close(request, finished=True)
+    def on_computed(self, segments: Iterable[LiveSegment]) -> None:
+        """Segments are in place, those that are still needed and were not taken back since."""
+        openers: dict[LiveRequest, None] = {}
+        for segment in segments:
+            if segment.index in self.to_compute and segment.computed == segment.stop:
+                del self.to_compute[segment.index]
+                openers.update(segment.openers)
+        self._go_on(openers)
+
+    def _go_on(self, requests: Iterable[LiveRequest]) -> None:
+        """Parked rows of open requests are ready again where all that they need is in place."""
+        ready: list[int] = []
+        for request in requests:
+            if any(segment.index in self.to_compute for segment in request.opened or ()):
+                continue
+            ready += self._parked.pop(request, [])
+            if not request.spec.rows:
+                self._on_prefilled(request)
+                self._close(request, finished=True)
+        if ready:
+            self.live.push(ready)
 
     def leave(self, request: LiveRequest) -> None:
         """A request is over, whether it is open or waiting."""
@@ -169,25 +180,25 @@ class Admission:
         self._waiting.appendleft(request)
         return True
 
-    def add_rows(self, request: LiveRequest, slots: Sequence[int]) -> None:
-        """Rows of a request, their first tokens drawn, wait for pages."""
-        self._undrawn.discard(request)
-        if request in self._open:
-            for slot in slots:
-                self.live.push(slot)
-        elif slots:
-            self._parked[request] = list(slots)
+    def add_rows(self, requests: Iterable[LiveRequest]) -> None:
+        """Rows of requests, their first tokens drawn, wait for pages."""
+        drawn = [request for request in requests if request.slots]
+        self._undrawn.difference_update(drawn)
+        self._parked.update((request, sorted(request.slots or ())) for request in drawn)
+        self._go_on(request for request in drawn if request in self._open)
 
-    def retire(self, request: LiveRequest, slots: Ints, *, ended: bool) -> None:
-        """Rows leave; with the last one their request does."""
+    def retire(self, gone: Mapping[LiveRequest, Sequence[int]], *, ended: bool) -> None:
+        """Rows of requests leave; with the last one their request does."""
+        slots = np.array([slot for mine in gone.values() for slot in mine], dtype=np.int64)
         self.live.remove(slots, ended=ended)
-        assert request.slots is not None
-        request.slots.difference_update(slots.tolist())
-        if request in self._parked:
-            self._parked[request] = [s for s in self._parked[request] if s in request.slots]
-        if not request.slots:
-            self._parked.pop(request, None)
-            self.leave(request)
+        for request, mine in gone.items():
+            assert request.slots is not None
+            request.slots.difference_update(mine)
+            if request in self._parked:
+                self._parked[request] = [s for s in self._parked[request] if s in request.slots]
+            if not request.slots:
+                self._parked.pop(request, None)
+                self.leave(request)
 
     def cancel(self, request: LiveRequest, sample: int | None, *, greedy: bool) -> None:
         """Drop one sample of a request, or all that have not ended; frees their pages at once."""
@@ -203,7 +214,7 @@ class Admission:
             if not greedy:  # greedy samples share one slot
                 mine = mine[~np.isin(self.live.rows.sample[mine], wanted)]
             if len(mine) and not (greedy and wanted):
-                self.retire(request, mine, ended=False)
+                self.retire({request: mine.tolist()}, ended=False)
         elif gone and not wanted:
             self.leave(request)
 

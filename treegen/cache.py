@@ -57,18 +57,34 @@ class PagePool:
         assert count <= self.num_free, f"{count} pages wanted, {self.num_free} free"
         if count == 0:
             return np.empty(0, dtype=np.int32)
-        free = np.flatnonzero(self._refs == 0)
         # Runs are taken from the low end and single pages from the high end, so that the pages
         # that rows grow by do not break up the room that segments need.
-        pages = free[-count:]
-        if contiguous:
-            runs = free[count - 1 :] - free[: len(free) - count + 1] == count - 1
-            at = int(runs.argmax())
-            pages = free[at : at + count] if runs[at] else free[:count]
+        pages = self._first_run(count) if contiguous else self._last_free(count)
         self._refs[pages] = 1
         self.num_free -= count
         self.peak_used = max(self.peak_used, self.num_used)
         return pages.astype(np.int32)
+
+    def _last_free(self, count: int) -> NDArray[np.int64]:
+        size = len(self._refs)
+        width = 4 * count + 1024
+        while True:
+            start = max(size - width, 0)
+            free = np.flatnonzero(self._refs[start:] == 0)
+            if len(free) >= count or start == 0:
+                return free[-count:] + start
+            width *= 4
+
+    def _first_run(self, count: int) -> NDArray[np.int64]:
+        """The first free pages in a row, or the first ones if there are not as many in a row."""
+        width = 4 * count + 1024
+        while True:
+            free = np.flatnonzero(self._refs[:width] == 0)
+            runs = np.flatnonzero(free[count - 1 :] - free[: max(len(free) - count + 1, 0)] < count)
+            if len(runs) or width >= len(self._refs):
+                at = runs[0] if len(runs) else 0
+                return free[at : at + count]
+            width *= 4
 
     def share(self, pages: Pages) -> Pages:
         """Take one more reference on each page (ids all different); returns them."""

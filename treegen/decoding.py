@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from treegen.attention import Level
+from treegen.attention.level import to_host
 from treegen.batch import Forward
 from treegen.cache import PagedCache
 from treegen.layout import Ints
@@ -18,7 +19,7 @@ from treegen.results import Usage
 from treegen.sampling import Draws, SamplingBatch, draw
 from treegen.segments import SegmentStore
 from treegen.stopping import ParamSet
-from treegen.transfer import Fetch, to_device
+from treegen.transfer import Fetch, to_device, to_device_together
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Flight:
 
 
 class DecodeSteps:
-    """Launches the decode steps of one run. flight: the step whose tokens are not noted yet."""
+    """Launches the decode steps of one run."""
 
     def __init__(
         self,
@@ -54,14 +55,13 @@ class DecodeSteps:
         self._model, self._cache, self._store, self._live = model, cache, store, live
         self._usage, self._param_sets, self._impl = usage, param_sets, impl
         self._state: tuple[Ints, list[Level], SamplingBatch, int] | None = None
-        self.flight: Flight | None = None
 
-    def next_rows(self) -> tuple[Ints, Ints, Ints]:
+    def next_rows(self, flight: Flight | None) -> tuple[Ints, Ints, Ints]:
         """Rows of the next step, their tokens so far, and where in the last step each was, or -1.
 
-        The tokens of the step under way are not known yet; that a row reaches its limit is.
+        flight: that step if its tokens are not known yet; that a row reaches its limit is.
         """
-        order, rows, flight = self._live.order, self._live.rows, self.flight
+        order, rows = self._live.order, self._live.rows
         counts = rows.count[order]
         if flight is None:
             return order, counts, np.full(len(order), -1)
@@ -75,26 +75,22 @@ class DecodeSteps:
             return order, counts, source
         return order[goes_on], counts[goes_on], source[goes_on]
 
-    def launch(self, order: Ints, counts: Ints, source: Ints) -> Flight | None:
-        """Queue one decode step of rows, if there are any; returns the one that was under way."""
-        before, self.flight = self.flight, None
-        if len(order):
-            self.flight = self._queue(order, counts, before, source)
-        return before
-
-    def _queue(self, order: Ints, counts: Ints, before: Flight | None, source: Ints) -> Flight:
+    def launch(self, order: Ints, counts: Ints, source: Ints, before: Flight | None) -> Flight:
+        """Queue a decode step of the rows that `next_rows` gave, behind the last one."""
         rows, device = self._live.rows, self._model.device
         levels, sampling, shared_keys = self._row_state(order)
-        tokens_T = to_device(rows.tokens[order, rows.count[order] - 1].astype(np.int64), device)
+        tokens = rows.tokens[order, rows.count[order] - 1].astype(np.int64)
+        tokens_T, source_T, seeds_T, counts_T = to_device_together(
+            [tokens, source, rows.seed[order], counts], device
+        )
         if before is not None and (source >= 0).any():
-            source_T = to_device(source, device)
             drawn_T = before.draws.tokens_PN[:, 0][source_T.clamp(min=0)]
             tokens_T = torch.where(source_T >= 0, drawn_T, tokens_T)
         batch = decode_batch(rows, order, counts, tokens_T, levels, self._cache, device, self._impl)
         self._usage.impl = batch.levels.impl
         logits = self._model.forward(batch)
-        seeds = to_device(rows.seed[order][:, None], device)
-        draws = draw(logits, seeds, to_device(counts[:, None], device), sampling)
+        self._usage.count_kernels(batch.levels.kernels)
+        draws = draw(logits, seeds_T[:, None], counts_T[:, None], sampling)
         ends = rows.stop[order] + counts
         self._usage.key_tokens_read += shared_keys + int((ends - rows.base[order]).sum())
         self._usage.key_tokens_unshared += int(ends.sum())
@@ -108,7 +104,7 @@ class DecodeSteps:
             return self._state[1:]
         device = self._model.device
         levels = decode_levels(self._live.rows.chain[order], self._store, device)
-        keys = sum(int(level.kv_len_G.sum()) for level in levels)
+        keys = sum(int(to_host(level).kv_len_G.sum()) for level in levels)
         used, index = np.unique(self._live.rows.params[order], return_inverse=True)
         sampling = SamplingBatch.of(
             [self._param_sets[i].params for i in used], to_device(index, device)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from treegen.attention.level import HostLevel, Level
 from treegen.cache import Pages
-from treegen.transfer import to_device
+from treegen.transfer import to_device_together
 
 Ints = NDArray[np.int64]
 
@@ -70,19 +70,11 @@ def make_level(
         kv_start_G=np.asarray(kv_start, dtype=np.int64),
         causal=causal,
     )
-
-    def tensor(array: Ints | Pages) -> torch.Tensor:
-        return to_device(array.astype(np.int32, copy=False), device)
-
-    return Level(
-        q_start_G=tensor(host.start_G),
-        q_stop_G=tensor(host.stop_G),
-        pages_GP=tensor(pages),
-        kv_len_G=tensor(host.kv_len_G),
-        kv_start_G=tensor(host.kv_start_G),
-        causal=causal,
-        host=host,
+    columns = host.start_G, host.stop_G, host.pages_GP, host.kv_len_G, host.kv_start_G
+    start_G, stop_G, pages_GP, kv_len_G, kv_start_G = to_device_together(
+        [column.astype(np.int32) for column in columns], device
     )
+    return Level(start_G, stop_G, pages_GP, kv_len_G, kv_start_G, causal, host)
 
 
 def pad_tables(tables: list[Pages]) -> Pages:

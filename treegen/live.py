@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from treegen.cache import Pages
 from treegen.layout import Ints
-from treegen.live_tree import LiveRequest
+from treegen.live_tree import LiveRequest, LiveSegment
 from treegen.rows import RowTable
 from treegen.segments import SegmentStore
 
@@ -17,7 +16,7 @@ from treegen.segments import SegmentStore
 class LiveRows:
     """Which slots of a RowTable are ready, resuming or live, and the pages they hold.
 
-    order: live slots, depth first. version: changes whenever `order` does.
+    order: live slots, depth first. ready: slots that wait for pages, depth first.
     resuming: slot -> position up to which its keys are computed.
     """
 
@@ -28,9 +27,8 @@ class LiveRows:
         self.rows, self.store, self.requests = rows, store, requests
         self._pool, self._page_size = store.cache.pool, store.cache.page_size
         self.order: Ints = np.empty(0, dtype=np.int64)
-        self.version = 0
         self.resuming: dict[int, int] = {}
-        self.ready: list[tuple[int, int]] = []  # heap of (key, slot)
+        self.ready: Ints = np.empty(0, dtype=np.int64)
         self._ended_rows = self._ended_tokens = 0
 
     @property
@@ -44,70 +42,81 @@ class LiveRows:
 
     def started(self) -> Ints:
         """Slots that hold pages or are ready to."""
-        ready = np.array([slot for _, slot in self.ready], dtype=np.int64)
-        return np.concatenate([self.active(), ready])
+        return np.concatenate([self.active(), self.ready])
 
     def tables(self) -> Iterator[Pages]:
         """Page tables of all rows, for the pool's check."""
         return (self.rows.table[s, : self.rows.num_pages[s]] for s in self.active())
 
-    def push(self, slot: int) -> None:
-        """Make a row ready."""
-        self.rows.base[slot] = self._request(slot).segment.base_below
-        heapq.heappush(self.ready, (int(self.rows.key[slot]), slot))
+    def push(self, slots: Sequence[int]) -> None:
+        """Make rows ready."""
+        ready = np.concatenate([self.ready, np.array(slots, dtype=np.int64)])
+        self.ready = ready[self.rows.key[ready].argsort()]
 
-    def _request(self, slot: int) -> LiveRequest:
-        return self.requests[int(self.rows.request[slot])]
+    def _by_segment(self, slots: Ints) -> Iterator[tuple[LiveSegment, slice]]:
+        """The segments that slots start below, and runs of the slots below each."""
+        requests = self.rows.request[slots]
+        starts = np.flatnonzero(np.diff(requests, prepend=-1)).tolist()
+        for start, stop in zip(starts, [*starts[1:], len(slots)], strict=True):
+            yield self.requests[int(requests[start])].segment, slice(start, stop)
 
     def activate(self, max_rows: int) -> None:
         """Give ready rows their pages, depth first, while the pool is expected to last.
 
         For rows that grow, caches that are idle are evicted.
         """
-        growth = -1
-        started: list[int] = []
-        while self.ready and self.num_active + len(started) < max_rows:
-            if growth < 0:
-                growth = self.expected_growth()
-            slot = self.ready[0][1]
-            request = self._request(slot)
-            # The segment above may have become a part of its own since the row was made ready.
-            self.rows.base[slot] = request.segment.base_below
-            needed = int(self._pages_to_come(np.array([slot]))[0])
-            while needed + growth > self._pool.num_free:
+        while len(self.ready) and self.num_active < max_rows:
+            slots = self.ready[: max_rows - self.num_active]
+            # What is above may have become a part of its own since the rows were made ready.
+            for segment, run in self._by_segment(slots):
+                self.rows.base[slots[run]] = segment.base_below
+            needed = self.expected_growth() + self._pages_to_come(slots).cumsum()
+            num = int(needed.searchsorted(self._pool.num_free, side="right"))
+            if num:
+                self._start(slots[:num])
+            else:
+                request = self.requests[int(self.rows.request[slots[0]])]
                 # What is idle leaves before a row waits for it.
                 if not request.grows or not self.store.evict_idle():
-                    break
-            if needed + growth > self._pool.num_free:
-                break
-            growth += needed - self._start(slot)
-            if self.rows.count[slot] == 1:
-                started.append(slot)
-        if started:
-            self.join(started)
+                    return
 
-    def _start(self, slot: int) -> int:
-        """Take the pages that a ready row needs now; returns how many fresh ones."""
-        heapq.heappop(self.ready)
-        rows, free = self.rows, self._pool.num_free
-        segment = self._request(slot).segment
-        pages, base = self.store.fork(segment)
-        rows.set_chain(slot, segment.chain)
-        end = int(rows.stop[slot] + rows.count[slot]) - 1
-        missing = max(-(-(end - base) // self._page_size) - len(pages), 0)
-        rows.base[slot] = base
-        rows.set_table(slot, np.concatenate([pages, self._pool.allocate(missing)]))
-        if rows.count[slot] > 1:
-            # Keys of all but the last token are computed again; decoding computes that one.
-            self.resuming[slot] = int(rows.stop[slot])
-        return free - self._pool.num_free
+    def _start(self, slots: Ints) -> None:
+        """Take the pages that the first of the ready rows need now."""
+        rows, pool, size = self.rows, self._pool, self._page_size
+        self.ready = self.ready[len(slots) :]
+        # Full pages of what is above that rows read as their own are shared, a last one is copied.
+        above = rows.stop[slots] - rows.base[slots]
+        num_shared, num_copied = above // size, above % size
+        source = np.zeros(len(slots), dtype=np.int64)
+        for segment, run in self._by_segment(slots):
+            mine, full = slots[run], int(num_shared[run.start])
+            rows.set_chain(mine, segment.chain)
+            if above[run.start]:
+                assert segment.table is not None
+                source[run] = segment.table[-1]
+                for _ in mine:
+                    pool.share(segment.table[:full])
+                rows.add_pages(mine, np.tile(segment.table[:full], len(mine)), full)
+        fresh = -(-(above + rows.count[slots] - 1) // size) - num_shared
+        rows.add_pages(slots, pool.allocate(int(fresh.sum())), fresh)
+        at = np.flatnonzero(num_copied)
+        target = rows.table[slots[at], num_shared[at]].astype(np.int64)
+        offset = np.arange(size)
+        within = offset < num_copied[at, None]
+        self.store.cache.copy_tokens(
+            (source[at, None] * size + offset)[within], (target[:, None] * size + offset)[within]
+        )
+        # Keys of all but the last token are computed again; decoding computes that one.
+        again = rows.count[slots] > 1
+        self.resuming.update((slot, int(rows.stop[slot])) for slot in slots[again].tolist())
+        if not again.all():
+            self.join(slots[~again])
 
-    def join(self, slots: list[int]) -> None:
+    def join(self, slots: Ints) -> None:
         """Rows whose keys are in place go live."""
-        joined = np.concatenate([self.order, np.array(slots, dtype=np.int64)])
+        joined = np.concatenate([self.order, slots])
         # By what rows share first, so that the rows below any segment are consecutive.
         self.order = joined[np.lexsort((self.rows.key[joined], *self.rows.chain[joined].T[::-1]))]
-        self.version += 1
 
     def pages_short(self, order: Ints, counts: Ints) -> int:
         """Take the pages that a step of some rows needs, each with so many tokens drawn.
@@ -130,7 +139,7 @@ class LiveRows:
         active = self.active()
         slot = int(active[np.argmax(self.rows.key[active])])
         self._leave(np.array([slot]))
-        self.push(slot)
+        self.push([slot])
         return True
 
     def remove(self, slots: Ints, *, ended: bool) -> None:
@@ -142,35 +151,31 @@ class LiveRows:
             self._ended_rows += len(slots)
             self._ended_tokens += int(self.rows.count[slots].sum())
         self._leave(slots)
-        gone = set(slots.tolist())
-        if any(slot in gone for _, slot in self.ready):
-            self.ready = [item for item in self.ready if item[1] not in gone]
-            heapq.heapify(self.ready)
-        for slot in gone:
-            self.rows.release(slot)
+        if len(self.ready):
+            self.ready = self.ready[~np.isin(self.ready, slots)]
+        self.rows.release(slots)
 
     def clear(self) -> None:
         """Forget all rows; their pages have been freed."""
         self.order = self.order[:0]
         self.resuming.clear()
-        self.ready.clear()
-        self.version += 1
+        self.ready = self.ready[:0]
 
     def park(self, request: int) -> list[int]:
         """Take a request's ready rows out of the queue; returns their slots."""
-        mine = [slot for _, slot in self.ready if self.rows.request[slot] == request]
-        self.ready = [item for item in self.ready if item[1] not in mine]
-        heapq.heapify(self.ready)
-        return mine
+        mine = self.rows.request[self.ready] == request
+        slots: list[int] = self.ready[mine].tolist()
+        self.ready = self.ready[~mine]
+        return slots
 
     def _leave(self, slots: Ints) -> None:
         self._pool.free(self.rows.take_pages(slots))
-        for slot in slots.tolist():
-            self.resuming.pop(slot, None)
+        if self.resuming:
+            for slot in slots.tolist():
+                self.resuming.pop(slot, None)
         staying = ~np.isin(self.order, slots)
         if not staying.all():
             self.order = self.order[staying]
-            self.version += 1
 
     def expected_growth(self) -> int:
         """Pages that active rows are expected to take yet."""

@@ -17,7 +17,7 @@ from treegen.live_tree import LiveSegment
 from treegen.radix import Tokens
 from treegen.rows import RowTable
 from treegen.segments import SegmentStore
-from treegen.transfer import to_device
+from treegen.transfer import to_device, to_device_together
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +132,14 @@ def _batch(
     *,
     decode: bool = False,
 ) -> Batch:
-    positions_T = to_device(positions, device)
+    positions_T, slots_T, wanted_S = to_device_together(
+        [positions, slots, wanted.astype(np.int64)], device
+    )
     return Batch(
         tokens_T=tokens_T,
         positions_T=positions_T,
-        slots_T=to_device(slots, device),
-        logits_at_S=to_device(wanted.astype(np.int64), device),
+        slots_T=slots_T,
+        logits_at_S=wanted_S,
         levels=attention.prepare(levels, positions_T, impl=impl, check=False),
         layers=cache.layers,
         decode=decode,

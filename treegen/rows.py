@@ -7,6 +7,7 @@ Slots are reused; the order in which rows are decoded is kept apart, as an array
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,10 +75,10 @@ class RowTable:
         self.num_pages[slots] = 0
         return slots
 
-    def release(self, slot: int) -> None:
-        """Give a slot back."""
-        self.serial[slot] = -1
-        self._free.append(slot)
+    def release(self, slots: NDArray[np.int64] | int) -> None:
+        """Give slots back."""
+        self.serial[slots] = -1
+        self._free.extend(np.atleast_1d(slots).tolist())
 
     @property
     def num_used(self) -> int:
@@ -107,27 +108,34 @@ class RowTable:
             self.top_logprobs[slots, at, : top_tokens.shape[-1]] = top_logprobs
         self.count[slots] = at + 1
 
-    def set_chain(self, slot: int, chain: Sequence[int]) -> None:
-        """Give a slot the kept segments that it reads as parts of their own."""
+    def generated(
+        self, slots: NDArray[np.int64], array: NDArray[np.generic]
+    ) -> list[tuple[Any, ...]]:
+        """What one of the arrays per token holds for each of some slots, as Python numbers."""
+        counts = self.count[slots]
+        width = int(counts.max(initial=0))
+        flat = tuple(array[slots, :width][np.arange(width) < counts[:, None]].tolist())
+        stops = counts.cumsum().tolist()
+        return [flat[stop - n : stop] for stop, n in zip(stops, counts.tolist(), strict=True)]
+
+    def set_chain(self, slots: NDArray[np.int64], chain: Sequence[int]) -> None:
+        """Give slots the kept segments that they read as parts of their own."""
         short = len(chain) - self.chain.shape[1]
         if short > 0:
             self.chain = np.pad(self.chain, ((0, 0), (0, short)), constant_values=-1)
-        self.chain[slot] = -1
-        self.chain[slot, : len(chain)] = chain
+        self.chain[slots] = -1
+        self.chain[slots, : len(chain)] = chain
 
-    def set_table(self, slot: int, pages: Pages) -> None:
-        """Give a slot its page table."""
-        self._widen(len(pages))
-        self.table[slot] = 0
-        self.table[slot, : len(pages)] = pages
-        self.num_pages[slot] = len(pages)
-
-    def add_pages(self, slots: NDArray[np.int64], pages: Pages) -> None:
-        """Append one page to the table of each slot."""
+    def add_pages(
+        self, slots: NDArray[np.int64], pages: Pages, num: NDArray[np.int64] | int = 1
+    ) -> None:
+        """Append pages to the tables of slots, `num` to each; `pages` has them slot by slot."""
         at = self.num_pages[slots]
-        self._widen(int(at.max()) + 1)
-        self.table[slots, at] = pages
-        self.num_pages[slots] = at + 1
+        num = np.broadcast_to(num, at.shape)
+        self._widen(int((at + num).max(initial=0)))
+        place = np.arange(len(pages)) + np.repeat(at + num - num.cumsum(), num)
+        self.table[np.repeat(slots, num), place] = pages
+        self.num_pages[slots] = at + num
 
     def take_pages(self, slots: NDArray[np.int64]) -> Pages:
         """Empty the tables of some slots and return all pages that were in them."""

@@ -9,15 +9,16 @@ Shape letters: P distributions, N draws from each, V vocabulary.
 
 from __future__ import annotations
 
-import functools
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from treegen.params import MAX_SEED, SamplingParams
+from treegen.transfer import to_device
 
 # Constants of SplitMix64 (Steele, Lea and Flood 2014), as signed 64-bit integers.
 _GAMMA = 0x9E3779B97F4A7C15 - 2**64
@@ -65,20 +66,18 @@ class SamplingBatch:
     @staticmethod
     def of(params: list[SamplingParams], index_P: Tensor) -> SamplingBatch:
         """Parameters of P rows, row p using params[index_P[p]]."""
-        device = index_P.device
+
+        def of_each(values: list[float]) -> Tensor:
+            return to_device(np.array(values, dtype=np.float32), index_P.device)[index_P]
 
         def column(values: list[float], default: float) -> Tensor | None:
-            if all(value == default for value in values):
-                return None
-            return torch.tensor(values, dtype=torch.float32, device=device)[index_P]
+            return None if all(value == default for value in values) else of_each(values)
 
         temperatures = [p.temperature for p in params]
-        greedy = torch.tensor([t == 0 for t in temperatures], device=device)
-        divisor = torch.tensor([t or 1.0 for t in temperatures], device=device)
         top_k = column([p.top_k for p in params], 0)
         return SamplingBatch(
-            temperature_P=divisor[index_P],
-            greedy_P=greedy[index_P] if any(t == 0 for t in temperatures) else None,
+            temperature_P=of_each([t or 1.0 for t in temperatures]),
+            greedy_P=of_each(temperatures) == 0 if 0 in temperatures else None,
             all_greedy=all(t == 0 for t in temperatures),
             top_p_P=column([p.top_p for p in params], 1.0),
             top_k_P=None if top_k is None else top_k.long(),
@@ -101,8 +100,11 @@ class Draws:
 def draw(logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: SamplingBatch) -> Draws:
     """Draw N tokens from each of P rows of logits, in float32 whatever their type."""
     if logits_PV.device.type == "cuda" and seeds_PN.shape[1] == 1 and params.is_plain:
-        uniform_P = uniforms(seeds_PN, steps_PN)[:, 0]
-        tokens_P, logprobs_P, lse_P = _draw_blocks()(
+        kernels = _kernels()
+        uniform_P = kernels.uniforms_at_once(
+            seeds_PN[:, 0].contiguous(), steps_PN[:, 0].contiguous()
+        )
+        tokens_P, logprobs_P, lse_P = kernels.draw_blocks(
             logits_PV, uniform_P, params.temperature_P, params.greedy_P
         )
         return Draws(tokens_P[:, None], logprobs_P[:, None], lse_P, None, None)
@@ -153,12 +155,11 @@ def _search(cdf: Tensor, share: Tensor) -> Tensor:
     return torch.searchsorted(cdf, target, right=True).clamp_(max=cdf.shape[-1] - 1)
 
 
-@functools.cache
-def _draw_blocks() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """The GPU's kernel, imported when a GPU first draws."""
-    from treegen.sampling_kernels import draw_blocks
+def _kernels() -> ModuleType:
+    """The GPU's kernels, imported when a GPU first draws."""
+    from treegen import sampling_kernels
 
-    return draw_blocks
+    return sampling_kernels
 
 
 def _weights(logits_PV: Tensor, params: SamplingBatch) -> Tensor:

@@ -75,6 +75,26 @@ def _pick(
     tl.store(lses + row, lse)
 
 
+@triton.jit
+def _uniforms(seeds, steps, out, size, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = at < size
+    z = tl.load(seeds + at, mask=there, other=0) + (
+        tl.load(steps + at, mask=there, other=0) + 1
+    ) * (-7046029254386353131)
+    z = (z ^ ((z >> 30) & (2**34 - 1))) * -4658895280553007687
+    z = (z ^ ((z >> 27) & (2**37 - 1))) * -7723592293110705685
+    z = z ^ ((z >> 31) & (2**33 - 1))
+    tl.store(out + at, ((z >> 11) & (2**53 - 1)).to(tl.float64) * 2.0**-53, mask=there)
+
+
+def uniforms_at_once(seeds: Tensor, steps: Tensor) -> Tensor:
+    """`treegen.sampling.uniforms` by one kernel. Contiguous int64 tensors of one shape."""
+    out = torch.empty(seeds.shape, dtype=torch.float64, device=seeds.device)
+    _uniforms[(triton.cdiv(seeds.numel(), 256),)](seeds, steps, out, seeds.numel(), BLOCK=256)
+    return out
+
+
 def draw_blocks(
     logits_PV: Tensor, uniform_P: Tensor, temperature_P: Tensor, greedy_P: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:

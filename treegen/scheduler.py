@@ -5,6 +5,11 @@ it ends. A step is either one prefill pass (segments, and the tokens of preempte
 decode pass over all live rows; rows that end are replaced before the next step. Only the start
 and the end of a sample run Python of their own; everything per step is an array operation.
 
+On a GPU passes run ahead: each is launched before the results of the last one are looked at, so
+that the GPU has work while the host ends samples and starts others. What a pass writes is in place
+for all passes after it; what is known of it only when it is over is whether its logits were
+numbers, its tokens, and who may go on with what it has computed.
+
 A sample's life: its request is opened (pages for the segments above it), the segments are
 computed, its first token is drawn (it is ready), it gets pages (it is live), it ends. When pages
 run out a live row goes back to ready, and an open request without live rows back to waiting; what
@@ -19,7 +24,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -39,11 +43,11 @@ from treegen.radix import Tokens
 from treegen.results import Completion, Score, Usage
 from treegen.rows import RowTable
 from treegen.sampling import SamplingBatch, draw, row_seed
-from treegen.scores import add_scores, score_of
+from treegen.scores import Scored, score_after, score_of
 from treegen.segments import SegmentStore
-from treegen.spans import pick_spans
-from treegen.stopping import ParamSet, Stopping
-from treegen.transfer import to_device
+from treegen.spans import PrefillFlight, pick_spans
+from treegen.stopping import ParamSet, Stopping, completions_of
+from treegen.transfer import Fetch, to_device
 
 _LOGITS = 2**27  # numbers in the logits of a prefill pass, about
 _KEY_BITS = 32  # sort keys: rank of the request, sample index below
@@ -63,6 +67,7 @@ class Grown:
 class Scheduler:
     """Runs a plan, and what is added to it, a forward pass at a time.
 
+    flight: the pass whose results are not noted yet.
     scores: of requests that asked for them and are over, by index. grown: segments of samples that
     have ended, by request and sample, each with a reference for whoever takes them from here.
     """
@@ -87,8 +92,8 @@ class Scheduler:
         """A scheduler for one run.
 
         samples: per request of the plan, the sample indices wanted. max_rows: live rows at most.
-        prefill_chunk: tokens of a prefill pass at most. run_ahead: launch each decode step before
-        the tokens of the last one are known, so that a GPU does not wait for the host; rows that
+        prefill_chunk: tokens of a prefill pass at most. run_ahead: launch each pass before the
+        results of the last one are known, so that a GPU does not wait for the host; rows that
         turn out to have ended are computed once more, in vain.
         on_prefilled: called with each request that wants no samples once its keys are in place,
         before its pages are freed.
@@ -115,7 +120,8 @@ class Scheduler:
         self._may_end = stopping.may_end[None]
         self._prefill_chunk, self._impl = prefill_chunk, impl
         self._max_logits = max(_LOGITS // max(len(stopping.may_end), 1), 1)
-        self._run_ahead = run_ahead
+        self._run_ahead, self._max_rows = run_ahead, max_rows
+        self.flight: PrefillFlight | Flight | None = None
         self._steps = DecodeSteps(
             model, cache, self.store, self.live, self.usage, self.param_sets, impl
         )
@@ -179,20 +185,24 @@ class Scheduler:
         """
         start = time.perf_counter()
         self._admission.admit()
-        usage = self.usage
         finished: list[Completion] = []
-        if self._wants_prefill:
+        launched = self._prefill() if self._prefills_next else self._decode(finished)
+        before, self.flight = self.flight, launched
+        if before is not None:
+            finished += self._note(before)
+        if not self._run_ahead:
             finished += self._land()
-        if self._wants_prefill:
-            finished += self._prefill()
-            usage.prefill_steps += 1
-            usage.prefill_seconds += time.perf_counter() - start
-        elif self.live.num_active:
-            finished += self._decode()
-            usage.decode_seconds += time.perf_counter() - start
-        usage.seconds += time.perf_counter() - start
-        usage.peak_pages = self.cache.pool.peak_used
+        self._count_seconds(before or launched, time.perf_counter() - start)
         return finished
+
+    def _count_seconds(self, waited_for: PrefillFlight | Flight | None, seconds: float) -> None:
+        usage = self.usage
+        usage.seconds += seconds
+        if isinstance(waited_for, PrefillFlight):
+            usage.prefill_seconds += seconds
+        elif waited_for is not None:
+            usage.decode_seconds += seconds
+        usage.peak_pages = self.cache.pool.peak_used
 
     def cancel(self, index: int, sample: int | None = None) -> None:
         """Drop one sample of a request, or all that have not ended; frees their pages at once."""
@@ -203,7 +213,7 @@ class Scheduler:
 
     def close(self) -> None:
         """Free all pages, whether or not the work is done."""
-        self._steps.flight = None
+        self.flight = None
         # One run at a time: whatever an interrupted step had taken goes with the rest.
         self.cache.pool.reset(self.kept.tables())
         self.store.clear()
@@ -218,22 +228,40 @@ class Scheduler:
             runs = ids[np.flatnonzero(np.diff(ids, prepend=-2))]
             assert len(np.unique(runs[runs >= 0])) == (runs >= 0).sum(), "rows are not depth first"
 
-    @property
-    def _wants_prefill(self) -> bool:
-        return bool(self._admission.to_compute or self.live.resuming)
+    def _land(self) -> list[Completion]:
+        """Wait for the pass under way, if there is one, and note its results."""
+        flight, self.flight = self.flight, None
+        return self._note(flight) if flight is not None else []
+
+    def _note(self, flight: PrefillFlight | Flight) -> list[Completion]:
+        if isinstance(flight, PrefillFlight):
+            return self._note_prefill(flight)
+        return self._note_draws(flight)
 
     # Prefill
 
-    def _prefill(self) -> list[Completion]:
+    @property
+    def _prefills_next(self) -> bool:
+        to_compute = self._admission.to_compute.values()
+        if not self.live.resuming and all(s.computed == s.stop for s in to_compute):
+            return False
+        # New prompts take turns with the rows that are live, once these keep the device busy.
+        num_live = len(self.live.order)
+        in_turn = self._run_ahead and isinstance(self.flight, PrefillFlight)
+        return not (in_turn and num_live and 2 * num_live >= self._max_rows)
+
+    def _prefill(self) -> PrefillFlight:
+        """Launch a prefill pass."""
         spans = pick_spans(
             self._admission.to_compute, self.live, self._prefill_chunk, self._max_logits
         )
         batch = prefill_batch(spans, self.store, self.cache, self.model.device, self._impl)
         self.usage.impl = batch.levels.impl
+        self.usage.prefill_steps += 1
         logits = self.model.forward(batch).float()
         lse = logits.logsumexp(dim=-1)
-        self._check_numbers(lse.cpu().numpy(), lambda at: self._span_name(spans, at))
         prompts: list[tuple[LiveRequest, int]] = []
+        scored: list[Scored] = []
         offset = 0
         resumed = []
         for span in spans:
@@ -247,15 +275,18 @@ class Scheduler:
                     del self.live.resuming[span.slot]
                     resumed.append(span.slot)
             else:
-                wanting = self._on_span(span, logits[offset:end], lse[offset:end])
-                prompts += [(request, end - 1) for request in wanting]
+                prompts += [(request, end - 1) for request in self._on_span(span)]
+                if span.segment is not None and span.segment.scored < span.stop:
+                    scored += score_after(
+                        span.segment, span.wanted, logits[offset:end], lse[offset:end]
+                    )
             offset = end
         if resumed:
-            self.live.join(resumed)
-        return self._draw_first(prompts, logits)
+            self.live.join(np.array(resumed, dtype=np.int64))
+        return PrefillFlight(spans, Fetch([lse]), scored, self._draw_first(prompts, logits))
 
-    def _on_span(self, span: Span, logits_SV: Tensor, lse_S: Tensor) -> list[LiveRequest]:
-        """Account for a computed piece of a segment; returns requests to draw first tokens of."""
+    def _on_span(self, span: Span) -> list[LiveRequest]:
+        """Account for a piece of a segment; returns requests to draw first tokens of."""
         segment = span.segment
         assert segment is not None
         again = max(min(span.stop, segment.was_computed) - span.start, 0)
@@ -263,18 +294,13 @@ class Scheduler:
         self.usage.prompt_tokens_computed += len(span.tokens) - again
         self.store.mark_computed(segment, span.stop)
         next(iter(segment.openers)).num_prefilled += len(span.tokens)
-        if segment.scored < span.stop:
-            add_scores(segment, span.wanted, logits_SV, lse_S)
         if span.stop < segment.stop:
             return []
-        del self._admission.to_compute[segment.index]
-        for request in list(segment.openers):
-            self._admission.on_computed(request)
         return [r for r in segment.requests if r.samples and r.slots is None]
 
     def _draw_first(
         self, prompts: Sequence[tuple[LiveRequest, int]], logits_SV: Tensor
-    ) -> list[Completion]:
+    ) -> list[tuple[Flight, list[LiveRequest]]]:
         """Draw the first tokens of all samples of requests from their prompts' last logits.
 
         prompts: requests and the row of logits of each.
@@ -282,66 +308,80 @@ class Scheduler:
         by_rows: dict[int, list[tuple[LiveRequest, int]]] = {}
         for request, at in prompts:
             by_rows.setdefault(request.num_rows, []).append((request, at))
-        finished: list[Completion] = []
+        drawn = []
         for num_rows, group in by_rows.items():
             requests = [request for request, _ in group]
             slots_PN = self._add_rows(requests, num_rows)
             device = logits_SV.device
             at_P = to_device(np.array([at for _, at in group]), device)
             params = [self.param_sets[request.params].params for request in requests]
-            sampling = SamplingBatch.of(params, torch.arange(len(params), device=device))
+            index_P = to_device(np.arange(len(params)), device)
+            sampling = SamplingBatch.of(params, index_P)
             seeds_PN = to_device(self.rows.seed[slots_PN], device)
             draws = draw(logits_SV[at_P], seeds_PN, seeds_PN * 0, sampling)
             slots = slots_PN.ravel()
-            finished += self._note(Flight(slots, self.rows.serial[slots], draws))
-            for request in requests:
-                self._admission.add_rows(request, sorted(request.slots or ()))
+            drawn.append((Flight(slots, self.rows.serial[slots], draws), requests))
+        return drawn
+
+    def _note_prefill(self, flight: PrefillFlight) -> list[Completion]:
+        """Note that a prefill pass is over, and the first tokens that were drawn after it."""
+        (lse,) = flight.lse.wait()
+        self._check_numbers(lse, flight.name)
+        for scored in flight.scored:
+            scored.add()
+        self._admission.on_computed(flight.ended())
+        finished: list[Completion] = []
+        for drawn, requests in flight.first:
+            finished += self._note_draws(drawn)
+            self._admission.add_rows(requests)
         return finished
 
     def _add_rows(self, requests: Sequence[LiveRequest], num_rows: int) -> Ints:
         """New rows of requests, so many each: slots [requests, num_rows]."""
         rows = self.rows
         slots_PN = rows.add(len(requests) * num_rows).reshape(len(requests), num_rows)
-        for request, slots in zip(requests, slots_PN, strict=True):
-            wanted, spec = request.samples[:num_rows], request.spec
-            seed = self.param_sets[request.params].params.seed
-            rows.request[slots] = request.index
-            rows.sample[slots] = wanted
-            rows.params[slots] = request.params
-            rows.key[slots] = (request.rank << _KEY_BITS) + np.array(wanted)
-            rows.seed[slots] = [row_seed(seed, spec.id, index) for index in wanted]
-            rows.stop[slots] = request.segment.stop
-            rows.limit[slots] = spec.max_tokens
-            request.slots = set(slots.tolist())
+        samples = [request.samples[:num_rows] for request in requests]
+        of_each = {
+            "request": [request.index for request in requests],
+            "params": [request.params for request in requests],
+            "stop": [request.segment.stop for request in requests],
+            "limit": [request.spec.max_tokens for request in requests],
+        }
+        for name, values in of_each.items():
+            getattr(rows, name)[slots_PN] = np.array(values)[:, None]
+        ranks = np.array([request.rank for request in requests])
+        rows.sample[slots_PN] = samples
+        rows.key[slots_PN] = (ranks << _KEY_BITS)[:, None] + rows.sample[slots_PN]
+        rows.seed[slots_PN] = [
+            [self._seed(request, index) for index in wanted]
+            for request, wanted in zip(requests, samples, strict=True)
+        ]
+        for request, slots in zip(requests, slots_PN.tolist(), strict=True):
+            request.slots = set(slots)
             request.rewinds = None
         return slots_PN
 
+    def _seed(self, request: LiveRequest, sample: int) -> int:
+        return row_seed(self.param_sets[request.params].params.seed, request.spec.id, sample)
+
     # Decode
 
-    def _decode(self) -> list[Completion]:
-        """Launch a decode step, and note the tokens of the one before, or of this one at once."""
-        finished: list[Completion] = []
-        steps = self._steps
+    def _decode(self, finished: list[Completion]) -> Flight | None:
+        """Launch a decode step, if rows are live; `finished` gets what had to be noted first."""
         while True:
-            order, counts, source = steps.next_rows()
+            before = self.flight if isinstance(self.flight, Flight) else None
+            order, counts, source = self._steps.next_rows(before)
             short = self.live.pages_short(order, counts)
             if not short:
                 break
-            if steps.flight is not None:
+            if self.flight is not None:
+                # Rows give way only while all their tokens are known.
                 finished += self._land()
             elif not self._admission.give_way():
                 raise CapacityError(f"the last row lacks {short} cache pages; give more memory")
-        before = steps.launch(order, counts, source)
-        if before is not None:
-            return finished + self._note(before)
-        return finished if self._run_ahead else finished + self._land()
+        return self._steps.launch(order, counts, source, before) if len(order) else None
 
-    def _land(self) -> list[Completion]:
-        """Wait for the step under way, if there is one, and note its tokens."""
-        flight, self._steps.flight = self._steps.flight, None
-        return self._note(flight) if flight is not None else []
-
-    def _note(self, flight: Flight) -> list[Completion]:
+    def _note_draws(self, flight: Flight) -> list[Completion]:
         """Note the drawn tokens of rows that are still there; ends the samples that are over."""
         rows, num = self.rows, len(flight.slots)
         tokens, logprobs, lse, *top = flight.fetch.wait()
@@ -357,18 +397,25 @@ class Scheduler:
         rows.append(slots, tokens, logprobs, *top)
         self.usage.decoded_tokens += len(slots)
         over = self._may_end[rows.params[slots], tokens] | (rows.count[slots] >= rows.limit[slots])
+        return self._end(slots[over]) if over.any() else []
+
+    def _end(self, slots: Ints) -> list[Completion]:
+        """End the samples of slots whose last token may be their last, where it is."""
+        requests = [self.requests[index] for index in self.rows.request[slots].tolist()]
         finished: list[Completion] = []
         ended: dict[LiveRequest, list[int]] = {}
-        for slot in slots[over].tolist():
-            request = self.requests[int(rows.request[slot])]
-            completions = self._completions(request, slot)
-            if completions:
-                finished += completions
-                ended.setdefault(request, []).append(slot)
-                if request.grows:
-                    self._grow(request, slot, completions[0])
+        for at, completions in completions_of(self.rows, slots, requests, self.param_sets):
+            finished += completions
+            request, slot = requests[at], int(slots[at])
+            ended.setdefault(request, []).append(slot)
+            if request.grows:
+                self._grow(request, slot, completions[0])
         for request, mine in ended.items():
-            self._admission.retire(request, np.array(mine, dtype=np.int64), ended=True)
+            greedy = self.param_sets[request.params].is_greedy
+            gone = set(request.samples if greedy else self.rows.sample[mine].tolist())
+            request.samples[:] = [index for index in request.samples if index not in gone]
+        if ended:
+            self._admission.retire(ended, ended=True)
         return finished
 
     def _grow(self, request: LiveRequest, slot: int, completion: Completion) -> None:
@@ -393,44 +440,6 @@ class Scheduler:
             above=tuple(chain[chain >= 0].tolist()),
         )
 
-    def _completions(self, request: LiveRequest, slot: int) -> list[Completion]:
-        """The finished samples of a slot (all of a request's if greedy); none if it goes on."""
-        rows, spec = self.rows, request.spec
-        count = int(rows.count[slot])
-        param_set = self.param_sets[request.params]
-        params = param_set.params
-        tokens = rows.tokens[slot, :count].tolist()
-        verdict = param_set.stopping.verdict(spec.tokens, tokens, int(rows.limit[slot]))
-        if verdict is None:
-            return []
-        reason, stop, text = verdict
-        num_top = min(params.logprobs, rows.num_logprobs)
-        top = tuple(
-            tuple(zip(ids, values, strict=True))
-            for ids, values in zip(
-                rows.top_tokens[slot, :count, :num_top].tolist(),
-                rows.top_logprobs[slot, :count, :num_top].tolist(),
-                strict=True,
-            )
-        )
-        indices = list(request.samples) if param_set.is_greedy else [int(rows.sample[slot])]
-        for index in indices:
-            request.samples.remove(index)
-        return [
-            Completion(
-                prompt_id=spec.id,
-                sample_index=index,
-                seed=row_seed(params.seed, spec.id, index),
-                text=text,
-                tokens=tuple(tokens),
-                logprobs=tuple(rows.logprobs[slot, :count].tolist()),
-                finish_reason=reason,
-                stop=stop,
-                top_logprobs=top if num_top else (),
-            )
-            for index in indices
-        ]
-
     def _check_numbers(self, lse_S: NDArray[Any], name: Callable[[int], str]) -> None:
         bad = ~np.isfinite(lse_S)
         if bad.any():
@@ -449,12 +458,3 @@ class Scheduler:
         rows = self.rows
         request = self.requests[int(rows.request[slot])].spec
         return f"prompt {request.id!r} sample {rows.sample[slot]} token {rows.count[slot]}"
-
-    def _span_name(self, spans: Sequence[Span], at: int) -> str:
-        for span in spans:
-            if at < len(span.wanted):
-                below = span.segment.requests if span.segment else []
-                who = f"prompt {below[0].spec.id!r}" if below else "a shared prompt"
-                return f"{who} at token {int(span.wanted[at])}"
-            at -= len(span.wanted)
-        raise AssertionError("a row of logits belongs to no span")

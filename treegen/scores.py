@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
-import torch
 from torch import Tensor
 
 from treegen.layout import Ints
 from treegen.live_tree import LiveRequest, LiveSegment
 from treegen.results import Score
+from treegen.transfer import Fetch, to_device
 
 
-def add_scores(segment: LiveSegment, positions: Ints, logits_SV: Tensor, lse_S: Tensor) -> None:
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Scores of tokens of a segment, at some of its places, on their way to the host."""
+
+    segment: LiveSegment
+    at: Ints
+    fetch: Fetch
+
+    def add(self) -> None:
+        """Note them at the segment, once they are there."""
+        target = self.segment
+        if target.logprobs is None or target.is_best is None:
+            target.logprobs = np.full(len(target.tokens), np.nan, np.float32)
+            target.is_best = np.zeros(len(target.tokens), np.bool_)
+        target.logprobs[self.at], target.is_best[self.at] = self.fetch.wait()
+
+
+def score_after(
+    segment: LiveSegment, positions: Ints, logits_SV: Tensor, lse_S: Tensor
+) -> list[Scored]:
     """Score the tokens that follow some positions of a segment, given the logits there.
 
     After the segment's last position come the first tokens of all its children.
@@ -24,14 +45,13 @@ def add_scores(segment: LiveSegment, positions: Ints, logits_SV: Tensor, lse_S: 
         below = segment.children.values()
         targets += [(child, last, first) for child in below if child.scored < child.start]
     best_S = logits_SV.argmax(dim=-1)
+    scored = []
     for target, rows, at in targets:
-        if target.logprobs is None or target.is_best is None:
-            target.logprobs = np.full(len(target.tokens), np.nan, np.float32)
-            target.is_best = np.zeros(len(target.tokens), np.bool_)
-        token = torch.from_numpy(target.tokens[at].astype(np.int64)).to(logits_SV.device)
-        row = torch.from_numpy(rows).to(logits_SV.device)
-        target.logprobs[at] = (logits_SV[row, token] - lse_S[row]).cpu().numpy()
-        target.is_best[at] = (best_S[row] == token).cpu().numpy()
+        token = to_device(target.tokens[at].astype(np.int64), logits_SV.device)
+        row = to_device(rows, logits_SV.device)
+        fetch = Fetch([logits_SV[row, token] - lse_S[row], best_S[row] == token])
+        scored.append(Scored(target, at, fetch))
+    return scored
 
 
 def score_of(request: LiveRequest) -> Score:

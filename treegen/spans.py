@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from treegen.decoding import Flight
 from treegen.live import LiveRows
-from treegen.live_tree import LiveSegment
+from treegen.live_tree import LiveRequest, LiveSegment
 from treegen.passes import Span
+from treegen.scores import Scored
 from treegen.segments import SegmentStore
+from treegen.transfer import Fetch
 
 _KEY_BITS = 32  # sort keys: segment above, sample index below
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillFlight:
+    """A prefill pass that may be under way.
+
+    lse: of the logits of all wanted positions. scored: tokens of segments. first: draws of first
+    tokens, and for whom.
+    """
+
+    spans: Sequence[Span]
+    lse: Fetch
+    scored: Sequence[Scored]
+    first: Sequence[tuple[Flight, Sequence[LiveRequest]]]
+
+    def ended(self) -> Iterator[LiveSegment]:
+        """Segments whose last tokens it computes."""
+        for span in self.spans:
+            if span.segment is not None and span.stop == span.segment.stop:
+                yield span.segment
+
+    def name(self, at: int) -> str:
+        """Whose logits are in a row of the pass, for an error message."""
+        for span in self.spans:
+            if at < len(span.wanted):
+                below = span.segment.requests if span.segment else []
+                who = f"prompt {below[0].spec.id!r}" if below else "a shared prompt"
+                return f"{who} at token {int(span.wanted[at])}"
+            at -= len(span.wanted)
+        raise AssertionError("a row of logits belongs to no span")
 
 
 def pick_spans(
@@ -19,7 +53,8 @@ def pick_spans(
 ) -> list[Span]:
     """Spans of the next pass, in the order in which they are computed.
 
-    to_compute: segments by index. room: tokens at most. max_logits: rows of logits, about.
+    to_compute: segments by index; some may be computed already. room: tokens at most.
+    max_logits: rows of logits, about.
     """
     spans: list[Span] = []
     reached: dict[int, int] = {}
@@ -33,7 +68,7 @@ def pick_spans(
     for index, segment in sorted(to_compute.items()):
         if room == 0 or logits >= max_logits:
             break
-        if live.store.is_ready(segment, reached):
+        if segment.computed < segment.stop and live.store.is_ready(segment, reached):
             span = _segment_span(live.store, segment, room)
             spans.append(span)
             reached[index] = span.stop

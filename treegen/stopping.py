@@ -6,17 +6,26 @@ it could are looked at in Python.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from treegen.layout import Ints
+from treegen.live_tree import LiveRequest
 from treegen.params import SamplingParams
-from treegen.radix import Tokens
-from treegen.results import FinishReason
+from treegen.results import Completion, FinishReason
+from treegen.rows import RowTable
+from treegen.sampling import row_seed
 from treegen.text import Detokenizer, StopStrings
+
+if TYPE_CHECKING:
+    from treegen.text import Tokens
+
+Verdict = tuple[FinishReason, str | int | None, str]
+"""Finish reason, what stopped a sample, and its text."""
 
 
 class Stopping:
@@ -39,22 +48,37 @@ class Stopping:
             self.may_end |= self._strings.may_end
         self.may_end[[token for token in self._ids if token < vocab_size]] = True
 
-    def verdict(
-        self, prompt: Sequence[int] | Tokens, tokens: Sequence[int], limit: int
-    ) -> tuple[FinishReason, str | int | None, str] | None:
-        """Finish reason, what stopped it, and text of a sample; None if it goes on."""
-        ends = tokens[-1] in self._ids
-        if self._strings is not None and not ends:
+    def verdict(self, prompt: Tokens, tokens: Sequence[int], limit: int) -> Verdict | None:
+        """How a sample ends; None if it goes on."""
+        return self.verdicts([prompt], [tokens], [limit])[0]
+
+    def verdicts(
+        self,
+        prompts: Sequence[Tokens],
+        samples: Sequence[Sequence[int]],
+        limits: Sequence[int],
+    ) -> list[Verdict | None]:
+        """How samples end, each after a prompt and with a number of tokens at most."""
+        verdicts: list[Verdict | None] = [None] * len(samples)
+        stops: dict[int, int | None] = {}
+        for at, (prompt, tokens, limit) in enumerate(zip(prompts, samples, limits, strict=True)):
+            if tokens[-1] in self._ids:
+                stops[at] = tokens[-1]
+                continue
             # Tokens before the last cannot have completed a stop, or the sample would be over.
-            hit = self._strings.hit(prompt, tokens, num_new=1)
+            hit = self._strings.hit(prompt, tokens, num_new=1) if self._strings else None
             if hit is not None:
                 text, stop = hit
-                return "stop", stop, text + stop * self._include_stop
-        if ends:
-            return "stop", int(tokens[-1]), self._detokenizer.text(prompt, tokens[:-1])
-        if len(tokens) >= limit:
-            return "length", None, self._detokenizer.text(prompt, tokens)
-        return None
+                verdicts[at] = "stop", stop, text + stop * self._include_stop
+            elif len(tokens) >= limit:
+                stops[at] = None
+        texts = self._detokenizer.texts(
+            [prompts[at] for at in stops],
+            [samples[at][:-1] if stop is not None else samples[at] for at, stop in stops.items()],
+        )
+        for (at, stop_id), text in zip(stops.items(), texts, strict=True):
+            verdicts[at] = "length" if stop_id is None else "stop", stop_id, text
+        return verdicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +92,78 @@ class ParamSet:
     def is_greedy(self) -> bool:
         """Whether all samples of a request are the same."""
         return self.params.temperature == 0
+
+
+def completions_of(
+    rows: RowTable, slots: Ints, requests: Sequence[LiveRequest], param_sets: Sequence[ParamSet]
+) -> Iterator[tuple[int, list[Completion]]]:
+    """What slots have finished: the place of each that is over, and its samples.
+
+    requests: of each slot. The slot of a greedy request has all its samples.
+    """
+    tokens = rows.generated(slots, rows.tokens)
+    verdicts = _verdicts(rows, slots, tokens, requests, param_sets)
+    over = sorted(verdicts)
+    slots = slots[over]
+    per_row = zip(
+        over,
+        rows.sample[slots].tolist(),
+        rows.seed[slots].tolist(),
+        rows.generated(slots, rows.logprobs),
+        _alternatives(rows, slots),
+        strict=True,
+    )
+    for at, sample, seed, logprobs, top in per_row:
+        request, (reason, stop, text) = requests[at], verdicts[at]
+        param_set, name = param_sets[request.params], request.spec.id
+        num_top = param_set.params.logprobs
+        named = [(sample, seed)]
+        if param_set.is_greedy:
+            named = [(i, row_seed(param_set.params.seed, name, i)) for i in request.samples]
+        completions = [
+            Completion(
+                prompt_id=name,
+                sample_index=sample,
+                seed=seed,
+                text=text,
+                tokens=tokens[at],
+                logprobs=logprobs,
+                finish_reason=reason,
+                stop=stop,
+                top_logprobs=tuple(pairs[:num_top] for pairs in top) if num_top else (),
+            )
+            for sample, seed in named
+        ]
+        yield at, completions
+
+
+def _verdicts(
+    rows: RowTable,
+    slots: Ints,
+    tokens: Sequence[Sequence[int]],
+    requests: Sequence[LiveRequest],
+    param_sets: Sequence[ParamSet],
+) -> dict[int, Verdict]:
+    """How those of some slots end that do, by place."""
+    found: dict[int, Verdict] = {}
+    params = rows.params[slots]
+    for index in np.unique(params).tolist():
+        places = np.flatnonzero(params == index)
+        limits = rows.limit[slots[places]].tolist()
+        mine = places.tolist()
+        verdicts = param_sets[index].stopping.verdicts(
+            [requests[at].spec.tokens for at in mine], [tokens[at] for at in mine], limits
+        )
+        found.update((at, v) for at, v in zip(mine, verdicts, strict=True) if v is not None)
+    return found
+
+
+def _alternatives(rows: RowTable, slots: Ints) -> list[Sequence[tuple[tuple[int, float], ...]]]:
+    """The likeliest (token, logprob) pairs at each token of slots."""
+    if not rows.num_logprobs:
+        return [()] * len(slots)
+    both = rows.generated(slots, rows.top_tokens), rows.generated(slots, rows.top_logprobs)
+    return [
+        [tuple(zip(ids, values, strict=True)) for ids, values in zip(*row, strict=True)]
+        for row in zip(*both, strict=True)
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,39 +35,65 @@ class Detokenizer:
         self._tokenizer = tokenizer
         # Models have more rows than the tokenizer has tokens. A fast tokenizer skips such ids.
         self._limit = None if getattr(tokenizer, "is_fast", False) else len(tokenizer)
+        # The samples of a prompt come after the same text.
+        self._shown = functools.lru_cache(maxsize=4096)(self.decode)
 
     def text(self, prompt_tokens: Tokens, tokens: Tokens) -> str:
         """Return what the tokens add to the text of the prompt, without special tokens.
 
         A character that the prompt leaves unfinished counts as added if they finish it.
         """
-        if len(tokens) == 0:
-            return ""
-        context = self._context(prompt_tokens)
-        whole = self.decode([*context, *tokens])
-        before = self.decode(context)
+        return self.texts([prompt_tokens], [tokens])[0]
+
+    def texts(self, prompts: Sequence[Tokens], samples: Sequence[Tokens]) -> list[str]:
+        """Return what each sample's tokens add to the text of its prompt, all at once."""
+        # The samples of a prompt come with one object.
+        context_of = {
+            key: self._context(prompt) for key, prompt in {id(p): p for p in prompts}.items()
+        }
+        contexts = [context_of[id(prompt)] for prompt in prompts]
+        generated = [_ids(tokens) for tokens in samples]
+        wholes = [[*context, *ids] for context, ids in zip(contexts, generated, strict=True)]
+        return [
+            self._added(context, ids, whole)
+            for context, ids, whole in zip(contexts, generated, self._decode(wholes), strict=True)
+        ]
+
+    def _added(self, context: tuple[int, ...], ids: Sequence[int], whole: str) -> str:
+        """Return what tokens add to the text of a context, given the text of all."""
+        before = self._shown(context)
         if whole.startswith(before):
             return whole[len(before) :]
         if before.endswith(PARTIAL):
             for cut in range(1, MAX_CHARACTER_TOKENS + 1):
-                before = self.decode(context[:-cut])
+                before = self._shown(context[:-cut])
                 if not before.endswith(PARTIAL) and whole.startswith(before):
                     return whole[len(before) :]
         # Bytes that never become a character spoil those of the prompt that stand before them.
         # What is generated then starts with a byte, which has no leading space to lose.
-        return self.decode(tokens)
+        return self.decode(ids)
 
     def decode(self, tokens: Tokens) -> str:
         """Return the text of tokens on their own, without special tokens."""
-        ids = [int(token) for token in tokens]
-        text = self.decode_each([ids])[0]
-        if text.endswith(PARTIAL):
-            # Some decoders take bytes in a row as one, all or none: an unfinished character at
-            # the end would hide those before it. (It does if one of those is U+FFFD itself.)
-            for cut in range(1, min(MAX_CHARACTER_TOKENS, len(ids) + 1)):
-                finished = self.decode_each([ids[:-cut]])[0]
-                if not finished.endswith(PARTIAL):
-                    return text if text.startswith(finished) else finished + PARTIAL * cut
+        return self._decode([list(_ids(tokens))])[0]
+
+    def _decode(self, sequences: Sequence[list[int]]) -> list[str]:
+        texts = self.decode_each(sequences)
+        for at, text in enumerate(texts):
+            if text.endswith(PARTIAL):
+                texts[at] = self._finished(sequences[at], text)
+        return texts
+
+    def _finished(self, ids: list[int], text: str) -> str:
+        """Return text that ends with what is no character, with all whole characters shown.
+
+        Some decoders take bytes in a row as one, all or none: an unfinished character at the end
+        would hide those before it. (It does if one of those is U+FFFD itself.)
+        """
+        for cut in range(1, min(MAX_CHARACTER_TOKENS, len(ids) + 1)):
+            finished = self.decode_each([ids[:-cut]])[0]
+            if not finished.endswith(PARTIAL):
+                return text if text.startswith(finished) else finished + PARTIAL * cut
         return text
 
     def decode_each(self, sequences: Sequence[list[int]]) -> list[str]:
@@ -88,16 +115,20 @@ class Detokenizer:
 
         One visible character is enough: before it ends whatever they start in the middle of.
         """
-        return bool(self.decode(tokens).replace(PARTIAL, "").strip())
+        return bool(self._shown(tuple(_ids(tokens))).replace(PARTIAL, "").strip())
 
-    def _context(self, prompt_tokens: Tokens) -> list[int]:
+    def _context(self, prompt_tokens: Tokens) -> tuple[int, ...]:
         """Return as many last tokens of the prompt as text after it depends on."""
         width = CONTEXT_TOKENS
         while True:
-            context = [int(token) for token in prompt_tokens[-width:]]
+            context = tuple(_ids(prompt_tokens[-width:]))
             if width >= len(prompt_tokens) or self.shows_text(context):
                 return context
             width *= 4
+
+
+def _ids(tokens: Tokens) -> Sequence[int]:
+    return tokens.tolist() if isinstance(tokens, np.ndarray) else tokens
 
 
 class StopStrings:
