@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from treegen.search.result import Found, SearchResult
     from treegen.search.session import Session
 
-MAX_ROWS = {"cpu": 256, "cuda": 1024}
+MAX_ROWS = {"cpu": 256, "cuda": 4096}
 PREFILL_CHUNK = {"cpu": 2048, "cuda": 8192}
 _SCORE_LOGITS = 2**26  # numbers in the logits of one scoring pass at most
 
@@ -79,8 +79,8 @@ class LLM:
         sharing: Sharing = "auto",
         impl: str = "auto",
         eager: bool = False,
-        compile: bool = False,
-        run_ahead: bool = False,
+        compile: bool | None = None,
+        run_ahead: bool | None = None,
         check: bool = True,
         revision: str | None = None,
         trust_remote_code: bool = False,
@@ -93,9 +93,12 @@ class LLM:
         memory, or 1 GiB on a CPU. page_size: tokens per cache page. max_rows: samples decoded at
         once at most. prefill_chunk: prompt tokens computed in one pass at most.
         sharing: which tree levels are attention parts of their own; see `compile_plan`.
-        impl: the attention implementation. eager: on a GPU, start at once, without CUDA graphs.
-        compile: on a GPU, compile the decoder layers, which takes some seconds at first use.
-        run_ahead: launch each decode step before the last one's tokens are known; see `Scheduler`.
+        impl: how attention is computed: "auto", "cpu", "triton" (with cuDNN for a long trunk),
+        "flash", "xformers" or "reference".
+        eager: on a GPU, start at once, without compiling and without CUDA graphs, and run slower.
+        compile: compile the decoder layers, on a GPU, which takes some seconds at first use.
+        run_ahead: launch each pass before the last one's tokens are known; see `Scheduler`.
+        None for these two: on a GPU (compile: unless eager).
         check: compare with stock transformers at load.
 
         Raises ModelError for a model that cannot be used, CapacityError if no page fits.
@@ -139,9 +142,10 @@ class LLM:
         self.cache = PagedCache(
             self.model.new_cache(num_pages + 1, page_size), num_pages, page_size
         )
-        if compile and kind == "cuda":
+        if kind == "cuda" and (not eager if compile is None else compile):
             self.model.compile_layers(self.cache.layers)
-        self._impl, self._run_ahead = impl, run_ahead
+        self._impl = impl
+        self._run_ahead = kind == "cuda" if run_ahead is None else run_ahead
         self._kept = KeptPrefixes(self.cache, max_pages=num_pages // 2)
         self._num_named = 0
         self._running: weakref.ref[Run] | None = None

@@ -8,6 +8,7 @@ graph runs eagerly once, on the inputs of the graph that is then captured for th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,16 +20,26 @@ from treegen.attention.triton import StaticState, TritonState
 from treegen.batch import Batch
 
 _MAX_GRAPHS = 48
+_PATIENCE = 8  # steps that take a larger graph before one of their own size is captured
 
 
 @dataclass(slots=True)
 class _Graph:
-    """A captured step: its inputs, its attention work list and its logits."""
+    """A captured step: its inputs, its attention work list and its logits.
+
+    inputs_3T: the tokens, positions and slots of the batch.
+    """
 
     batch: Batch
+    inputs_3T: Tensor
     state: StaticState
     logits_SV: Tensor
     graph: torch.cuda.CUDAGraph
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that it computes."""
+        return len(self.batch.tokens_T)
 
 
 class DecodeGraphs:
@@ -40,14 +51,15 @@ class DecodeGraphs:
     def __init__(self, forward: Callable[[Batch], Tensor]) -> None:
         """`forward` computes a batch eagerly."""
         self._forward = forward
-        self._graphs: dict[tuple[int, int], list[_Graph]] = {}
+        self._graphs: list[_Graph] = []
+        self._wanted: Counter[int] = Counter()
         self._pool: Any = None  # memory that all graphs share, for only one runs at a time
         self.off: str | None = None
 
     @property
     def num_graphs(self) -> int:
         """Graphs captured so far."""
-        return sum(map(len, self._graphs.values()))
+        return len(self._graphs)
 
     def run(self, batch: Batch) -> Tensor:
         """Logits [S, V] of a decode batch; valid until the next step."""
@@ -55,21 +67,42 @@ class DecodeGraphs:
         if self.off is not None or not isinstance(state, TritonState):
             return self._forward(batch)
         num_rows = len(batch.tokens_T)
-        key = padded_rows(num_rows), batch.layers[0].keys.data_ptr()
-        for entry in self._graphs.get(key, []):
-            if entry.state.load(state.levels):
-                _fill(entry.batch, batch)
-                entry.graph.replay()
-                return entry.logits_SV[:num_rows]
+        entry = self._find(batch, state)
+        if entry is None:
+            return self._capture(batch, state)
+        _fill(entry.inputs_3T, batch)
+        state.kernels = entry.state.kernels
+        entry.graph.replay()
+        return entry.logits_SV[:num_rows]
+
+    def _find(self, batch: Batch, state: TritonState) -> _Graph | None:
+        """A graph with the batch's levels in place: of its size, or for some steps a larger one.
+
+        Capturing takes as long as several steps, and while a run ends sizes are soon left behind.
+        """
+        keys, size = batch.layers[0].keys, padded_rows(len(batch.tokens_T))
+        self._wanted[size] += 1
+        most = size if self._wanted[size] > _PATIENCE else 2 * size
+        usable = [
+            each
+            for each in self._graphs
+            if size <= each.num_rows <= most and each.batch.layers[0].keys is keys
+        ]
+        usable.sort(key=lambda each: each.num_rows)
+        return next((each for each in usable if each.state.load(state.levels)), None)
+
+    def _capture(self, batch: Batch, state: TritonState) -> Tensor:
         if self.num_graphs >= _MAX_GRAPHS:
             self._graphs.clear()
-        return self._capture(batch, state, key)
-
-    def _capture(self, batch: Batch, state: TritonState, key: tuple[int, int]) -> Tensor:
+            self._pool = None  # with its last graph it is gone
         static_state = StaticState(state.levels, state.device)
-        static = _static_batch(batch, key[0], static_state)
-        _fill(static, batch)
+        inputs_3T = torch.zeros(
+            3, padded_rows(len(batch.tokens_T)), dtype=torch.int64, device=batch.tokens_T.device
+        )
+        static = _static_batch(batch, inputs_3T, static_state)
+        _fill(inputs_3T, batch)
         logits_SV = self._forward(static)
+        state.kernels = static_state.kernels
         graph = torch.cuda.CUDAGraph()
         try:
             torch.cuda.synchronize()
@@ -84,41 +117,61 @@ class DecodeGraphs:
             torch.cuda.synchronize()
             return logits_SV[: len(batch.tokens_T)]
         self._pool = graph.pool()
-        entry = _Graph(static, static_state, captured_SV, graph)
-        self._graphs.setdefault(key, []).insert(0, entry)
+        self._graphs.insert(
+            0, _Graph(static, inputs_3T, static_state, _borrowed(captured_SV), graph)
+        )
         return logits_SV[: len(batch.tokens_T)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Memory of a GPU, for torch to make a tensor over it that does not own it."""
+
+    __cuda_array_interface__: dict[str, Any]
+
+
+def _borrowed(tensor: Tensor) -> Tensor:
+    """The same numbers, whose memory the pool of all graphs may use again.
+
+    Otherwise each graph would keep logits of its own, which may be a gigabyte. Whoever reads them
+    is queued before the next graph runs.
+    """
+    assert tensor.is_contiguous()
+    raw = _Memory(
+        {
+            "shape": tuple(tensor.shape),
+            "typestr": f"<i{tensor.itemsize}",
+            "data": (tensor.data_ptr(), False),
+            "version": 2,
+        }
+    )
+    return torch.as_tensor(raw, device=tensor.device).view(tensor.dtype)
 
 
 def padded_rows(num_rows: int) -> int:
     """Rows of the graph that a number of live rows runs in."""
     if num_rows <= 16:
         return 1 << (num_rows - 1).bit_length() if num_rows > 1 else 1
-    step = 16 if num_rows <= 128 else 64 if num_rows <= 512 else 128 if num_rows <= 2048 else 256
+    # Matrix products take 128 rows or more at a time, wherever they are many.
+    step = 16 if num_rows <= 128 else 64 if num_rows <= 512 else 128
     return -(-num_rows // step) * step
 
 
-def _static_batch(batch: Batch, num_rows: int, state: StaticState) -> Batch:
-    """Input tensors of a graph: rows past the live ones write to the padding page."""
-    device = batch.tokens_T.device
-
-    def zeros() -> Tensor:
-        return torch.zeros(num_rows, dtype=torch.int64, device=device)
-
-    positions_T = zeros()
+def _static_batch(batch: Batch, inputs_3T: Tensor, state: StaticState) -> Batch:
+    """A batch on a graph's inputs: rows past the live ones write to the padding page."""
+    tokens_T, positions_T, slots_T = inputs_3T
     return Batch(
-        tokens_T=zeros(),
+        tokens_T=tokens_T,
         positions_T=positions_T,
-        slots_T=zeros(),
-        logits_at_S=torch.arange(num_rows, device=device),
+        slots_T=slots_T,
+        logits_at_S=torch.arange(len(tokens_T), device=tokens_T.device),
         levels=replace(batch.levels, positions_T=positions_T, state=state, host=None, seen=set()),
         layers=batch.layers,
         decode=True,
     )
 
 
-def _fill(static: Batch, batch: Batch) -> None:
+def _fill(inputs_3T: Tensor, batch: Batch) -> None:
     num_rows = len(batch.tokens_T)
-    for name in ("tokens_T", "positions_T", "slots_T"):
-        target: Tensor = getattr(static, name)
-        target[:num_rows].copy_(getattr(batch, name))
-        target[num_rows:].zero_()
+    inputs_3T[:, :num_rows] = torch.stack([batch.tokens_T, batch.positions_T, batch.slots_T])
+    inputs_3T[:, num_rows:] = 0
