@@ -7,7 +7,8 @@ from dataclasses import asdict
 
 import click
 
-from treegen.cli.bench_device import attention, decode, monkeys, paper
+from treegen.cli.bench_attention import attention
+from treegen.cli.bench_device import decode, monkeys, paper
 from treegen.errors import InputError
 
 

@@ -1,39 +1,40 @@
 """The parts of `treegen bench` that hold the engine against what the device can do."""
 
-import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from treegen.cli.bench_shared import (
+    DEVICE,
+    at_least,
+    check_device,
+    headline,
+    numbers,
+    show,
+    with_options,
+)
 from treegen.cli.options import CONTEXT
 from treegen.errors import InputError
 
 if TYPE_CHECKING:
     from treegen.bench.result import Result
-    from treegen.bench.table import TextTable
     from treegen.bench.workloads import Case
 
 _STOCK: Final = ("generate", "continuous")
-_DEVICE: Final = (
-    click.option("--dtype", default="auto", metavar="TYPE", help="auto, float32, bfloat16 or "
-                 "float16; auto is bfloat16 on a GPU and float32 on a CPU."),
-    click.option("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N."),
-    click.option("--ceiling-seconds", type=float, metavar="S", help="For each ceiling. Default: 2 "
-                 "on a GPU, 0.1 on a CPU."),
-)  # fmt: skip
+_SECONDS: Final = 120.0
+_GRID_SECONDS: Final = 5.0  # so that the whole of it is a matter of minutes
 _MODEL: Final = (
     click.option("--model", metavar="DIR|NAME", help="A checkpoint instead of a shape."),
     click.option("--repeats", default=3, show_default=True, help="Runs that are timed, after one "
                  "that is not."),
-    click.option("--time-limit", default=120.0, show_default=True, metavar="S", help="Leave out "
-                 "what takes at least so many seconds a run."),
+    click.option("--time-limit", type=float, metavar="S", help="Leave out what takes at least so "
+                 f"many seconds a run. Default: {_SECONDS:g}, of a grid {_GRID_SECONDS:g}."),
     click.option("--memory", metavar="SIZE", help="For keys and values, such as 2GiB."),
-    click.option("--compile", is_flag=True, help="Compile the decoder layers, on a GPU."),
+    click.option("--eager", is_flag=True, help="On a GPU: no compiling, no CUDA graphs."),
     click.option("--against", default="", metavar="NAME,...", help=f"Engines of transformers to "
                  f"time as well: {', '.join(_STOCK)}."),
-    *_DEVICE,
+    *DEVICE,
 )  # fmt: skip
 _PARTS: Final = (
     click.option("--shape", metavar="NAME", help="Random weights of this shape; default: by "
@@ -45,70 +46,6 @@ _PARTS: Final = (
 )  # fmt: skip
 
 
-def _with(options: tuple[Callable[..., Any], ...]) -> Callable[..., Any]:
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
-
-
-@click.command(context_settings=CONTEXT)
-@click.option("--rows", default="64,256,1024,4096", show_default=True, metavar="N,...")
-@click.option("--prefix", default="1024,4096,16384", show_default=True, metavar="N,...",
-              help="Keys that all rows share.")  # fmt: skip
-@click.option("--suffix", default="0,128,1024", show_default=True, metavar="N,...",
-              help="Keys of each row's own.")  # fmt: skip
-@click.option("--heads", default="8,1,128", show_default=True, metavar="Q,KV,DIM",
-              help="Query heads, KV heads and their width.")  # fmt: skip
-@click.option("--repeats", default=20, show_default=True, help="Calls that are timed.")
-@_with(_DEVICE)
-def attention(
-    rows: str, prefix: str, suffix: str, heads: str, repeats: int, dtype: str, device: str,
-    ceiling_seconds: float | None,
-) -> None:  # fmt: skip
-    """The attention operator on the paper's grid, against attention without sharing."""
-    grid = [
-        (r, p, s)
-        for s in _numbers(suffix, "suffix", least=0)
-        for p in _numbers(prefix, "prefix")
-        for r in _numbers(rows, "rows")
-    ]
-    width = _numbers(heads, "heads")
-    if len(width) != 3 or width[0] % width[1]:
-        raise InputError(f"--heads must be Q,KV,DIM with Q a multiple of KV, got {heads!r}")
-    _at_least("repeats", repeats, 1)
-    _check_device(dtype, ceiling_seconds)
-
-    from treegen.bench import attention as bench
-    from treegen.bench import ceilings as ceiling
-    from treegen.bench.table import attention_line, attention_table
-    from treegen.bench.timing import machine
-    from treegen.cli.render import echo, json_line, notice
-    from treegen.model_spec import DTYPES, resolve_device
-
-    target = resolve_device(device)
-    kind = DTYPES[dtype if dtype != "auto" else ("float32" if target.type == "cpu" else "bfloat16")]
-    found = ceiling.measure(target, kind, ceiling_seconds)
-    about = machine(target)
-    echo(f"{_headline(about)}\n{found}\n")
-    results = []
-    options = bench.Heads(*width)
-    for result in bench.measure(grid, options, found, device=target, dtype=kind, repeats=repeats):
-        notice(attention_line(result))
-        results.append(result)
-    echo(f"{width[0]} query heads, {width[1]} KV heads, width {width[2]}; cold caches; medians of "
-         f"{repeats}")  # fmt: skip
-    _show(attention_table(results))
-    json_line(
-        {
-            "bench": "attention", "machine": about, "ceilings": asdict(found),
-            "heads": asdict(options), "results": [asdict(each) for each in results],
-        }
-    )  # fmt: skip
-
-
 @click.command(context_settings=CONTEXT)
 @click.option("--shape", metavar="NAME", help="Random weights of this shape: llama2-7b, llama3-8b, "
               "llama3.2-1b, qwen3-4b, codellama-7b, codellama-13b, yi-6b or tiny.")  # fmt: skip
@@ -118,28 +55,33 @@ def attention(
               "problems below the prefix.")  # fmt: skip
 @click.option("--problem-tokens", default=0, show_default=True, help="Tokens of each problem.")
 @click.option("--new-tokens", type=int, help="Tokens of each sample. Default: 64, with --grid 16.")
+@click.option("--modes", metavar="NAME,...", help="Some of all, one, off and no-attention.")
 @click.option("--grid", is_flag=True, help="Sharing as the engine chooses it against none, for "
               "prefixes of 64 to 16,384 tokens and 1 to 4,096 rows.")  # fmt: skip
-@_with(_MODEL)
+@with_options(_MODEL)
 def decode(
     shape: str | None, rows: str | None, prefix: str | None, problems: int, problem_tokens: int,
-    new_tokens: int | None, grid: bool, against: str, **options: Any,
+    new_tokens: int | None, modes: str | None, grid: bool, against: str, **options: Any,
 ) -> None:  # fmt: skip
     """End to end: every level shared, one, none, and no attention at all, against the roofline."""
-    from treegen.bench.decode import decode_cases, grid_cases, ratios
+    from treegen.bench.decode import DECODE_MODES, decode_cases, grid_cases, ratios
+    from treegen.cli.render import json_line
 
-    if grid and (problem_tokens or against or problems != 1):
-        raise InputError("--grid has no --problems and is not run --against other engines")
+    if grid and (problem_tokens or against or modes or problems != 1):
+        raise InputError("--grid has modes of its own, no --problems, and no engines --against it")
     new_tokens = (16 if grid else 64) if new_tokens is None else new_tokens
-    _at_least("new-tokens", new_tokens, 2)
-    _at_least("problems", problems, 1)
-    counts = _numbers(rows or ("1,4,16,64,256,1024,4096" if grid else "1024"), "rows")
-    prefixes = _numbers(prefix or ("64,256,1024,4096,16384" if grid else "2048"), "prefix")
+    at_least("new-tokens", new_tokens, 2)
+    at_least("problems", problems, 1)
+    counts = numbers(rows or ("1,4,16,64,256,1024,4096" if grid else "1024"), "rows")
+    prefixes = numbers(prefix or ("64,256,1024,4096,16384" if grid else "2048"), "prefix")
     if grid:
+        if options["time_limit"] is None:
+            options["time_limit"] = _GRID_SECONDS
         cases = grid_cases(counts, prefixes, new_tokens)
     else:
         cases = decode_cases(
             counts, prefixes, new_tokens, problems=problems, problem_tokens=problem_tokens,
+            modes=_names(modes or ",".join(DECODE_MODES), "modes", DECODE_MODES),
             against=_engines(against),
         )  # fmt: skip
     results, document = _run(cases, shape or (None if options["model"] else "llama3-8b"), options)
@@ -149,13 +91,13 @@ def decode(
         found = ratios(results)
         document["never_slower"] = [asdict(each) for each in found]
         click.echo("\nDecode speed with sharing over speed without")
-        _show(ratio_table(found))
-    _print({"bench": "grid" if grid else "decode", **document})
+        show(ratio_table(found))
+    json_line({"bench": "grid" if grid else "decode", **document})
 
 
 @click.command(context_settings=CONTEXT)
 @click.argument("names", nargs=-1, metavar="[EXPERIMENT]...")
-@_with(_PARTS)
+@with_options(_PARTS)
 def paper(names: tuple[str, ...], **options: Any) -> None:
     """Jobs after the Hydragen paper's experiments: tables, needle, apps, gsm8k, mmlu, or all."""
     from treegen.bench.paper import PAPER
@@ -164,7 +106,7 @@ def paper(names: tuple[str, ...], **options: Any) -> None:
 
 
 @click.command(context_settings=CONTEXT)
-@_with(_PARTS)
+@with_options(_PARTS)
 def monkeys(**options: Any) -> None:
     """A job like GSM8K, 1,024 samples for each of 128 problems, on the shape of Llama-3.2-1B."""
     _experiments(("monkeys",), options)
@@ -172,6 +114,7 @@ def monkeys(**options: Any) -> None:
 
 def _experiments(names: tuple[str, ...], options: dict[str, Any]) -> None:
     from treegen.bench.paper import cases_of, experiment_of
+    from treegen.cli.render import json_line
 
     scale, lengths = options.pop("scale"), options.pop("length_scale")
     shape, against = options.pop("shape"), _engines(options.pop("against"))
@@ -198,7 +141,7 @@ def _experiments(names: tuple[str, ...], options: dict[str, Any]) -> None:
             }
         )  # fmt: skip
         click.echo("")
-    _print({"bench": "paper", "experiments": documents})
+    json_line({"bench": "paper", "experiments": documents})
 
 
 def _run(
@@ -211,10 +154,11 @@ def _run(
     if (shape is None) == (options["model"] is None):
         raise InputError("give --shape or --model, not both")
     known = shape_of(shape) if shape is not None else None
-    _at_least("repeats", options["repeats"], 1)
-    if not options["time_limit"] > 0:
-        raise InputError(f"--time-limit must be above 0, got {options['time_limit']:g}")
-    _check_device(options["dtype"], options["ceiling_seconds"])
+    at_least("repeats", options["repeats"], 1)
+    seconds = _SECONDS if options["time_limit"] is None else options["time_limit"]
+    if not seconds > 0:
+        raise InputError(f"--time-limit must be above 0, got {seconds:g}")
+    check_device(options["dtype"], options["ceiling_seconds"])
     if options["memory"] is not None:
         parse_bytes(options["memory"])
 
@@ -229,17 +173,15 @@ def _run(
     model, tokenizer = build(known, **kind) if known else load(options["model"], **kind)
     found = ceiling.measure(model.device, model.dtype, options["ceiling_seconds"])
     about = machine(model.device)
-    echo(f"{title}{_headline(about)}, {model.spec.name}\n{found}\n")
-    settings = Settings(
-        options["repeats"], options["time_limit"], options["memory"], options["compile"]
-    )
+    echo(f"{title}{headline(about)}, {model.spec.name}\n{found}\n")
+    settings = Settings(options["repeats"], seconds, options["memory"], options["eager"])
     bench = Bench(model, tokenizer, found, settings)
     results = []
     for result in bench.measure(cases):
         notice(result_line(result))
         results.append(result)
     bench.close()
-    _show(results_table(results))
+    show(results_table(results))
     return results, {
         "machine": about, "model": model.spec.name, "weights": "random" if known else "checkpoint",
         "ceilings": asdict(found), "settings": asdict(settings),
@@ -247,62 +189,13 @@ def _run(
     }  # fmt: skip
 
 
-def _show(table: "TextTable") -> None:
-    """Print a table: drawn on a terminal, to be pasted elsewhere."""
-    from treegen.cli.render import echo, markdown
-    from treegen.terminal import safe_text
-
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        drawn = Table()
-        for place, title in enumerate(table.head):
-            drawn.add_column(Text(title), justify="right" if place in table.right else "left")
-        for row in table.rows:
-            drawn.add_row(*(Text(safe_text(cell)) for cell in row))
-        Console(file=sys.stdout, highlight=False).print(drawn)
-    else:
-        echo(markdown(table.head, table.rows, table.right))
-    for remark in table.remarks:
-        echo(safe_text(remark).replace("\n", " "))
-
-
-def _print(document: dict[str, Any]) -> None:
-    from treegen.cli.render import json_line
-
-    json_line(document)
-
-
-def _headline(about: dict[str, Any]) -> str:
-    return f"torch {about['torch']}, {about['threads']} threads, {about['device']}"
-
-
-def _numbers(text: str, name: str, least: int = 1) -> list[int]:
-    words = [word.strip() for word in text.split(",")]
-    if not all(w.isascii() and w.isdecimal() and len(w) < 8 and int(w) >= least for w in words):
-        raise InputError(
-            f"--{name} must be whole numbers of at least {least} with commas between, got {text!r}"
-        )
-    return list(dict.fromkeys(int(word) for word in words))
-
-
 def _engines(text: str) -> tuple[str, ...]:
+    return _names(text, "against", _STOCK)
+
+
+def _names(text: str, option: str, known: tuple[str, ...]) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     for name in names:
-        if name not in _STOCK:
-            raise InputError(f"--against must be some of {', '.join(_STOCK)}, got {name!r}")
+        if name not in known:
+            raise InputError(f"--{option} must be some of {', '.join(known)}, got {name!r}")
     return tuple(dict.fromkeys(names))
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise InputError(f"--{name} must be at least {least}, got {value}")
-
-
-def _check_device(dtype: str, ceiling_seconds: float | None) -> None:
-    if dtype not in ("auto", "float32", "bfloat16", "float16"):
-        raise InputError(f"--dtype must be auto, float32, bfloat16 or float16, got {dtype!r}")
-    if ceiling_seconds is not None and not 0 < ceiling_seconds < 60:
-        raise InputError(f"--ceiling-seconds must be above 0 and below 60, got {ceiling_seconds:g}")

@@ -147,7 +147,7 @@ def _load() -> "LLM":
     from treegen.engine import LLM
 
     logging.disable_progress_bar()
-    return LLM(demo.NAME)
+    return LLM(demo.NAME, compile=False)  # which would take longer than most parts of the tour
 
 
 def _job(asked: dict[str, Any]) -> "Job":

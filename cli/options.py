@@ -67,6 +67,8 @@ _MODEL: Final = (
                  "once at most."),
     click.option("--sharing", metavar="HOW", help="auto, all, one or off: which parts of the tree "
                  "are read once for all samples below."),
+    click.option("--eager", is_flag=True, help="On a GPU, start at once: no compiling, no CUDA "
+                 "graphs. Longer runs are slower so."),
 )  # fmt: skip
 _SAMPLING: Final = (
     click.option("--n-samples", "-n", "--epochs", "--repeats", "num_samples", type=int,

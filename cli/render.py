@@ -11,7 +11,7 @@ import click
 from treegen import demo
 from treegen.errors import InputError, TreegenError
 from treegen.tasks import Report, Skipped
-from treegen.tasks.account import sharing_line
+from treegen.tasks.account import attention_line, sharing_line
 from treegen.tasks.heat_map import draw_text, save_png
 from treegen.tasks.tables import Cell, Grid, Table
 from treegen.terminal import safe_text
@@ -70,6 +70,8 @@ def report_tables(results: Mapping[str, Any], report: Report | None) -> None:
         echo("")
     usage = results["usage"]
     echo(sharing_line(usage))
+    if told := attention_line(usage):
+        echo(safe_text(told))
     prefill, decode = usage.get("prefill_seconds", 0.0), usage.get("decode_seconds", 0.0)
     echo(f"time: prefill {prefill:,.2f} s, decode {decode:,.2f} s of {usage['seconds']:,.2f} s")
     if usage.get("eager_because"):

@@ -5,13 +5,15 @@ seconds, so a process that is killed loses at most the account of those, never a
 """
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.errors import RunError
-from treegen.results import Usage
+from treegen.results import Usage, in_order
 from treegen.runs import RunDir
+from treegen.units import format_bytes
 
 if TYPE_CHECKING:
     from treegen.plan import Plan
@@ -116,7 +118,9 @@ def add_up(
     }
     for part in parts:
         for name, value in part.items():
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            if name == "kernels":
+                total[name] = _merged(total.get(name, {}), value)
+            elif isinstance(value, bool) or not isinstance(value, int | float):
                 total[name] = value
             elif name in _LARGEST:
                 total[name] = max(total.get(name, 0), value)
@@ -144,3 +148,44 @@ def sharing_line(usage: Mapping[str, Any]) -> str:
         f"prompt tokens computed: {computed:,} instead of {unshared:,} "
         f"({unshared / computed:,.1f} times fewer)"
     )
+
+
+def attention_line(usage: Mapping[str, Any]) -> str:
+    """Return in one line what read which level in decode steps, and what that saved.
+
+    "" if there were no decode steps. Bytes are those of keys and values.
+    """
+    read, apart = usage.get("key_tokens_read", 0), usage.get("key_tokens_unshared", 0)
+    if not apart:
+        return ""
+    told = f"attention: {kernels_told(usage) or usage.get('impl', '')}"
+    if "plan" not in usage:
+        return told
+    size = usage["plan"]["token_bytes"]
+    return (
+        f"{told}; key reads saved {1 - read / apart:.1%} "
+        f"({format_bytes((apart - read) * size)} of {format_bytes(apart * size)})"
+    )
+
+
+def kernels_told(usage: Mapping[str, Any]) -> str:
+    """Return which kernel read which level; with numbers of steps where several did in turn."""
+    kernels: Mapping[str, Mapping[str, int]] = usage.get("kernels", {})
+    return ", ".join(f"{level} {_in_turn(kernels[level])}" for level in in_order(kernels))
+
+
+def _in_turn(steps: Mapping[str, int]) -> str:
+    if len(steps) == 1:
+        return next(iter(steps))
+    most_first = sorted(steps.items(), key=lambda item: -item[1])
+    return " and ".join(f"{name} ({num:,} steps)" for name, num in most_first)
+
+
+def _merged(
+    first: Mapping[str, Mapping[str, int]], second: Mapping[str, Mapping[str, int]]
+) -> dict[str, dict[str, int]]:
+    """Return steps by level and kernel, added up."""
+    return {
+        level: dict(Counter(first.get(level, {})) + Counter(second.get(level, {})))
+        for level in {**first, **second}
+    }

@@ -54,8 +54,8 @@ class EngineOptions:
     sharing: Sharing = "auto"
     impl: str = "auto"
     eager: bool = False
-    compile: bool = False
-    run_ahead: bool = False
+    compile: bool | None = None
+    run_ahead: bool | None = None
     check: bool = True
     revision: str | None = None
     trust_remote_code: bool = False

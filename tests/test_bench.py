@@ -12,7 +12,7 @@ import torch
 from treegen import LLM, Node, SamplingParams
 from treegen.attention import Level, attend
 from treegen.attention.api import LOADERS, choose
-from treegen.bench import attention, ceilings, stock
+from treegen.bench import attention, cascade, ceilings, stock
 from treegen.bench.decode import decode_cases, grid_cases, ratios
 from treegen.bench.modes import CONTINUOUS, GENERATE, NO_ATTENTION, SHARING_MODES
 from treegen.bench.no_attention import no_attention
@@ -21,7 +21,7 @@ from treegen.bench.result import Result, Settings
 from treegen.bench.roofline import LevelWork, ModelSize, levels_of, size_of, step_floor
 from treegen.bench.runs import Bench
 from treegen.bench.shapes import SHAPES, build, shape_of
-from treegen.bench.table import results_table
+from treegen.bench.table import cascade_line, cascade_table, results_table
 from treegen.bench.timing import Spread, Stopwatch, sustained
 from treegen.bench.tiny import byte_tokenizer
 from treegen.bench.workloads import Case, Workload
@@ -246,12 +246,12 @@ def test_attention_is_timed_by_every_implementation_and_checked() -> None:
     grid = [(1, 16, 0), (5, 20, 3), (3, 1, 17)]
     results = list(
         attention.measure(
-            grid, attention.Heads(4, 2, 16), CEILINGS, device=CPU, dtype=torch.float32, repeats=2
+            grid, cascade.Heads(4, 2, 16), CEILINGS, device=CPU, dtype=torch.float32, repeats=2
         )
     )
     assert [(r.rows, r.prefix, r.suffix) for r in results] == grid
     for r in results:
-        assert set(r.shared) == set(attention.implementations(CPU)) == {"cpu"}
+        assert set(r.shared) == set(cascade.implementations(CPU)) == {"cpu"}
         assert set(r.unshared) == {"cpu reread", "cpu copies", "torch flash"} and not r.skipped
         assert r.error < 1e-4 and r.speedup is not None
         flops = 4 * r.rows * 4 * 16 * r.prefix
@@ -259,7 +259,7 @@ def test_attention_is_timed_by_every_implementation_and_checked() -> None:
 
 
 def test_the_ways_without_sharing_compute_the_same_attention() -> None:
-    case = attention._Case(5, 32, 7, attention.Heads(4, 2, 16), CPU, torch.float32)
+    case = attention._Case(5, 32, 7, cascade.Heads(4, 2, 16), CPU, torch.float32)
     shared = case.call(case.levels(), "cpu")()
     calls = dict(attention._unshared(case, ["cpu", "reference"], {}))
     for name in ("cpu reread", "cpu copies", "reference reread", "reference copies"):
@@ -268,13 +268,54 @@ def test_the_ways_without_sharing_compute_the_same_attention() -> None:
 
 def test_copies_that_do_not_fit_are_left_out_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "free_bytes", lambda device: 2**15)
-    heads = attention.Heads(4, 2, 16)
+    heads = cascade.Heads(4, 2, 16)
     options: dict[str, Any] = {"device": CPU, "dtype": torch.float32, "repeats": 1}
     (result,) = attention.measure([(8, 64, 2)], heads, CEILINGS, **options)
     assert set(result.skipped) == {"cpu copies", "torch flash"}
     assert set(result.unshared) == {"cpu reread"}
+    monkeypatch.setattr(cascade, "free_bytes", lambda device: 2**15)
     with pytest.raises(CapacityError, match="fewer --rows"):
         list(attention.measure([(64, 64, 9)], heads, CEILINGS, **options))
+
+
+def test_a_cascade_is_timed_beside_the_sum_of_its_levels_rooflines() -> None:
+    parts = [cascade.Part(40, 1), cascade.Part(20, 3), cascade.Part(5, 16)]
+    results = list(
+        cascade.measure(
+            [16, 17], parts, cascade.Heads(4, 2, 16), CEILINGS, device=CPU, dtype=torch.float32,
+            repeats=2,
+        )
+    )  # fmt: skip
+    assert [(r.rows, r.parts) for r in results] == [(16, tuple(parts)), (17, tuple(parts))]
+    for r in results:
+        assert set(r.times) == set(r.ratios) == {"cpu"} and r.error < 1e-4
+        flops = 4 * r.rows * 4 * 16
+        floor = sum(
+            max(flops * part.keys / 1e9, part.keys * part.groups * 2 * 2 * 16 * 4 / 4e8)
+            for part in parts
+        )
+        assert r.floor_us == pytest.approx(floor * 1e6)
+        assert r.ratios["cpu"] == pytest.approx(r.times["cpu"].median / r.floor_us)
+    table = cascade_table(results)
+    assert {len(row) for row in table.rows} == {len(table.head)}
+    assert "40 x 1 + 20 x 3 + 5 x 16" in cascade_line(results[0])
+
+
+def test_the_levels_of_a_cascade_hold_every_row_once_in_groups_of_even_size() -> None:
+    case = cascade.Cascade(
+        7, [cascade.Part(8, 1), cascade.Part(3, 3), cascade.Part(2, 7)], cascade.Heads(2, 1, 8),
+        CPU, torch.float32,
+    )  # fmt: skip
+    levels = case.levels()
+    rows = [(level.q_stop_G - level.q_start_G).tolist() for level in levels]
+    assert rows == [[7], [3, 2, 2], [1] * 7]
+    assert [level.kv_start_G.tolist() for level in levels] == [[0], [8] * 3, [11] * 7]
+    pages = torch.cat([level.pages_GP.ravel() for level in levels])
+    assert sorted(pages.tolist()) == list(range(len(case.keys)))
+    # Some rows alone read the same keys.
+    some = case.levels(torch.tensor([0, 2, 3]))
+    assert [level.q_stop_G.tolist() for level in some] == [[3], [2, 3], [1, 2, 3]]
+    assert some[1].pages_GP.tolist() == levels[1].pages_GP[:2].tolist()
 
 
 # Runs
@@ -306,15 +347,29 @@ def test_every_mode_draws_all_tokens(tiny_model: tuple[Model, Any]) -> None:
     assert by_mode["all"].impl == "cpu" and by_mode[NO_ATTENTION].impl == NO_ATTENTION
     for r in results:
         assert r.job is not None and r.job.low <= r.job.median <= r.job.high
+        assert r.seconds is not None and r.startup_seconds is not None and r.startup_seconds > 0
         if r.mode != GENERATE:
             assert r.step_ms is not None and r.share is not None and r.floor_parts_ms is not None
             assert r.floor_ms == pytest.approx(sum(r.floor_parts_ms.values()))
             assert ("own keys" in r.floor_parts_ms) == (r.mode != NO_ATTENTION)
     table = results_table(results)
     assert len(table.rows) == len(results) and {len(row) for row in table.rows} == {len(table.head)}
+    assert {"run s", "start-up s"} <= set(table.head)
     # The module is treegen's again.
     llm = LLM(tiny_model[0], tokenizer=tiny_model[1], memory="1MiB")
     assert len(llm.generate(["x"], SamplingParams(max_tokens=2))[0]) == 1
+
+
+def test_the_table_names_the_kernel_of_each_level() -> None:
+    workload = Workload("w", prefix=8, samples=2, new_tokens=3)
+
+    def shown(kernels: dict[str, dict[str, int]]) -> str:
+        return results_table([Result(workload, "all", 2, impl="cuda", kernels=kernels)]).rows[0][-1]
+
+    assert shown({}) == "cuda"
+    assert shown({"own keys": {"triton": 5}, "level 0": {"triton": 4}}) == "triton"
+    mixed = {"own keys": {"triton": 5}, "level 0": {"cudnn": 4, "triton": 1}}
+    assert shown(mixed) == "cudnn/triton + triton"
 
 
 def test_what_cannot_be_run_says_why_and_the_rest_goes_on(tiny_model: tuple[Model, Any]) -> None:

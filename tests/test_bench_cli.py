@@ -11,7 +11,7 @@ import pytest
 from cli_cases import Command
 
 from treegen.bench.table import TextTable
-from treegen.cli.bench_device import _show
+from treegen.cli.bench_shared import show
 
 QUICK = ("--ceiling-seconds", "0.003", "--device", "cpu")
 TINY = ("--shape", "tiny", "--repeats", "2", "--memory", "4MiB", *QUICK)
@@ -35,6 +35,10 @@ REFUSED = [
     (["attention", "--rows", "1,x"], "--rows must be whole numbers"),
     (["attention", "--prefix", "0"], "--prefix must be whole numbers of at least 1"),
     (["attention", "--heads", "8,3,128"], "--heads"),
+    (["attention", "--levels", "16x1,8"], "--levels must be KEYSxGROUPS"),
+    (["attention", "--levels", "16x0"], "--levels must be KEYSxGROUPS"),
+    (["attention", "--levels", "16x1", "--prefix", "8"], "not both"),
+    (["attention", "--levels", "16x1,8x4", "--rows", "8,3"], "--rows 3 cannot be divided"),
     (["attention", "--dtype", "int8"], "--dtype"),
     (["attention", "--ceiling-seconds", "nan"], "--ceiling-seconds"),
     (["decode", "--shape", "llama9"], "llama3-8b"),
@@ -46,6 +50,7 @@ REFUSED = [
     (["decode", "--grid", "--problems", "2", "--problem-tokens", "5"], "--grid"),
     (["decode", "--against", "vllm"], "--against"),
     (["decode", "--repeats", "0"], "--repeats"),
+    (["decode", "--time-limit", "0"], "--time-limit"),
     (["decode", "--memory", "much"], "memory must be"),
     (["paper", "gsm9k"], "experiment must be one of"),
     (["paper", "--scale", "2"], "--scale"),
@@ -80,6 +85,23 @@ def test_attention(treegen: Command) -> None:
     assert [(r["rows"], r["suffix"]) for r in found["results"]] == [(2, 0), (5, 0), (2, 3), (5, 3)]
     assert "|Rows|Prefix|Suffix|" in done.out and "copies" in done.out
     assert len(done.err.splitlines()) == 4  # one line for each, as it comes
+
+
+def test_attention_over_any_levels(treegen: Command) -> None:
+    done = treegen(
+        "bench", "attention", "--levels", "32x1, 8x2,5x4", "--heads", "4,2,16", "--repeats", "2",
+        *QUICK,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    found = done.document
+    assert found["bench"] == "levels" and found["heads"]["q_heads"] == 4
+    (result,) = found["results"]
+    assert result["rows"] == 4 and result["parts"][1] == {"keys": 8, "groups": 2}
+    assert result["ratios"].keys() == result["times"].keys() == {"cpu"}
+    assert "|32 x 1 + 8 x 2 + 5 x 4|" in done.out and "cpu us" in done.out
+    done = treegen("bench", "attention", "--levels", "16x1", "--rows", "3,8", "--repeats", "1",
+                   *QUICK)  # fmt: skip
+    assert [r["rows"] for r in done.document["results"]] == [3, 8]
 
 
 def test_decode_in_every_mode(treegen: Command) -> None:
@@ -117,6 +139,7 @@ def test_a_grid_says_where_sharing_would_cost_speed(treegen: Command) -> None:
     assert done.code == 0, done.err
     found = done.document
     assert found["bench"] == "grid" and len(found["never_slower"]) == 4
+    assert found["settings"]["time_limit"] == 5 and not found["settings"]["eager"]
     assert {r["mode"] for r in found["results"]} == {"auto", "off"}
     assert "Prefix \\ rows" in done.out
 
@@ -145,7 +168,7 @@ def test_a_table_is_drawn_on_a_terminal(
 ) -> None:
     table = TextTable(("Name", "N"), (("a\x1b[2J[b]", "1"),), (1,), ("re\x1b[2Jmark",))
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    _show(table)
+    show(table)
     out = capsys.readouterr().out
     assert "[b]" in out and "\u2502" in out and "mark" in out
     assert "\x1b[2J" not in out

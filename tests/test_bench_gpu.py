@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from treegen import LLM, Node, SamplingParams
-from treegen.bench import attention, ceilings
+from treegen.bench import attention, cascade, ceilings
 from treegen.bench.decode import decode_cases
 from treegen.bench.modes import CONTINUOUS, GENERATE
 from treegen.bench.no_attention import no_attention
@@ -40,7 +40,8 @@ def test_every_mode_runs_as_cuda_graphs_and_its_memory_is_given_back() -> None:
             assert result.device_bytes is not None and result.device_bytes > result.kv_bytes
         if result.mode == GENERATE:
             assert not result.skipped
-    assert free_bytes(model.device) > free - 2**27
+    # Workspaces of matrix products and compiled kernels stay.
+    assert free_bytes(model.device) > free - 2**28
 
 
 def test_no_attention_is_not_mixed_up_with_graphs_of_attention() -> None:
@@ -63,8 +64,8 @@ def test_attention_is_timed_by_every_kernel() -> None:
     device = torch.device("cuda")
     found = ceilings.Ceilings("bfloat16", 6e14, 5e14, 4e12, "flash")
     (result,) = attention.measure(
-        [(64, 1024, 128)], attention.Heads(), found, device=device, dtype=torch.bfloat16, repeats=3
+        [(64, 1024, 128)], cascade.Heads(), found, device=device, dtype=torch.bfloat16, repeats=3
     )
-    assert set(result.shared) == {"triton"}
+    assert "triton" in result.shared
     assert {"triton copies", "triton reread", "torch flash"} <= set(result.unshared)
     assert 0 < result.error < 2e-2 and result.share < 2

@@ -96,6 +96,9 @@ def test_an_evaluation_prints_tables_and_stores_everything(
     assert plan["prompt_tokens"]["unshared"] == usage["prompt_tokens_unshared"]
     said = f"prompt tokens computed: {usage['prompt_tokens_computed']:,} instead of "
     assert any(line.startswith(said) for line in lines)
+    saved = 1 - usage["key_tokens_read"] / usage["key_tokens_unshared"]
+    (told,) = [line for line in lines if line.startswith("attention: ")]
+    assert "cpu" in told and f"key reads saved {saved:.1%}" in told
 
 
 def test_what_is_stored_of_a_sample(finished: Path) -> None:
@@ -201,10 +204,11 @@ def test_sampling_options_by_any_name(treegen: Command, tiny: Path, tmp_path: Pa
         "eval", "gsm8k", "--model_args", f"pretrained={tiny},dtype=float32,page-size=8,check=false",
         "--sample-id", "gsm8k-2", "--repeats", 3, "--log-tokens", "-f", 2,
         "--gen_kwargs", "do_sample=false,max_gen_toks=6", "--stop", r"\n\n", "--k", "3,1",
-        "--maj", "3", "-o", path,
+        "--maj", "3", "--eager", "-o", path,
     )  # fmt: skip
     assert done.code == 0, done.err
     chosen = results_of(path)["settings"]
+    assert (chosen["eager"], chosen["compile"], chosen["run_ahead"]) == (True, None, None)
     assert (chosen["temperature"], chosen["max_tokens"], chosen["stop"]) == (0, 6, ["\n\n"])
     assert (chosen["page_size"], chosen["check"], chosen["num_fewshot"]) == (8, False, 2)
     records = samples_of(path)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
     from treegen.plan import Plan
 
 FinishReason = Literal["stop", "length"]
+OWN_KEYS: Final = "own keys"
+"""The name of a decode step's last level: what each row reads for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +78,11 @@ class Usage:
     recomputed_tokens: tokens computed again after their pages were taken for other work.
     key_tokens_read, key_tokens_unshared: keys read per layer in decode steps, and what reading
     each row's whole context would have read.
-    impl: the attention implementation. eager_because: why decode steps were not replayed as CUDA
-    graphs though they were wanted; empty if they were, or on a CPU. uncompiled_because: why layers
-    ran uncompiled, likewise.
+    impl: the attention implementation. kernels: by level, in how many decode steps which of its
+    kernels read it; levels are what is read once for all rows below, "level 0" nearest the root,
+    and last "own keys", which every row reads for itself.
+    eager_because: why decode steps were not replayed as CUDA graphs though they were wanted; empty
+    if they were, or on a CPU. uncompiled_because: why layers ran uncompiled, likewise.
     """
 
     prompt_tokens_computed: int = 0
@@ -98,6 +103,7 @@ class Usage:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     impl: str = ""
+    kernels: dict[str, dict[str, int]] = field(default_factory=dict)
     eager_because: str = ""
     uncompiled_because: str = ""
 
@@ -105,6 +111,18 @@ class Usage:
     def tokens_per_second(self) -> float:
         """Decoded tokens over the whole run's time, prefill included."""
         return self.decoded_tokens / self.seconds if self.seconds > 0 else 0.0
+
+    def count_kernels(self, names: Sequence[str]) -> None:
+        """Note a decode step; names: the kernel of each level, from the root to the rows' own."""
+        last = len(names) - 1
+        for place, name in enumerate(names):
+            steps = self.kernels.setdefault(f"level {place}" if place < last else OWN_KEYS, {})
+            steps[name] = steps.get(name, 0) + 1
+
+
+def in_order(levels: Iterable[str]) -> list[str]:
+    """Names of levels as `Usage.kernels` has them, from the root to the rows' own keys."""
+    return sorted(levels, key=lambda level: (level == OWN_KEYS, len(level), level))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from treegen.errors import InputError
 if TYPE_CHECKING:
     from treegen.bench.result import Result
 
+DECODE_MODES: Final = ("all", "one", "off", NO_ATTENTION)
 NEVER_SLOWER: Final = 0.97
 """Speed with sharing over speed without, at least: what is less is told apart from noise."""
 
@@ -26,11 +27,13 @@ def decode_cases(
     *,
     problems: int = 1,
     problem_tokens: int = 0,
+    modes: Sequence[str] = DECODE_MODES,
     against: Sequence[str] = (),
 ) -> list[Case]:
-    """Every number of rows below every prefix, in all modes; modes that are the same only once."""
+    """Every number of rows below every prefix, in some modes; those that are the same only once."""
     cases = []
-    modes = ("all", "one", "off") if problem_tokens else ("all", "off")
+    if not problem_tokens:
+        modes = tuple(dict.fromkeys("all" if mode == "one" else mode for mode in modes))
     for prefix in prefixes:
         for number in rows:
             if number % problems:
@@ -44,7 +47,7 @@ def decode_cases(
                 problem_tokens=problem_tokens,
                 max_rows=number,
             )
-            cases.append(Case(workload, (*modes, NO_ATTENTION, *against)))
+            cases.append(Case(workload, (*modes, *against)))
     return cases
 
 

@@ -178,7 +178,13 @@ def throughput(
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         rows = problems * samples
         for sharing, name in (("auto", "treegen"), ("off", "treegen, sharing off")):
-            llm = LLM(path, max_rows=rows, check=False, sharing=sharing)  # type: ignore[arg-type]
+            llm = LLM(
+                path,
+                device="cpu",
+                max_rows=rows,
+                check=False,
+                sharing=sharing,  # type: ignore[arg-type]
+            )
             llm.run(tree, SamplingParams(max_tokens=2))  # warm up
             start = time.perf_counter()
             result = llm.run(tree, params)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,12 +12,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to measure. time_limit: seconds that one run may take at least, or it is left out."""
+    """How to measure. time_limit: seconds that one run may take at least, or it is left out.
+
+    eager: without compiling, and without CUDA graphs.
+    """
 
     repeats: int = 3
     time_limit: float = 120.0
     memory: str | None = None
-    compile: bool = False
+    eager: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +28,11 @@ class Result:
     """What one workload took in one mode; spreads are over repeats.
 
     tokens_per_second: of decode steps alone, where the engine tells them apart. job: samples'
-    tokens over the whole time, prefill included. step_ms: median decode step of each repeat with
-    all rows live. floor_ms, floor_parts_ms: least time of the mean decode step; share: of it in the
-    step that was measured. levels: (name, segments, keys) read once for all rows below.
+    tokens over the whole time, prefill included. seconds: that time. startup_seconds: making the
+    engine, if it was made for this, and the run that is not timed, in which layers are compiled and
+    steps captured. step_ms: median decode step of each repeat with all rows live.
+    floor_ms, floor_parts_ms: least time of the mean decode step; share: of it in the step that was
+    measured. levels: (name, segments, keys) read once for all rows below. kernels: see `Usage`.
     read_bytes, saved_bytes: of keys and values in decode steps, and how many more each row's
     reading its own prompt would have read. kv_bytes, device_bytes: most that was in use.
     skipped: why there is nothing else.
@@ -39,12 +44,15 @@ class Result:
     skipped: str = ""
     tokens_per_second: Spread | None = None
     job: Spread | None = None
+    seconds: Spread | None = None
+    startup_seconds: float | None = None
     step_ms: Spread | None = None
     prefill_seconds: Spread | None = None
     floor_ms: float | None = None
     floor_parts_ms: dict[str, float] | None = None
     share: float | None = None
     impl: str = ""
+    kernels: dict[str, dict[str, int]] = field(default_factory=dict)
     levels: tuple[tuple[str, int, int], ...] = ()
     read_bytes: int = 0
     saved_bytes: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
@@ -15,7 +15,7 @@ from treegen.bench.modes import NO_ATTENTION, SHARING_MODES, STOCK_MODES
 from treegen.bench.no_attention import no_attention
 from treegen.bench.result import Result, Settings
 from treegen.bench.roofline import Floor, ModelSize, levels_of, size_of, step_floor
-from treegen.bench.timing import Spread, free_memory
+from treegen.bench.timing import Spread, free_memory, graph_bytes
 from treegen.bench.workloads import Case, Workload
 from treegen.engine import LLM
 from treegen.errors import CapacityError
@@ -90,7 +90,7 @@ class Bench:
                 tokenizer=self.tokenizer,
                 memory=self.settings.memory,
                 impl=impl,
-                compile=self.settings.compile,
+                eager=self.settings.eager,
             )
         return self._llm
 
@@ -98,8 +98,11 @@ class Bench:
         """Repeats of all modes in turn, so that what drifts meanwhile hits all alike."""
         if not modes:
             return
+        start = time.perf_counter()
         llm = self._engine(impl)
+        made = time.perf_counter() - start
         runs: dict[str, list[_Run]] = {}
+        startup: dict[str, float] = {}
         skipped: dict[str, str] = {}
         rows = {mode: self._rows(llm, workload, mode) for mode in modes}
         if workload.equal:
@@ -121,14 +124,19 @@ class Bench:
                 if mode in skipped:  # out of the except block, which holds on to tensors
                     free_memory(self.model.device)
                     continue
-                if repeat >= 0:
+                if repeat < 0:
+                    startup[mode], made = made + run.usage.seconds, 0.0
+                else:
                     runs.setdefault(mode, []).append(run)
                     peaks[mode] = self._device_peak(llm, run.usage)
         for mode in modes:
             if mode in skipped:
                 yield Result(workload, mode, rows[mode], skipped=skipped[mode])
             else:
-                yield self._result(workload, mode, rows[mode], runs[mode], peaks[mode])
+                result = self._result(workload, mode, rows[mode], runs[mode])
+                yield replace(
+                    result, startup_seconds=startup[mode], device_bytes=peaks[mode] or None
+                )
 
     def _run(self, llm: LLM, workload: Workload, mode: str, rows: int, *, warm_up: bool) -> _Run:
         """Run a workload; for warming up, all of it if it is one batch, else a part."""
@@ -143,10 +151,13 @@ class Bench:
             usage = stream.usage
             while stream.has_work:
                 before, tokens = usage.decode_steps, usage.decoded_tokens
-                start = time.perf_counter()
+                prefill, start = usage.prefill_seconds, time.perf_counter()
                 stream.step()
-                if usage.decode_steps > before and usage.decoded_tokens - tokens == rows:
-                    steps.append(time.perf_counter() - start)
+                seconds = time.perf_counter() - start
+                # Where passes run ahead, each waits for the last, which may be a prefill pass.
+                is_decode = usage.decode_steps > before and usage.prefill_seconds == prefill
+                if is_decode and usage.decoded_tokens - tokens == rows:
+                    steps.append(seconds)
             return _Run(usage, stream.plan, tuple(steps))
 
     def _rows(self, llm: LLM, workload: Workload, mode: str) -> int:
@@ -182,17 +193,18 @@ class Bench:
         return step_floor(self.size, self.ceilings, rows, levels)
 
     def _device_peak(self, llm: LLM, usage: Usage) -> int:
-        """Most bytes of GPU memory in use, of the cache only the pages that were; 0 on a CPU."""
+        """Most bytes of GPU memory in use, of the cache only the pages that were; 0 on a CPU.
+
+        Of a run that captured no graph: what graphs compute in counts as theirs for good.
+        """
         device = self.model.device
         if device.type != "cuda":
             return 0
         unused = usage.num_pages + 1 - usage.peak_pages
         page_bytes = usage.page_size * llm.spec.kv_bytes_per_token
-        return torch.cuda.max_memory_allocated(device) - unused * page_bytes
+        return torch.cuda.max_memory_allocated(device) + graph_bytes() - unused * page_bytes
 
-    def _result(
-        self, workload: Workload, mode: str, rows: int, runs: Sequence[_Run], peak: int
-    ) -> Result:
+    def _result(self, workload: Workload, mode: str, rows: int, runs: Sequence[_Run]) -> Result:
         usage, plan = runs[-1].usage, runs[-1].plan
         spec = self.model.spec
         token_bytes = spec.kv_bytes_per_token
@@ -216,19 +228,20 @@ class Bench:
             rows,
             tokens_per_second=speed,
             job=Spread.of([run.usage.decoded_tokens / run.usage.seconds for run in runs]),
+            seconds=Spread.of([run.usage.seconds for run in runs]),
             step_ms=Spread.of(steps) if steps else None,
             prefill_seconds=Spread.of([run.usage.prefill_seconds for run in runs]),
             floor_ms=None if floor is None else floor.seconds * 1e3,
             floor_parts_ms=None if floor is None else floor.parts_ms,
             share=share,
             impl=usage.impl,
+            kernels=usage.kernels,
             levels=tuple((f"level {d}", len(keys), sum(keys)) for d, keys in sorted(kept.items())),
             read_bytes=usage.key_tokens_read * token_bytes,
             saved_bytes=(usage.key_tokens_unshared - usage.key_tokens_read) * token_bytes,
             prompt_tokens=usage.prompt_tokens_computed,
             unshared_prompt_tokens=usage.prompt_tokens_unshared,
             kv_bytes=usage.peak_pages * usage.page_size * token_bytes,
-            device_bytes=peak or None,
             notes=tuple(
                 note
                 for note in (

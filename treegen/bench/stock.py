@@ -49,7 +49,7 @@ def measure(engine: str, model: Model, tokenizer: Any, workload: Workload, repea
     problem = ""
     try:
         run = _runner(engine, model, tokenizer, workload)
-        run()
+        first = run()
         runs = [run() for _ in range(repeats)]
     except CapacityError as error:
         problem = str(error)
@@ -69,6 +69,8 @@ def measure(engine: str, model: Model, tokenizer: Any, workload: Workload, repea
         workload.rows,
         tokens_per_second=Spread.of([tokens / each for each in decode]) if decode else None,
         job=Spread.of([workload.rows * workload.new_tokens / r.seconds for r in runs]),
+        seconds=Spread.of([r.seconds for r in runs]),
+        startup_seconds=first.seconds,
         impl=_ATTENTION,
     )
 

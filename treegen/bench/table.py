@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from treegen.results import in_order
 from treegen.units import format_bytes
 
 if TYPE_CHECKING:
     from treegen.bench.attention import AttentionResult
+    from treegen.bench.cascade import CascadeResult
     from treegen.bench.decode import Ratio
     from treegen.bench.result import Result
     from treegen.bench.timing import Spread
 
 
-_WORDS: Final = ("Job", "Mode", "read once", "kernel")
+_WORDS: Final = ("Job", "Mode", "read once", "kernels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,8 @@ def results_table(results: Sequence[Result]) -> TextTable:
     order = list(dict.fromkeys(result.workload for result in results))
     several = len({workload.name for workload in order}) > 1
     head = ("Job", "Prefix", "Problems", "Rows", "Mode", "tokens/s", "low-high", "step ms",
-            "roofline ms", "share", "with prefill", "KV", "GPU", "keys read", "saved", "read once",
-            "kernel")  # fmt: skip
+            "roofline ms", "share", "with prefill", "run s", "start-up s", "KV", "GPU", "keys read",
+            "saved", "read once", "kernels")  # fmt: skip
     rows, remarks = [], []
     for result in sorted(results, key=lambda result: order.index(result.workload)):
         if result.skipped:
@@ -68,7 +70,7 @@ def results_table(results: Sequence[Result]) -> TextTable:
                 *_speeds(result),
                 *_memory(result),
                 ", ".join(f"{count:,} x {keys // count:,}" for _, count, keys in result.levels),
-                result.impl,
+                _kernels(result),
             )
         )
     kept = [i for i in range(len(head)) if (several or i) and any(row[i] for row in rows)]
@@ -95,6 +97,8 @@ def _speeds(result: Result) -> tuple[str, ...]:
         f"{result.floor_ms:,.3g}" if result.floor_ms is not None else "",
         f"{result.share:.1%}" if result.share is not None else "",
         f"{result.job.median:,.0f}" if result.job else "",
+        f"{result.seconds.median:,.2f}" if result.seconds else "",
+        f"{result.startup_seconds:,.2f}" if result.startup_seconds is not None else "",
     )
 
 
@@ -107,6 +111,12 @@ def _memory(result: Result) -> tuple[str, ...]:
         format_bytes(result.read_bytes),
         format_bytes(result.saved_bytes),
     )
+
+
+def _kernels(result: Result) -> str:
+    """What read the levels, from the root to the rows' own keys."""
+    names = ["/".join(result.kernels[level]) for level in in_order(result.kernels)]
+    return " + ".join(names) if len(set(names)) > 1 else next(iter(names), result.impl)
 
 
 def ratio_table(ratios: Sequence[Ratio]) -> TextTable:
@@ -146,7 +156,7 @@ def attention_line(result: AttentionResult) -> str:
 def attention_table(results: Sequence[AttentionResult]) -> TextTable:
     """The operator beside attention without sharing; one column for each kernel."""
     shared = list(dict.fromkeys(name for r in results for name in r.shared))
-    unshared = list(dict.fromkeys(name for r in results for name in (*r.unshared, *r.skipped)))
+    unshared = list(dict.fromkeys(name for r in results for name in r.unshared))
     head = ("Rows", "Prefix", "Suffix", *(f"{name} us" for name in shared), "low-high", "roofline",
             "share", "prefix TFLOP/s", "of ceiling", *(f"{name} us" for name in unshared),
             "speed-up")  # fmt: skip
@@ -176,3 +186,45 @@ def attention_table(results: Sequence[AttentionResult]) -> TextTable:
 
 def _us(spread: Spread | None) -> str:
     return f"{spread.median:,.1f}" if spread else ""
+
+
+def cascade_line(result: CascadeResult) -> str:
+    """One result, as it comes."""
+    told = ", ".join(
+        f"{name} {spread.median:,.1f} us, {result.ratios[name]:.2f} times the floor"
+        for name, spread in result.times.items()
+    )
+    return f"{result.rows:,} rows, {_levels(result)}: {told}"
+
+
+def cascade_table(results: Sequence[CascadeResult]) -> TextTable:
+    """Cascades of levels by each implementation, beside what the levels take at least."""
+    names = list(dict.fromkeys(name for r in results for name in r.times))
+    columns = [title for name in names for title in (f"{name} us", "low-high", "times the floor")]
+    head = ("Rows", "Levels, keys x groups", "floor us", *columns)
+    rows = [
+        (
+            f"{r.rows:,}",
+            _levels(r),
+            f"{r.floor_us:,.1f}",
+            *(cell for name in names for cell in _beside_floor(r, name)),
+        )
+        for r in results
+    ]
+    reasons = dict.fromkeys(
+        f"{r.rows:,} rows, {_levels(r)}, {name}: {reason}"
+        for r in results
+        for name, reason in r.skipped.items()
+    )
+    return TextTable(head, tuple(rows), (0, *range(2, len(head))), tuple(reasons))
+
+
+def _beside_floor(result: CascadeResult, name: str) -> tuple[str, str, str]:
+    if name not in result.times:
+        return ("", "", "")
+    spread = result.times[name]
+    return _us(spread), f"{spread.low:,.1f}-{spread.high:,.1f}", f"{result.ratios[name]:.2f}"
+
+
+def _levels(result: CascadeResult) -> str:
+    return " + ".join(f"{part.keys:,} x {part.groups:,}" for part in result.parts)

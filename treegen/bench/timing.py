@@ -40,6 +40,15 @@ def free_bytes(device: torch.device) -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def graph_bytes() -> int:
+    """Bytes that CUDA graphs keep to compute in, which torch does not count as allocated."""
+    return sum(
+        segment["total_size"] - segment["allocated_size"]
+        for segment in torch.cuda.memory_snapshot()
+        if segment["segment_pool_id"] != (0, 0)
+    )
+
+
 def free_memory(device: torch.device) -> None:
     """Give back what nothing refers to any more, before the next configuration takes its own."""
     gc.collect()
@@ -131,6 +140,10 @@ class Stopwatch:
         wait(self._device)
         del held
         return [start.elapsed_time(stop) / 1e3 for start, stop in pairs]
+
+    def microseconds(self, call: Callable[[], object], repeats: int) -> Spread:
+        """What some calls take, after two that are not timed."""
+        return Spread.of([seconds * 1e6 for seconds in self.seconds(call, repeats)])
 
     @staticmethod
     def _on_cpu(call: Callable[[], object]) -> float:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from treegen.report.view import RunView
-from treegen.tasks.account import sharing_line
+from treegen.tasks.account import kernels_told, sharing_line
 from treegen.tasks.report import MajorityRow, MetricRow
 from treegen.units import format_bytes
 
@@ -107,11 +107,14 @@ def sharing(view: RunView) -> Listing | None:
     lines = [f"{told[0].upper()}{told[1:]}."]
     read, apart = usage.get("key_tokens_read", 0), usage.get("key_tokens_unshared", 0)
     if read and plan:
-        saved = format_bytes((apart - read) * plan["token_bytes"])
+        size = plan["token_bytes"]
         lines.append(
             f"Keys read in decode steps: {read:,} tokens' instead of {apart:,} "
-            f"({apart / read:,.1f} times fewer); {saved} of keys and values not read."
+            f"({apart / read:,.1f} times fewer); {format_bytes((apart - read) * size)} of "
+            f"{format_bytes(apart * size)} of keys and values not read."
         )
+    if kernels := kernels_told(usage):
+        lines.append(f"Kernels that read them: {kernels}.")
     prefill, decode = usage.get("prefill_seconds", 0.0), usage.get("decode_seconds", 0.0)
     if usage.get("num_pages"):
         lines.append(
@@ -122,6 +125,8 @@ def sharing(view: RunView) -> Listing | None:
         )
     if usage.get("eager_because"):
         lines.append(f"Decode steps ran without CUDA graphs: {usage['eager_because']}.")
+    if usage.get("uncompiled_because"):
+        lines.append(f"Layers ran uncompiled: {usage['uncompiled_because']}.")
     return Listing(
         [
             "Level",

@@ -1,0 +1,222 @@
+"""Attention over a cascade of levels, and how long the operator takes beside its roofline.
+
+A level is so many keys for each of so many groups, among which the rows are divided evenly.
+
+Legend: R rows, H query heads, G groups, P pages, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from treegen.attention import Level, attend, prepare
+from treegen.attention.api import LOADERS
+from treegen.bench.ceilings import Ceilings
+from treegen.bench.timing import Spread, Stopwatch, free_bytes, free_memory
+from treegen.errors import CapacityError, InputError, NumericsError
+from treegen.units import format_bytes
+
+_CHECKED_ROWS = 3
+# Largest error as a share of the largest number, by rounding alone.
+_TOLERANCE: Final = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Of one attention layer."""
+
+    q_heads: int = 8
+    kv_heads: int = 1
+    width: int = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One level: keys of each group, and groups."""
+
+    keys: int
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class CascadeResult:
+    """One cascade; times in microseconds, spreads over repeats.
+
+    times: by implementation. floor_us: least time of all parts, one after another. ratios: medians
+    over it. error: see `Cascade.check`. skipped: what was not timed, and why.
+    """
+
+    rows: int
+    parts: tuple[Part, ...]
+    times: dict[str, Spread]
+    floor_us: float
+    ratios: dict[str, float]
+    error: float
+    skipped: dict[str, str]
+
+
+def implementations(device: torch.device) -> list[str]:
+    """Names of implementations to time on a device; the reference is no contender."""
+    names = [name for name in LOADERS if name != "reference"]
+    return [name for name in names if LOADERS[name]().refusal(device) is None]
+
+
+def measure(
+    rows: Sequence[int],
+    parts: Sequence[Part],
+    heads: Heads,
+    ceilings: Ceilings,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    repeats: int = 20,
+) -> Iterator[CascadeResult]:
+    """Time one cascade for some numbers of rows; NumericsError where a result is wrong."""
+    stopwatch = Stopwatch(device)
+    for number in rows:
+        cascade = Cascade(number, parts, heads, device, dtype)
+        error, skipped = cascade.check()
+        times = cascade.times(stopwatch, repeats, skipped)
+        floor_us = cascade.floor(ceilings) * 1e6
+        ratios = {name: time.median / floor_us for name, time in times.items()}
+        yield CascadeResult(number, tuple(parts), times, floor_us, ratios, error, skipped)
+        del cascade
+        free_memory(device)
+
+
+class Cascade:
+    """Random queries, a pool of random keys and values, and levels over it.
+
+    tables: the pages [G, P] of each part.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        parts: Sequence[Part],
+        heads: Heads,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        """Raises CapacityError if the keys do not fit."""
+        self.rows, self.parts, self.heads = rows, tuple(parts), heads
+        self.device, self.dtype = device, dtype
+        self.page_size = 64 if device.type == "cuda" else 16
+        self.tables: list[Tensor] = []
+        num_pages = 0
+        for part in parts:
+            shape = part.groups, -(-part.keys // self.page_size)
+            self.tables.append(num_pages + torch.arange(shape[0] * shape[1]).view(shape))
+            num_pages += self.tables[-1].numel()
+        need, free = num_pages * self.page_size * self.token_bytes, free_bytes(device)
+        if need > free:
+            raise CapacityError(
+                f"{num_pages * self.page_size:,} keys take {format_bytes(need)}, "
+                f"{format_bytes(free)} are free; use fewer --rows or fewer keys"
+            )
+        self.q_RHD = self.random(rows, heads.q_heads, heads.width)
+        pool = num_pages, self.page_size, heads.kv_heads, heads.width
+        self.keys, self.values = self.random(*pool), self.random(*pool)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the key and value of one token."""
+        return 2 * self.heads.kv_heads * self.heads.width * self.dtype.itemsize
+
+    @property
+    def key_flops(self) -> int:
+        """FLOPs of one key that all rows read."""
+        return 4 * self.rows * self.heads.q_heads * self.heads.width
+
+    def floor(self, ceilings: Ceilings) -> float:
+        """Least seconds: of each part what FLOPs or bytes take, whichever is longer."""
+        return sum(
+            max(
+                self.key_flops * part.keys / ceilings.attention,
+                part.groups * part.keys * self.token_bytes / ceilings.memory,
+            )
+            for part in self.parts
+        )
+
+    def levels(self, rows: Tensor | None = None) -> list[Level]:
+        """A level for each part, above all rows or some of them, which ascend."""
+        chosen_R = torch.arange(self.rows) if rows is None else rows
+        first, found = 0, []
+        for part, pages_GP in zip(self.parts, self.tables, strict=True):
+            group_R = chosen_R * part.groups // self.rows
+            used_G, rows_G = group_R.unique_consecutive(return_counts=True)
+            stop_G = rows_G.cumsum(0)
+            found.append(self.level(stop_G - rows_G, stop_G, pages_GP[used_G], part.keys, first))
+            first += part.keys
+        return found
+
+    def level(
+        self, start_G: Tensor, stop_G: Tensor, pages_GP: Tensor, keys: int, first: int
+    ) -> Level:
+        """Groups of rows, each with its own pages and so many keys from position `first` on."""
+
+        def ints(values: Tensor) -> Tensor:
+            return values.to(dtype=torch.int32, device=self.device)
+
+        return Level(
+            q_start_G=ints(start_G),
+            q_stop_G=ints(stop_G),
+            pages_GP=ints(pages_GP),
+            kv_len_G=ints(torch.full_like(start_G, keys)),
+            kv_start_G=ints(torch.full_like(start_G, first)),
+        )
+
+    def call(self, levels: list[Level], impl: str) -> Callable[[], Tensor]:
+        """Attention over levels, prepared, which a step does once for all layers."""
+        prepared = prepare(levels, impl=impl)
+        return lambda: attend(self.q_RHD, self.keys, self.values, prepared)
+
+    def check(self) -> tuple[float, dict[str, str]]:
+        """Largest error of implementations, and which of them take no such levels, and why.
+
+        The error of some rows is a share of their largest number. Raises NumericsError if wrong.
+        """
+        errors: list[float] = []
+        refused: dict[str, str] = {}
+        for name in implementations(self.device):
+            try:
+                errors.append(self._error(name))
+            except InputError as problem:
+                refused[name] = str(problem)
+        return max(errors, default=0.0), refused
+
+    def times(
+        self, stopwatch: Stopwatch, repeats: int, skipped: dict[str, str]
+    ) -> dict[str, Spread]:
+        """Microseconds by implementation, without those that are skipped; adds what fails."""
+        times: dict[str, Spread] = {}
+        for name in implementations(self.device):
+            if name not in skipped:
+                try:
+                    times[name] = stopwatch.microseconds(self.call(self.levels(), name), repeats)
+                except RuntimeError as problem:  # out of memory, or what no graph can hold
+                    skipped[name] = str(problem).splitlines()[0]
+        return times
+
+    def _error(self, impl: str) -> float:
+        rows = torch.linspace(0, self.rows - 1, min(self.rows, _CHECKED_ROWS)).long()
+        got = self.call(self.levels(), impl)()[rows.to(self.device)].float()
+        q_RHD = self.q_RHD[rows.to(self.device)]
+        want = attend(q_RHD, self.keys, self.values, self.levels(rows), impl="reference").float()
+        error = ((got - want).abs().max() / want.abs().max()).item()
+        if not error <= _TOLERANCE[self.dtype]:
+            parts = ", ".join(f"{part.keys} x {part.groups}" for part in self.parts)
+            raise NumericsError(
+                f"impl {impl!r} is wrong at {self.rows} rows, keys x groups {parts}: error "
+                f"{error:.2g} of the largest number in {self.dtype}"
+            )
+        return error
+
+    def random(self, *shape: int) -> Tensor:
+        """Normal numbers in the type of the keys."""
+        return torch.randn(shape, device=self.device, dtype=self.dtype)
