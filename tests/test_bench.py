@@ -253,7 +253,7 @@ def test_attention_is_timed_by_every_implementation_and_checked() -> None:
     for r in results:
         assert set(r.shared) == set(cascade.implementations(CPU)) == {"cpu"}
         assert set(r.unshared) == {"cpu reread", "cpu copies", "torch flash"} and not r.skipped
-        assert r.error < 1e-4 and r.speedup is not None
+        assert r.error < 1e-4 and None not in (r.over_copies, r.over_reread)
         flops = 4 * r.rows * 4 * 16 * r.prefix
         assert r.prefix_flops == pytest.approx(flops / (r.prefix_us.median * 1e-6))
 

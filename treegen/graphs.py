@@ -20,7 +20,7 @@ from treegen.attention.triton import StaticState, TritonState
 from treegen.batch import Batch
 
 _MAX_GRAPHS = 48
-_PATIENCE = 8  # steps that take a larger graph before one of their own size is captured
+_PATIENCE = 32  # steps that take a larger graph before one of their own size is captured
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class DecodeGraphs:
         """
         keys, size = batch.layers[0].keys, padded_rows(len(batch.tokens_T))
         self._wanted[size] += 1
-        most = size if self._wanted[size] > _PATIENCE else 2 * size
+        most = size if self._wanted[size] > _PATIENCE else 4 * size
         usable = [
             each
             for each in self._graphs

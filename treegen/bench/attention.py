@@ -37,8 +37,9 @@ class AttentionResult:
     shared: by implementation, all levels. prefix: the prefix's level alone, of the fastest.
     unshared: by kernel and how it reads the prefix. skipped: what was not timed, and why.
     prefix_flops: FLOP/s in the prefix's level; prefix_share: of the attention ceiling. floor_us:
-    least time of both levels; share: of it in the fastest implementation. speedup: over the
-    fastest kernel without sharing.
+    least time of both levels; share: of it in the fastest implementation. over_copies,
+    over_reread: speed of the fastest implementation over that of the fastest kernel on a copy of
+    the prefix for each row, and on one that all rows read again, much of it from a cache.
     """
 
     rows: int
@@ -48,8 +49,8 @@ class AttentionResult:
     fastest: str
     prefix_us: Spread
     unshared: dict[str, Spread]
-    fastest_unshared: str
-    speedup: float | None
+    over_copies: float | None
+    over_reread: float | None
     prefix_flops: float
     prefix_share: float
     floor_us: float
@@ -125,14 +126,18 @@ def _measure(
             skipped[name] = str(problem).splitlines()[0]
         if name in skipped:
             free_memory(case.device)
-    best = min(unshared, key=lambda name: unshared[name].median, default="")
+
+    def speedup(*, reread: bool) -> float | None:
+        times = [t.median for name, t in unshared.items() if name.endswith(REREAD) == reread]
+        return min(times) / shared[fastest].median if times else None
+
     floor = case.floor(ceilings)
     rate = case.key_flops * case.prefix / (prefix_us.median / 1e6)
     return AttentionResult(
         case.rows, case.prefix, case.suffix,
         shared=shared, fastest=fastest, prefix_us=prefix_us,
-        unshared=unshared, fastest_unshared=best,
-        speedup=unshared[best].median / shared[fastest].median if best else None,
+        unshared=unshared,
+        over_copies=speedup(reread=False), over_reread=speedup(reread=True),
         prefix_flops=rate, prefix_share=rate / ceilings.attention,
         floor_us=floor * 1e6, share=floor * 1e6 / shared[fastest].median,
         error=error, skipped=skipped,

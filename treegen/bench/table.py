@@ -146,7 +146,7 @@ def ratio_table(ratios: Sequence[Ratio]) -> TextTable:
 
 def attention_line(result: AttentionResult) -> str:
     """One result, as it comes."""
-    speedup = f", {result.speedup:.1f}x" if result.speedup is not None else ""
+    speedup = f", {result.over_copies:.1f}x" if result.over_copies is not None else ""
     return (
         f"{result.rows:,} rows, prefix {result.prefix:,}, suffix {result.suffix:,}: "
         f"{result.shared[result.fastest].median:,.0f} us{speedup}"
@@ -159,7 +159,7 @@ def attention_table(results: Sequence[AttentionResult]) -> TextTable:
     unshared = list(dict.fromkeys(name for r in results for name in r.unshared))
     head = ("Rows", "Prefix", "Suffix", *(f"{name} us" for name in shared), "low-high", "roofline",
             "share", "prefix TFLOP/s", "of ceiling", *(f"{name} us" for name in unshared),
-            "speed-up")  # fmt: skip
+            "over copies", "over reread")  # fmt: skip
     rows = [
         (
             f"{r.rows:,}",
@@ -172,7 +172,7 @@ def attention_table(results: Sequence[AttentionResult]) -> TextTable:
             f"{r.prefix_flops / 1e12:,.3g}",
             f"{r.prefix_share:.1%}",
             *(_us(r.unshared.get(name)) for name in unshared),
-            f"{r.speedup:,.2f}" if r.speedup is not None else "",
+            *("" if x is None else f"{x:,.2f}x" for x in (r.over_copies, r.over_reread)),
         )
         for r in results
     ]
