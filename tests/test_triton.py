@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 from attention_cases import Case, Group, make_case, oracle, paged, random_tree
+from torch import Tensor
 
-from treegen.attention import Level, attend, prepare
+from treegen.attention import Level, attend, dense, prepare
 from treegen.attention.dense import find_run
 from treegen.attention.level import HostLevel, to_host
 from treegen.attention.triton_units import HEIGHTS, KEY_BLOCK, KEYS_PER_SPLIT, work_list
@@ -205,6 +206,51 @@ def test_a_long_trunk_is_left_to_the_dense_kernel(
         bound = TOLERANCE[torch.bfloat16]
         torch.testing.assert_close(out.cpu().double(), want_out, rtol=bound, atol=bound)
         torch.testing.assert_close(lse.cpu().double(), want_lse, rtol=1e-4, atol=1e-4)
+
+
+def _dense_kernel(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """What cuDNN computes, with its shapes: LSEs have a last dimension of one."""
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1).double() for x in (k, v))
+    logits = q.double() @ k.transpose(-1, -2) * scale
+    return (logits.softmax(-1) @ v).to(q.dtype), logits.logsumexp(-1).float()[..., None]
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="for the interpreter")
+@pytest.mark.parametrize("seed", range(16))
+def test_what_the_dense_kernel_leaves_is_merged_with_it(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks, folded heads, padded rows and keys left over, with a slow kernel in cuDNN's place."""
+    from treegen.attention import triton
+
+    rng = np.random.default_rng(seed)
+    for name, value in (
+        ("_MIN_KEYS", 24),
+        ("_MIN_WORK", 1),
+        ("_CHUNK", int(rng.choice([64, 128]))),
+    ):
+        monkeypatch.setattr(dense, name, value)
+    monkeypatch.setattr(dense, "_attend", _dense_kernel)
+    processors = int(rng.choice([2, 40]))
+    monkeypatch.setattr(triton, "_processors", lambda _: processors)
+    monkeypatch.setattr(triton, "takes", lambda *_: True)
+    rows, trunk = int(rng.choice([1, 7, 70])), int(rng.integers(24, 400))
+    groups = [
+        [Group(0, rows, trunk)],
+        [Group(0, -(-rows // 2), 21, trunk)],
+        [Group(i, i + 1, 1 + i % 5, trunk + 30) for i in range(rows)],
+    ][: 1 + seed % 3]
+    heads = [(4, 4), (4, 2), (6, 2)][int(rng.integers(3))]
+    case = make_case(groups, [trunk + 60] * rows, heads=heads, seed=seed)
+    page = int(rng.choice([4, 16, 64]))
+    options: dict[str, Any] = {"sinks": torch.randn(heads[0])} if seed % 2 else {}
+    want_out, want_lse = oracle(case, **options)
+    keys, values, levels = paged(case, torch.float32, page, shuffle=False)
+    prepared = prepare(levels, case.positions, impl="triton")
+    out, lse = attend(case.q.float(), keys, values, prepared, return_lse=True, **options)
+    assert prepared.kernels[0] == "cudnn"
+    torch.testing.assert_close(out.double(), want_out, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(lse.double(), want_lse, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("seed", range(30))

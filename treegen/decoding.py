@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -29,13 +29,14 @@ class Flight:
     slots: Ints
     serials: Ints
     draws: Draws
-    fetch: Fetch = field(init=False)
+    fetch: Fetch
 
-    def __post_init__(self) -> None:
-        draws = self.draws
+    @classmethod
+    def of(cls, slots: Ints, serials: Ints, draws: Draws) -> Flight:
+        """Draws on their way to the host."""
         tensors = (draws.tokens_PN, draws.logprobs_PN, draws.lse_P, draws.top_tokens_PK,
                    draws.top_logprobs_PK)  # fmt: skip
-        object.__setattr__(self, "fetch", Fetch([t for t in tensors if t is not None]))
+        return cls(slots, serials, draws, Fetch([t for t in tensors if t is not None]))
 
 
 class DecodeSteps:
@@ -96,7 +97,7 @@ class DecodeSteps:
         self._usage.key_tokens_unshared += int(ends.sum())
         self._usage.peak_rows = max(self._usage.peak_rows, len(order))
         self._usage.decode_steps += 1
-        return Flight(order, rows.serial[order], draws)
+        return Flight.of(order, rows.serial[order], draws)
 
     def _row_state(self, order: Ints) -> tuple[list[Level], SamplingBatch, int]:
         """What changes only when rows come or go: shared levels and sampling parameters."""

@@ -1,14 +1,15 @@
 """Decode steps as CUDA graphs: the GPU is handed a whole step at once.
 
 A graph bakes in every size and address of the step it was captured from, so each is captured for
-a number of rows (live rows are padded up to it), a page pool and capacities of the attention's
-work list; what changes from step to step is copied into its input tensors. A step that fits no
-graph runs eagerly once, on the inputs of the graph that is then captured for the next ones.
+a number of rows (live rows are padded up to it), a page pool, the trunk that the dense kernel reads
+and capacities of the attention's work list; what changes from step to step is copied into its
+input tensors. A step that fits no graph runs eagerly once, on the inputs of the graph that is then
+captured for the next ones.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,10 +21,10 @@ from treegen.attention.triton import StaticState, TritonState
 from treegen.batch import Batch
 
 _MAX_GRAPHS = 48
-_PATIENCE = 32  # steps that take a larger graph before one of their own size is captured
+_PATIENCE = 8.0  # steps' worth of padding in larger graphs before one of the size is captured
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Graph:
     """A captured step: its inputs, its attention work list and its logits.
 
@@ -52,7 +53,7 @@ class DecodeGraphs:
         """`forward` computes a batch eagerly."""
         self._forward = forward
         self._graphs: list[_Graph] = []
-        self._wanted: Counter[int] = Counter()
+        self._padding: defaultdict[int, float] = defaultdict(float)  # by size, in steps
         self._pool: Any = None  # memory that all graphs share, for only one runs at a time
         self.off: str | None = None
 
@@ -76,29 +77,33 @@ class DecodeGraphs:
         return entry.logits_SV[:num_rows]
 
     def _find(self, batch: Batch, state: TritonState) -> _Graph | None:
-        """A graph with the batch's levels in place: of its size, or for some steps a larger one.
+        """A graph with the batch's levels in place: of its size, or for a while a larger one.
 
-        Capturing takes as long as several steps, and while a run ends sizes are soon left behind.
+        Capturing takes as long as many steps, and while a run ends sizes are soon left behind.
         """
         keys, size = batch.layers[0].keys, padded_rows(len(batch.tokens_T))
-        self._wanted[size] += 1
-        most = size if self._wanted[size] > _PATIENCE else 4 * size
+        most = size if self._padding[size] > _PATIENCE else 4 * size
         usable = [
             each
             for each in self._graphs
             if size <= each.num_rows <= most and each.batch.layers[0].keys is keys
         ]
         usable.sort(key=lambda each: each.num_rows)
-        return next((each for each in usable if each.state.load(state.levels)), None)
+        for entry in usable:
+            if entry.state.load(state.levels):
+                self._padding[size] += 1 - size / entry.num_rows
+                self._graphs.remove(entry)
+                self._graphs.append(entry)  # the last to be dropped
+                return entry
+        return None
 
     def _capture(self, batch: Batch, state: TritonState) -> Tensor:
+        size = padded_rows(len(batch.tokens_T))
+        self._padding[size] = 0.0
         if self.num_graphs >= _MAX_GRAPHS:
-            self._graphs.clear()
-            self._pool = None  # with its last graph it is gone
+            del self._graphs[0]
         static_state = StaticState(state.levels, state.device)
-        inputs_3T = torch.zeros(
-            3, padded_rows(len(batch.tokens_T)), dtype=torch.int64, device=batch.tokens_T.device
-        )
+        inputs_3T = torch.zeros(3, size, dtype=torch.int64, device=batch.tokens_T.device)
         static = _static_batch(batch, inputs_3T, static_state)
         _fill(inputs_3T, batch)
         logits_SV = self._forward(static)
@@ -107,19 +112,18 @@ class DecodeGraphs:
         try:
             torch.cuda.synchronize()
             with torch.cuda.graph(graph, pool=self._pool):
-                captured_SV = self._forward(static)
-        except torch.cuda.OutOfMemoryError:
-            raise
+                captured_SV = self._forward(static).contiguous()
         except RuntimeError as error:
             # Models that ask the device for a number in the middle of a layer, as some mixtures
-            # of experts do, cannot be captured.
+            # of experts do, cannot be captured; or no memory is left for it.
+            self._graphs.clear()
+            self._pool = None
             self.off = f"the step cannot be captured: {str(error).splitlines()[0]}"
             torch.cuda.synchronize()
             return logits_SV[: len(batch.tokens_T)]
         self._pool = graph.pool()
-        self._graphs.insert(
-            0, _Graph(static, inputs_3T, static_state, _borrowed(captured_SV), graph)
-        )
+        entry = _Graph(static, inputs_3T, static_state, _borrowed(captured_SV), graph)
+        self._graphs.append(entry)
         return logits_SV[: len(batch.tokens_T)]
 
 
@@ -131,12 +135,11 @@ class _Memory:
 
 
 def _borrowed(tensor: Tensor) -> Tensor:
-    """The same numbers, whose memory the pool of all graphs may use again.
+    """The same numbers, contiguous, whose memory the pool of all graphs may use again.
 
     Otherwise each graph would keep logits of its own, which may be a gigabyte. Whoever reads them
     is queued before the next graph runs.
     """
-    assert tensor.is_contiguous()
     raw = _Memory(
         {
             "shape": tuple(tensor.shape),

@@ -320,7 +320,7 @@ class Scheduler:
             seeds_PN = to_device(self.rows.seed[slots_PN], device)
             draws = draw(logits_SV[at_P], seeds_PN, seeds_PN * 0, sampling)
             slots = slots_PN.ravel()
-            drawn.append((Flight(slots, self.rows.serial[slots], draws), requests))
+            drawn.append((Flight.of(slots, self.rows.serial[slots], draws), requests))
         return drawn
 
     def _note_prefill(self, flight: PrefillFlight) -> list[Completion]:

@@ -24,8 +24,8 @@ def to_device_together(arrays: Sequence[NDArray[Any]], device: torch.device) -> 
     """Arrays as tensors on a device, by one copy: each costs the host as much as many bytes."""
     if device.type == "cpu":
         return [to_device(array, device) for array in arrays]
-    pieces, stops = [], []
-    stop = 0
+    pieces, stops = [np.zeros(8, np.uint8)], []  # a tensor of no bytes could not be viewed
+    stop = 8
     for array in arrays:
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         padding = -len(raw) % 8  # so that every piece can be viewed as its own type
@@ -34,7 +34,7 @@ def to_device_together(arrays: Sequence[NDArray[Any]], device: torch.device) -> 
         stop += len(raw) + padding
     whole = to_device(np.concatenate(pieces), device)
     return [
-        whole[start:stop].view(torch.from_numpy(array[:0]).dtype).view(array.shape)
+        whole[start:stop].view(torch.from_numpy(np.empty(0, array.dtype)).dtype).view(array.shape)
         for array, (start, stop) in zip(arrays, stops, strict=True)
     ]
 

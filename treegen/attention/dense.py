@@ -119,11 +119,17 @@ def attend_dense(
     if run.fold > 1:
         q_RHD = q_RHD.unflatten(1, (-1, run.fold)).transpose(1, 2).flatten(0, 1)
     q_CHRD = q_RHD.transpose(0, 1).expand(run.num_chunks, -1, -1, -1)
+    out_CHRD, lse = _attend(q_CHRD, k_CKND, v_CKND, scale)
+    out = out_CHRD.transpose(1, 2).contiguous().unflatten(1, (num_rows, run.fold))
+    return out, lse.reshape(run.num_chunks, -1, num_rows, run.fold)
+
+
+def _attend(q_CHRD: Tensor, k_CKND: Tensor, v_CKND: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """The kernel: out [C, H, R, D], and LSE [C, H, R] or [C, H, R, 1]."""
     out_CHRD, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
         q_CHRD, k_CKND, v_CKND, None, True, scale=scale
     )
-    out = out_CHRD.transpose(1, 2).contiguous().unflatten(1, (num_rows, run.fold))
-    return out, lse.reshape(run.num_chunks, -1, num_rows, run.fold)
+    return out_CHRD, lse
 
 
 def _padded(num_rows: int) -> int:
@@ -137,7 +143,7 @@ def _is_available(index: int) -> bool:
         return False
     x = torch.zeros(1, 2, 128, 64, dtype=torch.bfloat16, device=f"cuda:{index}")
     try:
-        torch.ops.aten._scaled_dot_product_cudnn_attention(x, x[:, :1], x[:, :1], None, True)
+        _attend(x, x[:, :1], x[:, :1], 1.0)
     except RuntimeError:
         return False
     return True

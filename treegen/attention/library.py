@@ -3,8 +3,8 @@
 A kernel computes units (see `library_units`): some query rows with a run of keys that it reads in
 the pool. So nothing is gathered, whatever the page size, and windows and causality come down to
 which keys a unit has. Where all rows of a unit see all its keys, the query heads of a key head
-count as rows: a key is then read once for all of them, and the kernels' own paths for grouped
-heads, pages and splits, which have returned wrong LSEs, are never taken.
+count as rows: a key is then read once for all of them. The kernels' own paths for pages and splits,
+and but for causal units for grouped heads, which have returned wrong LSEs, are never taken.
 
 Legend: T query rows, N packed rows, H query heads, K key heads, R query heads per key head, D
 dimension, U units, P parts, S slots.

@@ -1,7 +1,8 @@
 """Attention over levels on a GPU: a Triton kernel over work lists, beside torch's dense kernel.
 
 Each level but the last leaves partial results in float32; the launch for the last one, if its
-groups are single rows, merges them on its way. Otherwise a kernel of its own does.
+groups are single rows and the parts are few, merges them on its way. Otherwise a kernel of its own
+does.
 
 Legend: T query rows, H query heads, V value dimension, P parts.
 """
@@ -62,7 +63,7 @@ class DeviceWork:
 class TritonState:
     """A step's levels, and its work lists on the device, made at the first layer.
 
-    kernels: what computes each level, once a layer has run.
+    kernels: what computes each level, in some layers at least, once they have run.
     """
 
     def __init__(self, levels: tuple[HostLevel, ...], device: torch.device) -> None:
@@ -77,7 +78,7 @@ class TritonState:
             arrays = [array.astype(np.int32) for array in (*host.units, host.last, host.pages)]
             *units, last, pages = to_device_together(arrays, self.device)
             self._lists[shape] = DeviceWork(tuple(units), last, pages, host, dense)
-            self._name_kernels(dense)
+            self._name_kernels()
         return self._lists[shape]
 
     def _plan(
@@ -91,10 +92,11 @@ class TritonState:
         # A few programs for each multiprocessor fill it.
         return work_list(levels, shape.num_rows, *form, 4 * processors, dense), dense
 
-    def _name_kernels(self, dense: DenseRun | None) -> None:
+    def _name_kernels(self) -> None:
         names = ["triton"] * len(self.levels)
-        if dense is not None:
-            names[dense.level] = "cudnn"
+        for work in self._lists.values():
+            if work.dense is not None:
+                names[work.dense.level] = "cudnn"
         self.kernels = tuple(names)
 
 
@@ -122,7 +124,7 @@ class StaticState(TritonState):
                 tuple(units), last, pages, replace(host, complete=False), dense, memory
             )
             _copy(host, self._lists[shape])
-            self._name_kernels(dense)
+            self._name_kernels()
         return self._lists[shape]
 
     def load(self, levels: tuple[HostLevel, ...]) -> bool:
@@ -133,9 +135,9 @@ class StaticState(TritonState):
             if dense != self._lists[shape].dense or not _fits(work, self._lists[shape]):
                 return False
         self.levels = levels
-        for shape, (work, dense) in plans.items():
+        for shape, (work, _) in plans.items():
             _copy(work, self._lists[shape])
-            self._name_kernels(dense)
+        self._name_kernels()
         return True
 
 
@@ -175,7 +177,10 @@ def _copy(work: WorkList, room: DeviceWork) -> None:
 
 
 class Triton:
-    """One kernel for shared levels, own keys and prefill alike; 16-bit and float32 tensors."""
+    """One kernel for all levels but a trunk, which the dense one takes where it can.
+
+    Takes 16-bit and float32 tensors.
+    """
 
     name = "triton"
 

@@ -70,8 +70,9 @@ def work_list(
         if units and longest:
             wanted = -(-num_programs // (units * kv_heads))
             splits = max(1, min(wanted, longest // KEYS_PER_SPLIT))
-        is_last = index == len(levels) - 1 and splits == 1 and part <= _MOST_MERGED
-        if is_last and (rows_G <= 1).all() and per_head <= HEIGHTS[1]:
+        may_merge = splits == 1 and part <= _MOST_MERGED and per_head <= HEIGHTS[1]
+        is_last = index == len(levels) - 1 and not first_key
+        if is_last and may_merge and (rows_G <= 1).all():
             last_kind = 0 if per_head == 1 else 1
             last = _one_unit_a_row(level, num_rows, offset)
         elif units:
