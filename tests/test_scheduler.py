@@ -348,6 +348,25 @@ def test_logits_that_are_not_numbers_name_the_row(run_ahead: bool) -> None:
 
 
 @pytest.mark.parametrize("run_ahead", [False, True])
+def test_scores_that_are_cancelled_leave_equal_ones_alone(run_ahead: bool) -> None:
+    """What they share may be in a pass under way, whose scores are not noted yet."""
+    tokens = np.array([2, 3, 4, 2, 3, 4], np.int32)
+    requests = [Request(f"s{i}", tokens, 0, 0, 1, score_from=2) for i in range(3)]
+    plan = compile_plan(requests, token_bytes=64, num_layers=1)
+    model = HistoryModel()
+    scheduler = scheduler_of(
+        plan, model, model.new_cache(50, 2), SamplingParams(),
+        max_rows=1, samples=[[], [], []], run_ahead=run_ahead,
+    )  # fmt: skip
+    scheduler.step()
+    for index, request in list(scheduler.requests.items()):
+        if request.opened is not None:
+            scheduler.cancel(index)
+    drain(scheduler)
+    assert 2 in scheduler.scores
+
+
+@pytest.mark.parametrize("run_ahead", [False, True])
 def test_a_score_whose_last_piece_is_bad_is_not_given(run_ahead: bool) -> None:
     """Nor is it while the pass with that piece is under way behind the one before."""
     spec = Request("s", np.array([2, 3, 4, 5, 6, 7], np.int32), 0, 0, max_tokens=1, score_from=1)

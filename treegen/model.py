@@ -32,6 +32,7 @@ from treegen.model_spec import (
     resolve_dtype,
     spec_of,
 )
+from treegen.transfer import current
 
 if TYPE_CHECKING:
     from treegen.compiled import CompiledLayers
@@ -148,9 +149,10 @@ class Model:
         The keys and values of the batch's tokens are in batch.layers afterwards. The logits of a
         decode batch are valid until the next one.
         """
-        if batch.decode and self.graphs is not None:
-            return self.graphs.run(batch)
-        return self._forward(batch)
+        with current(self.device):
+            if batch.decode and self.graphs is not None:
+                return self.graphs.run(batch)
+            return self._forward(batch)
 
     def _forward(self, batch: Batch) -> Tensor:
         if self._compiled is None:

@@ -47,7 +47,7 @@ from treegen.scores import Scored, score_after, score_of
 from treegen.segments import SegmentStore
 from treegen.spans import PrefillFlight, pick_spans
 from treegen.stopping import ParamSet, Stopping, completions_of
-from treegen.transfer import Fetch, to_device
+from treegen.transfer import Fetch, current, to_device
 
 _LOGITS = 2**27  # numbers in the logits of a prefill pass, about
 _KEY_BITS = 32  # sort keys: rank of the request, sample index below
@@ -122,6 +122,7 @@ class Scheduler:
         self._max_logits = max(_LOGITS // max(len(stopping.may_end), 1), 1)
         self._run_ahead, self._max_rows = run_ahead, max_rows
         self.flight: PrefillFlight | Flight | None = None
+        self._ended_early: list[Completion] = []  # noted between steps
         self._steps = DecodeSteps(
             model, cache, self.store, self.live, self.usage, self.param_sets, impl
         )
@@ -147,7 +148,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether anything is left to do."""
-        return self._admission.has_work
+        return self._admission.has_work or bool(self._ended_early)
 
     def add_params(self, params: SamplingParams, stopping: Stopping) -> int:
         """Further sampling parameters; returns their index for `add`."""
@@ -183,9 +184,13 @@ class Scheduler:
 
         Raises NumericsError if the model's logits are not numbers.
         """
+        with current(self.model.device):
+            return self._step()
+
+    def _step(self) -> list[Completion]:
         start = time.perf_counter()
         self._admission.admit()
-        finished: list[Completion] = []
+        finished, self._ended_early = self._ended_early, []
         launched = self._prefill() if self._prefills_next else self._decode(finished)
         before, self.flight = self.flight, launched
         if before is not None:
@@ -207,6 +212,10 @@ class Scheduler:
     def cancel(self, index: int, sample: int | None = None) -> None:
         """Drop one sample of a request, or all that have not ended; frees their pages at once."""
         request = self.requests.get(index)
+        if request is not None and not request.spec.rows:
+            # Its segments may be in the pass under way, and other requests' too.
+            self._ended_early += self._land()
+            request = self.requests.get(index)
         if request is not None:
             greedy = self.param_sets[request.params].is_greedy
             self._admission.cancel(request, sample, greedy=greedy)

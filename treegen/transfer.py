@@ -7,12 +7,18 @@ memory it is queued like a kernel, and the host goes on.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Meanwhile kernels and events go to this device, which may be another GPU than the first."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
