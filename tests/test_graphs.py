@@ -14,6 +14,7 @@ from torch import Tensor
 
 from treegen import graphs, transfer
 from treegen.attention.level import HostLevel
+from treegen.attention.triton_state import Shape, TritonState
 from treegen.attention.types import Prepared
 from treegen.batch import Batch
 from treegen.cache import LayerKV
@@ -44,7 +45,7 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forward(batch: Batch) -> Tensor:
     """Plans attention as a layer would; the logits of a row are its token."""
-    batch.levels.state.work(triton.Shape(len(batch.tokens_T), 2, 4, 64, False))
+    batch.levels.state.work(Shape(len(batch.tokens_T), 2, 4, 64, False))
     return batch.tokens_T[batch.logits_at_S, None].float()
 
 
@@ -56,7 +57,7 @@ def step(num_rows: int) -> Batch:
     shared = HostLevel(zero, zero + num_rows, pages, zero + 100, zero, causal=False)
     own = HostLevel(index, index + 1, index[:, None], index % 5 + 1, index * 0 + 100, causal=False)
     tokens_T = torch.arange(1, num_rows + 1)
-    state = triton.TritonState((shared, own), CPU)
+    state = TritonState((shared, own), CPU)
     levels = Prepared((), tokens_T, "triton", triton.Triton(), state, None)
     return Batch(tokens_T, tokens_T, tokens_T, tokens_T - 1, levels, [POOL], decode=True)
 

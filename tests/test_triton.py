@@ -221,7 +221,7 @@ def test_what_the_dense_kernel_leaves_is_merged_with_it(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chunks, folded heads, padded rows and keys left over, with a slow kernel in cuDNN's place."""
-    from treegen.attention import triton
+    from treegen.attention import triton, triton_state
 
     rng = np.random.default_rng(seed)
     for name, value in (
@@ -232,7 +232,7 @@ def test_what_the_dense_kernel_leaves_is_merged_with_it(
         monkeypatch.setattr(dense, name, value)
     monkeypatch.setattr(dense, "_attend", _dense_kernel)
     processors = int(rng.choice([2, 40]))
-    monkeypatch.setattr(triton, "_processors", lambda _: processors)
+    monkeypatch.setattr(triton_state, "_processors", lambda _: processors)
     monkeypatch.setattr(triton, "takes", lambda *_: True)
     rows, trunk = int(rng.choice([1, 7, 70])), int(rng.integers(24, 400))
     groups = [

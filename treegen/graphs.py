@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treegen.attention.triton import StaticState, TritonState
+from treegen.attention.triton_state import StaticState, TritonState
 from treegen.batch import Batch
 
 _MAX_GRAPHS = 48

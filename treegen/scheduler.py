@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from treegen.admission import Admission
 from treegen.batch import Forward
@@ -37,20 +36,15 @@ from treegen.layout import Ints
 from treegen.live import LiveRows
 from treegen.live_tree import LiveRequest, LiveSegment
 from treegen.params import SamplingParams
-from treegen.passes import Span, prefill_batch
 from treegen.plan import Plan, Request
+from treegen.prefilling import PrefillFlight, PrefillPasses
 from treegen.radix import Tokens
 from treegen.results import Completion, Score, Usage
 from treegen.rows import RowTable
-from treegen.sampling import SamplingBatch, draw, row_seed
-from treegen.scores import Scored, score_after, score_of
+from treegen.scores import score_of
 from treegen.segments import SegmentStore
-from treegen.spans import PrefillFlight, pick_spans
 from treegen.stopping import ParamSet, Stopping, completions_of
-from treegen.transfer import Fetch, current, to_device
-
-_LOGITS = 2**27  # numbers in the logits of a prefill pass, about
-_KEY_BITS = 32  # sort keys: rank of the request, sample index below
+from treegen.transfer import current
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +112,12 @@ class Scheduler:
         self.scores: dict[int, Score] = {}
         self.grown: dict[tuple[int, int], LiveSegment] = {}
         self._may_end = stopping.may_end[None]
-        self._prefill_chunk, self._impl = prefill_chunk, impl
-        self._max_logits = max(_LOGITS // max(len(stopping.may_end), 1), 1)
         self._run_ahead, self._max_rows = run_ahead, max_rows
         self.flight: PrefillFlight | Flight | None = None
         self._ended_early: list[Completion] = []  # noted between steps
-        self._steps = DecodeSteps(
-            model, cache, self.store, self.live, self.usage, self.param_sets, impl
-        )
+        shared = model, cache, self.store, self.live, self.usage, self.param_sets, impl
+        self._passes = PrefillPasses(*shared, chunk=prefill_chunk)
+        self._steps = DecodeSteps(*shared)
         self._on_prefilled, self._on_grown = on_prefilled, on_grown
         self._admission = Admission(
             self.store, self.live, kept, self.usage, max_rows, self._note_prefilled
@@ -191,7 +183,11 @@ class Scheduler:
         start = time.perf_counter()
         self._admission.admit()
         finished, self._ended_early = self._ended_early, []
-        launched = self._prefill() if self._prefills_next else self._decode(finished)
+        launched: PrefillFlight | Flight | None
+        if self._prefills_next:
+            launched = self._passes.launch(self._admission.to_compute)
+        else:
+            launched = self._decode(finished)
         before, self.flight = self.flight, launched
         if before is not None:
             finished += self._note(before)
@@ -259,79 +255,6 @@ class Scheduler:
         in_turn = self._run_ahead and isinstance(self.flight, PrefillFlight)
         return not (in_turn and num_live and 2 * num_live >= self._max_rows)
 
-    def _prefill(self) -> PrefillFlight:
-        """Launch a prefill pass."""
-        spans = pick_spans(
-            self._admission.to_compute, self.live, self._prefill_chunk, self._max_logits
-        )
-        batch = prefill_batch(spans, self.store, self.cache, self.model.device, self._impl)
-        self.usage.impl = batch.levels.impl
-        self.usage.prefill_steps += 1
-        logits = self.model.forward(batch).float()
-        lse = logits.logsumexp(dim=-1)
-        prompts: list[tuple[LiveRequest, int]] = []
-        scored: list[Scored] = []
-        offset = 0
-        resumed = []
-        for span in spans:
-            end = offset + len(span.wanted)
-            if span.slot >= 0:
-                self.usage.recomputed_tokens += len(span.tokens)
-                request = self.requests[int(self.rows.request[span.slot])]
-                request.num_prefilled += len(span.tokens)
-                self.live.resuming[span.slot] = span.stop
-                if span.stop == self.rows.stop[span.slot] + self.rows.count[span.slot] - 1:
-                    del self.live.resuming[span.slot]
-                    resumed.append(span.slot)
-            else:
-                prompts += [(request, end - 1) for request in self._on_span(span)]
-                if span.segment is not None and span.segment.scored < span.stop:
-                    scored += score_after(
-                        span.segment, span.wanted, logits[offset:end], lse[offset:end]
-                    )
-            offset = end
-        if resumed:
-            self.live.join(np.array(resumed, dtype=np.int64))
-        return PrefillFlight(spans, Fetch([lse]), scored, self._draw_first(prompts, logits))
-
-    def _on_span(self, span: Span) -> list[LiveRequest]:
-        """Account for a piece of a segment; returns requests to draw first tokens of."""
-        segment = span.segment
-        assert segment is not None
-        again = max(min(span.stop, segment.was_computed) - span.start, 0)
-        self.usage.recomputed_tokens += again
-        self.usage.prompt_tokens_computed += len(span.tokens) - again
-        self.store.mark_computed(segment, span.stop)
-        next(iter(segment.openers)).num_prefilled += len(span.tokens)
-        if span.stop < segment.stop:
-            return []
-        return [r for r in segment.requests if r.samples and r.slots is None]
-
-    def _draw_first(
-        self, prompts: Sequence[tuple[LiveRequest, int]], logits_SV: Tensor
-    ) -> list[tuple[Flight, list[LiveRequest]]]:
-        """Draw the first tokens of all samples of requests from their prompts' last logits.
-
-        prompts: requests and the row of logits of each.
-        """
-        by_rows: dict[int, list[tuple[LiveRequest, int]]] = {}
-        for request, at in prompts:
-            by_rows.setdefault(request.num_rows, []).append((request, at))
-        drawn = []
-        for num_rows, group in by_rows.items():
-            requests = [request for request, _ in group]
-            slots_PN = self._add_rows(requests, num_rows)
-            device = logits_SV.device
-            at_P = to_device(np.array([at for _, at in group]), device)
-            params = [self.param_sets[request.params].params for request in requests]
-            index_P = to_device(np.arange(len(params)), device)
-            sampling = SamplingBatch.of(params, index_P)
-            seeds_PN = to_device(self.rows.seed[slots_PN], device)
-            draws = draw(logits_SV[at_P], seeds_PN, seeds_PN * 0, sampling)
-            slots = slots_PN.ravel()
-            drawn.append((Flight.of(slots, self.rows.serial[slots], draws), requests))
-        return drawn
-
     def _note_prefill(self, flight: PrefillFlight) -> list[Completion]:
         """Note that a prefill pass is over, and the first tokens that were drawn after it."""
         (lse,) = flight.lse.wait()
@@ -344,34 +267,6 @@ class Scheduler:
             finished += self._note_draws(drawn)
             self._admission.add_rows(requests)
         return finished
-
-    def _add_rows(self, requests: Sequence[LiveRequest], num_rows: int) -> Ints:
-        """New rows of requests, so many each: slots [requests, num_rows]."""
-        rows = self.rows
-        slots_PN = rows.add(len(requests) * num_rows).reshape(len(requests), num_rows)
-        samples = [request.samples[:num_rows] for request in requests]
-        of_each = {
-            "request": [request.index for request in requests],
-            "params": [request.params for request in requests],
-            "stop": [request.segment.stop for request in requests],
-            "limit": [request.spec.max_tokens for request in requests],
-        }
-        for name, values in of_each.items():
-            getattr(rows, name)[slots_PN] = np.array(values)[:, None]
-        ranks = np.array([request.rank for request in requests])
-        rows.sample[slots_PN] = samples
-        rows.key[slots_PN] = (ranks << _KEY_BITS)[:, None] + rows.sample[slots_PN]
-        rows.seed[slots_PN] = [
-            [self._seed(request, index) for index in wanted]
-            for request, wanted in zip(requests, samples, strict=True)
-        ]
-        for request, slots in zip(requests, slots_PN.tolist(), strict=True):
-            request.slots = set(slots)
-            request.rewinds = None
-        return slots_PN
-
-    def _seed(self, request: LiveRequest, sample: int) -> int:
-        return row_seed(self.param_sets[request.params].params.seed, request.spec.id, sample)
 
     # Decode
 

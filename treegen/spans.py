@@ -2,50 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import numpy as np
 
-from treegen.decoding import Flight
 from treegen.live import LiveRows
-from treegen.live_tree import LiveRequest, LiveSegment
+from treegen.live_tree import LiveSegment
 from treegen.passes import Span
-from treegen.scores import Scored
 from treegen.segments import SegmentStore
-from treegen.transfer import Fetch
 
 _KEY_BITS = 32  # sort keys: segment above, sample index below
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillFlight:
-    """A prefill pass that may be under way.
-
-    lse: of the logits of all wanted positions. scored: tokens of segments. first: draws of first
-    tokens, and for whom.
-    """
-
-    spans: Sequence[Span]
-    lse: Fetch
-    scored: Sequence[Scored]
-    first: Sequence[tuple[Flight, Sequence[LiveRequest]]]
-
-    def ended(self) -> Iterator[LiveSegment]:
-        """Segments whose last tokens it computes."""
-        for span in self.spans:
-            if span.segment is not None and span.stop == span.segment.stop:
-                yield span.segment
-
-    def name(self, at: int) -> str:
-        """Whose logits are in a row of the pass, for an error message."""
-        for span in self.spans:
-            if at < len(span.wanted):
-                below = span.segment.requests if span.segment else []
-                who = f"prompt {below[0].spec.id!r}" if below else "a shared prompt"
-                return f"{who} at token {int(span.wanted[at])}"
-            at -= len(span.wanted)
-        raise AssertionError("a row of logits belongs to no span")
 
 
 def pick_spans(
