@@ -111,7 +111,9 @@ class Scheduler:
         )
         self.scores: dict[int, Score] = {}
         self.grown: dict[tuple[int, int], LiveSegment] = {}
-        self._may_end = stopping.may_end[None]
+        # Tokens that may end a row, for each Stopping; and which of these each parameter set has.
+        self._may_end, self._stoppings = stopping.may_end[None], {stopping: 0}
+        self._stopping_of = np.zeros(1, dtype=np.int64)
         self._run_ahead, self._max_rows = run_ahead, max_rows
         self.flight: PrefillFlight | Flight | None = None
         self._ended_early: list[Completion] = []  # noted between steps
@@ -145,7 +147,10 @@ class Scheduler:
     def add_params(self, params: SamplingParams, stopping: Stopping) -> int:
         """Further sampling parameters; returns their index for `add`."""
         self.param_sets.append(ParamSet(params, stopping))
-        self._may_end = np.concatenate([self._may_end, stopping.may_end[None]])
+        if stopping not in self._stoppings:
+            self._stoppings[stopping] = len(self._stoppings)
+            self._may_end = np.concatenate([self._may_end, stopping.may_end[None]])
+        self._stopping_of = np.append(self._stopping_of, self._stoppings[stopping])
         return len(self.param_sets) - 1
 
     def add(
@@ -300,7 +305,9 @@ class Scheduler:
         self._check_numbers(lse, lambda at: self._row_name(slots[at]))
         rows.append(slots, tokens, logprobs, *top)
         self.usage.decoded_tokens += len(slots)
-        over = self._may_end[rows.params[slots], tokens] | (rows.count[slots] >= rows.limit[slots])
+        over = self._may_end[self._stopping_of[rows.params[slots]], tokens] | (
+            rows.count[slots] >= rows.limit[slots]
+        )
         return self._end(slots[over]) if over.any() else []
 
     def _end(self, slots: Ints) -> list[Completion]:
