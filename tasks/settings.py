@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import treegen
 from treegen import demo
+from treegen.cost import SHARING, Sharing
 from treegen.errors import InputError, RunError
 from treegen.params import SamplingParams
-from treegen.plan import SHARING, Sharing
 from treegen.tasks.base import TaskOptions
 from treegen.tasks.registry import get_task
 from treegen.tasks.selection import did_you_mean

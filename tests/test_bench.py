@@ -25,10 +25,10 @@ from treegen.bench.table import cascade_line, cascade_table, results_table
 from treegen.bench.timing import Spread, Stopwatch, sustained
 from treegen.bench.tiny import byte_tokenizer
 from treegen.bench.workloads import Case, Workload
+from treegen.cost import Sharing
 from treegen.errors import CapacityError, InputError
 from treegen.model import Model
 from treegen.model_spec import LayerSpec
-from treegen.plan import Sharing
 from treegen.tree import prompts_of
 
 CPU = torch.device("cpu")

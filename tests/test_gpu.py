@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from treegen import LLM, Node, SamplingParams
-from treegen.plan import Sharing
+from treegen.cost import Sharing
 
 pytestmark = pytest.mark.gpu
 

@@ -8,10 +8,11 @@ from fakes import EOS, HistoryModel, drain, expected, keep_prefix, scheduler_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from treegen.cost import SHARING, Sharing
 from treegen.errors import CapacityError, NumericsError
 from treegen.kept import KeptPrefixes
 from treegen.params import SamplingParams
-from treegen.plan import SHARING, Plan, Request, Sharing, compile_plan
+from treegen.plan import Plan, Request, compile_plan
 from treegen.results import Completion
 
 

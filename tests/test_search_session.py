@@ -14,12 +14,13 @@ from fakes import EOS, HistoryModel, LetterTokenizer, stopping_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from treegen.cost import Sharing
 from treegen.errors import CapacityError, InputError
 from treegen.kept import KeptPrefixes
 from treegen.live_tree import LiveRequest
 from treegen.model_spec import LayerSpec, ModelSpec
 from treegen.params import SamplingParams
-from treegen.plan import Request, Sharing, compile_plan
+from treegen.plan import Request, compile_plan
 from treegen.results import Completion
 from treegen.sampling import SamplingBatch, draw, row_seed
 from treegen.scheduler import Grown, Scheduler

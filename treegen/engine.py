@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from treegen import memory as mem
 from treegen.cache import PagedCache
+from treegen.cost import SHARING, Sharing
 from treegen.errors import CapacityError, InputError
 from treegen.expansion import sum_levels
 from treegen.kept import KeptPrefix, KeptPrefixes
 from treegen.live_tree import LiveRequest
 from treegen.model import Model, load_model, load_tokenizer
 from treegen.params import SamplingParams
-from treegen.plan import SHARING, Plan, Request, Sharing
+from treegen.plan import Plan, Request
 from treegen.requests import (
     ScoreInput,
     expand_requests,

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treegen.cost import COSTS, Sharing
 from treegen.errors import CapacityError, InputError
 from treegen.expansion import bound_levels
 from treegen.params import SamplingParams
-from treegen.plan import COSTS, Plan, Request, Sharing, compile_plan
+from treegen.plan import Plan, Request, compile_plan
 from treegen.tokens import TokenPrompt, encode_texts, tokenize
 from treegen.tree import Node, expansions_of
 

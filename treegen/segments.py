@@ -12,9 +12,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from treegen.cache import PagedCache, Pages, table_slots
+from treegen.cost import decide
 from treegen.kept import KeptPrefix, KeptPrefixes
 from treegen.live_tree import LiveRequest, LiveSegment
-from treegen.plan import Plan, decide
+from treegen.plan import Plan
 from treegen.radix import Tokens, common_prefix
 
 

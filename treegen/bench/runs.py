@@ -17,9 +17,10 @@ from treegen.bench.result import Result, Settings
 from treegen.bench.roofline import Floor, ModelSize, levels_of, size_of, step_floor
 from treegen.bench.timing import Spread, free_memory, graph_bytes
 from treegen.bench.workloads import Case, Workload
+from treegen.cost import Sharing
 from treegen.engine import LLM
 from treegen.errors import CapacityError
-from treegen.plan import Plan, Sharing
+from treegen.plan import Plan
 from treegen.results import Usage
 
 if TYPE_CHECKING:

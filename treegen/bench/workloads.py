@@ -13,8 +13,8 @@ from treegen.errors import InputError
 from treegen.tree import Node
 
 if TYPE_CHECKING:
+    from treegen.cost import Sharing
     from treegen.params import SamplingParams
-    from treegen.plan import Sharing
 
 
 @dataclass(frozen=True, slots=True)
