@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,15 +9,9 @@ import torch
 
 from treegen.attention import Level
 from treegen.attention.level import to_host
-from treegen.batch import Forward
-from treegen.cache import PagedCache
 from treegen.layout import Ints
-from treegen.live import LiveRows
-from treegen.passes import decode_batch, decode_levels
-from treegen.results import Usage
+from treegen.passes import RunParts, decode_batch, decode_levels
 from treegen.sampling import Draws, SamplingBatch, draw
-from treegen.segments import SegmentStore
-from treegen.stopping import ParamSet
 from treegen.transfer import Fetch, to_device, to_device_together
 
 
@@ -42,19 +35,9 @@ class Flight:
 class DecodeSteps:
     """Launches the decode steps of one run."""
 
-    def __init__(
-        self,
-        model: Forward,
-        cache: PagedCache,
-        store: SegmentStore,
-        live: LiveRows,
-        usage: Usage,
-        param_sets: Sequence[ParamSet],
-        impl: str,
-    ) -> None:
+    def __init__(self, run: RunParts) -> None:
         """Steps of the live rows, drawn as their parameter sets say; `usage` is kept up."""
-        self._model, self._cache, self._store, self._live = model, cache, store, live
-        self._usage, self._param_sets, self._impl = usage, param_sets, impl
+        self._run = run
         self._state: tuple[Ints, list[Level], SamplingBatch, int] | None = None
 
     def next_rows(self, flight: Flight | None) -> tuple[Ints, Ints, Ints]:
@@ -62,7 +45,7 @@ class DecodeSteps:
 
         flight: that step if its tokens are not known yet; that a row reaches its limit is.
         """
-        order, rows = self._live.order, self._live.rows
+        order, rows = self._run.live.order, self._run.live.rows
         counts = rows.count[order]
         if flight is None:
             return order, counts, np.full(len(order), -1)
@@ -78,7 +61,8 @@ class DecodeSteps:
 
     def launch(self, order: Ints, counts: Ints, source: Ints, before: Flight | None) -> Flight:
         """Queue a decode step of the rows that `next_rows` gave, behind the last one."""
-        rows, device = self._live.rows, self._model.device
+        run, usage = self._run, self._run.usage
+        rows, device = run.live.rows, run.model.device
         levels, sampling, shared_keys = self._row_state(order)
         tokens = rows.tokens[order, rows.count[order] - 1].astype(np.int64)
         tokens_T, source_T, seeds_T, counts_T = to_device_together(
@@ -87,28 +71,29 @@ class DecodeSteps:
         if before is not None and (source >= 0).any():
             drawn_T = before.draws.tokens_PN[:, 0][source_T.clamp(min=0)]
             tokens_T = torch.where(source_T >= 0, drawn_T, tokens_T)
-        batch = decode_batch(rows, order, counts, tokens_T, levels, self._cache, device, self._impl)
-        self._usage.impl = batch.levels.impl
-        logits = self._model.forward(batch)
-        self._usage.count_kernels(batch.levels.kernels)
+        batch = decode_batch(rows, order, counts, tokens_T, levels, run.cache, device, run.impl)
+        usage.impl = batch.levels.impl
+        logits = run.model.forward(batch)
+        usage.count_kernels(batch.levels.kernels)
         draws = draw(logits, seeds_T[:, None], counts_T[:, None], sampling)
         ends = rows.stop[order] + counts
-        self._usage.key_tokens_read += shared_keys + int((ends - rows.base[order]).sum())
-        self._usage.key_tokens_unshared += int(ends.sum())
-        self._usage.peak_rows = max(self._usage.peak_rows, len(order))
-        self._usage.decode_steps += 1
+        usage.key_tokens_read += shared_keys + int((ends - rows.base[order]).sum())
+        usage.key_tokens_unshared += int(ends.sum())
+        usage.peak_rows = max(usage.peak_rows, len(order))
+        usage.decode_steps += 1
         return Flight.of(order, rows.serial[order], draws)
 
     def _row_state(self, order: Ints) -> tuple[list[Level], SamplingBatch, int]:
         """What changes only when rows come or go: shared levels and sampling parameters."""
+        run = self._run
         if self._state is not None and self._state[0] is order:
             return self._state[1:]
-        device = self._model.device
-        levels = decode_levels(self._live.rows.chain[order], self._store, device)
+        device = run.model.device
+        levels = decode_levels(run.live.rows.chain[order], run.store, device)
         keys = sum(int(to_host(level).kv_len_G.sum()) for level in levels)
-        used, index = np.unique(self._live.rows.params[order], return_inverse=True)
+        used, index = np.unique(run.live.rows.params[order], return_inverse=True)
         sampling = SamplingBatch.of(
-            [self._param_sets[i].params for i in used], to_device(index, device)
+            [run.param_sets[i].params for i in used], to_device(index, device)
         )
         self._state = order, levels, sampling, keys
         return self._state[1:]

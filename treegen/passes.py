@@ -10,14 +10,30 @@ import torch
 
 from treegen import attention
 from treegen.attention import Level
-from treegen.batch import Batch
+from treegen.batch import Batch, Forward
 from treegen.cache import PagedCache, Pages
 from treegen.layout import Ints, make_level, pad_tables, shared_levels
+from treegen.live import LiveRows
 from treegen.live_tree import LiveSegment
 from treegen.radix import Tokens
+from treegen.results import Usage
 from treegen.rows import RowTable
 from treegen.segments import SegmentStore
+from treegen.stopping import ParamSet
 from treegen.transfer import to_device, to_device_together
+
+
+@dataclass(frozen=True, slots=True)
+class RunParts:
+    """What all passes of one run work on. usage: kept up by them. param_sets: may grow."""
+
+    model: Forward
+    cache: PagedCache
+    store: SegmentStore
+    live: LiveRows
+    usage: Usage
+    param_sets: Sequence[ParamSet]
+    impl: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,19 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from treegen.batch import Forward
-from treegen.cache import PagedCache
 from treegen.decoding import Flight
 from treegen.layout import Ints
-from treegen.live import LiveRows
 from treegen.live_tree import LiveRequest, LiveSegment
-from treegen.passes import Span, prefill_batch
-from treegen.results import Usage
+from treegen.passes import RunParts, Span, prefill_batch
 from treegen.sampling import SamplingBatch, draw, row_seed
 from treegen.scores import Scored, score_after
-from treegen.segments import SegmentStore
 from treegen.spans import pick_spans
-from treegen.stopping import ParamSet
 from treegen.transfer import Fetch, to_device
 
 _LOGITS = 2**27  # numbers in the logits of a pass, about
@@ -60,31 +54,20 @@ class PrefillFlight:
 class PrefillPasses:
     """Launches the prefill passes of one run."""
 
-    def __init__(
-        self,
-        model: Forward,
-        cache: PagedCache,
-        store: SegmentStore,
-        live: LiveRows,
-        usage: Usage,
-        param_sets: Sequence[ParamSet],
-        impl: str,
-        *,
-        chunk: int,
-    ) -> None:
+    def __init__(self, run: RunParts, *, chunk: int) -> None:
         """Passes of so many tokens at most; `usage` is kept up."""
-        self._model, self._cache, self._store, self._live = model, cache, store, live
-        self._usage, self._param_sets, self._impl = usage, param_sets, impl
+        self._run = run
         self._chunk = chunk
-        self._max_logits = max(_LOGITS // max(len(param_sets[0].stopping.may_end), 1), 1)
+        self._max_logits = max(_LOGITS // max(len(run.param_sets[0].stopping.may_end), 1), 1)
 
     def launch(self, to_compute: Mapping[int, LiveSegment]) -> PrefillFlight:
         """Queue a pass over some segments, by index, and over rows whose pages were taken."""
-        spans = pick_spans(to_compute, self._live, self._chunk, self._max_logits)
-        batch = prefill_batch(spans, self._store, self._cache, self._model.device, self._impl)
-        self._usage.impl = batch.levels.impl
-        self._usage.prefill_steps += 1
-        logits = self._model.forward(batch).float()
+        run, usage = self._run, self._run.usage
+        spans = pick_spans(to_compute, run.live, self._chunk, self._max_logits)
+        batch = prefill_batch(spans, run.store, run.cache, run.model.device, run.impl)
+        usage.impl = batch.levels.impl
+        usage.prefill_steps += 1
+        logits = run.model.forward(batch).float()
         lse = logits.logsumexp(dim=-1)
         prompts: list[tuple[LiveRequest, int]] = []
         scored: list[Scored] = []
@@ -101,13 +84,13 @@ class PrefillPasses:
                     scored += score_after(span.segment, span.wanted, logits_SV, lse_S)
             offset = end
         if resumed:
-            self._live.join(np.array(resumed, dtype=np.int64))
+            run.live.join(np.array(resumed, dtype=np.int64))
         return PrefillFlight(spans, Fetch([lse]), scored, self._draw_first(prompts, logits))
 
     def _on_row(self, span: Span) -> list[int]:
         """Account for tokens of a row that are computed again; returns its slot after the last."""
-        live, slot = self._live, span.slot
-        self._usage.recomputed_tokens += len(span.tokens)
+        live, slot = self._run.live, span.slot
+        self._run.usage.recomputed_tokens += len(span.tokens)
         live.requests[int(live.rows.request[slot])].num_prefilled += len(span.tokens)
         live.resuming[slot] = span.stop
         if span.stop < live.rows.stop[slot] + live.rows.count[slot] - 1:
@@ -117,10 +100,11 @@ class PrefillPasses:
 
     def _on_segment(self, span: Span, segment: LiveSegment) -> list[LiveRequest]:
         """Account for a piece of a segment; returns requests to draw first tokens of."""
+        usage = self._run.usage
         again = max(min(span.stop, segment.was_computed) - span.start, 0)
-        self._usage.recomputed_tokens += again
-        self._usage.prompt_tokens_computed += len(span.tokens) - again
-        self._store.mark_computed(segment, span.stop)
+        usage.recomputed_tokens += again
+        usage.prompt_tokens_computed += len(span.tokens) - again
+        self._run.store.mark_computed(segment, span.stop)
         next(iter(segment.openers)).num_prefilled += len(span.tokens)
         if span.stop < segment.stop:
             return []
@@ -142,18 +126,18 @@ class PrefillPasses:
             slots_PN = self._add_rows(requests, num_rows)
             device = logits_SV.device
             at_P = to_device(np.array([at for _, at in group]), device)
-            params = [self._param_sets[request.params].params for request in requests]
+            params = [self._run.param_sets[request.params].params for request in requests]
             index_P = to_device(np.arange(len(params)), device)
             sampling = SamplingBatch.of(params, index_P)
-            seeds_PN = to_device(self._live.rows.seed[slots_PN], device)
+            seeds_PN = to_device(self._run.live.rows.seed[slots_PN], device)
             draws = draw(logits_SV[at_P], seeds_PN, seeds_PN * 0, sampling)
             slots = slots_PN.ravel()
-            drawn.append((Flight.of(slots, self._live.rows.serial[slots], draws), requests))
+            drawn.append((Flight.of(slots, self._run.live.rows.serial[slots], draws), requests))
         return drawn
 
     def _add_rows(self, requests: Sequence[LiveRequest], num_rows: int) -> Ints:
         """New rows of requests, so many each: slots [requests, num_rows]."""
-        rows = self._live.rows
+        rows = self._run.live.rows
         slots_PN = rows.add(len(requests) * num_rows).reshape(len(requests), num_rows)
         samples = [request.samples[:num_rows] for request in requests]
         of_each = {
@@ -177,4 +161,4 @@ class PrefillPasses:
         return slots_PN
 
     def _seed(self, request: LiveRequest, sample: int) -> int:
-        return row_seed(self._param_sets[request.params].params.seed, request.spec.id, sample)
+        return row_seed(self._run.param_sets[request.params].params.seed, request.spec.id, sample)

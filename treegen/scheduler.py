@@ -36,6 +36,7 @@ from treegen.layout import Ints
 from treegen.live import LiveRows
 from treegen.live_tree import LiveRequest, LiveSegment
 from treegen.params import SamplingParams
+from treegen.passes import RunParts
 from treegen.plan import Plan, Request
 from treegen.prefilling import PrefillFlight, PrefillPasses
 from treegen.radix import Tokens
@@ -117,9 +118,9 @@ class Scheduler:
         self._run_ahead, self._max_rows = run_ahead, max_rows
         self.flight: PrefillFlight | Flight | None = None
         self._ended_early: list[Completion] = []  # noted between steps
-        shared = model, cache, self.store, self.live, self.usage, self.param_sets, impl
-        self._passes = PrefillPasses(*shared, chunk=prefill_chunk)
-        self._steps = DecodeSteps(*shared)
+        run = RunParts(model, cache, self.store, self.live, self.usage, self.param_sets, impl)
+        self._passes = PrefillPasses(run, chunk=prefill_chunk)
+        self._steps = DecodeSteps(run)
         self._on_prefilled, self._on_grown = on_prefilled, on_grown
         self._admission = Admission(
             self.store, self.live, kept, self.usage, max_rows, self._note_prefilled
