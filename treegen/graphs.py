@@ -90,7 +90,7 @@ class DecodeGraphs:
         ]
         usable.sort(key=lambda each: each.num_rows)
         for entry in usable:
-            if entry.state.load(state.levels):
+            if entry.state.load(state):
                 self._padding[size] += 1 - size / entry.num_rows
                 self._graphs.remove(entry)
                 self._graphs.append(entry)  # the last to be dropped

@@ -57,21 +57,27 @@ class TritonState:
         self.levels, self.device = levels, device
         self.kernels: tuple[str, ...] = ()
         self._lists: dict[Shape, DeviceWork] = {}
+        self._plans: dict[tuple[Shape, int], tuple[WorkList, DenseRun | None]] = {}
 
     def work(self, shape: Shape) -> DeviceWork:
         """The work list for a layer's shape."""
         if shape not in self._lists:
-            host, dense = self._plan(shape, self.levels, shape.num_rows)
+            host, dense = self.plan(shape, shape.num_rows)
             arrays = [array.astype(np.int32) for array in (*host.units, host.last, host.pages)]
             *units, last, pages = to_device_together(arrays, self.device)
             self._lists[shape] = DeviceWork(tuple(units), last, pages, host, dense)
             self._name_kernels()
         return self._lists[shape]
 
-    def _plan(
-        self, shape: Shape, levels: Sequence[HostLevel], live_rows: int
-    ) -> tuple[WorkList, DenseRun | None]:
-        processors = _processors(self.device)
+    def plan(self, shape: Shape, live_rows: int) -> tuple[WorkList, DenseRun | None]:
+        """The work list for a shape of which so many rows are live, and what is left to cuDNN."""
+        key = shape, live_rows
+        if key not in self._plans:
+            self._plans[key] = self._make_plan(shape, live_rows)
+        return self._plans[key]
+
+    def _make_plan(self, shape: Shape, live_rows: int) -> tuple[WorkList, DenseRun | None]:
+        levels, processors = self.levels, _processors(self.device)
         form = shape.kv_heads, shape.per_head, shape.page_size
         dense = None
         if shape.may_be_dense:
@@ -96,7 +102,7 @@ class StaticState(TritonState):
     def work(self, shape: Shape) -> DeviceWork:
         """The work list for a layer's shape, with room for longer ones."""
         if shape not in self._lists:
-            host, dense = self._plan(shape, self.levels, _live_rows(self.levels))
+            host, dense = self.plan(shape, _live_rows(self.levels))
             rooms = [*(_room(len(array)) for array in host.units), len(host.last)]
             memory = torch.zeros(
                 sum(rooms) * UNIT + 2 * _room(len(host.pages)), dtype=torch.int32,
@@ -114,14 +120,14 @@ class StaticState(TritonState):
             self._name_kernels()
         return self._lists[shape]
 
-    def load(self, levels: tuple[HostLevel, ...]) -> bool:
-        """Put other levels in place; False, with nothing changed, if they do not fit."""
-        live_rows = _live_rows(levels)
-        plans = {shape: self._plan(shape, levels, live_rows) for shape in self._lists}
+    def load(self, other: TritonState) -> bool:
+        """Put another state's levels in place; False, with nothing changed, if they do not fit."""
+        live_rows = _live_rows(other.levels)
+        plans = {shape: other.plan(shape, live_rows) for shape in self._lists}
         for shape, (work, dense) in plans.items():
             if dense != self._lists[shape].dense or not _fits(work, self._lists[shape]):
                 return False
-        self.levels = levels
+        self.levels, self._plans = other.levels, other._plans
         for shape, (work, _) in plans.items():
             _copy(work, self._lists[shape])
         self._name_kernels()
