@@ -4,6 +4,7 @@ Each command is a process of its own, with its own signals and files. It is fork
 that has imported torch already, so that a start costs a tenth of a second instead of five.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -144,7 +145,7 @@ def size_of(path: Path) -> int:
 def alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it may go between opening and reading
         return False
     return state != "Z"
 
@@ -167,7 +168,7 @@ def kill_and_resume(
         else:  # once it has stored something
             wait_for_samples(path, pid, before)
             time.sleep(chance.expovariate(1 / 0.01))
-        if alive(pid):
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
         ended = server.wait()
         assert "Traceback" not in ended.err, ended.err
