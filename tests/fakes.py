@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from treegen.attention import Level
+from treegen.attention import HostLevel
 from treegen.batch import Batch
 from treegen.cache import LayerKV, PagedCache
 from treegen.kept import KeptPrefixes
@@ -26,6 +26,9 @@ from treegen.results import Completion
 from treegen.sampling import SamplingBatch, draw, row_seed
 from treegen.scheduler import Scheduler
 from treegen.stopping import Stopping
+
+if TYPE_CHECKING:
+    from treegen.graphs import DecodeGraphs
 
 EOS = 1
 
@@ -71,14 +74,19 @@ class HistoryModel:
         flat = pool.view(-1, 2)
         flat[batch.slots_T, 0] = batch.tokens_T.float()
         flat[batch.slots_T, 1] = batch.positions_T.float()
-        groups = [_group_of_rows(level, len(batch.tokens_T)) for level in batch.levels.levels]
+        # Of a CUDA graph, those that were put into it last.
+        levels: Sequence[HostLevel] = getattr(batch.levels.state, "levels", batch.levels.levels)
+        groups = [_group_of_rows(level, len(batch.tokens_T)) for level in levels]
         rows = []
         for row in batch.logits_at_S.tolist():
             keys = [
                 _keys(level, int(group[row]), flat, page_size)
-                for level, group in zip(batch.levels.levels, groups, strict=True)
+                for level, group in zip(levels, groups, strict=True)
                 if group[row] >= 0
             ]
+            if not keys:  # padding of a CUDA graph
+                rows.append(torch.zeros(self.vocab_size))
+                continue
             seen = torch.cat(keys)
             position = int(batch.positions_T[row])
             seen = seen[seen[:, 1] <= position]
@@ -100,21 +108,21 @@ class HistoryModel:
         return torch.from_numpy(logits)
 
 
-def _group_of_rows(level: Level, num_rows: int) -> Tensor:
+def _group_of_rows(level: HostLevel, num_rows: int) -> Tensor:
     """The group of each row in a level, -1 for none."""
     group = torch.full((num_rows,), -1)
     for g, (start, stop) in enumerate(
-        zip(level.q_start_G.tolist(), level.q_stop_G.tolist(), strict=True)
+        zip(level.start_G.tolist(), level.stop_G.tolist(), strict=True)
     ):
         assert (group[start:stop] == -1).all(), "groups of a level overlap"
         group[start:stop] = g
     return group
 
 
-def _keys(level: Level, g: int, flat: Tensor, page_size: int) -> Tensor:
+def _keys(level: HostLevel, g: int, flat: Tensor, page_size: int) -> Tensor:
     """Keys of a group, as (token, position) pairs."""
     offsets = torch.arange(int(level.kv_len_G[g]))
-    slots = level.pages_GP[g].long()[offsets // page_size] * page_size
+    slots = torch.as_tensor(level.pages_GP[g])[offsets // page_size] * page_size
     keys = flat[slots + offsets % page_size]
     # What lies after a row's own position may not be written yet.
     written = keys[:, 1] >= 0
@@ -139,6 +147,7 @@ def scheduler_of(
     samples: Sequence[Sequence[int]] | None = None,
     on_prefilled: Callable[[LiveRequest], None] | None = None,
     run_ahead: bool = False,
+    graphs: DecodeGraphs | None = None,
 ) -> Scheduler:
     return Scheduler(
         plan,
@@ -150,8 +159,9 @@ def scheduler_of(
         samples=samples or [range(request.samples) for request in plan.requests],
         max_rows=max_rows,
         prefill_chunk=prefill_chunk,
-        impl="reference",
+        impl="reference" if graphs is None else "triton",
         run_ahead=run_ahead,
+        graphs=graphs,
         on_prefilled=on_prefilled,
     )
 

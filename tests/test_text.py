@@ -105,6 +105,28 @@ def test_an_unfinished_character_does_not_hide_those_before_it() -> None:
     assert detokenizer.text(ids_of("a", "llama2"), ids[-8:-1]) == "\U0001f9ff" + PARTIAL * 3
 
 
+@pytest.mark.parametrize("name", BUILDERS)
+@settings(max_examples=40)
+@given(st.lists(st.lists(st.integers(0, 699), max_size=12), max_size=6))
+def test_texts_are_the_same_made_together_or_apart(name: str, samples: list[list[int]]) -> None:
+    detokenizer = Detokenizer(trained(name))
+    prompt, characters = ids_of("a", name), ids_of("\U0001f9ff\U0001f9fe", name)
+    samples += [characters[:stop] for stop in range(len(characters) + 1)]
+    apart = [detokenizer.text(prompt, tokens) for tokens in samples]
+    assert detokenizer.texts([prompt] * len(samples), samples) == apart
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "qwen"])
+@given(st.lists(st.integers(0, 699), max_size=20))
+def test_a_byte_level_decoder_shows_whole_characters_whatever_follows(
+    name: str, tokens: list[int]
+) -> None:
+    whole = decoded(tokens, name)
+    for stop in range(len(tokens)):
+        shown = decoded(tokens[:stop], name)
+        assert shown.endswith(PARTIAL) or whole.startswith(shown)
+
+
 def test_bytes_that_never_become_a_character_do_not_take_from_the_prompt() -> None:
     name = "llama2"
     prompt = ids_of("a\U0001f9ff", name)

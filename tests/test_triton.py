@@ -293,12 +293,27 @@ def test_without_a_gpu_the_cpu_is_chosen() -> None:
 
 @needs_triton
 def test_the_kernel_draws_the_same_uniform_numbers() -> None:
-    from treegen.sampling_kernels import uniforms_at_once
+    from treegen.sampling_kernels import draw_blocks
 
     seeds = torch.randint(0, 2**62, (300,)) * 2 + torch.arange(300) % 2
     steps = torch.randint(0, 1000, (300,))
-    got = uniforms_at_once(seeds.to(DEVICE), steps.to(DEVICE))
-    assert got.cpu().equal(uniforms(seeds, steps))
+    # Equal weights, whose sums are exact: the token says which part of [0, 1) the number is in.
+    logits, temperature = torch.zeros(300, 2**16, device=DEVICE), torch.ones(300, device=DEVICE)
+    tokens, _, _ = draw_blocks(logits, seeds.to(DEVICE), steps.to(DEVICE), temperature, None)
+    assert tokens.cpu().equal((uniforms(seeds, steps).float() * 2**16).long())
+
+
+def seed_of(uniform: Tensor, step: Tensor) -> Tensor:
+    """A seed from which that number in [0, 1) comes at that step: SplitMix64 backwards."""
+    seeds = []
+    for number, at in zip(uniform.tolist(), step.tolist(), strict=True):
+        z = int(number * 2**53) << 11
+        for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)):
+            z ^= z >> shift ^ z >> 2 * shift
+            z = z * pow(factor, -1, 2**64) % 2**64
+        z = (z - (at + 1) * 0x9E3779B97F4A7C15) % 2**64
+        seeds.append(z - 2**64 if z >= 2**63 else z)
+    return torch.tensor(seeds)
 
 
 @needs_triton
@@ -312,13 +327,16 @@ def test_block_draws_follow_the_cumulative_distribution(size: int) -> None:
     logits = torch.randn(rows, size, generator=generator) * 4
     logits[:, ::3] = -torch.inf
     uniform = torch.rand(rows, generator=generator, dtype=torch.float64)
-    uniform[:2] = torch.tensor([0.0, 1 - 2**-53])
+    uniform[:2] = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
+    steps = torch.arange(rows)
+    seeds = seed_of(uniform, steps)
+    torch.testing.assert_close(uniforms(seeds, steps), uniform, rtol=0, atol=2**-53)
     temperature = torch.rand(rows, generator=generator) + 0.3
     greedy = torch.arange(rows) % 5 == 4
     tokens, logprobs, lse = (
         tensor.cpu()
         for tensor in draw_blocks(
-            *(tensor.to(DEVICE) for tensor in (logits, uniform, temperature, greedy))
+            *(tensor.to(DEVICE) for tensor in (logits, seeds, steps, temperature, greedy))
         )
     )
     torch.testing.assert_close(lse, logits.logsumexp(-1))
@@ -333,5 +351,5 @@ def test_block_draws_follow_the_cumulative_distribution(size: int) -> None:
     assert (uniform >= before - 1e-5)[drawn].all()
     assert (uniform <= after + 1e-5)[drawn].all()
     logits[3, 1] = torch.nan
-    _, _, lse = draw_blocks(*(t.to(DEVICE) for t in (logits, uniform, temperature, greedy)))
+    _, _, lse = draw_blocks(*(t.to(DEVICE) for t in (logits, seeds, steps, temperature, greedy)))
     assert lse.isfinite().sum() == rows - 1

@@ -22,7 +22,6 @@ class Batch:
     logits_at_S: int64, rows of the pass whose logits are returned, in this order; may be empty.
     levels: the key sets, prepared once for all layers.
     layers: one page pool for each attention layer of the model.
-    decode: every row is the one new token of its sequence, and the logits of all are wanted.
     """
 
     tokens_T: Tensor
@@ -31,7 +30,6 @@ class Batch:
     logits_at_S: Tensor
     levels: Prepared
     layers: Sequence[LayerKV]
-    decode: bool = False
 
 
 class Forward(Protocol):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from treegen.attention import Level
-from treegen.attention.level import to_host
-from treegen.layout import Ints
-from treegen.passes import RunParts, decode_batch, decode_levels
-from treegen.sampling import Draws, SamplingBatch, draw
-from treegen.transfer import Fetch, to_device, to_device_together
+from treegen.attention import HostLevel, prepare_host
+from treegen.layout import Ints, make_level, shared_levels
+from treegen.passes import RunParts, slots_of
+from treegen.sampling import Draws, SamplingBatch
+from treegen.step import POSITION, Step
+from treegen.transfer import Fetch, to_device
+
+if TYPE_CHECKING:
+    from treegen.graphs import DecodeGraphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +38,10 @@ class Flight:
 class DecodeSteps:
     """Launches the decode steps of one run."""
 
-    def __init__(self, run: RunParts) -> None:
+    def __init__(self, run: RunParts, graphs: DecodeGraphs | None) -> None:
         """Steps of the live rows, drawn as their parameter sets say; `usage` is kept up."""
-        self._run = run
-        self._state: tuple[Ints, list[Level], SamplingBatch, int] | None = None
+        self._run, self._graphs = run, graphs
+        self._state: tuple[Ints, list[HostLevel], SamplingBatch, int] | None = None
 
     def next_rows(self, flight: Flight | None) -> tuple[Ints, Ints, Ints]:
         """Rows of the next step, their tokens so far, and where in the last step each was, or -1.
@@ -62,38 +65,40 @@ class DecodeSteps:
     def launch(self, order: Ints, counts: Ints, source: Ints, before: Flight | None) -> Flight:
         """Queue a decode step of the rows that `next_rows` gave, behind the last one."""
         run, usage = self._run, self._run.usage
-        rows, device = run.live.rows, run.model.device
-        levels, sampling, shared_keys = self._row_state(order)
-        tokens = rows.tokens[order, rows.count[order] - 1].astype(np.int64)
-        tokens_T, source_T, seeds_T, counts_T = to_device_together(
-            [tokens, source, rows.seed[order], counts], device
-        )
-        if before is not None and (source >= 0).any():
-            drawn_T = before.draws.tokens_PN[:, 0][source_T.clamp(min=0)]
-            tokens_T = torch.where(source_T >= 0, drawn_T, tokens_T)
-        batch = decode_batch(rows, order, counts, tokens_T, levels, run.cache, device, run.impl)
-        usage.impl = batch.levels.impl
-        logits = run.model.forward(batch)
-        usage.count_kernels(batch.levels.kernels)
-        draws = draw(logits, seeds_T[:, None], counts_T[:, None], sampling)
-        ends = rows.stop[order] + counts
-        usage.key_tokens_read += shared_keys + int((ends - rows.base[order]).sum())
+        rows, device, page_size = run.live.rows, run.model.device, run.cache.page_size
+        shared, sampling, shared_keys = self._row_state(order)
+        ends, base = rows.stop[order] + counts, rows.base[order]
+        pages = rows.table[order, : int(rows.num_pages[order].max())]
+        index = np.arange(len(order) + 1)
+        own = make_level(index[:-1], index[1:], pages, ends - base, base, causal=False)
+        tokens = rows.tokens[order, rows.count[order] - 1]
+        slots = slots_of(pages, ends - 1 - base, page_size)
+        inputs = np.stack([tokens, source, ends - 1, slots, rows.seed[order], counts])
+        inputs_6T = to_device(inputs, device)
+        levels = prepare_host([*shared, own], inputs_6T[POSITION], device, run.impl)
+        drawn_P1 = before.draws.tokens_PN if before is not None else None
+        step = Step(inputs_6T, drawn_P1, levels, sampling, run.cache.layers)
+        graphs = self._graphs
+        draws = step.compute(run.model.forward) if graphs is None else graphs.run(step)
+        usage.impl = levels.impl
+        usage.count_kernels(levels.kernels)
+        usage.key_tokens_read += shared_keys + int((ends - base).sum())
         usage.key_tokens_unshared += int(ends.sum())
         usage.peak_rows = max(usage.peak_rows, len(order))
         usage.decode_steps += 1
         return Flight.of(order, rows.serial[order], draws)
 
-    def _row_state(self, order: Ints) -> tuple[list[Level], SamplingBatch, int]:
+    def _row_state(self, order: Ints) -> tuple[list[HostLevel], SamplingBatch, int]:
         """What changes only when rows come or go: shared levels and sampling parameters."""
         run = self._run
         if self._state is not None and self._state[0] is order:
             return self._state[1:]
-        device = run.model.device
-        levels = decode_levels(run.live.rows.chain[order], run.store, device)
-        keys = sum(int(to_host(level).kv_len_G.sum()) for level in levels)
-        used, index = np.unique(run.live.rows.params[order], return_inverse=True)
+        chains, params = run.live.rows.chain[order], run.live.rows.params[order]
+        levels = shared_levels(chains, np.arange(len(order) + 1), run.store.keys_of)
+        keys = sum(int(level.kv_len_G.sum()) for level in levels)
+        used, index = np.unique(params, return_inverse=True)
         sampling = SamplingBatch.of(
-            [run.param_sets[i].params for i in used], to_device(index, device)
+            [run.param_sets[i].params for i in used], to_device(index, run.model.device)
         )
         self._state = order, levels, sampling, keys
         return self._state[1:]

@@ -274,6 +274,7 @@ class LLM:
             self.model,
             self.cache,
             self._kept,
+            graphs=self.model.graphs,
             max_rows=self.max_rows,
             prefill_chunk=prefill_chunk or self.prefill_chunk,
             impl=self._impl,

@@ -1,10 +1,10 @@
-"""Decode steps as CUDA graphs: the GPU is handed a whole step at once.
+"""Decode steps as CUDA graphs: the GPU is handed a whole step at once, from token to token.
 
 A graph bakes in every size and address of the step it was captured from, so each is captured for
 a number of rows (live rows are padded up to it), a page pool, the trunk that the dense kernel reads
 and capacities of the attention's work list; what changes from step to step is copied into its
 input tensors. A step that fits no graph runs eagerly once, on the inputs of the graph that is then
-captured for the next ones.
+captured for the next ones. Draws that sort the vocabulary stay outside: they need much memory.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from torch import Tensor
 
 from treegen.attention.triton_state import StaticState, TritonState
 from treegen.batch import Batch
+from treegen.sampling import Draws, SamplingBatch
+from treegen.step import NUM_INPUTS, POSITION, Step
 
 _MAX_GRAPHS = 48
 _PATIENCE = 8.0  # steps' worth of padding in larger graphs before one of the size is captured
+_FIRST_ROOM = 4096  # rows whose drawn tokens have a place at first
 
 
 @dataclass(slots=True, eq=False)
 class _Graph:
-    """A captured step: its inputs, its attention work list and its logits.
+    """A captured step: its inputs, its attention work list and what it computes.
 
-    inputs_3T: the tokens, positions and slots of the batch.
+    out: draws, or logits [T, V] if draws are made outside. filled: rows whose inputs are not 0.
+    sampling: whose parameters are in place.
     """
 
-    batch: Batch
-    inputs_3T: Tensor
+    step: Step
     state: StaticState
-    logits_SV: Tensor
     graph: torch.cuda.CUDAGraph
-
-    @property
-    def num_rows(self) -> int:
-        """Rows that it computes."""
-        return len(self.batch.tokens_T)
+    out: Draws | Tensor
+    filled: int
+    sampling: SamplingBatch
 
 
 class DecodeGraphs:
@@ -55,6 +55,9 @@ class DecodeGraphs:
         self._graphs: list[_Graph] = []
         self._padding: defaultdict[int, float] = defaultdict(float)  # by size, in steps
         self._pool: Any = None  # memory that all graphs share, for only one runs at a time
+        # The tokens that a step draws, where the next one's graph reads them; and under which
+        # name the caller knows them.
+        self._drawn_P1 = self._known_as = torch.empty(0, 1, dtype=torch.int64)
         self.off: str | None = None
 
     @property
@@ -62,57 +65,69 @@ class DecodeGraphs:
         """Graphs captured so far."""
         return len(self._graphs)
 
-    def run(self, batch: Batch) -> Tensor:
-        """Logits [S, V] of a decode batch; valid until the next step."""
-        state = batch.levels.state
+    @torch.inference_mode()
+    def run(self, step: Step) -> Draws:
+        """What a step draws; valid until the next step."""
+        state = step.levels.state
         if self.off is not None or not isinstance(state, TritonState):
-            return self._forward(batch)
-        num_rows = len(batch.tokens_T)
-        entry = self._find(batch, state)
+            return step.compute(self._forward)
+        self._take_drawn(step)
+        entry = self._find(step, state)
         if entry is None:
-            return self._capture(batch, state)
-        _fill(entry.inputs_3T, batch)
+            return self._capture(step, state)
+        _fill(entry, step)
         state.kernels = entry.state.kernels
         entry.graph.replay()
-        return entry.logits_SV[:num_rows]
+        return self._draws(entry.out, step)
 
-    def _find(self, batch: Batch, state: TritonState) -> _Graph | None:
-        """A graph with the batch's levels in place: of its size, or for a while a larger one.
+    def _take_drawn(self, step: Step) -> None:
+        """Put the last step's tokens where graphs read them, unless a graph has done so."""
+        drawn_P1 = step.drawn_P1
+        rows = max(padded_rows(step.num_rows), 0 if drawn_P1 is None else len(drawn_P1))
+        if rows > len(self._drawn_P1):
+            self._graphs.clear()
+            self._drawn_P1 = step.inputs_6T.new_zeros(max(2 * rows, _FIRST_ROOM), 1)
+            self._known_as = self._drawn_P1
+        if drawn_P1 is not None and drawn_P1 is not self._known_as:
+            self._drawn_P1[: len(drawn_P1)] = drawn_P1
+
+    def _find(self, step: Step, state: TritonState) -> _Graph | None:
+        """A graph with the step's levels in place: of its size, or for a while a larger one.
 
         Capturing takes as long as many steps, and while a run ends sizes are soon left behind.
         """
-        keys, size = batch.layers[0].keys, padded_rows(len(batch.tokens_T))
+        keys, size = step.layers[0].keys, padded_rows(step.num_rows)
         most = size if self._padding[size] > _PATIENCE else 4 * size
         usable = [
             each
             for each in self._graphs
-            if size <= each.num_rows <= most and each.batch.layers[0].keys is keys
+            if size <= each.step.num_rows <= most
+            and each.step.layers[0].keys is keys
+            and each.step.sampling.is_plain == step.sampling.is_plain
         ]
-        usable.sort(key=lambda each: each.num_rows)
+        usable.sort(key=lambda each: each.step.num_rows)
         for entry in usable:
             if entry.state.load(state):
-                self._padding[size] += 1 - size / entry.num_rows
+                self._padding[size] += 1 - size / entry.step.num_rows
                 self._graphs.remove(entry)
                 self._graphs.append(entry)  # the last to be dropped
                 return entry
         return None
 
-    def _capture(self, batch: Batch, state: TritonState) -> Tensor:
-        size = padded_rows(len(batch.tokens_T))
+    def _capture(self, step: Step, state: TritonState) -> Draws:
+        size = padded_rows(step.num_rows)
         self._padding[size] = 0.0
         if self.num_graphs >= _MAX_GRAPHS:
             del self._graphs[0]
         static_state = StaticState(state.levels, state.device)
-        inputs_3T = torch.zeros(3, size, dtype=torch.int64, device=batch.tokens_T.device)
-        static = _static_batch(batch, inputs_3T, static_state)
-        _fill(inputs_3T, batch)
-        logits_SV = self._forward(static)
+        static = _static_step(step, size, static_state, self._drawn_P1)
+        draws = self._draws(self._compute(static), step)
         state.kernels = static_state.kernels
         graph = torch.cuda.CUDAGraph()
         try:
             torch.cuda.synchronize()
             with torch.cuda.graph(graph, pool=self._pool):
-                captured_SV = self._forward(static).contiguous()
+                out = self._compute(static)
         except RuntimeError as error:
             # Models that ask the device for a number in the middle of a layer, as some mixtures
             # of experts do, cannot be captured; or no memory is left for it.
@@ -120,11 +135,29 @@ class DecodeGraphs:
             self._pool = None
             self.off = f"the step cannot be captured: {str(error).splitlines()[0]}"
             torch.cuda.synchronize()
-            return logits_SV[: len(batch.tokens_T)]
+            return draws
         self._pool = graph.pool()
-        entry = _Graph(static, inputs_3T, static_state, _borrowed(captured_SV), graph)
-        self._graphs.append(entry)
-        return logits_SV[: len(batch.tokens_T)]
+        if isinstance(out, Tensor):
+            out = _borrowed(out)
+        self._graphs.append(_Graph(static, static_state, graph, out, step.num_rows, step.sampling))
+        return draws
+
+    def _compute(self, static: Step) -> Draws | Tensor:
+        """What the graph of a step computes."""
+        logits_TV = static.logits(self._forward)
+        if not static.sampling.is_plain:
+            return logits_TV.contiguous()
+        draws = static.draw(logits_TV)
+        self._drawn_P1[: static.num_rows] = draws.tokens_PN
+        return draws
+
+    def _draws(self, out: Draws | Tensor, step: Step) -> Draws:
+        """The draws of a step's own rows."""
+        if isinstance(out, Tensor):
+            return step.draw(out[: step.num_rows])
+        draws = out.first(step.num_rows)
+        self._known_as = draws.tokens_PN
+        return draws
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,21 +193,31 @@ def padded_rows(num_rows: int) -> int:
     return -(-num_rows // step) * step
 
 
-def _static_batch(batch: Batch, inputs_3T: Tensor, state: StaticState) -> Batch:
-    """A batch on a graph's inputs: rows past the live ones write to the padding page."""
-    tokens_T, positions_T, slots_T = inputs_3T
-    return Batch(
-        tokens_T=tokens_T,
-        positions_T=positions_T,
-        slots_T=slots_T,
-        logits_at_S=torch.arange(len(tokens_T), device=tokens_T.device),
-        levels=replace(batch.levels, positions_T=positions_T, state=state, host=None, seen=set()),
-        layers=batch.layers,
-        decode=True,
+def _static_step(step: Step, size: int, state: StaticState, drawn_P1: Tensor) -> Step:
+    """A step of `size` rows with a graph's inputs in place of another step's.
+
+    Rows past the live ones write to the padding page; what they draw is nobody's.
+    """
+    inputs_6T = step.inputs_6T.new_zeros(NUM_INPUTS, size)
+    inputs_6T[:, : step.num_rows] = step.inputs_6T
+    sampling = step.sampling
+    if sampling.is_plain:
+        sampling = SamplingBatch.greedy(size, inputs_6T.device)
+        sampling.load(step.sampling)
+    levels = replace(
+        step.levels, positions_T=inputs_6T[POSITION], state=state, checked=False, seen=set()
     )
+    return Step(inputs_6T, drawn_P1, levels, sampling, step.layers)
 
 
-def _fill(inputs_3T: Tensor, batch: Batch) -> None:
-    num_rows = len(batch.tokens_T)
-    inputs_3T[:, :num_rows] = torch.stack([batch.tokens_T, batch.positions_T, batch.slots_T])
-    inputs_3T[:, num_rows:] = 0
+def _fill(entry: _Graph, step: Step) -> None:
+    """Put a step's inputs in the place of the last one's."""
+    num_rows, inputs_6T = step.num_rows, entry.step.inputs_6T
+    inputs_6T[:, :num_rows] = step.inputs_6T
+    if num_rows < entry.filled:
+        inputs_6T[:, num_rows : entry.filled] = 0
+    entry.filled = num_rows
+    if entry.sampling is not step.sampling:
+        if step.sampling.is_plain:
+            entry.step.sampling.load(step.sampling)
+        entry.sampling = step.sampling

@@ -1,4 +1,4 @@
-"""Turn segments and rows into the Level records of one forward pass.
+"""Turn segments and rows into the levels of one forward pass.
 
 What is computed in one pass is a list of items, depth first: rows that decode one token, or spans
 of tokens being prefilled. Items under one segment are consecutive, so each level is found by
@@ -12,12 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from treegen.attention.level import HostLevel, Level
+from treegen.attention import HostLevel
 from treegen.cache import Pages
-from treegen.transfer import to_device_together
 
 Ints = NDArray[np.int64]
 
@@ -26,8 +24,7 @@ def shared_levels(
     chains_ND: Ints,
     offsets: Ints,
     keys_of: Callable[[int], tuple[Pages, int, int]],
-    device: torch.device,
-) -> list[Level]:
+) -> list[HostLevel]:
     """Levels of the kept segments above N items.
 
     chains_ND: [N, D] ids of the kept segments above each item, root first, -1 where there are no
@@ -50,7 +47,6 @@ def shared_levels(
                 pad_tables([table for table, _, _ in keys]),
                 np.array([num_keys for _, num_keys, _ in keys]),
                 np.array([base for _, _, base in keys]),
-                device,
                 causal=False,
             )
         )
@@ -58,11 +54,10 @@ def shared_levels(
 
 
 def make_level(
-    q_start: Ints, q_stop: Ints, pages: Pages, kv_len: Ints, kv_start: Ints,
-    device: torch.device, *, causal: bool,
-) -> Level:  # fmt: skip
-    """A Level from numpy arrays, which it keeps beside the device's copies."""
-    host = HostLevel(
+    q_start: Ints, q_stop: Ints, pages: Pages, kv_len: Ints, kv_start: Ints, *, causal: bool
+) -> HostLevel:
+    """A level from arrays, which it keeps."""
+    return HostLevel(
         start_G=np.asarray(q_start, dtype=np.int64),
         stop_G=np.asarray(q_stop, dtype=np.int64),
         pages_GP=np.asarray(pages, dtype=np.int64),
@@ -70,11 +65,6 @@ def make_level(
         kv_start_G=np.asarray(kv_start, dtype=np.int64),
         causal=causal,
     )
-    columns = host.start_G, host.stop_G, host.pages_GP, host.kv_len_G, host.kv_start_G
-    start_G, stop_G, pages_GP, kv_len_G, kv_start_G = to_device_together(
-        [column.astype(np.int32) for column in columns], device
-    )
-    return Level(start_G, stop_G, pages_GP, kv_len_G, kv_start_G, causal, host)
 
 
 def pad_tables(tables: list[Pages]) -> Pages:

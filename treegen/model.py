@@ -111,7 +111,7 @@ class Model:
             self.uncompiled_because = str(error)
 
     def use_graphs(self) -> None:
-        """Replay decode steps as CUDA graphs from now on; does nothing on a CPU."""
+        """Have decode steps captured and replayed as CUDA graphs; does nothing on a CPU."""
         if self.device.type == "cuda":
             from treegen.graphs import DecodeGraphs
 
@@ -146,12 +146,9 @@ class Model:
     def forward(self, batch: Batch) -> Tensor:
         """Return the logits of the rows batch.logits_at_S, [S, V] in the model's own type.
 
-        The keys and values of the batch's tokens are in batch.layers afterwards. The logits of a
-        decode batch are valid until the next one.
+        The keys and values of the batch's tokens are in batch.layers afterwards.
         """
         with current(self.device):
-            if batch.decode and self.graphs is not None:
-                return self.graphs.run(batch)
             return self._forward(batch)
 
     def _forward(self, batch: Batch) -> Tensor:

@@ -1,4 +1,4 @@
-"""Build the Batch of one forward pass: spans to prefill, or rows to decode."""
+"""What the passes of a run work on, and the batch of a prefill pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from treegen import attention
-from treegen.attention import Level
 from treegen.batch import Batch, Forward
 from treegen.cache import PagedCache, Pages
 from treegen.layout import Ints, make_level, pad_tables, shared_levels
@@ -17,10 +16,9 @@ from treegen.live import LiveRows
 from treegen.live_tree import LiveSegment
 from treegen.radix import Tokens
 from treegen.results import Usage
-from treegen.rows import RowTable
 from treegen.segments import SegmentStore
 from treegen.stopping import ParamSet
-from treegen.transfer import to_device, to_device_together
+from treegen.transfer import to_device_together
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ def prefill_batch(
     pages = pad_tables([span.table for span in spans])
     base = np.array([span.base for span in spans])
     stops = np.array([span.stop for span in spans])
-    own = make_level(offsets[:-1], offsets[1:], pages, stops - base, base, device, causal=True)
+    own = make_level(offsets[:-1], offsets[1:], pages, stops - base, base, causal=True)
     wanted = np.concatenate(
         [span.wanted - span.start + offset for span, offset in zip(spans, offsets, strict=False)]
     )
@@ -79,84 +77,23 @@ def prefill_batch(
     chains = np.full((len(spans), max(len(span.chain) for span in spans)), -1, dtype=np.int64)
     for row, span in enumerate(spans):
         chains[row, : len(span.chain)] = span.chain
-    return _batch(
-        to_device(np.concatenate([span.tokens for span in spans]).astype(np.int64), device),
-        positions,
-        _slots(pages[item], positions - base[item], cache.page_size),
-        wanted,
-        [*shared_levels(chains, offsets, store.keys_of, device), own],
-        cache,
-        device,
-        impl,
-    )
-
-
-def decode_batch(
-    rows: RowTable,
-    order: Ints,
-    counts: Ints,
-    tokens_T: torch.Tensor,
-    shared: list[Level],
-    cache: PagedCache,
-    device: torch.device,
-    impl: str,
-) -> Batch:
-    """The batch that computes the last drawn token of rows in depth-first order.
-
-    counts: tokens drawn so far. tokens_T: the last of them, on the device.
-    """
-    positions = rows.stop[order] + counts - 1
-    base = rows.base[order]
-    width = int(rows.num_pages[order].max())
-    pages = rows.table[order, :width]
-    index = np.arange(len(order) + 1)
-    lengths = positions - base + 1
-    own = make_level(index[:-1], index[1:], pages, lengths, base, device, causal=False)
-    return _batch(
-        tokens_T,
-        positions,
-        _slots(pages, lengths - 1, cache.page_size),
-        index[:-1],
-        [*shared, own],
-        cache,
-        device,
-        impl,
-        decode=True,
-    )
-
-
-def decode_levels(chains: Ints, store: SegmentStore, device: torch.device) -> list[Level]:
-    """Levels that live rows share; they change only when rows come or go."""
-    return shared_levels(chains, np.arange(len(chains) + 1), store.keys_of, device)
-
-
-def _slots(pages: Pages, offsets: Ints, page_size: int) -> Ints:
-    """Slot of one offset in each of some page tables."""
-    page = pages[np.arange(len(offsets)), offsets // page_size].astype(np.int64)
-    return page * page_size + offsets % page_size
-
-
-def _batch(
-    tokens_T: torch.Tensor,
-    positions: Ints,
-    slots: Ints,
-    wanted: Ints,
-    levels: list[Level],
-    cache: PagedCache,
-    device: torch.device,
-    impl: str,
-    *,
-    decode: bool = False,
-) -> Batch:
-    positions_T, slots_T, wanted_S = to_device_together(
-        [positions, slots, wanted.astype(np.int64)], device
+    levels = [*shared_levels(chains, offsets, store.keys_of), own]
+    tokens = np.concatenate([span.tokens for span in spans]).astype(np.int64)
+    slots = slots_of(pages[item], positions - base[item], cache.page_size)
+    tokens_T, positions_T, slots_T, wanted_S = to_device_together(
+        [tokens, positions, slots, wanted.astype(np.int64)], device
     )
     return Batch(
         tokens_T=tokens_T,
         positions_T=positions_T,
         slots_T=slots_T,
         logits_at_S=wanted_S,
-        levels=attention.prepare(levels, positions_T, impl=impl, check=False),
+        levels=attention.prepare_host(levels, positions_T, device, impl),
         layers=cache.layers,
-        decode=decode,
     )
+
+
+def slots_of(pages: Pages, offsets: Ints, page_size: int) -> Ints:
+    """Slot of one offset in each of some page tables."""
+    page = pages[np.arange(len(offsets)), offsets // page_size].astype(np.int64)
+    return page * page_size + offsets % page_size

@@ -6,6 +6,8 @@ Slots are reused; the order in which rows are decoded is kept apart, as an array
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -111,12 +113,14 @@ class RowTable:
     def generated(
         self, slots: NDArray[np.int64], array: NDArray[np.generic]
     ) -> list[tuple[Any, ...]]:
-        """What one of the arrays per token holds for each of some slots, as Python numbers."""
+        """What one of the arrays per token holds for each of some slots, as flat Python numbers."""
         counts = self.count[slots]
-        width = int(counts.max(initial=0))
-        flat = tuple(array[slots, :width][np.arange(width) < counts[:, None]].tolist())
-        stops = counts.cumsum().tolist()
-        return [flat[stop - n : stop] for stop, n in zip(stops, counts.tolist(), strict=True)]
+        held = array[slots, : counts.max(initial=0)]
+        numbers, stride = held.tobytes(), held[:1].nbytes
+        sizes = (counts * math.prod(array.shape[2:])).tolist()
+        # Unlike tolist(), this makes tuples at once, with no list before.
+        unpack = {n: struct.Struct(f"{n}{array.dtype.char}").unpack_from for n in set(sizes)}
+        return [unpack[size](numbers, place * stride) for place, size in enumerate(sizes)]
 
     def set_chain(self, slots: NDArray[np.int64], chain: Sequence[int]) -> None:
         """Give slots the kept segments that they read as parts of their own."""

@@ -64,6 +64,19 @@ class SamplingBatch:
         return not self.num_logprobs and all(column is None for column in filters)
 
     @staticmethod
+    def greedy(num: int, device: torch.device) -> SamplingBatch:
+        """Every row takes the likeliest token, until `load` says otherwise."""
+        temperature_P = torch.ones(num, device=device)
+        return SamplingBatch(temperature_P, temperature_P > 0, False, None, None, None, 0)
+
+    def load(self, other: SamplingBatch) -> None:
+        """Copy the parameters of plain draws into the place of the first rows' own."""
+        assert self.is_plain and other.is_plain and self.greedy_P is not None
+        num = len(other.temperature_P)
+        self.temperature_P[:num] = other.temperature_P
+        self.greedy_P[:num] = False if other.greedy_P is None else other.greedy_P
+
+    @staticmethod
     def of(params: list[SamplingParams], index_P: Tensor) -> SamplingBatch:
         """Parameters of P rows, row p using params[index_P[p]]."""
 
@@ -96,16 +109,22 @@ class Draws:
     top_tokens_PK: Tensor | None
     top_logprobs_PK: Tensor | None
 
+    def first(self, num: int) -> Draws:
+        """Those of the first distributions."""
+        return Draws(
+            self.tokens_PN[:num],
+            self.logprobs_PN[:num],
+            self.lse_P[:num],
+            None if self.top_tokens_PK is None else self.top_tokens_PK[:num],
+            None if self.top_logprobs_PK is None else self.top_logprobs_PK[:num],
+        )
+
 
 def draw(logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: SamplingBatch) -> Draws:
     """Draw N tokens from each of P rows of logits, in float32 whatever their type."""
     if logits_PV.device.type == "cuda" and seeds_PN.shape[1] == 1 and params.is_plain:
-        kernels = _kernels()
-        uniform_P = kernels.uniforms_at_once(
-            seeds_PN[:, 0].contiguous(), steps_PN[:, 0].contiguous()
-        )
-        tokens_P, logprobs_P, lse_P = kernels.draw_blocks(
-            logits_PV, uniform_P, params.temperature_P, params.greedy_P
+        tokens_P, logprobs_P, lse_P = _kernels().draw_blocks(
+            logits_PV, seeds_PN[:, 0], steps_PN[:, 0], params.temperature_P, params.greedy_P
         )
         return Draws(tokens_P[:, None], logprobs_P[:, None], lse_P, None, None)
     logits_PV = logits_PV.float()

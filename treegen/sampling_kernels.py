@@ -34,9 +34,19 @@ def _block_sums(
 
 
 @triton.jit
+def _uniform(seed, step):
+    """`treegen.sampling.uniforms`: a float64 in [0, 1)."""
+    z = seed + (step + 1) * (-7046029254386353131)
+    z = (z ^ ((z >> 30) & (2**34 - 1))) * -4658895280553007687
+    z = (z ^ ((z >> 27) & (2**37 - 1))) * -7723592293110705685
+    z = z ^ ((z >> 31) & (2**33 - 1))
+    return ((z >> 11) & (2**53 - 1)).to(tl.float64) * 2.0**-53
+
+
+@triton.jit
 def _pick(
-    logits, temperature, greedy, uniform, tops, plain, tempered, tokens, logprobs, lses,
-    row_stride, V, B, ROOM: tl.constexpr, BLOCK: tl.constexpr,
+    logits, temperature, greedy, seeds, steps, tops, plain, tempered, tokens, logprobs, lses,
+    row_stride, V, B, HAS_GREEDY: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program: one row. The token is the first whose cumulative weight passes the target."""
     row = tl.program_id(0).to(tl.int64)
@@ -51,12 +61,13 @@ def _pick(
     weights = tl.load(tempered + row * B + b, mask=there, other=0.0)
     weights = weights * tl.exp((top - floor) * inverse)
     reached = tl.cumsum(weights, 0)
-    target = tl.load(uniform + row) * tl.sum(weights, 0)
+    uniform = _uniform(tl.load(seeds + row), tl.load(steps + row)).to(tl.float32)
+    target = uniform * tl.sum(weights, 0)
     # Of blocks with any weight, the first that reaches past the target; the last if rounding
     # leaves none.
     last = tl.max(tl.where(weights > 0, b, 0), 0)
     block = tl.minimum(tl.sum(tl.where(reached <= target, 1, 0), 0), last)
-    is_greedy = tl.load(greedy + row) != 0
+    is_greedy = HAS_GREEDY and tl.load(greedy + row) != 0
     block = tl.where(is_greedy, tl.min(tl.where(top == best, b, ROOM), 0), block)
     before = tl.sum(tl.where(b < block, weights, 0.0), 0)
 
@@ -70,54 +81,35 @@ def _pick(
     index = tl.where(is_greedy, tl.min(tl.where(x == best, n, BLOCK), 0), index)
     index = tl.minimum(index, BLOCK - 1)
     chosen = tl.max(tl.where(n == index, x, float("-inf")), 0)
-    tl.store(tokens + row, (block * BLOCK + index).to(tl.int64))
-    tl.store(logprobs + row, chosen - lse)
-    tl.store(lses + row, lse)
-
-
-@triton.jit
-def _uniforms(seeds, steps, out, size, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = at < size
-    z = tl.load(seeds + at, mask=there, other=0) + (
-        tl.load(steps + at, mask=there, other=0) + 1
-    ) * (-7046029254386353131)
-    z = (z ^ ((z >> 30) & (2**34 - 1))) * -4658895280553007687
-    z = (z ^ ((z >> 27) & (2**37 - 1))) * -7723592293110705685
-    z = z ^ ((z >> 31) & (2**33 - 1))
-    tl.store(out + at, ((z >> 11) & (2**53 - 1)).to(tl.float64) * 2.0**-53, mask=there)
-
-
-def uniforms_at_once(seeds: Tensor, steps: Tensor) -> Tensor:
-    """`treegen.sampling.uniforms` by one kernel. Contiguous int64 tensors of one shape."""
-    out = torch.empty(seeds.shape, dtype=torch.float64, device=seeds.device)
-    _uniforms[(triton.cdiv(seeds.numel(), 256),)](seeds, steps, out, seeds.numel(), BLOCK=256)
-    return out
+    tl.store(tokens + 2 * row, (block * BLOCK + index).to(tl.int64))
+    tl.store(logprobs + 4 * row, chosen - lse)
+    tl.store(lses + 4 * row, lse)
 
 
 def draw_blocks(
-    logits_PV: Tensor, uniform_P: Tensor, temperature_P: Tensor, greedy_P: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+    logits_PV: Tensor, seeds_P: Tensor, steps_P: Tensor, temperature_P: Tensor,
+    greedy_P: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Tokens [P] (int64), their logprobs and the logits' LSE [P] (float32), natural log.
 
-    logits of any floating type; temperature is not 0 where greedy_P is false. A row with a NaN has
-    an LSE that is not finite.
+    logits of any floating type; seeds and steps int64, dense; temperature is not 0 where greedy_P
+    is false. A row with a NaN has an LSE that is not finite. The results are one piece of memory.
     """
     rows, size = logits_PV.shape
     blocks = triton.cdiv(size, BLOCK)
     sums = torch.empty(3, rows, blocks, dtype=torch.float32, device=logits_PV.device)
-    tokens_P = torch.empty(rows, dtype=torch.int64, device=logits_PV.device)
-    result = torch.empty(2, rows, dtype=torch.float32, device=logits_PV.device)
+    result_P2 = torch.empty(rows, 2, dtype=torch.int64, device=logits_PV.device)
+    tokens_P = result_P2[:, 0]
+    logprobs_P, lse_P = result_P2.view(torch.float32)[:, 2:].unbind(1)
     if rows == 0:
-        return tokens_P, result[0], result[1]
-    greedy = torch.zeros_like(tokens_P) if greedy_P is None else greedy_P.long()
+        return tokens_P, logprobs_P, lse_P
     stride = logits_PV.stride(0)
     _block_sums[(rows, blocks)](
         logits_PV, temperature_P, sums[0], sums[1], sums[2], stride, size, blocks, BLOCK=BLOCK
     )
     _pick[(rows,)](
-        logits_PV, temperature_P, greedy, uniform_P.float(), sums[0], sums[1], sums[2],
-        tokens_P, result[0], result[1], stride, size, blocks,
-        ROOM=triton.next_power_of_2(blocks), BLOCK=BLOCK,
+        logits_PV, temperature_P, seeds_P if greedy_P is None else greedy_P, seeds_P, steps_P,
+        sums[0], sums[1], sums[2], tokens_P, logprobs_P, lse_P, stride, size, blocks,
+        HAS_GREEDY=greedy_P is not None, ROOM=triton.next_power_of_2(blocks), BLOCK=BLOCK,
     )  # fmt: skip
-    return tokens_P, result[0], result[1]
+    return tokens_P, logprobs_P, lse_P

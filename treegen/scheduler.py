@@ -21,7 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,9 @@ from treegen.scores import score_of
 from treegen.segments import SegmentStore
 from treegen.stopping import ParamSet, Stopping, completions_of
 from treegen.transfer import current
+
+if TYPE_CHECKING:
+    from treegen.graphs import DecodeGraphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ class Scheduler:
         prefill_chunk: int,
         impl: str = "auto",
         run_ahead: bool = False,
+        graphs: DecodeGraphs | None = None,
         on_prefilled: Callable[[LiveRequest], None] | None = None,
         on_grown: Callable[[LiveRequest, Completion], Grown] | None = None,
     ) -> None:
@@ -89,7 +93,8 @@ class Scheduler:
         samples: per request of the plan, the sample indices wanted. max_rows: live rows at most.
         prefill_chunk: tokens of a prefill pass at most. run_ahead: launch each pass before the
         results of the last one are known, so that a GPU does not wait for the host; rows that
-        turn out to have ended are computed once more, in vain.
+        turn out to have ended are computed once more, in vain. graphs: of the model, to replay
+        decode steps with.
         on_prefilled: called with each request that wants no samples once its keys are in place,
         before its pages are freed.
         on_grown: called with each sample of a request that grows; says what its segment holds.
@@ -120,7 +125,7 @@ class Scheduler:
         self._ended_early: list[Completion] = []  # noted between steps
         run = RunParts(model, cache, self.store, self.live, self.usage, self.param_sets, impl)
         self._passes = PrefillPasses(run, chunk=prefill_chunk)
-        self._steps = DecodeSteps(run)
+        self._steps = DecodeSteps(run, graphs)
         self._on_prefilled, self._on_grown = on_prefilled, on_grown
         self._admission = Admission(
             self.store, self.live, kept, self.usage, max_rows, self._note_prefilled

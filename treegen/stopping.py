@@ -65,8 +65,10 @@ class Stopping:
             if tokens[-1] in self._ids:
                 stops[at] = tokens[-1]
                 continue
+            hit = None
             # Tokens before the last cannot have completed a stop, or the sample would be over.
-            hit = self._strings.hit(prompt, tokens, num_new=1) if self._strings else None
+            if self._strings and self._strings.may_end[tokens[-1]]:
+                hit = self._strings.hit(prompt, tokens, num_new=1)
             if hit is not None:
                 text, stop = hit
                 verdicts[at] = "stop", stop, text + stop * self._include_stop
@@ -163,7 +165,6 @@ def _alternatives(rows: RowTable, slots: Ints) -> list[Sequence[tuple[tuple[int,
     if not rows.num_logprobs:
         return [()] * len(slots)
     both = rows.generated(slots, rows.top_tokens), rows.generated(slots, rows.top_logprobs)
-    return [
-        [tuple(zip(ids, values, strict=True)) for ids, values in zip(*row, strict=True)]
-        for row in zip(*both, strict=True)
-    ]
+    pairs = (zip(ids, values, strict=True) for ids, values in zip(*both, strict=True))
+    # So many pairs at a time are those of one token.
+    return [list(zip(*[each] * rows.num_logprobs, strict=True)) for each in pairs]

@@ -32,9 +32,14 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        from tokenizers.decoders import ByteLevel
+
         self._tokenizer = tokenizer
+        self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         # Models have more rows than the tokenizer has tokens. A fast tokenizer skips such ids.
         self._limit = None if getattr(tokenizer, "is_fast", False) else len(tokenizer)
+        # This decoder shows every whole character, whatever bytes stand next to it.
+        self._shows_all = isinstance(getattr(self._backend, "decoder", None), ByteLevel)
         # The samples of a prompt come after the same text.
         self._shown = functools.lru_cache(maxsize=4096)(self.decode)
 
@@ -53,13 +58,13 @@ class Detokenizer:
         }
         contexts = [context_of[id(prompt)] for prompt in prompts]
         generated = [_ids(tokens) for tokens in samples]
-        wholes = [[*context, *ids] for context, ids in zip(contexts, generated, strict=True)]
+        wholes = [context + ids for context, ids in zip(contexts, generated, strict=True)]
         return [
             self._added(context, ids, whole)
             for context, ids, whole in zip(contexts, generated, self._decode(wholes), strict=True)
         ]
 
-    def _added(self, context: tuple[int, ...], ids: Sequence[int], whole: str) -> str:
+    def _added(self, context: tuple[int, ...], ids: tuple[int, ...], whole: str) -> str:
         """Return what tokens add to the text of a context, given the text of all."""
         before = self._shown(context)
         if whole.startswith(before):
@@ -75,32 +80,33 @@ class Detokenizer:
 
     def decode(self, tokens: Tokens) -> str:
         """Return the text of tokens on their own, without special tokens."""
-        return self._decode([list(_ids(tokens))])[0]
+        return self._decode([_ids(tokens)])[0]
 
-    def _decode(self, sequences: Sequence[list[int]]) -> list[str]:
-        texts = self.decode_each(sequences)
-        for at, text in enumerate(texts):
-            if text.endswith(PARTIAL):
-                texts[at] = self._finished(sequences[at], text)
-        return texts
-
-    def _finished(self, ids: list[int], text: str) -> str:
-        """Return text that ends with what is no character, with all whole characters shown.
+    def _decode(self, sequences: Sequence[tuple[int, ...]]) -> list[str]:
+        """Return the text of each sequence of tokens, with all whole characters shown.
 
         Some decoders take bytes in a row as one, all or none: an unfinished character at the end
         would hide those before it. (It does if one of those is U+FFFD itself.)
         """
-        for cut in range(1, min(MAX_CHARACTER_TOKENS, len(ids) + 1)):
-            finished = self.decode_each([ids[:-cut]])[0]
-            if not finished.endswith(PARTIAL):
-                return text if text.startswith(finished) else finished + PARTIAL * cut
-        return text
+        texts = self.decode_each(sequences)
+        if self._shows_all:
+            return texts
+        unfinished = [at for at, text in enumerate(texts) if text.endswith(PARTIAL)]
+        for cut in range(1, MAX_CHARACTER_TOKENS):
+            if not unfinished:
+                break
+            shorter = self.decode_each([sequences[at][:-cut] for at in unfinished])
+            finished = dict(zip(unfinished, shorter, strict=True))
+            unfinished = [at for at, text in finished.items() if text.endswith(PARTIAL)]
+            for at in finished.keys() - unfinished:
+                if not texts[at].startswith(finished[at]):
+                    texts[at] = finished[at] + PARTIAL * cut
+        return texts
 
-    def decode_each(self, sequences: Sequence[list[int]]) -> list[str]:
+    def decode_each(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         """Return the text of each sequence of tokens, as the tokenizer gives it."""
         if self._limit is None:
-            backend: Any = self._tokenizer.backend_tokenizer
-            texts: list[str] = backend.decode_batch(sequences, skip_special_tokens=True)
+            texts: list[str] = self._backend.decode_batch(sequences, skip_special_tokens=True)
             return texts
         known = [[token for token in tokens if token < self._limit] for tokens in sequences]
         return [
@@ -115,20 +121,20 @@ class Detokenizer:
 
         One visible character is enough: before it ends whatever they start in the middle of.
         """
-        return bool(self._shown(tuple(_ids(tokens))).replace(PARTIAL, "").strip())
+        return bool(self._shown(_ids(tokens)).replace(PARTIAL, "").strip())
 
     def _context(self, prompt_tokens: Tokens) -> tuple[int, ...]:
         """Return as many last tokens of the prompt as text after it depends on."""
         width = CONTEXT_TOKENS
         while True:
-            context = tuple(_ids(prompt_tokens[-width:]))
+            context = _ids(prompt_tokens[-width:])
             if width >= len(prompt_tokens) or self.shows_text(context):
                 return context
             width *= 4
 
 
-def _ids(tokens: Tokens) -> Sequence[int]:
-    return tokens.tolist() if isinstance(tokens, np.ndarray) else tokens
+def _ids(tokens: Tokens) -> tuple[int, ...]:
+    return tuple(tokens.tolist() if isinstance(tokens, np.ndarray) else tokens)
 
 
 class StopStrings:

@@ -6,7 +6,7 @@ memory it is queued like a kernel, and the host goes on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -55,15 +55,12 @@ class Fetch:
     """Tensors on their way to the host."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        """Queue the copies behind what the device is doing."""
+        """Queue the copies behind what the device is doing, one for each piece of memory."""
         self._event: torch.cuda.Event | None = None
         if tensors[0].device.type != "cuda":
             self._copies = list(tensors)
             return
-        self._copies = [
-            torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True)
-            for t in tensors
-        ]
+        self._copies = together(tensors, _fetched)
         self._event = torch.cuda.Event()
         self._event.record()
 
@@ -72,3 +69,29 @@ class Fetch:
         if self._event is not None:
             self._event.synchronize()
         return [copy.numpy() for copy in self._copies]
+
+
+def together(tensors: Sequence[Tensor], copy: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """Copies of tensors; those that are parts of one piece of memory are copied as one.
+
+    copy: makes a copy of a tensor of bytes.
+    """
+    whole: dict[int, Tensor] = {}
+    copies = []
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in whole:
+            raw = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            whole[storage.data_ptr()] = copy(raw)
+        there = torch.empty(0, dtype=tensor.dtype).set_(
+            whole[storage.data_ptr()].untyped_storage(),
+            tensor.storage_offset(), tensor.shape, tensor.stride(),
+        )  # fmt: skip
+        copies.append(there)
+    return copies
+
+
+def _fetched(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
+        tensor, non_blocking=True
+    )

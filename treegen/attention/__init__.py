@@ -1,11 +1,12 @@
 """Attention of query rows over levels of shared and own keys: one softmax, exactly."""
 
-from treegen.attention.api import attend, prepare, register
-from treegen.attention.level import Level
+from treegen.attention.api import attend, prepare, prepare_host, register
+from treegen.attention.level import HostLevel, Level
 from treegen.attention.merge import merge
 from treegen.attention.types import Implementation, Options, Prepared
 
 __all__ = [
+    "HostLevel",
     "Implementation",
     "Level",
     "Options",
@@ -13,5 +14,6 @@ __all__ = [
     "attend",
     "merge",
     "prepare",
+    "prepare_host",
     "register",
 ]

@@ -99,17 +99,12 @@ def choose(impl: str, device: torch.device) -> Implementation:
 
 
 def prepare(
-    levels: Sequence[Level],
-    positions_T: Tensor | None = None,
-    impl: str = "auto",
-    *,
-    check: bool = True,
+    levels: Sequence[Level], positions_T: Tensor | None = None, impl: str = "auto"
 ) -> Prepared:
     """Make levels ready for `attend`, once per forward pass; every layer then reuses the result.
 
     positions_T holds the absolute position of each query row; it is needed when a level is causal
-    or a layer has a window. check=False skips all checks of values, here and in `attend`: it is for
-    an engine that builds its levels itself and must not wait for the device.
+    or a layer has a window.
     """
     levels = tuple(levels)
     if not levels:
@@ -130,22 +125,32 @@ def prepare(
             f"positions_T must be int64 or int32 [T] on {device}, got {positions_T.dtype} "
             f"{tuple(positions_T.shape)} on {positions_T.device}"
         )
-    host: tuple[HostLevel, ...] | None = None
-    if check or all(level.host is not None for level in levels):
-        host = tuple(to_host(level) for level in levels)
-    if check and host is not None:
-        for index, host_level in enumerate(host):
-            check_values(host_level, index)
-            if positions_T is not None:
-                _check_rows(host_level, index, positions_T.shape[0])
+    host = [to_host(level) for level in levels]
+    for index, host_level in enumerate(host):
+        check_values(host_level, index)
+        if positions_T is not None:
+            _check_rows(host_level, index, positions_T.shape[0])
+    return prepare_host(host, positions_T, device, impl, checked=True)
+
+
+def prepare_host(
+    levels: Sequence[HostLevel],
+    positions_T: Tensor | None,
+    device: torch.device,
+    impl: str = "auto",
+    *,
+    checked: bool = False,
+) -> Prepared:
+    """`prepare` for levels whose builder vouches for them; nobody waits for the device."""
     implementation = choose(impl, device)
     return Prepared(
-        levels=levels,
+        levels=tuple(levels),
         positions_T=positions_T,
+        device=device,
         impl=implementation.name,
         implementation=implementation,
-        state=implementation.prepare(levels, host, positions_T),
-        host=host if check else None,
+        state=implementation.prepare(levels, positions_T, device),
+        checked=checked,
     )
 
 
@@ -284,7 +289,7 @@ def _check_tensors(q_THD: Tensor, pairs: Sequence[KVPair], prepared: Prepared) -
         raise InputError(
             f"there are {prepared.positions_T.shape[0]} positions but {num_rows} query rows"
         )
-    device = prepared.levels[0].q_start_G.device
+    device = prepared.device
     for index, (keys, values) in enumerate(pairs):
         if keys.dim() != 4 or keys.shape[-1] != k_dim or not keys.shape[1]:
             raise InputError(
@@ -308,6 +313,6 @@ def _check_tensors(q_THD: Tensor, pairs: Sequence[KVPair], prepared: Prepared) -
                     f"{name} (level {index}) must be {q_THD.dtype} on {device}, got "
                     f"{tensor.dtype} on {tensor.device}"
                 )
-        if prepared.host is not None:
-            _check_rows(prepared.host[index], index, num_rows)
-            prepared.host[index].check_pool(index, keys.shape[0], keys.shape[1])
+        if prepared.checked:
+            _check_rows(prepared.levels[index], index, num_rows)
+            prepared.levels[index].check_pool(index, keys.shape[0], keys.shape[1])

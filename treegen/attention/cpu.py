@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from treegen.attention.cpu_plan import Job, LevelPlan, Shape, plan_level
-from treegen.attention.level import HostLevel, IntArray, Level, to_host
+from treegen.attention.level import HostLevel, IntArray
 from treegen.attention.merge import add_sinks, merge_in_place
 from treegen.attention.types import KVPair, Options, Prepared
 
@@ -56,12 +56,11 @@ class Cpu:
         return None if device.type == "cpu" else f"takes CPU tensors, got {device}"
 
     def prepare(
-        self, levels: Sequence[Level], host: Sequence[HostLevel] | None, positions_T: Tensor | None
+        self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device
     ) -> CpuState:
         """Copy what plans are made from; page size and head count are known at the first layer."""
-        arrays = tuple(host) if host is not None else tuple(to_host(level) for level in levels)
         positions = None if positions_T is None else positions_T.to(torch.int64, copy=True).numpy()
-        return CpuState(arrays, positions)
+        return CpuState(tuple(levels), positions)
 
     def attend(
         self, q_THD: Tensor, pairs: Sequence[KVPair], prepared: Prepared, options: Options

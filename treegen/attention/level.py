@@ -6,7 +6,7 @@ Legend: G groups, P page table entries per group.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,6 @@ class Level:
 
     causal says that keys may lie after a query, so that positions have to be compared: key j of a
     group is visible to a row iff kv_start + j <= position of the row.
-
-    host is the same level as host arrays, if the caller has them: nobody then waits for the device.
     """
 
     q_start_G: Tensor
@@ -39,7 +37,6 @@ class Level:
     kv_len_G: Tensor
     kv_start_G: Tensor
     causal: bool = False
-    host: HostLevel | None = None
 
     @classmethod
     def dense(
@@ -76,7 +73,10 @@ class Level:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostLevel:
-    """A level as host arrays, copied so that the caller may reuse its tensors."""
+    """A level as host arrays, from which work is planned.
+
+    memo: what planners keep about it, for a shared level lives through many steps.
+    """
 
     start_G: IntArray
     stop_G: IntArray
@@ -84,6 +84,7 @@ class HostLevel:
     kv_len_G: IntArray
     kv_start_G: IntArray
     causal: bool
+    memo: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def check_pool(self, index: int, num_pages: int, page_size: int) -> None:
         """Raise InputError if a key of the level would lie outside the pool."""
@@ -106,9 +107,7 @@ class HostLevel:
 
 
 def to_host(level: Level) -> HostLevel:
-    """Copy a level to the host; waits for the device unless the level has a host copy."""
-    if level.host is not None:
-        return level.host
+    """Copy a level to the host, so that the caller may reuse its tensors; waits for the device."""
 
     def array(tensor: Tensor) -> IntArray:
         return tensor.detach().cpu().numpy().astype(np.int64)  # astype always copies

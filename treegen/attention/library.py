@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from treegen.attention import library_units as unit
-from treegen.attention.level import HostLevel, IntArray, Level, to_host
+from treegen.attention.level import HostLevel, IntArray
 from treegen.attention.merge import add_sinks, merge_in_place
 from treegen.attention.types import KVPair, Options, Prepared
 from treegen.errors import InputError
@@ -148,11 +148,10 @@ class Library:
         return None
 
     def prepare(
-        self, levels: Sequence[Level], host: Sequence[HostLevel] | None, positions_T: Tensor | None
+        self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device
     ) -> LibraryState:
         """Keep the host arrays; units depend on the layer's heads and window."""
-        arrays = tuple(host) if host is not None else tuple(to_host(level) for level in levels)
-        return LibraryState(arrays, positions_T, levels[0].q_start_G.device)
+        return LibraryState(tuple(levels), positions_T, device)
 
     def attend(
         self, q_THD: Tensor, pairs: Sequence[KVPair], prepared: Prepared, options: Options

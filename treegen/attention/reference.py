@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from treegen.attention.level import HostLevel, Level, to_host
+from treegen.attention.level import HostLevel
 from treegen.attention.merge import add_sinks, merge
 from treegen.attention.types import KVPair, Options, Prepared
 
@@ -26,10 +26,10 @@ class Reference:
         return None
 
     def prepare(
-        self, levels: Sequence[Level], host: Sequence[HostLevel] | None, positions_T: Tensor | None
+        self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device
     ) -> tuple[HostLevel, ...]:
-        """Return the levels as host arrays."""
-        return tuple(host) if host is not None else tuple(to_host(level) for level in levels)
+        """The levels as they are."""
+        return tuple(levels)
 
     def attend(
         self, q_THD: Tensor, pairs: Sequence[KVPair], prepared: Prepared, options: Options

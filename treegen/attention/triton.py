@@ -19,7 +19,7 @@ import triton
 from torch import Tensor
 
 from treegen.attention.dense import attend_dense, takes
-from treegen.attention.level import HostLevel, Level, to_host
+from treegen.attention.level import HostLevel
 from treegen.attention.triton_kernels import attend_units, merge_parts
 from treegen.attention.triton_state import DeviceWork, Shape, TritonState
 from treegen.attention.triton_units import HEIGHTS
@@ -45,11 +45,10 @@ class Triton:
         return f"takes CUDA tensors, got {device}"
 
     def prepare(
-        self, levels: Sequence[Level], host: Sequence[HostLevel] | None, positions_T: Tensor | None
+        self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device
     ) -> TritonState:
         """Keep the host arrays; work lists need the head count, known at the first layer."""
-        arrays = tuple(host) if host is not None else tuple(to_host(level) for level in levels)
-        return TritonState(arrays, levels[0].q_start_G.device)
+        return TritonState(tuple(levels), device)
 
     def attend(
         self, q_THD: Tensor, pairs: Sequence[KVPair], prepared: Prepared, options: Options
@@ -147,12 +146,12 @@ class _Call:
         # Blocks of a matrix product are 16 wide at least.
         block_d = max(triton.next_power_of_2(k_dim), 16)
         block_v = max(triton.next_power_of_2(v_dim), 16)
-        attend_units[(len(units), kv_heads)](
+        attend_units[(len(units) * kv_heads,)](
             q_THD, slots_k, slots_v, self.work.pages, units,
             self.positions_T if has_positions else units, *arrays,
             options.scale, options.window or 0, options.softcap or 0.0,
             q_THD.stride(0), q_THD.stride(1), slots_k.stride(0), slots_k.stride(1),
-            slots_v.stride(0), slots_v.stride(1), *counts,
+            slots_v.stride(0), slots_v.stride(1), len(units), *counts,
             H=q_heads, PER_HEAD=per_head, D=k_dim, V=v_dim, BLOCK_D=block_d, BLOCK_V=block_v,
             PAGE=page_size, BLOCK_M=block_m, FOLD=fold,
             HAS_POSITIONS=has_positions, HAS_WINDOW=has_window,

@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
-COUNTS = ("num_rows", "num_parts", "dense_rows", "num_chunks")  # no code of their own for 1 or 16n
+# Counts have no code of their own for 1 or multiples of 16.
+COUNTS = ("num_units", "num_rows", "num_parts", "dense_rows", "num_chunks")
 
 
 @triton.jit
@@ -80,7 +81,8 @@ def attend_units(
     q, k, v, pages, units, positions,
     parts, part_lses, dense, dense_lses, sinks, out, lses,
     scale, window, softcap,
-    q_row, q_head, k_slot, k_head, v_slot, v_head, num_rows, num_parts, dense_rows, num_chunks,
+    q_row, q_head, k_slot, k_head, v_slot, v_head, num_units,
+    num_rows, num_parts, dense_rows, num_chunks,
     H: tl.constexpr, PER_HEAD: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FOLD: tl.constexpr,
@@ -96,8 +98,13 @@ def attend_units(
     writes out [T, H, V] and lses [T, H].
     """
     # What is loaded from where something else was loaded waits twice: few steps of that.
-    unit = units + tl.program_id(0) * 9
-    head = tl.program_id(1)
+    if LAST:
+        # Programs of one row run together, for the heads of its keys lie side by side.
+        heads: tl.constexpr = H // PER_HEAD
+        unit, head = units + tl.program_id(0) // heads * 9, tl.program_id(0) % heads
+    else:
+        # Programs of one head run together, for rows share its keys.
+        unit, head = units + tl.program_id(0) % num_units * 9, tl.program_id(0) // num_units
     start, stop = tl.load(unit + 1), tl.load(unit + 2)
     table = pages + tl.load(unit + 3)
     low, high, page = tl.load(unit + 4), tl.load(unit + 5), tl.load(unit + 8)
@@ -199,7 +206,7 @@ def attend_units(
         tl.store(part_lses + at, lse, mask=live)
 
 
-@triton.jit(do_not_specialize=COUNTS)
+@triton.jit(do_not_specialize=COUNTS[1:])
 def merge_parts(
     parts, part_lses, dense, dense_lses, sinks, out, lses,
     num_rows, num_parts, dense_rows, num_chunks,

@@ -82,8 +82,7 @@ class TritonState:
         dense = None
         if shape.may_be_dense:
             dense = find_run(levels, shape.num_rows, live_rows, *form, processors)
-        # A few programs for each multiprocessor fill it.
-        return work_list(levels, shape.num_rows, *form, 4 * processors, dense), dense
+        return work_list(levels, shape.num_rows, *form, processors, dense), dense
 
     def _name_kernels(self) -> None:
         names = ["triton"] * len(self.levels)

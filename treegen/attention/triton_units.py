@@ -16,6 +16,7 @@ from treegen.attention.level import HostLevel, IntArray
 # Folded query rows of a unit: one needs no matrix product, a product takes 16 at least.
 HEIGHTS = (1, 16, 64, 128)
 _COSTS = (1.0, 1.6, 2.5)  # of a key in a unit of the last three heights, about
+_PROGRAMS = (4, 4, 2, 2)  # of each height that keep a multiprocessor busy
 KEYS_PER_SPLIT = 256  # a split reads at least so many keys
 KEY_BLOCK = 64  # units start at multiples of it, so that blocks of keys do not straddle pages
 UNIT = 9  # numbers that describe a unit
@@ -47,10 +48,10 @@ def work_list(
     kv_heads: int,
     per_head: int,
     page_size: int,
-    num_programs: int,
+    processors: int,
     dense: DenseRun | None = None,
 ) -> WorkList:
-    """Cut levels into units; few long ones are split over keys until num_programs are reached.
+    """Cut levels into units; few long ones are split over keys until they keep all processors busy.
 
     dense: keys that are not to be read, for they are read elsewhere.
     """
@@ -60,28 +61,19 @@ def work_list(
     complete = True
     for index, level in enumerate(levels):
         first_key = dense.num_keys if dense is not None and dense.level == index else 0
-        rows_G, keys_G = level.stop_G - level.start_G, level.kv_len_G - first_key
-        used = (rows_G > 0) & (keys_G > 0)
-        kind = _kind(rows_G[used] * per_head, keys_G[used])
-        height = max(HEIGHTS[kind] // per_head, 1)
-        units = int((-(-rows_G[used] // height)).sum())
-        longest = int(keys_G[used].max(initial=0))
-        splits = 1
-        if units and longest:
-            wanted = -(-num_programs // (units * kv_heads))
-            splits = max(1, min(wanted, longest // KEYS_PER_SPLIT))
-        may_merge = splits == 1 and part <= _MOST_MERGED and per_head <= HEIGHTS[1]
+        cut = _cut_of(level, first_key, kv_heads, per_head, processors)
+        may_merge = cut.splits == 1 and part <= _MOST_MERGED and per_head <= HEIGHTS[1]
         is_last = index == len(levels) - 1 and not first_key
-        if is_last and may_merge and (rows_G <= 1).all():
+        if is_last and may_merge and cut.is_flat:
             last_kind = 0 if per_head == 1 else 1
             last = _one_unit_a_row(level, num_rows, offset)
-        elif units:
-            groups = np.flatnonzero(used)
-            tables[kind].append(
-                _units(level, groups, height, splits, part, offset, first_key, page_size)
-            )
-            complete &= int(rows_G[used].sum()) == num_rows
-            part += splits
+        elif cut.num_rows:
+            key = "units", part, offset, first_key, kv_heads, per_head, page_size, processors
+            if key not in level.memo:
+                level.memo[key] = _units(level, cut, part, offset, first_key, page_size)
+            tables[cut.kind].append(level.memo[key])
+            complete &= cut.num_rows == num_rows
+            part += cut.splits
         offset += level.pages_GP.size
     return WorkList(
         units=tuple(
@@ -94,6 +86,44 @@ def work_list(
         complete=complete,
         causal=any(level.causal for level in levels),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """How a level is cut: into units of a height (rows of one key head), over so many splits.
+
+    groups: those with rows and keys; num_rows: theirs. is_flat: no group has two rows.
+    """
+
+    kind: int
+    height: int
+    splits: int
+    groups: IntArray
+    num_rows: int
+    is_flat: bool
+
+
+def _cut_of(
+    level: HostLevel, first_key: int, kv_heads: int, per_head: int, processors: int
+) -> _Cut:
+    key = "cut", first_key, kv_heads, per_head, processors
+    if key in level.memo:
+        found: _Cut = level.memo[key]
+        return found
+    rows_G, keys_G = level.stop_G - level.start_G, level.kv_len_G - first_key
+    groups = np.flatnonzero((rows_G > 0) & (keys_G > 0))
+    rows, keys = rows_G[groups], keys_G[groups]
+    kind = _kind(rows * per_head, keys)
+    height = max(HEIGHTS[kind] // per_head, 1)
+    splits = 1
+    if len(groups):
+        programs = int((-(-rows // height)).sum()) * kv_heads
+        wanted = _PROGRAMS[kind] * processors // programs
+        splits = max(1, min(wanted, int(keys.max()) // KEYS_PER_SPLIT))
+    is_flat = int(rows_G.max(initial=0)) <= 1
+    cut = _Cut(kind, height, splits, groups, int(rows.sum()), is_flat)
+    level.memo[key] = cut
+    return cut
 
 
 def _kind(folded_G: IntArray, keys_G: IntArray) -> int:
@@ -126,16 +156,10 @@ def _one_unit_a_row(level: HostLevel, num_rows: int, offset: int) -> IntArray:
 
 
 def _units(
-    level: HostLevel,
-    index: IntArray,
-    height: int,
-    splits: int,
-    part: int,
-    offset: int,
-    first_key: int,
-    page_size: int,
+    level: HostLevel, cut: _Cut, part: int, offset: int, first_key: int, page_size: int
 ) -> IntArray:
-    """Units of some groups of a level: row blocks of a height, times key splits."""
+    """Units of a level: row blocks of a height, times key splits."""
+    index, height, splits = cut.groups, cut.height, cut.splits
     rows, keys = level.stop_G[index] - level.start_G[index], level.kv_len_G[index]
     blocks = -(-rows // height)
     group = np.repeat(np.arange(len(index)), blocks)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from treegen.attention.level import HostLevel, Level
+from treegen.attention.level import HostLevel
 
 KVPair = tuple[Tensor, Tensor]
 
@@ -42,13 +42,9 @@ class Implementation(Protocol):
         ...
 
     def prepare(
-        self, levels: Sequence[Level], host: Sequence[HostLevel] | None, positions_T: Tensor | None
+        self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device
     ) -> Any:
-        """Compute once per step what every layer reuses; kept in Prepared.state.
-
-        host holds the levels as host arrays, or None when the caller asked for no wait for the
-        device (prepare(check=False)): an implementation that needs them copies them itself.
-        """
+        """Compute once per pass what every layer reuses; kept in Prepared.state."""
         ...
 
     def attend(
@@ -60,14 +56,18 @@ class Implementation(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """Levels made ready for the layers of one forward pass; impl names what will compute."""
+    """Levels made ready for the layers of one forward pass; impl names what will compute.
 
-    levels: tuple[Level, ...]
+    checked: whether tensors of layers are checked against the levels.
+    """
+
+    levels: tuple[HostLevel, ...]
     positions_T: Tensor | None
+    device: torch.device
     impl: str
     implementation: Implementation
     state: Any
-    host: tuple[HostLevel, ...] | None
+    checked: bool
     # Tensor shapes, types and devices that have been checked against the levels.
     seen: set[Any] = field(default_factory=set)
 
@@ -89,7 +89,7 @@ class Missing:
         return self.reason
 
     def prepare(
-        self, levels: Sequence[Level], host: Sequence[HostLevel] | None, positions_T: Tensor | None
+        self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device
     ) -> Any:
         """Never called, for the device is refused."""
         raise AssertionError(self.reason)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from treegen.attention.api import LOADERS, choose, register
-from treegen.attention.level import HostLevel, Level
+from treegen.attention.level import HostLevel
 from treegen.attention.types import KVPair, Options, Prepared
 from treegen.bench.modes import NO_ATTENTION
 
@@ -28,11 +28,10 @@ class NoAttention:
         return None
 
     def prepare(
-        self, levels: Sequence[Level], host: Sequence[HostLevel] | None, positions_T: Tensor | None
+        self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device
     ) -> Any:
         """What the device's own implementation prepares, so that steps become graphs as ever."""
-        device = levels[0].q_start_G.device
-        return choose("auto", device).prepare(levels, host, positions_T)
+        return choose("auto", device).prepare(levels, positions_T, device)
 
     def attend(
         self, q_THD: Tensor, pairs: Sequence[KVPair], prepared: Prepared, options: Options
