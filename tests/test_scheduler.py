@@ -7,7 +7,10 @@ import pytest
 from fakes import EOS, HistoryModel, drain, expected, keep_prefix, scheduler_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+from treegen import passes
+from treegen.batch import Batch
 from treegen.cost import SHARING, Sharing
 from treegen.errors import CapacityError, NumericsError
 from treegen.kept import KeptPrefixes
@@ -94,6 +97,30 @@ def test_every_shared_token_is_computed_once(sharing: str) -> None:
     # The first token of a sample comes from the prompt's pass, the last is never an input.
     assert model.tokens_computed == plan.stored_tokens + 40 * 5
     assert scheduler.usage.prompt_tokens_unshared == 40 * 63
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 4])
+@pytest.mark.parametrize("sharing", SHARING)
+def test_a_long_prompt_is_computed_in_several_passes(
+    sharing: str, page_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the second pass on, keys of earlier ones are a level of their own."""
+    monkeypatch.setattr(passes, "_LONG", 6)
+    params = SamplingParams(max_tokens=3)
+    long = [2, 3, 4, 5, 6] * 9
+    plan = plan_of([([*long, 7, *long[:20]], 3), ([*long, 8], 2), (long[:7], 1)], params, sharing)
+    model = HistoryModel()
+    num_levels: list[int] = []
+
+    def watched(batch: Batch) -> Tensor:
+        num_levels.append(len(batch.levels.levels))
+        return HistoryModel.forward(model, batch)
+
+    monkeypatch.setattr(model, "forward", watched)
+    cache = model.new_cache(smallest_pool(plan, page_size) + 20, page_size)
+    scheduler = scheduler_of(plan, model, cache, params, prefill_chunk=10)
+    assert tokens_of(drain(scheduler)) == expected(model, plan, params)
+    assert max(num_levels) > 1
 
 
 def test_pages_follow_live_tokens() -> None:

@@ -253,6 +253,36 @@ def test_what_the_dense_kernel_leaves_is_merged_with_it(
     torch.testing.assert_close(lse.double(), want_lse, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="for the interpreter")
+@pytest.mark.parametrize("seed", range(8))
+def test_a_pass_leaves_what_all_its_rows_read_to_the_dense_kernel(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trunk above spans of new tokens, each of which sees itself up to its own position."""
+    from treegen.attention import triton
+
+    rng = np.random.default_rng(seed)
+    for name, value in (("_MIN_KEYS", 16), ("_PASS_MIN_WORK", 1), ("_PASS_ALIGN", 16)):
+        monkeypatch.setattr(dense, name, value)
+    monkeypatch.setattr(dense, "_attend", _dense_kernel)
+    monkeypatch.setattr(triton, "takes", lambda *_: True)
+    trunk, lengths = int(rng.integers(16, 100)), rng.integers(1, 40, int(rng.integers(1, 4)))
+    stops = lengths.cumsum().tolist()
+    spans = list(zip([0, *stops[:-1]], stops, strict=True))
+    groups = [
+        [Group(0, stops[-1], trunk)],
+        [Group(start, stop, stop - start, trunk) for start, stop in spans],
+    ]
+    positions = [trunk + i for start, stop in spans for i in range(stop - start)]
+    case = make_case(groups, positions, causal=[False, True], seed=seed)
+    keys, values, levels = paged(case, torch.float32, 16, shuffle=False)
+    prepared = prepare(levels, case.positions, impl="triton")
+    got = attend(case.q.float(), keys, values, prepared, return_lse=True)
+    assert prepared.kernels == ("cudnn", "triton")
+    for tensor, want in zip(got, oracle(case), strict=True):
+        torch.testing.assert_close(tensor.double(), want, rtol=2e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_runs_for_the_dense_kernel_are_what_all_rows_read(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -269,15 +299,23 @@ def test_runs_for_the_dense_kernel_are_what_all_rows_read(seed: int) -> None:
         levels.append(HostLevel(zero, zero + stop, pages[None], zero + keys, zero, causal=False))
     padded = rows + int(rng.integers(0, 64))
     kv_heads, per_head = int(rng.choice([1, 8])), int(rng.choice([1, 4]))
+    is_pass = seed % 3 == 2
+    if is_pass:
+        one = np.array([0])
+        levels.append(HostLevel(one, one + rows, np.array([[used]]), one + 9, one, causal=True))
     run = find_run(levels, padded, rows, kv_heads, per_head, page, processors=132)
     if run is None:
         return
     level = levels[run.level]
     assert level.stop_G[0] == rows
+    assert not level.causal
+    assert padded <= run.rows < padded + (512 if is_pass else 64)
+    assert run.rows % (512 if is_pass else 64) == 0
     assert run.fold in (1, per_head)
     assert 512 <= run.num_keys <= level.kv_len_G[0]
     assert run.num_chunks == 1 or (run.chunk_keys % KEY_BLOCK == 0 and run.chunk_keys >= 960)
-    assert level.kv_len_G[0] - run.num_keys < KEY_BLOCK * run.num_chunks + run.num_chunks
+    left = level.kv_len_G[0] - run.num_keys - (511 if is_pass else 0)
+    assert left < KEY_BLOCK * run.num_chunks + run.num_chunks
     want = run.first_page + np.arange(-(-run.num_keys // page))
     assert (level.pages_GP[0, : len(want)] == want).all()
 

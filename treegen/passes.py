@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from treegen import attention
+from treegen.attention import HostLevel
 from treegen.batch import Batch, Forward
 from treegen.cache import PagedCache, Pages
 from treegen.layout import Ints, make_level, pad_tables, shared_levels
@@ -19,6 +20,8 @@ from treegen.results import Usage
 from treegen.segments import SegmentStore
 from treegen.stopping import ParamSet
 from treegen.transfer import to_device_together
+
+_LONG = 512  # keys that are worth a level of their own in a pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ def prefill_batch(
     pages = pad_tables([span.table for span in spans])
     base = np.array([span.base for span in spans])
     stops = np.array([span.stop for span in spans])
-    own = make_level(offsets[:-1], offsets[1:], pages, stops - base, base, causal=True)
+    own = _own_levels(spans, offsets, pages, base, stops - base, cache.page_size)
     wanted = np.concatenate(
         [span.wanted - span.start + offset for span, offset in zip(spans, offsets, strict=False)]
     )
@@ -77,7 +80,7 @@ def prefill_batch(
     chains = np.full((len(spans), max(len(span.chain) for span in spans)), -1, dtype=np.int64)
     for row, span in enumerate(spans):
         chains[row, : len(span.chain)] = span.chain
-    levels = [*shared_levels(chains, offsets, store.keys_of), own]
+    levels = [*shared_levels(chains, offsets, store.keys_of), *own]
     tokens = np.concatenate([span.tokens for span in spans]).astype(np.int64)
     slots = slots_of(pages[item], positions - base[item], cache.page_size)
     tokens_T, positions_T, slots_T, wanted_S = to_device_together(
@@ -91,6 +94,25 @@ def prefill_batch(
         levels=attention.prepare_host(levels, positions_T, device, impl),
         layers=cache.layers,
     )
+
+
+def _own_levels(
+    spans: Sequence[Span], offsets: Ints, pages: Pages, base: Ints, kv_len: Ints, page_size: int
+) -> list[HostLevel]:
+    """Keys of the spans' own page tables; if there is one span, its earlier keys apart.
+
+    A long document is computed in several passes. Of its keys from earlier ones nothing is hidden
+    from any row, which is what the fastest kernels take.
+    """
+    start, stop = offsets[:-1], offsets[1:]
+    width = (spans[0].start - spans[0].base) // page_size if len(spans) == 1 else 0
+    if width * page_size < _LONG:
+        return [make_level(start, stop, pages, kv_len, base, causal=True)]
+    done = np.array([width * page_size])
+    return [
+        make_level(start, stop, pages[:, :width], done, base, causal=False),
+        make_level(start, stop, pages[:, width:], kv_len - done, base + done, causal=True),
+    ]
 
 
 def slots_of(pages: Pages, offsets: Ints, page_size: int) -> Ints:

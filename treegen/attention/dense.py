@@ -2,7 +2,9 @@
 
 The kernel (cuDNN's) reaches about twice what a kernel that follows page tables does. It takes keys
 where they lie, if their pages are consecutive. It does not split keys, so that few rows would leave
-most of the GPU idle: keys are then cut into chunks, which it takes for a batch.
+most of the GPU idle: keys are then cut into chunks, which it takes for a batch. A shape that it has
+not seen costs it 50 ms and more, which a decode step soon gets back; of a prefill pass, whose shape
+may come once, it is given long work only, in sizes that come again.
 
 Legend: T query rows, H query heads, K key heads, D width, C chunks, N keys of a chunk, R rows with
 those that pad them.
@@ -26,19 +28,23 @@ _MIN_WORK = 2**22  # rows x query heads x keys, likewise
 _CHUNK = 1024  # keys at least
 _ALIGN = 64  # numbers of rows, and of keys where they are cut, are multiples of it
 _TILE = 128  # query rows that one multiprocessor computes at a time
+_PASS_MIN_WORK = 2**30  # rows x query heads x keys of a prefill pass
+_PASS_ALIGN = 512  # numbers of its rows, and of the keys it is given, are multiples of it
 
 
 @dataclass(frozen=True, slots=True)
 class DenseRun:
     """The first keys of one level, in consecutive pages, cut into chunks of one size.
 
-    fold: query heads that become rows, so that few rows waste less of a tile.
+    rows: with those that pad them. fold: query heads that become rows, so that few rows waste less
+    of a tile.
     """
 
     level: int
     first_page: int
     chunk_keys: int
     num_chunks: int
+    rows: int
     fold: int
 
     @property
@@ -56,13 +62,13 @@ def find_run(
     page_size: int,
     processors: int,
 ) -> DenseRun | None:
-    """The longest run of keys that all live rows of a decode step read, if it is long enough.
+    """The longest run of keys that all live rows read, if it is long enough.
 
     num_rows: with those past the live ones, for which nothing of use is computed.
     """
-    if any(level.causal for level in levels):
-        return None
-    rows = _padded(num_rows)
+    is_pass = any(level.causal for level in levels)
+    align, min_work = (_PASS_ALIGN, _PASS_MIN_WORK) if is_pass else (_ALIGN, _MIN_WORK)
+    rows = -(-num_rows // align) * align
     tiles, folded = (
         kv_heads * (per_head // fold) * -(-rows * fold // _TILE) for fold in (1, per_head)
     )
@@ -70,18 +76,21 @@ def find_run(
     tiles = min(folded, tiles)
     found: DenseRun | None = None
     for index, level in enumerate(levels):
-        if level.start_G.size != 1 or level.start_G[0] != 0 or level.stop_G[0] != live_rows:
+        spans = level.start_G.size == 1 and (level.start_G[0], level.stop_G[0]) == (0, live_rows)
+        if level.causal or not spans:
             continue
         keys = int(level.kv_len_G[0])
+        if is_pass:
+            keys = keys // align * align
         pages = level.pages_GP[0, : -(-keys // page_size)]
         longest = found.num_keys if found is not None else _MIN_KEYS - 1
-        if keys <= longest or keys * num_rows * kv_heads * per_head < _MIN_WORK:
+        if keys <= longest or keys * num_rows * kv_heads * per_head < min_work:
             continue
         if (np.diff(pages) != 1).any():
             continue
         chunks = max(1, min(processors // tiles, keys // _CHUNK))
         size = keys if chunks == 1 else keys // chunks // _ALIGN * _ALIGN
-        found = DenseRun(index, int(pages[0]), size, chunks, fold)
+        found = DenseRun(index, int(pages[0]), size, chunks, rows, fold)
     return found
 
 
@@ -103,7 +112,7 @@ def attend_dense(
 ) -> tuple[Tensor, Tensor]:
     """Out [C, R, F, H / F, D] in the type of q, and natural LSE [C, H / F, R, F] in float32.
 
-    R: T padded, for each new shape costs the kernel some 50 ms at first. F: run.fold.
+    R: run.rows. F: run.fold.
     """
     start = run.first_page * keys.shape[1]
     k_CKND, v_CKND = (
@@ -112,16 +121,15 @@ def attend_dense(
         .transpose(1, 2)
         for pool in (keys, values)
     )
-    num_rows = _padded(len(q_THD))
     q_RHD = q_THD
-    if num_rows > len(q_THD):
-        q_RHD = torch.nn.functional.pad(q_THD, (0, 0, 0, 0, 0, num_rows - len(q_THD)))
+    if run.rows > len(q_THD):
+        q_RHD = torch.nn.functional.pad(q_THD, (0, 0, 0, 0, 0, run.rows - len(q_THD)))
     if run.fold > 1:
         q_RHD = q_RHD.unflatten(1, (-1, run.fold)).transpose(1, 2).flatten(0, 1)
     q_CHRD = q_RHD.transpose(0, 1).expand(run.num_chunks, -1, -1, -1)
     out_CHRD, lse = _attend(q_CHRD, k_CKND, v_CKND, scale)
-    out = out_CHRD.transpose(1, 2).contiguous().unflatten(1, (num_rows, run.fold))
-    return out, lse.reshape(run.num_chunks, -1, num_rows, run.fold)
+    out = out_CHRD.transpose(1, 2).contiguous().unflatten(1, (run.rows, run.fold))
+    return out, lse.reshape(run.num_chunks, -1, run.rows, run.fold)
 
 
 def _attend(q_CHRD: Tensor, k_CKND: Tensor, v_CKND: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -130,10 +138,6 @@ def _attend(q_CHRD: Tensor, k_CKND: Tensor, v_CKND: Tensor, scale: float) -> tup
         q_CHRD, k_CKND, v_CKND, None, True, scale=scale
     )
     return out_CHRD, lse
-
-
-def _padded(num_rows: int) -> int:
-    return -(-num_rows // _ALIGN) * _ALIGN
 
 
 @cache
