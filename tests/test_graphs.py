@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -37,9 +37,10 @@ class FakeGraph:
     """Replays by computing again, into the tensors that were there when it was captured."""
 
     again: Callable[[], None]
+    pools: ClassVar[list[Any]] = []  # that graphs were captured with
 
-    def pool(self) -> int:
-        return 1
+    def pool(self) -> FakeGraph:
+        return self
 
     def replay(self) -> None:
         self.again()
@@ -61,6 +62,7 @@ def faked() -> Iterator[pytest.MonkeyPatch]:
     @contextlib.contextmanager
     def capture(graph: FakeGraph, pool: Any) -> Iterator[None]:
         capturing.append(graph)
+        FakeGraph.pools.append(pool)
         yield
         capturing.clear()
 
@@ -175,6 +177,9 @@ def test_rows_go_on_from_the_tokens_of_the_last_step(patched: pytest.MonkeyPatch
         drawn = draws.tokens_PN
         if turn % 7 == 3:  # an eager step came between
             drawn = after(torch.arange(rows + 20))[:, None]
+        if turn == 50:
+            assert found.num_graphs == 1, "graphs that read from elsewhere are gone"
+            assert FakeGraph.pools[-1] is None, "torch refuses a pool that no graph uses"
     assert found.num_graphs > 1
 
 

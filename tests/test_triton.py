@@ -148,8 +148,8 @@ def test_the_work_list_covers_every_row_and_key_once(seed: int) -> None:
     case = make_case(**random_tree(seed), seed=seed)
     _, _, levels = paged(case, torch.float32)
     host = [to_host(level) for level in levels]
-    for per_head, programs in ((1, 1), (2, 64), (7, 500), (32, 8)):
-        work = work_list(host, len(case.positions), 2, per_head, 4, programs)
+    for per_head, processors in ((1, 1), (2, 64), (7, 500), (32, 8)):
+        work = work_list(host, len(case.positions), 2, per_head, 4, processors)
         seen: dict[tuple[int, int], int] = {}
         lists = [*zip(work.units, HEIGHTS, strict=True), (work.last, HEIGHTS[work.last_kind])]
         if len(work.last):
@@ -206,6 +206,37 @@ def test_a_long_trunk_is_left_to_the_dense_kernel(
         bound = TOLERANCE[torch.bfloat16]
         torch.testing.assert_close(out.cpu().double(), want_out, rtol=bound, atol=bound)
         torch.testing.assert_close(lse.cpu().double(), want_lse, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("heads", "width"), [((8, 2), 128), ((8, 8), 64), ((4, 1), 96)])
+def test_a_prefill_pass_below_a_long_trunk(
+    heads: tuple[int, int], width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trunk, less what is no multiple of 512, goes to cuDNN; new tokens see their past."""
+    monkeypatch.setattr(dense, "_PASS_MIN_WORK", 1)
+    trunk, stops = 2_600, [200, 203, 700]
+    spans = list(zip([0, *stops[:-1]], stops, strict=True))
+    groups = [
+        [Group(0, 700, trunk)],
+        [Group(start, stop, stop - start, trunk) for start, stop in spans],
+    ]
+    case = make_case(
+        groups, [trunk + i for start, stop in spans for i in range(stop - start)],
+        heads=heads, dims=(width, width), causal=[False, True], round_to=torch.bfloat16,
+    )  # fmt: skip
+    keys, values, levels = paged(case, torch.bfloat16, 64, shuffle=False)
+    moved = [to_device(level) for level in levels]
+    prepared = prepare(moved, case.positions.to(DEVICE), impl="triton")
+    out, lse = attend(
+        case.q.to(DEVICE, torch.bfloat16), keys.to(DEVICE), values.to(DEVICE), prepared,
+        return_lse=True,
+    )  # fmt: skip
+    want_out, want_lse = oracle(case)
+    assert prepared.kernels == ("cudnn", "triton")
+    bound = TOLERANCE[torch.bfloat16]
+    torch.testing.assert_close(out.cpu().double(), want_out, rtol=bound, atol=bound)
+    torch.testing.assert_close(lse.cpu().double(), want_lse, rtol=1e-4, atol=1e-4)
 
 
 def _dense_kernel(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -389,5 +420,10 @@ def test_block_draws_follow_the_cumulative_distribution(size: int) -> None:
     assert (uniform >= before - 1e-5)[drawn].all()
     assert (uniform <= after + 1e-5)[drawn].all()
     logits[3, 1] = torch.nan
-    _, _, lse = draw_blocks(*(t.to(DEVICE) for t in (logits, seeds, steps, temperature, greedy)))
-    assert lse.isfinite().sum() == rows - 1
+    logits[4] = torch.nan
+    assert greedy[4]
+    tokens, _, lse = draw_blocks(
+        *(t.to(DEVICE) for t in (logits, seeds, steps, temperature, greedy))
+    )
+    assert lse.isfinite().sum() == rows - 2
+    assert 0 <= tokens.min() <= tokens.max() < size

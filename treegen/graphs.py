@@ -4,7 +4,8 @@ A graph bakes in every size and address of the step it was captured from, so eac
 a number of rows (live rows are padded up to it), a page pool, the trunk that the dense kernel reads
 and capacities of the attention's work list; what changes from step to step is copied into its
 input tensors. A step that fits no graph runs eagerly once, on the inputs of the graph that is then
-captured for the next ones. Draws that sort the vocabulary stay outside: they need much memory.
+captured for the next ones. Only plain draws are part of a graph: what filters tokens or reports
+alternatives takes much memory, which each graph would keep.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ class DecodeGraphs:
         rows = max(padded_rows(step.num_rows), 0 if drawn_P1 is None else len(drawn_P1))
         if rows > len(self._drawn_P1):
             self._graphs.clear()
+            self._pool = None  # torch takes a pool that no graph uses for a fault
             self._drawn_P1 = step.inputs_6T.new_zeros(max(2 * rows, _FIRST_ROOM), 1)
             self._known_as = self._drawn_P1
         if drawn_P1 is not None and drawn_P1 is not self._known_as:

@@ -81,7 +81,8 @@ def _pick(
     index = tl.where(is_greedy, tl.min(tl.where(x == best, n, BLOCK), 0), index)
     index = tl.minimum(index, BLOCK - 1)
     chosen = tl.max(tl.where(n == index, x, float("-inf")), 0)
-    tl.store(tokens + 2 * row, (block * BLOCK + index).to(tl.int64))
+    # Of logits that are not numbers, which the caller refuses, a token of the vocabulary too.
+    tl.store(tokens + 2 * row, tl.minimum(block * BLOCK + index, V - 1).to(tl.int64))
     tl.store(logprobs + 4 * row, chosen - lse)
     tl.store(lses + 4 * row, lse)
 

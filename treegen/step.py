@@ -28,7 +28,7 @@ class Step:
 
     inputs_6T: int64. By first index: each row's last token; where in drawn_P1 that token is, or -1
     if it is known; its position; the slot for its key and value; the row's seed; how many tokens it
-    has drawn. drawn_P1: what the step before has drawn; None if no row needs it.
+    has drawn. drawn_P1: what the step before has drawn, None if all of it is known.
     """
 
     inputs_6T: Tensor
