@@ -58,10 +58,13 @@ _PARTS: Final = (
 @click.option("--modes", metavar="NAME,...", help="Some of all, one, off and no-attention.")
 @click.option("--grid", is_flag=True, help="Sharing as the engine chooses it against none, for "
               "prefixes of 64 to 16,384 tokens and 1 to 4,096 rows.")  # fmt: skip
+@click.option("--refill", is_flag=True, help="Samples end at random, --new-tokens long on average, "
+              "and others take their places: 8 times as many as rows.")  # fmt: skip
 @with_options(_MODEL)
 def decode(
     shape: str | None, rows: str | None, prefix: str | None, problems: int, problem_tokens: int,
-    new_tokens: int | None, modes: str | None, grid: bool, against: str, **options: Any,
+    new_tokens: int | None, modes: str | None, grid: bool, refill: bool, against: str,
+    **options: Any,
 ) -> None:  # fmt: skip
     """End to end: every level shared, one, none, and no attention at all, against the roofline."""
     from treegen.bench.decode import DECODE_MODES, decode_cases, grid_cases, ratios
@@ -69,6 +72,8 @@ def decode(
 
     if grid and (problem_tokens or against or modes or problems != 1):
         raise InputError("--grid has modes of its own, no --problems, and no engines --against it")
+    if refill and (grid or against or options["model"]):
+        raise InputError("--refill takes random weights: no --model, no --grid, and no --against")
     new_tokens = (16 if grid else 64) if new_tokens is None else new_tokens
     at_least("new-tokens", new_tokens, 2)
     at_least("problems", problems, 1)
@@ -82,7 +87,7 @@ def decode(
         cases = decode_cases(
             counts, prefixes, new_tokens, problems=problems, problem_tokens=problem_tokens,
             modes=_names(modes or ",".join(DECODE_MODES), "modes", DECODE_MODES),
-            against=_engines(against),
+            against=_engines(against), refill=refill,
         )  # fmt: skip
     results, document = _run(cases, shape or (None if options["model"] else "llama3-8b"), options)
     if grid:

@@ -13,6 +13,7 @@ from treegen import LLM, Node, SamplingParams
 from treegen.attention import Level, attend
 from treegen.attention.api import LOADERS, choose
 from treegen.bench import attention, cascade, ceilings, stock
+from treegen.bench.busy import PassClock
 from treegen.bench.decode import decode_cases, grid_cases, ratios
 from treegen.bench.modes import CONTINUOUS, GENERATE, NO_ATTENTION, SHARING_MODES
 from treegen.bench.no_attention import no_attention
@@ -358,6 +359,54 @@ def test_every_mode_draws_all_tokens(tiny_model: tuple[Model, Any]) -> None:
     # The module is treegen's again.
     llm = LLM(tiny_model[0], tokenizer=tiny_model[1], memory="1MiB")
     assert len(llm.generate(["x"], SamplingParams(max_tokens=2))[0]) == 1
+
+
+def test_samples_that_end_at_random_are_replaced(tiny_model: tuple[Model, Any]) -> None:
+    cases = decode_cases([6], [33], 10, problems=2, problem_tokens=3, modes=["all"], refill=True)
+    (result,) = measured(tiny_model, cases)
+    assert not result.skipped and result.rows == 6
+    workload = result.workload
+    assert workload.rows == 48 and workload.name == "refill" and workload.mean_generated == 10
+    params = workload.params(tiny_model[0].spec.vocab_size)
+    share = len(params.stop_token_ids) / tiny_model[0].spec.vocab_size
+    assert share == pytest.approx(1 / 10, rel=0.1) and params.stop and params.max_tokens == 40
+    llm = LLM(tiny_model[0], tokenizer=tiny_model[1], memory="2MiB", max_rows=6)
+    done = llm.run(workload.tree(tiny_model[1], tiny_model[0].spec.vocab_size), params)
+    lengths = [len(sample.tokens) for sample in done.completions]
+    assert len(lengths) == 48 and len(set(lengths)) > 8
+    assert 4 < sum(lengths) / 48 < 20
+
+
+def test_the_time_in_passes_over_the_time_from_first_to_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at = now[0]
+
+        def synchronize(self) -> None:
+            pass
+
+        def elapsed_time(self, other: Event) -> float:
+            return other.at - self.at
+
+    def work(seconds: float) -> float:
+        now[0] += seconds
+        return seconds
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    clock = PassClock()
+    assert clock.share() is None
+    run = clock.timed(work)
+    assert run(3.0) == 3.0
+    now[0] += 1.0
+    run(seconds=4.0)
+    assert clock.share() == pytest.approx(7 / 8)
 
 
 def test_the_table_names_the_kernel_of_each_level() -> None:

@@ -118,6 +118,17 @@ def test_decode_in_every_mode(treegen: Command) -> None:
     assert len(lines) == 2 + len(modes) and "1 x 40, 2 x 5" in lines[2]
 
 
+def test_decode_with_samples_that_end_at_random(treegen: Command) -> None:
+    decode = ("bench", "decode", "--refill", "--rows", "4", "--prefix", "20", "--new-tokens", "5")
+    done = treegen(*decode, "--modes", "all", *TINY)
+    assert done.code == 0, done.err
+    (result,) = done.document["results"]
+    assert result["workload"]["random_ends"] and result["workload"]["samples"] == 32
+    for more in (("--grid",), ("--against", "generate"), ("--model", "x")):
+        done = treegen(*decode, *more, *TINY[2:])
+        assert done.code == 2 and "--refill takes random weights" in done.err
+
+
 def test_decode_on_a_checkpoint(treegen: Command, tiny: Path) -> None:
     done = treegen(
         "bench", "decode", "--model", tiny, "--rows", "3", "--prefix", "20,9000", "--new-tokens",

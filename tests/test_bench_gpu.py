@@ -38,6 +38,7 @@ def test_every_mode_runs_as_cuda_graphs_and_its_memory_is_given_back() -> None:
         if result.mode not in against:
             assert not result.skipped and not result.notes, result
             assert result.device_bytes is not None and result.device_bytes > result.kv_bytes
+            assert result.busy is not None and 0 < result.busy.low <= result.busy.high <= 1
         if result.mode == GENERATE:
             assert not result.skipped
     # Workspaces of matrix products and compiled kernels stay.

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from treegen.bench.result import Result
 
 DECODE_MODES: Final = ("all", "one", "off", NO_ATTENTION)
+REFILLS: Final = 8
 NEVER_SLOWER: Final = 0.97
 """Speed with sharing over speed without, at least: what is less is told apart from noise."""
 
@@ -29,8 +30,13 @@ def decode_cases(
     problem_tokens: int = 0,
     modes: Sequence[str] = DECODE_MODES,
     against: Sequence[str] = (),
+    refill: bool = False,
 ) -> list[Case]:
-    """Every number of rows below every prefix, in some modes; those that are the same only once."""
+    """Every number of rows below every prefix, in some modes; those that are the same only once.
+
+    refill: samples end at random, new_tokens long on average, and others take their places; there
+    are REFILLS times as many as rows.
+    """
     cases = []
     if not problem_tokens:
         modes = tuple(dict.fromkeys("all" if mode == "one" else mode for mode in modes))
@@ -39,13 +45,14 @@ def decode_cases(
             if number % problems:
                 raise InputError(f"{number} rows cannot be divided among {problems} problems")
             workload = Workload(
-                name="decode",
+                name="refill" if refill else "decode",
                 prefix=prefix,
                 new_tokens=new_tokens,
-                samples=number // problems,
+                samples=number // problems * (REFILLS if refill else 1),
                 problems=problems,
                 problem_tokens=problem_tokens,
                 max_rows=number,
+                random_ends=refill,
             )
             cases.append(Case(workload, (*modes, *against)))
     return cases

@@ -30,7 +30,8 @@ class Result:
     tokens_per_second: of decode steps alone, where the engine tells them apart. job: samples'
     tokens over the whole time, prefill included. seconds: that time. startup_seconds: making the
     engine, if it was made for this, and the run that is not timed, in which layers are compiled and
-    steps captured. step_ms: median decode step of each repeat with all rows live.
+    steps captured. step_ms: median decode step of each repeat with all rows live. busy: share of
+    the time in which the GPU was in a pass, see `treegen.bench.busy`.
     floor_ms, floor_parts_ms: least time of the mean decode step; share: of it in the step that was
     measured. levels: (name, segments, keys) read once for all rows below. kernels: see `Usage`.
     read_bytes, saved_bytes: of keys and values in decode steps, and how many more each row's
@@ -47,6 +48,7 @@ class Result:
     seconds: Spread | None = None
     startup_seconds: float | None = None
     step_ms: Spread | None = None
+    busy: Spread | None = None
     prefill_seconds: Spread | None = None
     floor_ms: float | None = None
     floor_parts_ms: dict[str, float] | None = None

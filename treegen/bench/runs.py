@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 
 from treegen.bench import stock
+from treegen.bench.busy import watched
 from treegen.bench.ceilings import Ceilings
 from treegen.bench.modes import NO_ATTENTION, SHARING_MODES, STOCK_MODES
 from treegen.bench.no_attention import no_attention
@@ -38,6 +39,7 @@ class _Run:
     usage: Usage
     plan: Plan
     steps: tuple[float, ...]  # seconds of the decode steps with all rows live
+    busy: float | None  # share of the time in which the GPU was in a pass
 
 
 class Bench:
@@ -140,15 +142,19 @@ class Bench:
                 )
 
     def _run(self, llm: LLM, workload: Workload, mode: str, rows: int, *, warm_up: bool) -> _Run:
-        """Run a workload; for warming up, all of it if it is one batch, else a part."""
-        if warm_up and workload.rows > rows:
+        """Run a workload; for warming up, all of it if it is one batch, else a part.
+
+        Where rows come and go, all of it too: only then have all graphs been captured.
+        """
+        if warm_up and workload.rows > rows and not workload.random_ends:
             workload = workload.first(rows, _WARM_TOKENS)
         llm.sharing, llm.max_rows = _sharing(mode), rows
         if self.model.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.model.device)
         tree = workload.tree(self.tokenizer, self.model.spec.vocab_size)
         steps = []
-        with llm.stream(tree, workload.params()) as stream:
+        params = workload.params(llm.spec.vocab_size)
+        with watched(self.model) as clock, llm.stream(tree, params) as stream:
             usage = stream.usage
             while stream.has_work:
                 before, tokens = usage.decode_steps, usage.decoded_tokens
@@ -159,7 +165,7 @@ class Bench:
                 is_decode = usage.decode_steps > before and usage.prefill_seconds == prefill
                 if is_decode and usage.decoded_tokens - tokens == rows:
                     steps.append(seconds)
-            return _Run(usage, stream.plan, tuple(steps))
+            return _Run(usage, stream.plan, tuple(steps), clock.share())
 
     def _rows(self, llm: LLM, workload: Workload, mode: str) -> int:
         """Rows decoded at once."""
@@ -177,11 +183,12 @@ class Bench:
                 f"{length:,} tokens are more than the model's {llm.spec.context_length:,} at most"
             )
         llm.sharing, llm.max_rows = _sharing(mode), rows
-        plan = llm.plan(workload.tree(self.tokenizer, llm.spec.vocab_size), workload.params())
+        size = llm.spec.vocab_size
+        plan = llm.plan(workload.tree(self.tokenizer, size), workload.params(size))
         fit = plan.rows_that_fit(llm.cache.pool.num_pages, llm.cache.page_size)
         if fit < rows and workload.max_rows is not None:
             raise CapacityError(f"{fit:,} of {rows:,} rows fit in memory")
-        floor = self._floor(plan, rows, workload.new_tokens / 2, mode)
+        floor = self._floor(plan, rows, workload.mean_generated, mode)
         if floor is not None:
             least = floor.seconds * (workload.new_tokens - 1) * workload.rows / rows
             if least > self.settings.time_limit:
@@ -214,11 +221,12 @@ class Bench:
         if decoded:
             speed = Spread.of([decoded / run.usage.decode_seconds for run in runs])
             floor = self._floor(
-                plan, round(decoded / usage.decode_steps), workload.new_tokens / 2, mode
+                plan, round(decoded / usage.decode_steps), workload.mean_generated, mode
             )
         if floor is not None and speed is not None:
             share = floor.seconds * usage.decode_steps * speed.median / decoded
         steps = [Spread.of(run.steps).median * 1e3 for run in runs if run.steps]
+        busy = [run.busy for run in runs if run.busy is not None]
         kept: dict[int, list[int]] = {}
         for segment in plan.segments:
             if segment.kept:
@@ -231,6 +239,7 @@ class Bench:
             job=Spread.of([run.usage.decoded_tokens / run.usage.seconds for run in runs]),
             seconds=Spread.of([run.usage.seconds for run in runs]),
             step_ms=Spread.of(steps) if steps else None,
+            busy=Spread.of(busy) if busy else None,
             prefill_seconds=Spread.of([run.usage.prefill_seconds for run in runs]),
             floor_ms=None if floor is None else floor.seconds * 1e3,
             floor_parts_ms=None if floor is None else floor.parts_ms,

@@ -47,8 +47,8 @@ def results_table(results: Sequence[Result]) -> TextTable:
     order = list(dict.fromkeys(result.workload for result in results))
     several = len({workload.name for workload in order}) > 1
     head = ("Job", "Prefix", "Problems", "Rows", "Mode", "tokens/s", "low-high", "step ms",
-            "roofline ms", "share", "with prefill", "run s", "start-up s", "KV", "GPU", "keys read",
-            "saved", "read once", "kernels")  # fmt: skip
+            "roofline ms", "share", "GPU busy", "with prefill", "run s", "start-up s", "KV", "GPU",
+            "keys read", "saved", "read once", "kernels")  # fmt: skip
     rows, remarks = [], []
     for result in sorted(results, key=lambda result: order.index(result.workload)):
         if result.skipped:
@@ -96,6 +96,7 @@ def _speeds(result: Result) -> tuple[str, ...]:
         f"{step.median:,.2f}" if step else "",
         f"{result.floor_ms:,.3g}" if result.floor_ms is not None else "",
         f"{result.share:.1%}" if result.share is not None else "",
+        f"{result.busy.median:.1%}" if result.busy else "",
         f"{result.job.median:,.0f}" if result.job else "",
         f"{result.seconds.median:,.2f}" if result.seconds else "",
         f"{result.startup_seconds:,.2f}" if result.startup_seconds is not None else "",

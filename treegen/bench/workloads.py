@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from treegen.cost import Sharing
     from treegen.params import SamplingParams
 
+_MOST_LENGTHS = 4  # times the mean length, at most
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -24,6 +26,8 @@ class Workload:
     prefixes: roots, which share nothing. problem_tokens 0 puts the samples under the prefixes.
     max_rows: samples decoded at once at most; None for as many as memory admits, which depends on
     the mode, or with equal=True for as many as it admits in all modes compared.
+    random_ends: each token ends its sample with a chance of one in new_tokens, if all tokens are
+    about as likely, as with random weights; a stop string is looked for besides.
     """
 
     name: str
@@ -35,6 +39,7 @@ class Workload:
     prefixes: int = 1
     max_rows: int | None = None
     equal: bool = False
+    random_ends: bool = False
 
     def __post_init__(self) -> None:
         for name in ("prefix", "new_tokens", "samples", "problems", "prefixes"):
@@ -55,11 +60,24 @@ class Workload:
         """Length of one whole prompt."""
         return self.prefix + self.problem_tokens
 
-    def params(self) -> SamplingParams:
-        """Sampling parameters: every sample has all its tokens."""
+    @property
+    def mean_generated(self) -> float:
+        """Tokens that a live row has generated, on average."""
+        # A sample that ends at random is at any time as far from its start as from its end.
+        return self.new_tokens if self.random_ends else self.new_tokens / 2
+
+    def params(self, vocab_size: int) -> SamplingParams:
+        """Sampling parameters: every sample has all its tokens, unless ends are random."""
         from treegen.params import SamplingParams
 
-        return SamplingParams(max_tokens=self.new_tokens, ignore_eos=True)
+        if not self.random_ends:
+            return SamplingParams(max_tokens=self.new_tokens, ignore_eos=True)
+        return SamplingParams(
+            max_tokens=_MOST_LENGTHS * self.new_tokens,
+            stop_token_ids=tuple(range(self.new_tokens - 1, vocab_size, self.new_tokens)),
+            stop=("\n\n##",),
+            ignore_eos=True,
+        )
 
     def scaled(self, jobs: float, lengths: float) -> Workload:
         """A share of the problems, with all lengths multiplied; at least 1 of each."""
