@@ -178,9 +178,10 @@ def test_the_work_list_covers_every_row_and_key_once(seed: int) -> None:
 @pytest.mark.parametrize("heads", [(8, 2), (8, 8), (8, 1)])
 @pytest.mark.parametrize(("rows", "keys"), [(64, 16_400), (70, 8_200), (300, 2_053), (1_024, 530)])
 def test_a_long_trunk_is_left_to_the_dense_kernel(
-    heads: tuple[int, int], rows: int, keys: int
+    heads: tuple[int, int], rows: int, keys: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut into chunks where rows are few; heads become rows where they fill tiles badly."""
+    monkeypatch.setattr(dense, "_MIN_WORK", 1)
     groups = [
         [Group(0, rows, keys)],
         [Group(0, rows // 2, 40, keys), Group(rows // 2, rows - 1, 3, keys)],

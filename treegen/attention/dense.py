@@ -24,7 +24,7 @@ from treegen.attention.level import HostLevel
 from treegen.attention.types import Options
 
 _MIN_KEYS = 512  # what is less is computed faster with the other levels
-_MIN_WORK = 2**22  # rows x query heads x keys, likewise
+_MIN_WORK = 6 * 2**20  # rows x query heads x keys, likewise
 _CHUNK = 1024  # keys at least
 _ALIGN = 64  # numbers of rows, and of keys where they are cut, are multiples of it
 _TILE = 128  # query rows that one multiprocessor computes at a time
