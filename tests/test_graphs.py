@@ -271,6 +271,29 @@ def samples_of(completions: Sequence[Completion]) -> dict[tuple[str, int], tuple
     return {(c.prompt_id, c.sample_index): c.tokens for c in completions}
 
 
+def test_tensors_of_one_piece_of_memory_are_fetched_as_one() -> None:
+    """As the results of a draw are: tokens and two floats side by side in 16 bytes a row."""
+    whole = torch.arange(14).view(7, 2) * 10**12
+    floats = whole.view(torch.float32)
+    apart = torch.rand(3, 2)
+    tensors = [
+        whole[:5, 0], floats[:5, 2], floats[1:, 3], apart.T, apart[:0], whole[0, 0].expand(4)
+    ]  # fmt: skip
+    copied: list[int] = []
+
+    def copy(raw: Tensor) -> Tensor:
+        copied.append(len(raw))
+        return raw.clone()
+
+    copies = transfer.together(tensors, copy)
+    assert copied == [whole.nbytes, apart.nbytes]
+    wanted = [tensor.clone() for tensor in tensors]
+    whole.zero_()
+    apart.zero_()
+    for found, want in zip(copies, wanted, strict=True):
+        assert found.dtype == want.dtype and found.numpy().tobytes() == want.numpy().tobytes()
+
+
 def test_arrays_that_travel_together_arrive_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     monkeypatch.setattr(

@@ -247,13 +247,28 @@ def _dense_kernel(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor
     return (logits.softmax(-1) @ v).to(q.dtype), logits.logsumexp(-1).float()[..., None]
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="for the interpreter")
+interpreted = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="for the interpreter"
+)
+
+
+@pytest.fixture
+def slow_dense(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A slow kernel in cuDNN's place, which takes anything."""
+    from treegen.attention import triton
+
+    monkeypatch.setattr(dense, "_attend", _dense_kernel)
+    monkeypatch.setattr(triton, "takes", lambda *_: True)
+    return monkeypatch
+
+
+@interpreted
 @pytest.mark.parametrize("seed", range(16))
 def test_what_the_dense_kernel_leaves_is_merged_with_it(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    seed: int, slow_dense: pytest.MonkeyPatch
 ) -> None:
-    """Chunks, folded heads, padded rows and keys left over, with a slow kernel in cuDNN's place."""
-    from treegen.attention import triton, triton_state
+    """Chunks, folded heads, padded rows and keys left over."""
+    from treegen.attention import triton_state
 
     rng = np.random.default_rng(seed)
     for name, value in (
@@ -261,11 +276,9 @@ def test_what_the_dense_kernel_leaves_is_merged_with_it(
         ("_MIN_WORK", 1),
         ("_CHUNK", int(rng.choice([64, 128]))),
     ):
-        monkeypatch.setattr(dense, name, value)
-    monkeypatch.setattr(dense, "_attend", _dense_kernel)
+        slow_dense.setattr(dense, name, value)
     processors = int(rng.choice([2, 40]))
-    monkeypatch.setattr(triton_state, "_processors", lambda _: processors)
-    monkeypatch.setattr(triton, "takes", lambda *_: True)
+    slow_dense.setattr(triton_state, "_processors", lambda _: processors)
     rows, trunk = int(rng.choice([1, 7, 70])), int(rng.integers(24, 400))
     groups = [
         [Group(0, rows, trunk)],
@@ -285,19 +298,15 @@ def test_what_the_dense_kernel_leaves_is_merged_with_it(
     torch.testing.assert_close(lse.double(), want_lse, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="for the interpreter")
+@interpreted
 @pytest.mark.parametrize("seed", range(8))
 def test_a_pass_leaves_what_all_its_rows_read_to_the_dense_kernel(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    seed: int, slow_dense: pytest.MonkeyPatch
 ) -> None:
     """A trunk above spans of new tokens, each of which sees itself up to its own position."""
-    from treegen.attention import triton
-
     rng = np.random.default_rng(seed)
     for name, value in (("_MIN_KEYS", 16), ("_PASS_MIN_WORK", 1), ("_PASS_ALIGN", 16)):
-        monkeypatch.setattr(dense, name, value)
-    monkeypatch.setattr(dense, "_attend", _dense_kernel)
-    monkeypatch.setattr(triton, "takes", lambda *_: True)
+        slow_dense.setattr(dense, name, value)
     trunk, lengths = int(rng.integers(16, 100)), rng.integers(1, 40, int(rng.integers(1, 4)))
     stops = lengths.cumsum().tolist()
     spans = list(zip([0, *stops[:-1]], stops, strict=True))
@@ -309,14 +318,18 @@ def test_a_pass_leaves_what_all_its_rows_read_to_the_dense_kernel(
     case = make_case(groups, positions, causal=[False, True], seed=seed)
     keys, values, levels = paged(case, torch.float32, 16, shuffle=False)
     prepared = prepare(levels, case.positions, impl="triton")
-    got = attend(case.q.float(), keys, values, prepared, return_lse=True)
+    options: dict[str, Any] = {"sinks": torch.randn(case.q.shape[1])} if seed % 2 else {}
+    got = attend(case.q.float(), keys, values, prepared, return_lse=True, **options)
     assert prepared.kernels == ("cudnn", "triton")
-    for tensor, want in zip(got, oracle(case), strict=True):
+    for tensor, want in zip(got, oracle(case, **options), strict=True):
         torch.testing.assert_close(tensor.double(), want, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_runs_for_the_dense_kernel_are_what_all_rows_read(seed: int) -> None:
+def test_runs_for_the_dense_kernel_are_what_all_rows_read(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dense, "_PASS_MIN_WORK", 2**22)
     rng = np.random.default_rng(seed)
     rows, page = int(rng.integers(1, 2000)), int(rng.choice([16, 64]))
     levels, used = [], 0
@@ -336,7 +349,10 @@ def test_runs_for_the_dense_kernel_are_what_all_rows_read(seed: int) -> None:
         one = np.array([0])
         levels.append(HostLevel(one, one + rows, np.array([[used]]), one + 9, one, causal=True))
     run = find_run(levels, padded, rows, kv_heads, per_head, page, processors=132)
-    if run is None:
+    if run is None:  # where pages are shuffled, or there is too little to do
+        long = [np.diff(level.pages_GP[0]).max(initial=1) == 1 and level.stop_G[0] == rows
+                and not level.causal and level.kv_len_G[0] >= 1024 for level in levels]  # fmt: skip
+        assert not any(long) or rows * kv_heads * per_head < 2**13
         return
     level = levels[run.level]
     assert level.stop_G[0] == rows

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from treegen import attention
-from treegen.attention import HostLevel
+from treegen.attention import HostLevel, prepare_host
 from treegen.batch import Batch, Forward
 from treegen.cache import PagedCache, Pages
 from treegen.layout import Ints, make_level, pad_tables, shared_levels
@@ -91,7 +90,7 @@ def prefill_batch(
         positions_T=positions_T,
         slots_T=slots_T,
         logits_at_S=wanted_S,
-        levels=attention.prepare_host(levels, positions_T, device, impl),
+        levels=prepare_host(levels, positions_T, device, impl),
         layers=cache.layers,
     )
 

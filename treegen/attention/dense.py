@@ -76,8 +76,8 @@ def find_run(
     tiles = min(folded, tiles)
     found: DenseRun | None = None
     for index, level in enumerate(levels):
-        spans = level.start_G.size == 1 and (level.start_G[0], level.stop_G[0]) == (0, live_rows)
-        if level.causal or not spans:
+        is_whole = level.start_G.size == 1 and (level.start_G[0], level.stop_G[0]) == (0, live_rows)
+        if level.causal or not is_whole:
             continue
         keys = int(level.kv_len_G[0])
         if is_pass:

@@ -177,7 +177,7 @@ class Bench:
 
     def _check(self, llm: LLM, workload: Workload, mode: str, rows: int) -> None:
         """Raise CapacityError for what does not fit in context or memory, or takes too long."""
-        length = workload.prompt_tokens + workload.new_tokens
+        length = workload.prompt_tokens + workload.most_tokens
         if length > llm.spec.context_length:
             raise CapacityError(
                 f"{length:,} tokens are more than the model's {llm.spec.context_length:,} at most"

@@ -61,6 +61,11 @@ class Workload:
         return self.prefix + self.problem_tokens
 
     @property
+    def most_tokens(self) -> int:
+        """Tokens that a sample generates at most."""
+        return self.new_tokens * (_MOST_LENGTHS if self.random_ends else 1)
+
+    @property
     def mean_generated(self) -> float:
         """Tokens that a live row has generated, on average."""
         # A sample that ends at random is at any time as far from its start as from its end.
@@ -71,9 +76,9 @@ class Workload:
         from treegen.params import SamplingParams
 
         if not self.random_ends:
-            return SamplingParams(max_tokens=self.new_tokens, ignore_eos=True)
+            return SamplingParams(max_tokens=self.most_tokens, ignore_eos=True)
         return SamplingParams(
-            max_tokens=_MOST_LENGTHS * self.new_tokens,
+            max_tokens=self.most_tokens,
             stop_token_ids=tuple(range(self.new_tokens - 1, vocab_size, self.new_tokens)),
             stop=("\n\n##",),
             ignore_eos=True,
