@@ -149,7 +149,8 @@ def test_the_work_list_covers_every_row_and_key_once(seed: int) -> None:
     _, _, levels = paged(case, torch.float32)
     host = [to_host(level) for level in levels]
     for per_head, processors in ((1, 1), (2, 64), (7, 500), (32, 8)):
-        work = work_list(host, len(case.positions), 2, per_head, 4, processors)
+        rows = len(case.positions)
+        work = work_list(host, rows, rows, 2, per_head, 4, processors)
         seen: dict[tuple[int, int], int] = {}
         lists = [*zip(work.units, HEIGHTS, strict=True), (work.last, HEIGHTS[work.last_kind])]
         if len(work.last):

@@ -28,6 +28,7 @@ from treegen.errors import InputError
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _MERGED_PAIRS = 8  # pairs of a row and a head that a program of the merge takes
+_NO_MERGE = {"LAST": False, "FOLD": 1, "NUM_PARTS": 0, "NUM_CHUNKS": 0, "HAS_SINKS": False}
 
 
 class Triton:
@@ -109,17 +110,20 @@ class _Call:
             num_chunks, dense_rows, fold = dense.shape[:3]
         sinks = self.lse_TH if self.options.sinks_H is None else self.options.sinks_H.contiguous()
         arrays = parts, lses, dense, dense_lses, sinks, self.out_THV, self.lse_TH
-        counts = num_rows, num_parts, dense_rows, num_chunks
+        counts = num_rows, dense_rows
+        merges = {
+            "FOLD": fold, "NUM_CHUNKS": num_chunks, "HAS_SINKS": self.options.sinks_H is not None,
+        }  # fmt: skip
         for kind, units in enumerate(work.units):
             if len(units):
-                self._launch(units, kind, arrays, counts, fold, last=False)
+                self._launch(units, kind, arrays, counts, **_NO_MERGE)
         if len(work.last):
-            self._launch(work.last, work.host.last_kind, arrays, counts, fold, last=True)
+            kind = work.host.last_kind
+            self._launch(work.last, kind, arrays, counts, **merges, NUM_PARTS=num_parts, LAST=True)
             return
         merge_parts[(triton.cdiv(num_rows * q_heads, _MERGED_PAIRS),)](
-            *arrays, *counts, H=q_heads, V=v_dim, BLOCK_V=triton.next_power_of_2(v_dim),
-            BLOCK_M=_MERGED_PAIRS, FOLD=fold, HAS_SINKS=self.options.sinks_H is not None,
-            num_warps=4,
+            *arrays, *counts, num_parts, H=q_heads, V=v_dim,
+            BLOCK_V=triton.next_power_of_2(v_dim), BLOCK_M=_MERGED_PAIRS, **merges, num_warps=4,
         )  # fmt: skip
 
     def _launch(
@@ -127,11 +131,10 @@ class _Call:
         units: Tensor,
         kind: int,
         arrays: tuple[Tensor, ...],
-        counts: tuple[int, int, int, int],
-        fold: int,
-        *,
-        last: bool,
+        counts: tuple[int, int],
+        **merging: int,
     ) -> None:
+        """One launch; merging: how it ends."""
         q_THD, keys, values, options = self.q_THD, self.keys, self.values, self.options
         _, q_heads, k_dim = q_THD.shape
         page_size, kv_heads, v_dim = keys.shape[1], keys.shape[2], values.shape[3]
@@ -153,10 +156,8 @@ class _Call:
             q_THD.stride(0), q_THD.stride(1), slots_k.stride(0), slots_k.stride(1),
             slots_v.stride(0), slots_v.stride(1), len(units), *counts,
             H=q_heads, PER_HEAD=per_head, D=k_dim, V=v_dim, BLOCK_D=block_d, BLOCK_V=block_v,
-            PAGE=page_size, BLOCK_M=block_m, FOLD=fold,
-            HAS_POSITIONS=has_positions, HAS_WINDOW=has_window,
-            HAS_CAP=options.softcap is not None,
-            HAS_SINKS=last and options.sinks_H is not None, LAST=last,
+            PAGE=page_size, BLOCK_M=block_m, HAS_POSITIONS=has_positions, HAS_WINDOW=has_window,
+            HAS_CAP=options.softcap is not None, **merging,
             **tuning(block_m, max(block_d, block_v), q_THD.dtype),
         )  # fmt: skip
 
@@ -170,8 +171,7 @@ def tuning(height: int, width: int, dtype: torch.dtype) -> dict[str, Any]:
         if large:
             return {"BLOCK_N": 32, "num_warps": 2, "num_stages": 2}
         # Fewer registers, so that more programs wait for memory at a time.
-        return {"BLOCK_N": 32, "num_warps": 1 if width <= 64 else 2, "num_stages": 2,
-                "maxnreg": 128}  # fmt: skip
+        return {"BLOCK_N": 16, "num_warps": 1, "num_stages": 3, "maxnreg": 168}
     if large:
         return {"BLOCK_N": 32, "num_warps": 4 if height == HEIGHTS[2] else 8, "num_stages": 2}
     if height == HEIGHTS[2]:

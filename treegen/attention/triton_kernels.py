@@ -12,7 +12,7 @@ import triton.language as tl
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 # Counts have no code of their own for 1 or multiples of 16.
-COUNTS = ("num_units", "num_rows", "num_parts", "dense_rows", "num_chunks")
+COUNTS = ("num_units", "num_rows", "dense_rows")
 
 
 @triton.jit
@@ -25,52 +25,64 @@ def _add_part(top, total, sum_MV, lse, part_MV):
 
 
 @triton.jit
-def _merge_and_store(
-    top, total, sum_MV, row, head, live, parts, part_lses, dense, dense_lses, sinks, out, lses,
-    num_rows, num_parts, dense_rows, num_chunks,
-    H: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr, FOLD: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
+def _add_written(
+    top, total, sum_MV, row, head, live, parts, part_lses, part, num_rows,
+    H: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """Merge what M rows have so far with all parts (Hydragen, eq. 5); what is empty adds nothing.
+    """Add what M rows have in one of parts [P, T, H, V], of LSEs [P, T, H], both float32."""
+    e = tl.arange(0, BLOCK_V)
+    at = (part * num_rows.to(tl.int64) + row) * H + head
+    lse = tl.load(part_lses + at, mask=live, other=float("-inf")) * LOG2E
+    part_MV = tl.load(
+        parts + at[:, None] * V + e[None, :], mask=live[:, None] & (e < V)[None, :], other=0.0
+    )
+    # Where the LSE is -inf, the part was perhaps not written.
+    part_MV = tl.where((lse > float("-inf"))[:, None], part_MV, 0.0)
+    return _add_part(top, total, sum_MV, lse, part_MV)
 
-    parts [P, T, H, V] and their LSEs [P, T, H] are float32. dense [C, R, FOLD, H / FOLD, V] has
-    the type of out, its LSEs are [C, H / FOLD, R, FOLD]: the second of FOLD heads is a row.
+
+@triton.jit
+def _add_dense(
+    top, total, sum_MV, row, head, live, dense, dense_lses, dense_rows,
+    H: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr, FOLD: tl.constexpr,
+    NUM_CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """Add what M rows have in dense [C, R, FOLD, H / FOLD, V], of LSEs [C, H / FOLD, R, FOLD].
+
+    The second of FOLD heads is a row there.
     """
     e = tl.arange(0, BLOCK_V)
-    size = num_rows.to(tl.int64) * H
-    at = row.to(tl.int64) * H + head
-    there_MV = live[:, None] & (e < V)[None, :]
-    for p in range(num_parts):
-        lse = tl.load(part_lses + p * size + at, mask=live, other=float("-inf")) * LOG2E
-        part_MV = tl.load(
-            parts + (p * size + at)[:, None] * V + e[None, :], mask=there_MV, other=0.0
-        )
-        # Where the LSE is -inf, the part was perhaps not written.
-        part_MV = tl.where((lse > float("-inf"))[:, None], part_MV, 0.0)
-        top, total, sum_MV = _add_part(top, total, sum_MV, lse, part_MV)
-    dense_size = dense_rows.to(tl.int64) * H
-    dense_at = row.to(tl.int64) * H + head % FOLD * (H // FOLD) + head // FOLD
+    size = dense_rows.to(tl.int64) * H
+    at = row.to(tl.int64) * H + head % FOLD * (H // FOLD) + head // FOLD
     lse_at = (head // FOLD * dense_rows + row) * FOLD + head % FOLD
-    for c in range(num_chunks):
-        lse = tl.load(dense_lses + c * dense_size + lse_at, mask=live, other=float("-inf")) * LOG2E
+    for c in range(NUM_CHUNKS):
+        lse = tl.load(dense_lses + c * size + lse_at, mask=live, other=float("-inf")) * LOG2E
         part_MV = tl.load(
-            dense + (c * dense_size + dense_at)[:, None] * V + e[None, :], mask=there_MV, other=0.0
+            dense + (c * size + at)[:, None] * V + e[None, :],
+            mask=live[:, None] & (e < V)[None, :],
+            other=0.0,
         ).to(tl.float32)
         top, total, sum_MV = _add_part(top, total, sum_MV, lse, part_MV)
+    return top, total, sum_MV
+
+
+@triton.jit
+def _store_merged(
+    top, total, sum_MV, row, head, live, sinks, out, lses,
+    H: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr, HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """Write out [T, H, V] and lses [T, H] of M rows; sinks [H] take their share of the softmax."""
+    e = tl.arange(0, BLOCK_V)
+    at = row.to(tl.int64) * H + head
     if HAS_SINKS:
         sink = tl.load(sinks + head, mask=live, other=float("-inf")).to(tl.float32) * LOG2E
-        new_top = tl.maximum(top, sink)
-        floor = tl.where(new_top == float("-inf"), 0.0, new_top)
-        keep = tl.exp2(top - floor)
-        total = total * keep + tl.exp2(sink - floor)
-        sum_MV = sum_MV * keep[:, None]
-        top = new_top
+        top, total, sum_MV = _add_part(top, total, sum_MV, sink, tl.zeros_like(sum_MV))
     some = total > 0
     divisor = tl.where(some, total, 1.0)
     tl.store(
         out + at[:, None] * V + e[None, :],
         (sum_MV / divisor[:, None]).to(out.dtype.element_ty),
-        mask=there_MV,
+        mask=live[:, None] & (e < V)[None, :],
     )
     lse = tl.where(some, (top + tl.log2(divisor)) / LOG2E, float("-inf"))
     tl.store(lses + at, lse, mask=live)
@@ -82,20 +94,21 @@ def attend_units(
     parts, part_lses, dense, dense_lses, sinks, out, lses,
     scale, window, softcap,
     q_row, q_head, k_slot, k_head, v_slot, v_head, num_units,
-    num_rows, num_parts, dense_rows, num_chunks,
+    num_rows, dense_rows,
     H: tl.constexpr, PER_HEAD: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FOLD: tl.constexpr,
     HAS_POSITIONS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
-    HAS_SINKS: tl.constexpr, LAST: tl.constexpr,
+    HAS_SINKS: tl.constexpr, LAST: tl.constexpr, NUM_PARTS: tl.constexpr, NUM_CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """One program: one unit of the work list and one key head.
 
     A unit is (part, first row, stop row, offset of its page table, first key, stop key, position
     of key 0, causal, page of the first key); its first key is a multiple of BLOCK_N. The query
     heads of a key head are folded into rows, so a key is read once for all of them. Writes its part
-    of parts [P, T, H, V] and part_lses [P, T, H] in float32; LAST: merges with all parts, and
-    writes out [T, H, V] and lses [T, H].
+    of parts [P, T, H, V] and part_lses [P, T, H] in float32. LAST: merges (Hydragen, eq. 5) with
+    what is dense and with all parts before the unit's own, NUM_PARTS at most, and writes out
+    [T, H, V] and lses [T, H].
     """
     # What is loaded from where something else was loaded waits twice: few steps of that.
     if LAST:
@@ -141,6 +154,19 @@ def attend_units(
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     sum_MV = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
+    part = tl.load(unit)
+    if LAST:
+        # First, while the queries are on their way: at the end nothing else would be.
+        for p in tl.static_range(NUM_PARTS):
+            written = row < tl.where(p < part, stop, start)
+            top, total, sum_MV = _add_written(
+                top, total, sum_MV, row, q_at, written, parts, part_lses, p, num_rows,
+                H, V, BLOCK_V,
+            )  # fmt: skip
+        top, total, sum_MV = _add_dense(
+            top, total, sum_MV, row, q_at, live, dense, dense_lses, dense_rows,
+            H, V, BLOCK_V, FOLD, NUM_CHUNKS,
+        )  # fmt: skip
     for first in range(low, high, BLOCK_N):
         n = first + tl.arange(0, BLOCK_N)
         there = n < high
@@ -188,15 +214,13 @@ def attend_units(
         top = new_top
 
     if LAST:
-        _merge_and_store(
-            top, total, sum_MV, row, q_at, live, parts, part_lses, dense, dense_lses, sinks,
-            out, lses, num_rows, num_parts, dense_rows, num_chunks, H, V, BLOCK_V, FOLD, HAS_SINKS,
-        )  # fmt: skip
+        _store_merged(
+            top, total, sum_MV, row, q_at, live, sinks, out, lses, H, V, BLOCK_V, HAS_SINKS
+        )
     else:
         some = total > 0
         divisor = tl.where(some, total, 1.0)
-        part = tl.load(unit).to(tl.int64)
-        at = (part * num_rows + row.to(tl.int64)) * H + q_at
+        at = (part * num_rows.to(tl.int64) + row) * H + q_at
         tl.store(
             parts + at[:, None] * V + e[None, :],
             sum_MV / divisor[:, None],
@@ -206,21 +230,28 @@ def attend_units(
         tl.store(part_lses + at, lse, mask=live)
 
 
-@triton.jit(do_not_specialize=COUNTS[1:])
+@triton.jit(do_not_specialize=(*COUNTS[1:], "num_parts"))
 def merge_parts(
-    parts, part_lses, dense, dense_lses, sinks, out, lses,
-    num_rows, num_parts, dense_rows, num_chunks,
+    parts, part_lses, dense, dense_lses, sinks, out, lses, num_rows, dense_rows, num_parts,
     H: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr,
-    FOLD: tl.constexpr, HAS_SINKS: tl.constexpr,
+    FOLD: tl.constexpr, HAS_SINKS: tl.constexpr, NUM_CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_M pairs of a row and a head, merged as `_merge_and_store` says."""
+    """One program: BLOCK_M pairs of a row and a head, merged from all parts and what is dense."""
     pair = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    _merge_and_store(
-        tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32),
-        tl.zeros([BLOCK_M, BLOCK_V], tl.float32), pair // H, pair % H, pair // H < num_rows,
-        parts, part_lses, dense, dense_lses, sinks, out, lses,
-        num_rows, num_parts, dense_rows, num_chunks, H, V, BLOCK_V, FOLD, HAS_SINKS,
+    row, head = pair // H, pair % H
+    live = row < num_rows
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    sum_MV = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
+    for p in range(num_parts):
+        top, total, sum_MV = _add_written(
+            top, total, sum_MV, row, head, live, parts, part_lses, p, num_rows, H, V, BLOCK_V
+        )
+    top, total, sum_MV = _add_dense(
+        top, total, sum_MV, row, head, live, dense, dense_lses, dense_rows,
+        H, V, BLOCK_V, FOLD, NUM_CHUNKS,
     )  # fmt: skip
+    _store_merged(top, total, sum_MV, row, head, live, sinks, out, lses, H, V, BLOCK_V, HAS_SINKS)
 
 
 @triton.jit

@@ -6,7 +6,7 @@ A decode step that a CUDA graph replays reads its lists from memory that stays w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -82,7 +82,7 @@ class TritonState:
         dense = None
         if shape.may_be_dense:
             dense = find_run(levels, shape.num_rows, live_rows, *form, processors)
-        return work_list(levels, shape.num_rows, *form, processors, dense), dense
+        return work_list(levels, shape.num_rows, live_rows, *form, processors, dense), dense
 
     def _name_kernels(self) -> None:
         names = ["triton"] * len(self.levels)
@@ -111,10 +111,7 @@ class StaticState(TritonState):
                 [room * UNIT for room in rooms] + [2 * _room(len(host.pages))]
             )
             *units, last = (table.view(-1, UNIT) for table in units)
-            # Rows that later lists do not write must read as empty.
-            self._lists[shape] = DeviceWork(
-                tuple(units), last, pages, replace(host, complete=False), dense, memory
-            )
+            self._lists[shape] = DeviceWork(tuple(units), last, pages, host, dense, memory)
             _copy(host, self._lists[shape])
             self._name_kernels()
         return self._lists[shape]
@@ -152,6 +149,7 @@ def _fits(work: WorkList, room: DeviceWork) -> bool:
         and work.last_kind == room.host.last_kind
         and work.causal == room.host.causal
         and len(work.pages) <= len(room.pages)
+        and work.complete >= room.host.complete
         and work.num_parts <= room.host.num_parts <= work.num_parts + 1
     )
 

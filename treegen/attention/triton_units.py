@@ -29,7 +29,7 @@ class WorkList:
 
     last: units of the level whose launch merges, one for each row, of HEIGHTS[last_kind]; empty if
     none does. pages: the levels' page tables, one after another. num_parts: parts beside the last
-    one. complete: every row is written in each of them, so that none needs to be marked empty
+    one. complete: every part that is merged was written, so that none needs to be marked empty
     beforehand. causal: of any level.
     """
 
@@ -45,6 +45,7 @@ class WorkList:
 def work_list(
     levels: Sequence[HostLevel],
     num_rows: int,
+    live_rows: int,
     kv_heads: int,
     per_head: int,
     page_size: int,
@@ -53,7 +54,8 @@ def work_list(
 ) -> WorkList:
     """Cut levels into units; few long ones are split over keys until they keep all processors busy.
 
-    dense: keys that are not to be read, for they are read elsewhere.
+    num_rows: with those past the live ones, of which nothing is used. dense: keys that are not to
+    be read, for they are read elsewhere.
     """
     tables: list[list[IntArray]] = [[] for _ in HEIGHTS]
     last, last_kind = np.empty((0, UNIT), dtype=np.int64), 0
@@ -66,13 +68,13 @@ def work_list(
         is_last = index == len(levels) - 1 and not first_key
         if is_last and may_merge and cut.is_flat:
             last_kind = 0 if per_head == 1 else 1
-            last = _one_unit_a_row(level, num_rows, offset)
+            last = _one_unit_a_row(level, num_rows, live_rows, part, offset)
         elif cut.num_rows:
             key = "units", part, offset, first_key, kv_heads, per_head, page_size, processors
             if key not in level.memo:
                 level.memo[key] = _units(level, cut, part, offset, first_key, page_size)
             tables[cut.kind].append(level.memo[key])
-            complete &= cut.num_rows == num_rows
+            complete &= cut.num_rows == live_rows
             part += cut.splits
         offset += level.pages_GP.size
     return WorkList(
@@ -83,7 +85,8 @@ def work_list(
         last_kind=last_kind,
         pages=np.concatenate([level.pages_GP.reshape(-1) for level in levels]),
         num_parts=part,
-        complete=complete,
+        # A kernel that only merges does not know which rows are live.
+        complete=complete and len(last) > 0,
         causal=any(level.causal for level in levels),
     )
 
@@ -140,9 +143,15 @@ def _kind(folded_G: IntArray, keys_G: IntArray) -> int:
     return 1 + int(np.argmin(costs))
 
 
-def _one_unit_a_row(level: HostLevel, num_rows: int, offset: int) -> IntArray:
-    """Units of a level whose groups have one row at most, and of all other rows, without keys."""
+def _one_unit_a_row(
+    level: HostLevel, num_rows: int, live_rows: int, num_parts: int, offset: int
+) -> IntArray:
+    """Units of a level whose groups have one row at most, and of all other rows, without keys.
+
+    Their part comes after all others, with which live rows are merged.
+    """
     table = np.zeros((num_rows, UNIT), dtype=np.int64)
+    table[:live_rows, 0] = num_parts
     table[:, 1] = np.arange(num_rows)
     table[:, 2] = table[:, 1] + 1
     group = np.flatnonzero(level.stop_G > level.start_G)
