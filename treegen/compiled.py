@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from treegen.batch import Batch
 from treegen.cache import LayerKV
 from treegen.errors import ModelError
+from treegen.joined import JoinedLinears
 from treegen.model_attention import ATTENTION, KEYS, PROBE, VALUES, Probe, write_and_attend
 
 # T tokens, H query heads, G key-value heads, K key dim, V value dim
@@ -80,6 +81,7 @@ class CompiledLayers:
         for attention, pool in zip(_attention_modules(module, len(pools)), pools, strict=True):
             attention.register_buffer(KEYS, pool.keys, persistent=False)
             attention.register_buffer(VALUES, pool.values, persistent=False)
+        self._joined = JoinedLinears(module, lambda: _probed(module))
         for layer in self._layers:
             layer.compile(backend=backend, dynamic=True, fullgraph=True)
 
@@ -89,6 +91,7 @@ class CompiledLayers:
 
     def undo(self) -> None:
         """Let the layers run uncompiled again, on any pools."""
+        self._joined.undo()
         for layer in self._layers:
             layer._compiled_call_impl = None
         for part in self._module.modules():
@@ -106,9 +109,17 @@ def _decoder_layers(module: nn.Module, num_layers: int) -> list[nn.Module]:
     return list(stacks[0])
 
 
+def _attention_modules(module: nn.Module, num_layers: int) -> list[nn.Module]:
+    """The module that calls attention in each layer."""
+    probe = _probed(module)
+    if [call.layer for call in probe.calls] != list(range(num_layers)):
+        raise ModelError("the model's layers do not call attention once each, in order")
+    return probe.modules
+
+
 @torch.inference_mode()
-def _attention_modules(module: Any, num_layers: int) -> list[nn.Module]:
-    """The module that calls attention in each layer, found by running one token."""
+def _probed(module: Any) -> Probe:
+    """How the layers call attention, found by running one token."""
     probe = Probe()
     ids_11 = torch.zeros(1, 1, dtype=torch.int64, device=module.device)
     module.set_attn_implementation(PROBE)
@@ -116,6 +127,4 @@ def _attention_modules(module: Any, num_layers: int) -> list[nn.Module]:
         module(input_ids=ids_11, position_ids=ids_11, use_cache=False, treegen=probe)
     finally:
         module.set_attn_implementation(ATTENTION)
-    if [call.layer for call in probe.calls] != list(range(num_layers)):
-        raise ModelError("the model's layers do not call attention once each, in order")
-    return probe.modules
+    return probe

@@ -1,0 +1,95 @@
+"""Linear layers of one input, joined: the same numbers, whoever is called when with what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny_models
+import torch
+from torch import Tensor, nn
+
+from treegen.joined import JoinedLinears
+from treegen.model import load_model
+
+
+class Layer(nn.Module):
+    """Three layers of one input, one of another, one that is called twice."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(8, size, bias=bias) for size in (8, 4, 2))
+        self.other = nn.Linear(8, 4, bias=not bias)
+        self.out = nn.Linear(14, 8)
+        self.twice = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = torch.cat([self.q(x), self.k(x), self.v(x)], -1)
+        y = self.out(heads) + self.other(x).repeat(1, 2)
+        z: Tensor = self.twice(self.twice(y))
+        return z
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@torch.no_grad()
+def test_joined_layers_compute_the_same_until_they_are_undone(bias: bool) -> None:
+    module = nn.ModuleList([Layer(bias), Layer(bias)])
+    stock = [[*layer.children()] for layer in module]
+    inputs = [torch.randn(rows, 8) for rows in (1, 5, 64, 0)]
+    want = [module[1](module[0](x)) for x in inputs]
+    joined = JoinedLinears(module, lambda: module[1](module[0](inputs[0])))
+    for layer in module:
+        assert not isinstance(layer.q, nn.Linear)
+        assert not isinstance(layer.v, nn.Linear)
+        assert all(type(part) is nn.Linear for part in (layer.other, layer.out, layer.twice))
+    for x, y in zip(inputs, want, strict=True):
+        torch.testing.assert_close(module[1](module[0](x)), y, atol=1e-6, rtol=1e-5)
+    joined.undo()
+    assert [[*layer.children()] for layer in module] == stock
+    for x, y in zip(inputs, want, strict=True):
+        torch.testing.assert_close(module[1](module[0](x)), y, atol=1e-6, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_joined_layers_may_be_called_in_any_order_and_alone() -> None:
+    layer = Layer(bias=True)
+    q, k, v = layer.q, layer.k, layer.v
+    x, y = torch.randn(3, 8), torch.randn(3, 8)
+    JoinedLinears(layer, lambda: layer(x))
+    for part, stock, given in (
+        (layer.v, v, x), (layer.q, q, x), (layer.k, k, y), (layer.k, k, x), (layer.q, q, y),
+        (layer.v, v, x), (layer.v, v, y), (layer.v, v, y), (layer.k, k, y), (layer.q, q, x),
+    ):  # fmt: skip
+        torch.testing.assert_close(part(given), stock(given), atol=1e-6, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_joined_weights_are_stored_once() -> None:
+    layer = Layer(bias=False)
+    q, k, v = layer.q, layer.k, layer.v
+    JoinedLinears(layer, lambda: layer(torch.randn(3, 8)))
+    joint: Tensor = layer.q.get_submodule("joint").get_parameter("weight_OI")
+    for part, first in ((q, 0), (k, 8), (v, 12)):
+        assert part.weight.data_ptr() == joint[first].data_ptr()
+        assert torch.equal(part.weight, joint[first : first + len(part.weight)])
+
+
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [
+        ("llama", ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"]),
+        ("qwen2", ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"]),
+        ("mixtral", ["q_proj", "k_proj", "v_proj"]),
+        ("phi3", []),
+        ("gpt2", []),
+    ],
+)
+def test_families_have_siblings(family: str, names: list[str], tmp_path: Path) -> None:
+    model = load_model(tiny_models.save_tiny_model(tmp_path, family), device="cpu", check=False)
+    model.compile_layers(model.new_cache(4, 16), backend="aot_eager")
+    assert not model.uncompiled_because
+    found = [name for name, part in model.module.named_modules() if hasattr(part, "joint")]
+    layers = model.module.config.num_hidden_layers
+    assert [name.split(".")[-1] for name in found] == names * layers
+    model.reset()
+    assert not [name for name, part in model.module.named_modules() if hasattr(part, "joint")]
