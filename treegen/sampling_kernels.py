@@ -28,9 +28,13 @@ def _block_sums(
     top = tl.max(x, 0)
     floor = tl.where(top == float("-inf"), 0.0, top)
     inverse = 1.0 / tl.load(temperature + row)
+    weight = tl.sum(tl.exp(x - floor), 0)
     tl.store(tops + row * B + block, top)
-    tl.store(plain + row * B + block, tl.sum(tl.exp(x - floor), 0))
-    tl.store(tempered + row * B + block, tl.sum(tl.exp((x - floor) * inverse), 0))
+    tl.store(plain + row * B + block, weight)
+    # Exponentials take as long as reading the logits does.
+    if inverse != 1.0:
+        weight = tl.sum(tl.exp((x - floor) * inverse), 0)
+    tl.store(tempered + row * B + block, weight)
 
 
 @triton.jit

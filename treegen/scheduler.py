@@ -18,8 +18,10 @@ they have generated stays, only keys and values are computed again.
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -321,12 +323,13 @@ class Scheduler:
         requests = [self.requests[index] for index in self.rows.request[slots].tolist()]
         finished: list[Completion] = []
         ended: dict[LiveRequest, list[int]] = {}
-        for at, completions in completions_of(self.rows, slots, requests, self.param_sets):
-            finished += completions
-            request, slot = requests[at], int(slots[at])
-            ended.setdefault(request, []).append(slot)
-            if request.grows:
-                self._grow(request, slot, completions[0])
+        with _no_collection():
+            for at, completions in completions_of(self.rows, slots, requests, self.param_sets):
+                finished += completions
+                request, slot = requests[at], int(slots[at])
+                ended.setdefault(request, []).append(slot)
+                if request.grows:
+                    self._grow(request, slot, completions[0])
         for request, mine in ended.items():
             greedy = self.param_sets[request.params].is_greedy
             gone = set(request.samples if greedy else self.rows.sample[mine].tolist())
@@ -375,3 +378,15 @@ class Scheduler:
         rows = self.rows
         request = self.requests[int(rows.request[slot])].spec
         return f"prompt {request.id!r} sample {rows.sample[slot]} token {rows.count[slot]}"
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Meanwhile Python looks for no cycles, as thousands of new tuples would have it do."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
