@@ -19,6 +19,7 @@ from torch import Tensor
 from treegen.attention import Level, attend, dense, prepare
 from treegen.attention.dense import find_run
 from treegen.attention.level import HostLevel, to_host
+from treegen.attention.triton_state import StaticState
 from treegen.attention.triton_units import HEIGHTS, KEY_BLOCK, KEYS_PER_SPLIT, work_list
 from treegen.errors import InputError
 from treegen.sampling import uniforms
@@ -173,6 +174,60 @@ def test_the_work_list_covers_every_row_and_key_once(seed: int) -> None:
             for row in range(level.start_G[g], level.stop_G[g]) for key in range(level.kv_len_G[g])
         }  # fmt: skip
         assert seen == want
+
+
+@needs_triton
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2)])
+def test_what_a_graph_was_captured_with_serves_other_steps(
+    heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer rows, other lengths; and one part less, or rows that a level leaves out, if there was
+    room for that when it was captured. Parts that nobody has written hold NaN.
+    """
+    new_empty, size = torch.Tensor.new_empty, 16
+
+    def poisoned(*args: Any, **options: Any) -> Tensor:
+        made = new_empty(*args, **options)
+        return made.fill_(torch.nan) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+
+    def made(rows: int, middle: tuple[int, ...], longest: int) -> tuple[Case, list[Level], Any]:
+        """Rows below a root, and below what groups with these stops have."""
+        starts = zip((0, *middle), middle, strict=False)
+        groups = [
+            [Group(0, rows, longest)],
+            [Group(start, stop, 9 + stop, longest) for start, stop in starts],
+            [Group(i, i + 1, 1 + i % 5, longest + 30) for i in range(rows)],
+        ]
+        case = make_case([level for level in groups if level], [longest + 60] * rows, heads=heads)
+        keys, values, levels = paged(case, torch.float32, 4)
+        return case, [to_device(level) for level in levels], (keys.to(DEVICE), values.to(DEVICE))
+
+    def run(state: StaticState, case: Case, levels: list[Level], pool: Any) -> None:
+        q = torch.zeros(size, *case.q.shape[1:], device=DEVICE)
+        q[: len(case.q)] = case.q
+        prepared = replace(prepare(levels, impl="triton"), state=state)
+        got = attend(q, pool[0], pool[1], prepared, return_lse=True)
+        assert got[0].isfinite().all()
+        for tensor, want in zip(got, oracle(case), strict=True):
+            live = tensor[: len(case.q)].cpu().double()
+            torch.testing.assert_close(live, want, rtol=1e-4, atol=1e-4)
+
+    whole, fewer = made(13, (6, 13), 21), made(9, (7, 9), 40)
+    short, partial = made(11, (), 30), made(12, (5,), 17)
+    for first, fits, refused in (
+        (whole, (fewer, short, whole), (partial,)),
+        (partial, (whole, partial, short, fewer), ()),
+        (short, (short,), (whole, partial)),
+    ):
+        state = StaticState(prepare(first[1], impl="triton").state.levels, torch.device(DEVICE))
+        run(state, *first)
+        for case, levels, pool in fits:
+            assert state.load(prepare(levels, impl="triton").state)
+            run(state, case, levels, pool)
+        for _, levels, _ in refused:
+            assert not state.load(prepare(levels, impl="triton").state)
 
 
 @pytest.mark.gpu
