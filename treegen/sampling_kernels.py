@@ -47,7 +47,7 @@ def _uniform(seed, step):
     return ((z >> 11) & (2**53 - 1)).to(tl.float64) * 2.0**-53
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=("seeds", "steps"))
 def _pick(
     logits, temperature, greedy, seeds, steps, tops, plain, tempered, tokens, logprobs, lses,
     row_stride, V, B, HAS_GREEDY: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,

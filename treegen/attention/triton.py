@@ -28,7 +28,6 @@ from treegen.errors import InputError
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _MERGED_PAIRS = 8  # pairs of a row and a head that a program of the merge takes
-_NO_MERGE = {"LAST": False, "FOLD": 1, "NUM_PARTS": 0, "NUM_CHUNKS": 0, "HAS_SINKS": False}
 
 
 class Triton:
@@ -110,16 +109,13 @@ class _Call:
             num_chunks, dense_rows, fold = dense.shape[:3]
         sinks = self.lse_TH if self.options.sinks_H is None else self.options.sinks_H.contiguous()
         arrays = parts, lses, dense, dense_lses, sinks, self.out_THV, self.lse_TH
-        counts = num_rows, dense_rows
-        merges = {
-            "FOLD": fold, "NUM_CHUNKS": num_chunks, "HAS_SINKS": self.options.sinks_H is not None,
-        }  # fmt: skip
+        counts = num_rows, dense_rows, num_chunks
+        merges = {"FOLD": fold, "HAS_SINKS": self.options.sinks_H is not None}
         for kind, units in enumerate(work.units):
             if len(units):
-                self._launch(units, kind, arrays, counts, **_NO_MERGE)
+                self._launch(units, kind, arrays, counts, FOLD=1, HAS_SINKS=False, LAST=False)
         if len(work.last):
-            kind = work.host.last_kind
-            self._launch(work.last, kind, arrays, counts, **merges, NUM_PARTS=num_parts, LAST=True)
+            self._launch(work.last, work.host.last_kind, arrays, counts, **merges, LAST=True)
             return
         merge_parts[(triton.cdiv(num_rows * q_heads, _MERGED_PAIRS),)](
             *arrays, *counts, num_parts, H=q_heads, V=v_dim,
@@ -131,7 +127,7 @@ class _Call:
         units: Tensor,
         kind: int,
         arrays: tuple[Tensor, ...],
-        counts: tuple[int, int],
+        counts: tuple[int, int, int],
         **merging: int,
     ) -> None:
         """One launch; merging: how it ends."""

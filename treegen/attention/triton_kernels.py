@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
-# Counts have no code of their own for 1 or multiples of 16.
-COUNTS = ("num_units", "num_rows", "dense_rows")
+# Counts have no code of their own for 1 or multiples of 16, nor lists for where they start: each
+# would be compiled, in the middle of a run, when it first comes.
+COUNTS = ("num_units", "num_rows", "dense_rows", "num_chunks")
+LISTS = ("pages", "units", "positions", "slots")
 
 
 @triton.jit
@@ -44,8 +46,8 @@ def _add_written(
 @triton.jit
 def _add_dense(
     top, total, sum_MV, row, head, live, dense, dense_lses, dense_rows,
+    num_chunks,
     H: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr, FOLD: tl.constexpr,
-    NUM_CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """Add what M rows have in dense [C, R, FOLD, H / FOLD, V], of LSEs [C, H / FOLD, R, FOLD].
 
@@ -55,7 +57,7 @@ def _add_dense(
     size = dense_rows.to(tl.int64) * H
     at = row.to(tl.int64) * H + head % FOLD * (H // FOLD) + head // FOLD
     lse_at = (head // FOLD * dense_rows + row) * FOLD + head % FOLD
-    for c in range(NUM_CHUNKS):
+    for c in range(num_chunks):
         lse = tl.load(dense_lses + c * size + lse_at, mask=live, other=float("-inf")) * LOG2E
         part_MV = tl.load(
             dense + (c * size + at)[:, None] * V + e[None, :],
@@ -88,18 +90,18 @@ def _store_merged(
     tl.store(lses + at, lse, mask=live)
 
 
-@triton.jit(do_not_specialize=COUNTS)
+@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=LISTS)
 def attend_units(
     q, k, v, pages, units, positions,
     parts, part_lses, dense, dense_lses, sinks, out, lses,
     scale, window, softcap,
     q_row, q_head, k_slot, k_head, v_slot, v_head, num_units,
-    num_rows, dense_rows,
+    num_rows, dense_rows, num_chunks,
     H: tl.constexpr, PER_HEAD: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FOLD: tl.constexpr,
     HAS_POSITIONS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
-    HAS_SINKS: tl.constexpr, LAST: tl.constexpr, NUM_PARTS: tl.constexpr, NUM_CHUNKS: tl.constexpr,
+    HAS_SINKS: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     """One program: one unit of the work list and one key head.
 
@@ -107,8 +109,8 @@ def attend_units(
     of key 0, causal, page of the first key); its first key is a multiple of BLOCK_N. The query
     heads of a key head are folded into rows, so a key is read once for all of them. Writes its part
     of parts [P, T, H, V] and part_lses [P, T, H] in float32. LAST: merges (Hydragen, eq. 5) with
-    what is dense and with all parts before the unit's own, NUM_PARTS at most, and writes out
-    [T, H, V] and lses [T, H].
+    what is dense and with all parts before the unit's own, and writes out [T, H, V] and lses
+    [T, H].
     """
     # What is loaded from where something else was loaded waits twice: few steps of that.
     if LAST:
@@ -157,15 +159,13 @@ def attend_units(
     part = tl.load(unit)
     if LAST:
         # First, while the queries are on their way: at the end nothing else would be.
-        for p in tl.static_range(NUM_PARTS):
-            written = row < tl.where(p < part, stop, start)
+        for p in range(part):
             top, total, sum_MV = _add_written(
-                top, total, sum_MV, row, q_at, written, parts, part_lses, p, num_rows,
-                H, V, BLOCK_V,
-            )  # fmt: skip
+                top, total, sum_MV, row, q_at, live, parts, part_lses, p, num_rows, H, V, BLOCK_V
+            )
         top, total, sum_MV = _add_dense(
-            top, total, sum_MV, row, q_at, live, dense, dense_lses, dense_rows,
-            H, V, BLOCK_V, FOLD, NUM_CHUNKS,
+            top, total, sum_MV, row, q_at, live, dense, dense_lses, dense_rows, num_chunks,
+            H, V, BLOCK_V, FOLD,
         )  # fmt: skip
     for first in range(low, high, BLOCK_N):
         n = first + tl.arange(0, BLOCK_N)
@@ -232,9 +232,10 @@ def attend_units(
 
 @triton.jit(do_not_specialize=(*COUNTS[1:], "num_parts"))
 def merge_parts(
-    parts, part_lses, dense, dense_lses, sinks, out, lses, num_rows, dense_rows, num_parts,
+    parts, part_lses, dense, dense_lses, sinks, out, lses,
+    num_rows, dense_rows, num_chunks, num_parts,
     H: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr,
-    FOLD: tl.constexpr, HAS_SINKS: tl.constexpr, NUM_CHUNKS: tl.constexpr,
+    FOLD: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M pairs of a row and a head, merged from all parts and what is dense."""
     pair = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -248,13 +249,13 @@ def merge_parts(
             top, total, sum_MV, row, head, live, parts, part_lses, p, num_rows, H, V, BLOCK_V
         )
     top, total, sum_MV = _add_dense(
-        top, total, sum_MV, row, head, live, dense, dense_lses, dense_rows,
-        H, V, BLOCK_V, FOLD, NUM_CHUNKS,
+        top, total, sum_MV, row, head, live, dense, dense_lses, dense_rows, num_chunks,
+        H, V, BLOCK_V, FOLD,
     )  # fmt: skip
     _store_merged(top, total, sum_MV, row, head, live, sinks, out, lses, H, V, BLOCK_V, HAS_SINKS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=LISTS)
 def write_slots(
     k, v, keys, values, slots, k_row, k_head, v_row, v_head,
     G: tl.constexpr, K: tl.constexpr, V: tl.constexpr,

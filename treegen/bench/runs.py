@@ -111,7 +111,9 @@ class Bench:
         if workload.equal:
             rows = dict.fromkeys(rows, min(rows.values()))
         peaks: dict[str, int] = {}
-        for repeat in range(-1, self.settings.repeats):  # the first one warms up
+        # Where rows come and go, some sizes are captured only when they come again.
+        warm_ups = 2 if workload.random_ends else 1
+        for repeat in range(-warm_ups, self.settings.repeats):
             # There and back, so that what is first does not always follow the same.
             for mode in modes if repeat % 2 else reversed(modes):
                 if mode in skipped:
@@ -128,7 +130,8 @@ class Bench:
                     free_memory(self.model.device)
                     continue
                 if repeat < 0:
-                    startup[mode], made = made + run.usage.seconds, 0.0
+                    startup.setdefault(mode, made + run.usage.seconds)
+                    made = 0.0
                 else:
                     runs.setdefault(mode, []).append(run)
                     peaks[mode] = self._device_peak(llm, run.usage)
@@ -142,10 +145,7 @@ class Bench:
                 )
 
     def _run(self, llm: LLM, workload: Workload, mode: str, rows: int, *, warm_up: bool) -> _Run:
-        """Run a workload; for warming up, all of it if it is one batch, else a part.
-
-        Where rows come and go, all of it too: only then have all graphs been captured.
-        """
+        """Run a workload; for warming up, all of it if it is one batch or rows come and go."""
         if warm_up and workload.rows > rows and not workload.random_ends:
             workload = workload.first(rows, _WARM_TOKENS)
         llm.sharing, llm.max_rows = _sharing(mode), rows
