@@ -8,76 +8,73 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-# T tokens, I inputs, O outputs of all parts
-
 
 class JoinedLinears:
-    """The linear layers of a model that take the same input, replaced until `undo`.
+    """The linear layers of a model that take the same input, computed together until `undo`.
 
-    Numbers are the same but for rounding, whatever order the layers are called in.
+    Numbers are the same but for rounding, whatever order the layers are called in. Parameters keep
+    their names and shapes, and what is written into them counts, but each lies in memory beside
+    those that it is computed with.
     """
 
     def __init__(self, module: nn.Module, run: Callable[[], object]) -> None:
         """run: a forward pass, which shows what takes which input."""
-        self._replaced: list[tuple[nn.Module, str, nn.Linear]] = []
-        for parent, names in _siblings(module, run):
-            parts = [getattr(parent, name) for name in names]
-            joint = _Joint(parts)
-            for place, (name, part) in enumerate(zip(names, parts, strict=True)):
-                setattr(parent, name, _Part(joint, place))
-                self._replaced.append((parent, name, part))
+        self._parts: list[nn.Linear] = []
+        for siblings in _siblings(module, run):
+            joint = _Joint(siblings)
+            for place, part in enumerate(siblings):
+                part.__class__ = _Part
+                joined = cast(_Part, part)
+                joined.joint, joined.place = joint, place
+                self._parts.append(part)
 
     def undo(self) -> None:
-        """Put the layers back; their weights stay where they were joined."""
-        for parent, name, part in self._replaced:
-            setattr(parent, name, part)
-        self._replaced.clear()
+        """Let each layer compute by itself again."""
+        for part in self._parts:
+            del part.joint, part.place
+            part.__class__ = nn.Linear
+        self._parts.clear()
 
 
-class _Joint(nn.Module):
-    """One product for several linear layers, made when the first is called."""
+class _Joint:
+    """One product for several linear layers, made when the first of them is called."""
 
-    def __init__(self, parts: list[nn.Linear]) -> None:
-        super().__init__()
+    def __init__(self, parts: Sequence[nn.Linear]) -> None:
         self.sizes = [part.out_features for part in parts]
-        self.weight_OI = _joined([part.weight for part in parts])
+        self.weight = _joined([part.weight for part in parts])
         biases = [part.bias for part in parts if part.bias is not None]
-        self.bias_O = _joined(biases) if biases else None
-        self._input_TI: Tensor | None = None
+        self.bias = _joined(biases) if biases else None
+        self._input: Tensor | None = None
         self._outputs: tuple[Tensor, ...] = ()
 
-    def forward(self, input_TI: Tensor, place: int) -> Tensor:
-        """What the part at a place computes of an input [..., I]."""
+    def output(self, input: Tensor, place: int) -> Tensor | None:
+        """What the layer at a place computes; None if that of this input is not at hand."""
         if place == 0:
-            outputs = linear(input_TI, self.weight_OI, self.bias_O).split(self.sizes, -1)
-            self._input_TI, self._outputs = input_TI, outputs
-        if self._input_TI is not input_TI:
-            return self._alone(input_TI, place)
+            self._outputs = linear(input, self.weight, self.bias).split(self.sizes, -1)
+            self._input = input
+        if self._input is not input:
+            return None
         output = self._outputs[place]
         if place == len(self.sizes) - 1:
-            self._input_TI, self._outputs = None, ()
+            self._input, self._outputs = None, ()
         return output
 
-    def _alone(self, input_TI: Tensor, place: int) -> Tensor:
-        bias = None if self.bias_O is None else self.bias_O.split(self.sizes)[place]
-        return linear(input_TI, self.weight_OI.split(self.sizes)[place], bias)
 
+class _Part(nn.Linear):
+    """A linear layer that is computed together with others."""
 
-class _Part(nn.Module):
-    """Stands where one of the linear layers was."""
+    joint: _Joint
+    place: int
 
-    def __init__(self, joint: _Joint, place: int) -> None:
-        super().__init__()
-        self.joint, self.place = joint, place
-
-    def forward(self, input_TI: Tensor) -> Tensor:
-        output: Tensor = self.joint(input_TI, self.place)
-        return output
+    def forward(self, input: Tensor) -> Tensor:
+        output = self.joint.output(input, self.place)
+        return super().forward(input) if output is None else output
 
 
 @torch.no_grad()
@@ -89,13 +86,13 @@ def _joined(parts: Sequence[Tensor]) -> nn.Parameter:
     return joined
 
 
-def _siblings(module: nn.Module, run: Callable[[], object]) -> list[tuple[nn.Module, list[str]]]:
-    """Names of linear layers that take the same input in a pass, by parent, in order of calls."""
-    calls: list[tuple[nn.Module, Tensor]] = []
-    plain = [part for part in module.modules() if type(part) is nn.Linear]
+def _siblings(module: nn.Module, run: Callable[[], object]) -> list[list[nn.Linear]]:
+    """Linear layers of one parent that take the same input in a pass, in the order of calls."""
+    calls: list[tuple[nn.Linear, Tensor]] = []
     hooks = [
         part.register_forward_pre_hook(lambda part, inputs: calls.append((part, inputs[0])))
-        for part in plain
+        for part in module.modules()
+        if type(part) is nn.Linear
     ]
     try:
         run()
@@ -103,16 +100,10 @@ def _siblings(module: nn.Module, run: Callable[[], object]) -> list[tuple[nn.Mod
         for hook in hooks:
             hook.remove()
     times = Counter(part for part, _ in calls)
-    names = {child: (parent, name) for parent in module.modules()
-             for name, child in parent.named_children()}  # fmt: skip
-    groups: dict[tuple[object, ...], list[nn.Module]] = defaultdict(list)
+    parents = {child: parent for parent in module.modules() for child in parent.children()}
+    groups: dict[tuple[object, ...], list[nn.Linear]] = defaultdict(list)
     for part, inputs in calls:
         if times[part] == 1:
-            parent, _ = names[part]
-            key = parent, id(inputs), part.weight.dtype, part.bias is None
+            key = parents[part], id(inputs), part.weight.dtype, part.bias is None
             groups[key].append(part)
-    return [
-        (names[parts[0]][0], [names[part][1] for part in parts])
-        for parts in groups.values()
-        if len(parts) > 1
-    ]
+    return [parts for parts in groups.values() if len(parts) > 1]
