@@ -10,6 +10,7 @@ import tiny_models
 import torch
 from torch import Tensor, nn
 
+from treegen import joined
 from treegen.joined import JoinedLinears
 from treegen.model import load_model
 
@@ -38,14 +39,14 @@ def test_joined_layers_compute_the_same_until_they_are_undone(bias: bool) -> Non
     names = [name for name, _ in module.named_parameters()]
     inputs = [torch.randn(rows, 8) for rows in (1, 5, 64, 0)]
     want = [module[1](module[0](x)) for x in inputs]
-    joined = JoinedLinears(module, lambda: module[1](module[0](inputs[0])))
+    together = JoinedLinears(module, lambda: module[1](module[0](inputs[0])))
     for layer in module:
         assert len({id(vars(part)["joint"]) for part in (layer.q, layer.k, layer.v)}) == 1
         assert all(type(part) is nn.Linear for part in (layer.other, layer.out, layer.twice))
     for x, y in zip(inputs, want, strict=True):
         torch.testing.assert_close(module[1](module[0](x)), y, atol=1e-6, rtol=1e-5)
     assert [name for name, _ in module.named_parameters()] == names
-    joined.undo()
+    together.undo()
     assert all(type(part) is nn.Linear for layer in module for part in layer.children())
     for x, y in zip(inputs, want, strict=True):
         torch.testing.assert_close(module[1](module[0](x)), y, atol=1e-6, rtol=1e-5)
@@ -75,6 +76,27 @@ def test_joined_weights_are_stored_once_and_may_be_written() -> None:
     torch.testing.assert_close(layer(x), other(x), atol=1e-6, rtol=1e-5)
 
 
+@torch.no_grad()
+def test_what_is_tied_or_called_by_name_or_fits_nowhere_stays_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer, x = Layer(bias=False), torch.randn(3, 8)
+    layer.k.weight = nn.Parameter(torch.randn(8, 8), requires_grad=False)
+    layer.q.weight = layer.k.weight
+    JoinedLinears(layer, lambda: (layer.q(x), layer.k(x)))
+    JoinedLinears(layer, lambda: (layer.q(x), layer.v(input=x), layer.other(x)))
+    JoinedLinears(layer.v, lambda: layer.v(x))
+
+    def no_memory(parts: object) -> nn.Parameter:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(joined, "_joined", no_memory)
+    short = Layer(bias=True)
+    JoinedLinears(short, lambda: short(x))
+    for part in (*layer.children(), *short.children()):
+        assert type(part) is nn.Linear
+
+
 @pytest.mark.parametrize(
     ("family", "names"),
     [
@@ -87,6 +109,7 @@ def test_joined_weights_are_stored_once_and_may_be_written() -> None:
 )
 def test_families_have_siblings(family: str, names: list[str], tmp_path: Path) -> None:
     model = load_model(tiny_models.save_tiny_model(tmp_path, family), device="cpu", check=False)
+    model.compile_layers(model.new_cache(4, 16), backend="aot_eager")
     model.compile_layers(model.new_cache(4, 16), backend="aot_eager")
     assert not model.uncompiled_because
     found = [name for name, part in model.module.named_modules() if hasattr(part, "joint")]

@@ -177,12 +177,14 @@ def test_the_work_list_covers_every_row_and_key_once(seed: int) -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize("heads", [(4, 4), (4, 2)])
+@pytest.mark.parametrize(("heads", "merges"), [((4, 4), True), ((4, 2), True), ((4, 2), False)])
 def test_what_a_graph_was_captured_with_serves_other_steps(
-    heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    heads: tuple[int, int], merges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fewer rows, other lengths; and one part less, or rows that a level leaves out, if there was
     room for that when it was captured. Parts that nobody has written hold NaN.
+
+    merges: rows have keys of their own, whose launch merges. Otherwise a kernel of its own does.
     """
     new_empty, size = torch.Tensor.new_empty, 16
 
@@ -198,7 +200,7 @@ def test_what_a_graph_was_captured_with_serves_other_steps(
         groups = [
             [Group(0, rows, longest)],
             [Group(start, stop, 9 + stop, longest) for start, stop in starts],
-            [Group(i, i + 1, 1 + i % 5, longest + 30) for i in range(rows)],
+            [Group(i, i + 1, 1 + i % 5, longest + 30) for i in range(rows) if merges],
         ]
         case = make_case([level for level in groups if level], [longest + 60] * rows, heads=heads)
         keys, values, levels = paged(case, torch.float32, 4)
@@ -208,9 +210,10 @@ def test_what_a_graph_was_captured_with_serves_other_steps(
         q = torch.zeros(size, *case.q.shape[1:], device=DEVICE)
         q[: len(case.q)] = case.q
         prepared = replace(prepare(levels, impl="triton"), state=state)
-        got = attend(q, pool[0], pool[1], prepared, return_lse=True)
+        sinks = torch.randn(4)
+        got = attend(q, pool[0], pool[1], prepared, sinks=sinks.to(DEVICE), return_lse=True)
         assert got[0].isfinite().all()
-        for tensor, want in zip(got, oracle(case), strict=True):
+        for tensor, want in zip(got, oracle(case, sinks=sinks), strict=True):
             live = tensor[: len(case.q)].cpu().double()
             torch.testing.assert_close(live, want, rtol=1e-4, atol=1e-4)
 
@@ -227,7 +230,7 @@ def test_what_a_graph_was_captured_with_serves_other_steps(
             assert state.load(prepare(levels, impl="triton").state)
             run(state, case, levels, pool)
         for _, levels, _ in refused:
-            assert not state.load(prepare(levels, impl="triton").state)
+            assert not state.load(prepare(levels, impl="triton").state) or not merges
 
 
 @pytest.mark.gpu

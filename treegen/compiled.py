@@ -78,10 +78,14 @@ class CompiledLayers:
         """Compile when first run. Raises ModelError if the layers cannot be told apart."""
         self._module, self._pools = module, pools
         self._layers = _decoder_layers(module, len(pools))
-        for attention, pool in zip(_attention_modules(module, len(pools)), pools, strict=True):
+        attentions = _attention_modules(module, len(pools))
+        self._joined = JoinedLinears(module, lambda: _probed(module))
+        if pools[0].keys.device.type == "cuda":
+            # Weights were moved in pieces, whose old places are too small for the next.
+            torch.cuda.empty_cache()
+        for attention, pool in zip(attentions, pools, strict=True):
             attention.register_buffer(KEYS, pool.keys, persistent=False)
             attention.register_buffer(VALUES, pool.values, persistent=False)
-        self._joined = JoinedLinears(module, lambda: _probed(module))
         for layer in self._layers:
             layer.compile(backend=backend, dynamic=True, fullgraph=True)
 

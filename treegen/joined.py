@@ -18,16 +18,22 @@ from torch.nn.functional import linear
 class JoinedLinears:
     """The linear layers of a model that take the same input, computed together until `undo`.
 
-    Numbers are the same but for rounding, whatever order the layers are called in. Parameters keep
-    their names and shapes, and what is written into them counts, but each lies in memory beside
-    those that it is computed with.
+    Numbers are the same but for rounding, whatever order the layers are called in, as long as none
+    changes an input in place. Parameters keep their names and shapes, and what is written into them
+    in place counts, but each lies in memory beside those that it is computed with.
     """
 
     def __init__(self, module: nn.Module, run: Callable[[], object]) -> None:
-        """run: a forward pass, which shows what takes which input."""
+        """run: a forward pass, which shows what takes which input.
+
+        Layers for which memory runs out stay as they are.
+        """
         self._parts: list[nn.Linear] = []
         for siblings in _siblings(module, run):
-            joint = _Joint(siblings)
+            try:
+                joint = _Joint(siblings)
+            except torch.OutOfMemoryError:
+                break
             for place, part in enumerate(siblings):
                 part.__class__ = _Part
                 joined = cast(_Part, part)
@@ -43,7 +49,10 @@ class JoinedLinears:
 
 
 class _Joint:
-    """One product for several linear layers, made when the first of them is called."""
+    """One product for several linear layers, made when the first of them is called.
+
+    No module: what it holds has a name already. Parameters: to the compiler their sizes are fixed.
+    """
 
     def __init__(self, parts: Sequence[nn.Linear]) -> None:
         self.sizes = [part.out_features for part in parts]
@@ -54,7 +63,7 @@ class _Joint:
         self._outputs: tuple[Tensor, ...] = ()
 
     def output(self, input: Tensor, place: int) -> Tensor | None:
-        """What the layer at a place computes; None if that of this input is not at hand."""
+        """What the layer at a place computes of an input [..., in_features]; None if unknown."""
         if place == 0:
             self._outputs = linear(input, self.weight, self.bias).split(self.sizes, -1)
             self._input = input
@@ -89,10 +98,15 @@ def _joined(parts: Sequence[Tensor]) -> nn.Parameter:
 def _siblings(module: nn.Module, run: Callable[[], object]) -> list[list[nn.Linear]]:
     """Linear layers of one parent that take the same input in a pass, in the order of calls."""
     calls: list[tuple[nn.Linear, Tensor]] = []
+
+    def note(part: nn.Linear, inputs: tuple[Tensor, ...]) -> None:
+        calls.extend((part, tensor) for tensor in inputs)  # none if it was given by name
+
+    uses = Counter(parameter for _, parameter in module.named_parameters(remove_duplicate=False))
     hooks = [
-        part.register_forward_pre_hook(lambda part, inputs: calls.append((part, inputs[0])))
+        part.register_forward_pre_hook(note)
         for part in module.modules()
-        if type(part) is nn.Linear
+        if type(part) is nn.Linear and all(uses[mine] == 1 for mine in part.parameters())
     ]
     try:
         run()
@@ -104,6 +118,6 @@ def _siblings(module: nn.Module, run: Callable[[], object]) -> list[list[nn.Line
     groups: dict[tuple[object, ...], list[nn.Linear]] = defaultdict(list)
     for part, inputs in calls:
         if times[part] == 1:
-            key = parents[part], id(inputs), part.weight.dtype, part.bias is None
+            key = parents.get(part), id(inputs), part.weight.dtype, part.bias is None
             groups[key].append(part)
     return [parts for parts in groups.values() if len(parts) > 1]

@@ -105,6 +105,9 @@ class Model:
         """
         from treegen.compiled import CompiledLayers
 
+        if self._compiled is not None:
+            self._compiled.undo()
+            self._compiled = None
         try:
             self._compiled = CompiledLayers(self.module, pools, backend=backend)
         except ModelError as error:

@@ -15,9 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 4096
+# Where they start depends on the number of rows; none needs a kernel of its own for that.
+SUMS = ("tops", "plain", "tempered")
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=SUMS)
 def _block_sums(
     logits, temperature, tops, plain, tempered, row_stride, V, B, BLOCK: tl.constexpr
 ):  # fmt: skip
@@ -47,7 +49,7 @@ def _uniform(seed, step):
     return ((z >> 11) & (2**53 - 1)).to(tl.float64) * 2.0**-53
 
 
-@triton.jit(do_not_specialize_on_alignment=("seeds", "steps"))
+@triton.jit(do_not_specialize_on_alignment=("seeds", "steps", *SUMS))
 def _pick(
     logits, temperature, greedy, seeds, steps, tops, plain, tempered, tokens, logprobs, lses,
     row_stride, V, B, HAS_GREEDY: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,

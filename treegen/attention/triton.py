@@ -110,16 +110,16 @@ class _Call:
         sinks = self.lse_TH if self.options.sinks_H is None else self.options.sinks_H.contiguous()
         arrays = parts, lses, dense, dense_lses, sinks, self.out_THV, self.lse_TH
         counts = num_rows, dense_rows, num_chunks
-        merges = {"FOLD": fold, "HAS_SINKS": self.options.sinks_H is not None}
+        merging = {"FOLD": fold, "HAS_SINKS": self.options.sinks_H is not None}
         for kind, units in enumerate(work.units):
             if len(units):
                 self._launch(units, kind, arrays, counts, FOLD=1, HAS_SINKS=False, LAST=False)
         if len(work.last):
-            self._launch(work.last, work.host.last_kind, arrays, counts, **merges, LAST=True)
+            self._launch(work.last, work.host.last_kind, arrays, counts, **merging, LAST=True)
             return
         merge_parts[(triton.cdiv(num_rows * q_heads, _MERGED_PAIRS),)](
             *arrays, *counts, num_parts, H=q_heads, V=v_dim,
-            BLOCK_V=triton.next_power_of_2(v_dim), BLOCK_M=_MERGED_PAIRS, **merges, num_warps=4,
+            BLOCK_V=triton.next_power_of_2(v_dim), BLOCK_M=_MERGED_PAIRS, **merging, num_warps=4,
         )  # fmt: skip
 
     def _launch(
@@ -130,7 +130,7 @@ class _Call:
         counts: tuple[int, int, int],
         **merging: int,
     ) -> None:
-        """One launch; merging: how it ends."""
+        """One launch of units of one height; merging: FOLD, HAS_SINKS and LAST of the kernel."""
         q_THD, keys, values, options = self.q_THD, self.keys, self.values, self.options
         _, q_heads, k_dim = q_THD.shape
         page_size, kv_heads, v_dim = keys.shape[1], keys.shape[2], values.shape[3]

@@ -45,8 +45,7 @@ def _add_written(
 
 @triton.jit
 def _add_dense(
-    top, total, sum_MV, row, head, live, dense, dense_lses, dense_rows,
-    num_chunks,
+    top, total, sum_MV, row, head, live, dense, dense_lses, dense_rows, num_chunks,
     H: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
     """Add what M rows have in dense [C, R, FOLD, H / FOLD, V], of LSEs [C, H / FOLD, R, FOLD].
@@ -109,8 +108,8 @@ def attend_units(
     of key 0, causal, page of the first key); its first key is a multiple of BLOCK_N. The query
     heads of a key head are folded into rows, so a key is read once for all of them. Writes its part
     of parts [P, T, H, V] and part_lses [P, T, H] in float32. LAST: merges (Hydragen, eq. 5) with
-    what is dense and with all parts before the unit's own, and writes out [T, H, V] and lses
-    [T, H].
+    what is dense and with the first parts, as many as the unit's first number says, and writes out
+    [T, H, V] and lses [T, H].
     """
     # What is loaded from where something else was loaded waits twice: few steps of that.
     if LAST:

@@ -139,7 +139,9 @@ def _room(count: int) -> int:
 
 
 def _fits(work: WorkList, room: DeviceWork) -> bool:
-    # A much larger graph would waste what it saves.
+    # A much larger graph would waste what it saves. Units that merge skip parts to spare, a kernel
+    # that only merges does not. A graph of complete lists marks no part empty.
+    spare = room.host.num_parts - work.num_parts
     return (
         all(
             len(array) <= len(tensor) <= 4 * len(array) + 64
@@ -149,8 +151,8 @@ def _fits(work: WorkList, room: DeviceWork) -> bool:
         and work.last_kind == room.host.last_kind
         and work.causal == room.host.causal
         and len(work.pages) <= len(room.pages)
-        and work.complete >= room.host.complete
-        and work.num_parts <= room.host.num_parts <= work.num_parts + 1
+        and (spare in (0, 1) or (spare > 1 and len(work.last) > 0))
+        and (work.complete or not room.host.complete)
     )
 
 

@@ -148,7 +148,7 @@ def _one_unit_a_row(
 ) -> IntArray:
     """Units of a level whose groups have one row at most, and of all other rows, without keys.
 
-    Their part comes after all others, with which live rows are merged.
+    In place of a part they have the number of those that a row is merged with: 0 for padding.
     """
     table = np.zeros((num_rows, UNIT), dtype=np.int64)
     table[:live_rows, 0] = num_parts

@@ -113,9 +113,10 @@ class Bench:
         peaks: dict[str, int] = {}
         # Where rows come and go, some sizes are captured only when they come again.
         warm_ups = 2 if workload.random_ends else 1
-        for repeat in range(-warm_ups, self.settings.repeats):
+        for turn in range(warm_ups + self.settings.repeats):
+            repeat = turn - warm_ups
             # There and back, so that what is first does not always follow the same.
-            for mode in modes if repeat % 2 else reversed(modes):
+            for mode in reversed(modes) if turn % 2 else modes:
                 if mode in skipped:
                     continue
                 try:
