@@ -189,7 +189,8 @@ def _borrowed(tensor: Tensor) -> Tensor:
 def padded_rows(num_rows: int) -> int:
     """Rows of the graph that a number of live rows runs in."""
     if num_rows <= 16:
-        return 1 << (num_rows - 1).bit_length() if num_rows > 1 else 1
+        # Not 1, for which the compiler would make kernels of its own when a run is nearly over.
+        return 1 << max(num_rows - 1, 1).bit_length()
     # Matrix products take 128 rows or more at a time, wherever they are many.
     step = 16 if num_rows <= 128 else 64 if num_rows <= 512 else 128
     return -(-num_rows // step) * step
