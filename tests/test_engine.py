@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from treegen import LLM, Node, SamplingParams
-from treegen.errors import CapacityError, InputError, NumericsError
+from treegen.errors import CapacityError, InputError, ModelError, NumericsError
 from treegen.results import Completion
 
 FEW_SHOT = "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 2
@@ -289,6 +289,27 @@ def test_the_account_says_why_graphs_were_not_used(
     graphs = SimpleNamespace(off="no capture", run=lambda step: step.compute(llm.model._forward))
     monkeypatch.setattr(llm.model, "graphs", graphs)
     assert llm.run(tree_of(2), GREEDY).usage.eager_because == "no capture"
+
+
+def test_weights_may_be_written_into_a_compiled_model_but_not_replaced(checkpoint: Path) -> None:
+    torch._dynamo.reset()
+    llm, tree = load(checkpoint), Node("Ann has 3 apples.")
+    module: Any = llm.model.module
+    llm.model.compile_layers(llm.cache.layers, backend="aot_eager")
+    other = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="eager")
+    for weight in other.parameters():
+        weight.data.mul_(torch.rand_like(weight) + 0.5)
+    ids = llm.tokenizer(tree.content)["input_ids"]
+    before = llm.run(tree, GREEDY).completions[0].tokens
+    module.load_state_dict(other.state_dict())
+    after = llm.run(tree, GREEDY).completions[0].tokens
+    assert before != after
+    assert list(after) == generated(other, ids, GREEDY.max_tokens)
+    module.load_state_dict({k: v.clone() for k, v in other.state_dict().items()}, assign=True)
+    with pytest.raises(ModelError, match="weights of the module were replaced"):
+        llm.run(tree, GREEDY)
+    anew = LLM(llm.model, tokenizer=llm.tokenizer, memory="8MiB")
+    assert anew.run(tree, GREEDY).completions[0].tokens == after
 
 
 def test_after_an_error_the_next_run_works(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -246,7 +246,7 @@ class LLM:
         chunk: int | None = None,
         keep_as: str | None = None,
     ) -> Stream:
-        self._check_idle()
+        self._check_ready()
         plan.check_fits(self.cache.pool.num_pages, self.cache.page_size)
 
         def keep(request: LiveRequest) -> None:
@@ -282,11 +282,12 @@ class LLM:
             **options,
         )
 
-    def _check_idle(self) -> None:
+    def _check_ready(self) -> None:
         if self._is_running():
             gc.collect()  # Searches and their event loop refer to each other.
         if self._is_running():
             raise InputError("another run of this LLM is not finished; use it up or close() it")
+        self.model.check_weights()
 
     def _is_running(self) -> bool:
         running = self._running() if self._running is not None else None
@@ -382,7 +383,7 @@ class LLM:
     def _search_backend(self, params: SamplingParams) -> LiveBackend:
         from treegen.search.live import LiveBackend
 
-        self._check_idle()
+        self._check_ready()
         empty = self._plan([])
         return LiveBackend(
             tokenizer=self.tokenizer,

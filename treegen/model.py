@@ -68,6 +68,7 @@ class Model:
         self._keeps_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
         self.graphs: DecodeGraphs | None = None
         self._compiled: CompiledLayers | None = None
+        self._weights_at: tuple[int, ...] | None = None
         self.uncompiled_because = ""
 
     @classmethod
@@ -95,7 +96,7 @@ class Model:
         """Forget compiled layers and CUDA graphs, and with them the page pools they hold."""
         if self._compiled is not None:
             self._compiled.undo()
-        self._compiled = self.graphs = None
+        self._compiled = self.graphs = self._weights_at = None
         self.uncompiled_because = ""
 
     def compile_layers(self, pools: Sequence[LayerKV], *, backend: str = "inductor") -> None:
@@ -112,6 +113,7 @@ class Model:
             self._compiled = CompiledLayers(self.module, pools, backend=backend)
         except ModelError as error:
             self.uncompiled_because = str(error)
+        self._weights_at = self._addresses()
 
     def use_graphs(self) -> None:
         """Have decode steps captured and replayed as CUDA graphs; does nothing on a CPU."""
@@ -119,6 +121,21 @@ class Model:
             from treegen.graphs import DecodeGraphs
 
             self.graphs = DecodeGraphs(self._forward)
+            self._weights_at = self._addresses()
+
+    def check_weights(self) -> None:
+        """Raise ModelError if joined layers or CUDA graphs would go on to read replaced weights.
+
+        What is written into weights in place is read.
+        """
+        if self._weights_at not in (None, self._addresses()):
+            raise ModelError(
+                "weights of the module were replaced after it was compiled or captured; write into "
+                "them in place, as load_state_dict does without assign, or make a new LLM of it"
+            )
+
+    def _addresses(self) -> tuple[int, ...]:
+        return tuple(weight.data_ptr() for weight in self.module.parameters())
 
     def new_cache(self, num_pages: int, page_size: int) -> list[LayerKV]:
         """Return one zeroed page pool for each attention layer.
