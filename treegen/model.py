@@ -94,9 +94,8 @@ class Model:
 
     def reset(self) -> None:
         """Forget compiled layers and CUDA graphs, and with them the page pools they hold."""
-        if self._compiled is not None:
-            self._compiled.undo()
-        self._compiled = self.graphs = self._weights_at = None
+        self._uncompile()
+        self.graphs = self._weights_at = None
         self.uncompiled_because = ""
 
     def compile_layers(self, pools: Sequence[LayerKV], *, backend: str = "inductor") -> None:
@@ -106,14 +105,17 @@ class Model:
         """
         from treegen.compiled import CompiledLayers
 
-        if self._compiled is not None:
-            self._compiled.undo()
-            self._compiled = None
+        self._uncompile()
         try:
             self._compiled = CompiledLayers(self.module, pools, backend=backend)
         except ModelError as error:
             self.uncompiled_because = str(error)
         self._weights_at = self._addresses()
+
+    def _uncompile(self) -> None:
+        if self._compiled is not None:
+            self._compiled.undo()
+            self._compiled = None
 
     def use_graphs(self) -> None:
         """Have decode steps captured and replayed as CUDA graphs; does nothing on a CPU."""
@@ -182,8 +184,7 @@ class Model:
                 return self._run(batch, None)
         except CompileError as error:
             # What the layers have written by then is written again.
-            self._compiled.undo()
-            self._compiled = None
+            self._uncompile()
             self.uncompiled_because = f"the layers cannot be compiled: {one_line(error)}"
             return self._run(batch, batch)
 

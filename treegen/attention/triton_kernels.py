@@ -27,41 +27,38 @@ def _add_part(top, total, sum_MV, lse, part_MV):
 
 
 @triton.jit
-def _add_written(
-    top, total, sum_MV, row, head, live, parts, part_lses, part, num_rows,
-    H: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr,
-):  # fmt: skip
-    """Add what M rows have in one of parts [P, T, H, V], of LSEs [P, T, H], both float32."""
-    e = tl.arange(0, BLOCK_V)
-    at = (part * num_rows.to(tl.int64) + row) * H + head
-    lse = tl.load(part_lses + at, mask=live, other=float("-inf")) * LOG2E
-    part_MV = tl.load(
-        parts + at[:, None] * V + e[None, :], mask=live[:, None] & (e < V)[None, :], other=0.0
-    )
-    # Where the LSE is -inf, the part was perhaps not written.
-    part_MV = tl.where((lse > float("-inf"))[:, None], part_MV, 0.0)
-    return _add_part(top, total, sum_MV, lse, part_MV)
-
-
-@triton.jit
-def _add_dense(
-    top, total, sum_MV, row, head, live, dense, dense_lses, dense_rows, num_chunks,
+def _merged(
+    row, head, live, parts, part_lses, num_parts, dense, dense_lses, num_rows, dense_rows,
+    num_chunks, BLOCK_M: tl.constexpr,
     H: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
-    """Add what M rows have in dense [C, R, FOLD, H / FOLD, V], of LSEs [C, H / FOLD, R, FOLD].
+    """The running softmax of M rows over the first parts and what is dense (Hydragen, eq. 5).
 
-    The second of FOLD heads is a row there.
+    parts [P, T, H, V] and their LSEs [P, T, H] are float32. dense [C, R, FOLD, H / FOLD, V] has
+    the type of the queries, its LSEs are [C, H / FOLD, R, FOLD]: the second of FOLD heads is a row.
     """
     e = tl.arange(0, BLOCK_V)
-    size = dense_rows.to(tl.int64) * H
-    at = row.to(tl.int64) * H + head % FOLD * (H // FOLD) + head // FOLD
+    there_MV = live[:, None] & (e < V)[None, :]
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    sum_MV = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
+    size = num_rows.to(tl.int64) * H
+    at = row.to(tl.int64) * H + head
+    for p in range(num_parts):
+        lse = tl.load(part_lses + p * size + at, mask=live, other=float("-inf")) * LOG2E
+        part_MV = tl.load(
+            parts + (p * size + at)[:, None] * V + e[None, :], mask=there_MV, other=0.0
+        )
+        # Where the LSE is -inf, the part was perhaps not written.
+        part_MV = tl.where((lse > float("-inf"))[:, None], part_MV, 0.0)
+        top, total, sum_MV = _add_part(top, total, sum_MV, lse, part_MV)
+    dense_size = dense_rows.to(tl.int64) * H
+    dense_at = row.to(tl.int64) * H + head % FOLD * (H // FOLD) + head // FOLD
     lse_at = (head // FOLD * dense_rows + row) * FOLD + head % FOLD
     for c in range(num_chunks):
-        lse = tl.load(dense_lses + c * size + lse_at, mask=live, other=float("-inf")) * LOG2E
+        lse = tl.load(dense_lses + c * dense_size + lse_at, mask=live, other=float("-inf")) * LOG2E
         part_MV = tl.load(
-            dense + (c * size + at)[:, None] * V + e[None, :],
-            mask=live[:, None] & (e < V)[None, :],
-            other=0.0,
+            dense + (c * dense_size + dense_at)[:, None] * V + e[None, :], mask=there_MV, other=0.0
         ).to(tl.float32)
         top, total, sum_MV = _add_part(top, total, sum_MV, lse, part_MV)
     return top, total, sum_MV
@@ -152,20 +149,17 @@ def attend_units(
             low = tl.maximum(low, nearest)
             page = tl.load(table + low // PAGE, mask=low < high, other=0)
 
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    sum_MV = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     part = tl.load(unit)
     if LAST:
         # First, while the queries are on their way: at the end nothing else would be.
-        for p in range(part):
-            top, total, sum_MV = _add_written(
-                top, total, sum_MV, row, q_at, live, parts, part_lses, p, num_rows, H, V, BLOCK_V
-            )
-        top, total, sum_MV = _add_dense(
-            top, total, sum_MV, row, q_at, live, dense, dense_lses, dense_rows, num_chunks,
-            H, V, BLOCK_V, FOLD,
+        top, total, sum_MV = _merged(
+            row, q_at, live, parts, part_lses, part, dense, dense_lses, num_rows, dense_rows,
+            num_chunks, BLOCK_M, H, V, BLOCK_V, FOLD,
         )  # fmt: skip
+    else:
+        top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        sum_MV = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     for first in range(low, high, BLOCK_N):
         n = first + tl.arange(0, BLOCK_N)
         there = n < high
@@ -240,16 +234,9 @@ def merge_parts(
     pair = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     row, head = pair // H, pair % H
     live = row < num_rows
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    sum_MV = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
-    for p in range(num_parts):
-        top, total, sum_MV = _add_written(
-            top, total, sum_MV, row, head, live, parts, part_lses, p, num_rows, H, V, BLOCK_V
-        )
-    top, total, sum_MV = _add_dense(
-        top, total, sum_MV, row, head, live, dense, dense_lses, dense_rows, num_chunks,
-        H, V, BLOCK_V, FOLD,
+    top, total, sum_MV = _merged(
+        row, head, live, parts, part_lses, num_parts, dense, dense_lses, num_rows, dense_rows,
+        num_chunks, BLOCK_M, H, V, BLOCK_V, FOLD,
     )  # fmt: skip
     _store_merged(top, total, sum_MV, row, head, live, sinks, out, lses, H, V, BLOCK_V, HAS_SINKS)
 
