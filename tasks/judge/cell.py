@@ -46,9 +46,16 @@ class Cell:
         self.limits = limits
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed in close()
+        self._scratch: str | None = None
         sources = _sealed(helper_sources().encode())
         try:
             launch = tier.launch(runtime, limits, theirs.fileno(), sources)
+            if not launch.setup["own_filesystem"]:
+                self._scratch = launch.setup["scratch"]
+            self._control.settimeout(_START_SECONDS)
+            # Before there is a helper: it finds this, and removes its directory, even if this
+            # process ends now.
+            self._control.send(json.dumps(launch.setup).encode())
             # No preexec_fn: this process may hold a CUDA context and must not run after a fork.
             self._process = subprocess.Popen(
                 launch.command,
@@ -63,14 +70,12 @@ class Cell:
         except OSError as error:
             self._log.close()
             self._control.close()
+            self._drop_scratch()
             raise JudgeError(f"cannot start a sandbox: {error}") from error
         finally:
             theirs.close()
             os.close(sources)
-        self._scratch = None if launch.setup["own_filesystem"] else launch.setup["scratch"]
         try:
-            self._control.settimeout(_START_SECONDS)
-            self._control.send(json.dumps(launch.setup).encode())
             started = self._control.recv(64)
         except OSError:
             started = b""
@@ -158,9 +163,12 @@ class Cell:
             self._process.wait()
         words = "" if self._log.closed else self._last_words()
         self._log.close()
+        self._drop_scratch()
+        return words
+
+    def _drop_scratch(self) -> None:
         if self._scratch is not None:  # the helper removes it, if it could
             shutil.rmtree(self._scratch, ignore_errors=True)
-        return words
 
 
 def _source(program: Program) -> bytes:

@@ -34,6 +34,15 @@ def main(descriptor: int) -> None:
     """Serve jobs until the parent hangs up."""
     control = socket.socket(fileno=descriptor)
     setup = json.loads(control.recv(1 << 16))
+    if not setup["own_filesystem"]:
+        os.mkdir(setup["scratch"], 0o700)
+    try:
+        _serve(control, setup)
+    finally:  # also where the parent is gone before it could be told anything
+        _leave(setup["scratch"])
+
+
+def _serve(control: socket.socket, setup: dict[str, Any]) -> None:
     code = seccomp.assemble(platform.machine()) if setup["seccomp"] else None
     _prepare(setup)
     wake, signalled = os.pipe()
@@ -61,7 +70,6 @@ def main(descriptor: int) -> None:
         result = _watch(pid, started, limits, setup, control, wake)
         result["dirty"] = bool(os.listdir(setup["scratch"]))
         control.send(json.dumps(result).encode())
-    _empty(setup["scratch"])
 
 
 def _prepare(setup: dict[str, Any]) -> None:
@@ -69,6 +77,8 @@ def _prepare(setup: dict[str, Any]) -> None:
     # Without the parent, clean up and go, even if a copy of its socket lives on in another process.
     signal.signal(signal.SIGTERM, lambda *_: _stop(setup["scratch"]))
     seccomp.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if setup["uid"] is not None and not setup["own_filesystem"]:
+        os.chown(setup["scratch"], setup["uid"], setup["uid"])
     os.chdir(setup["scratch"])
     os.umask(0o077)
     os.environ.clear()
@@ -194,15 +204,18 @@ def _scratch_use(scratch: str, *, own_filesystem: bool) -> tuple[int, int]:
 
 def _stop(scratch: str) -> NoReturn:
     """End the running program and this process at once, leaving nothing."""
-    for pid in _children:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    _empty(scratch)
+    _leave(scratch)
     os._exit(1)
 
 
-def _empty(scratch: str) -> None:
-    """Remove what the last program left; there are no directories where this matters."""
+def _leave(scratch: str) -> None:
+    """End the running program; remove what it left, in which no directories matter."""
+    for pid in _children:
+        # It may be gone: the parent's end is seen twice, on its socket and as a signal, which can
+        # come at any line.
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
     with contextlib.suppress(OSError):
         for name in os.listdir(scratch):
             with contextlib.suppress(OSError):

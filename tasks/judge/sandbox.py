@@ -7,6 +7,7 @@ import os
 import platform
 import pwd
 import random
+import secrets
 import shutil
 import sys
 import tempfile
@@ -135,22 +136,24 @@ def _bubblewrap(runtime: Runtime, limits: Limits, control: int, sources: int) ->
 
 def _landlock(runtime: Runtime, limits: Limits, control: int, sources: int) -> Launch:
     root = _can_change_user()
-    scratch = tempfile.mkdtemp(prefix="treegen-judge-")
     changes: dict[str, Any] = {"landlock": True, "uid": _unused_uid() if root else None}
     if root:
-        os.chown(scratch, changes["uid"], changes["uid"])
         changes["keep_read"] = runtime.keep_read
     else:
         changes["other_threads"] = _threads_of_user() + _SPARE_THREADS
-    setup = _setup(runtime, scratch, **changes)
+    setup = _setup(runtime, _new_scratch(), **changes)
     return Launch(_python(runtime, control, sources), _environment(runtime), setup)
 
 
 def _unconfined(runtime: Runtime, limits: Limits, control: int, sources: int) -> Launch:
-    scratch = tempfile.mkdtemp(prefix="treegen-judge-")
     spare = _threads_of_user() + _SPARE_THREADS
-    setup = _setup(runtime, scratch, seccomp=False, other_threads=spare)
+    setup = _setup(runtime, _new_scratch(), seccomp=False, other_threads=spare)
     return Launch(_python(runtime, control, sources), _environment(runtime), setup)
+
+
+def _new_scratch() -> str:
+    """A directory's name; the helper makes it and removes it, however early this process ends."""
+    return os.path.join(tempfile.gettempdir(), f"treegen-judge-{secrets.token_hex(8)}")
 
 
 def _can_change_user() -> bool:
