@@ -85,6 +85,17 @@ def test_heads_and_dimensions(heads: tuple[int, int], dims: tuple[int, int]) -> 
 
 
 @needs_triton
+@pytest.mark.parametrize("dims", [(128, 128), (256, 256), (192, 128), (512, 512)])
+def test_tall_units_of_wide_heads(dims: tuple[int, int]) -> None:
+    """What one program keeps is bounded by the card: the widest heads take shorter units."""
+    groups = [[Group(0, 70, 150)], [Group(i, i + 1, 1 + i % 20, 150) for i in range(70)]]
+    dtype = torch.bfloat16 if CUDA else torch.float16
+    for kind in (torch.float32, dtype):
+        case = make_case(groups, [180] * 70, heads=(4, 1), dims=dims, round_to=kind)
+        check(case, kind, page_size=64)
+
+
+@needs_triton
 def test_chunked_causal_prefill_beside_decode() -> None:
     """A chunk that continues an earlier one, a fresh span and a decoding row under one prefix."""
     groups = [

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -22,6 +21,7 @@ from treegen.attention.dense import attend_dense, takes
 from treegen.attention.level import HostLevel
 from treegen.attention.triton_kernels import attend_units, merge_parts
 from treegen.attention.triton_state import DeviceWork, Shape, TritonState
+from treegen.attention.triton_tuning import shared_memory, tallest, tuning
 from treegen.attention.triton_units import HEIGHTS
 from treegen.attention.types import KVPair, Options, Prepared
 from treegen.errors import InputError
@@ -70,9 +70,10 @@ class Triton:
         if num_rows == 0:
             return out_THV, lse_TH
         state: TritonState = prepared.state
+        width, memory = _width(q_THD, values), shared_memory(q_THD.device)
         shape = Shape(
             num_rows, keys.shape[2], q_heads // keys.shape[2], keys.shape[1],
-            takes(q_THD, keys, values, options),
+            takes(q_THD, keys, values, options), tallest(width, q_THD.dtype, memory),
         )  # fmt: skip
         work = state.work(shape)
         _Call(q_THD, keys, values, prepared.positions_T, options, work, out_THV, lse_TH).run()
@@ -142,9 +143,7 @@ class _Call:
         block_m = HEIGHTS[kind]
         if block_m > 1:
             block_m = max(block_m, triton.next_power_of_2(per_head))
-        # Blocks of a matrix product are 16 wide at least.
-        block_d = max(triton.next_power_of_2(k_dim), 16)
-        block_v = max(triton.next_power_of_2(v_dim), 16)
+        block_d, block_v = _block(k_dim), _block(v_dim)
         attend_units[(len(units) * kv_heads,)](
             q_THD, slots_k, slots_v, self.work.pages, units,
             self.positions_T if has_positions else units, *arrays,
@@ -154,24 +153,14 @@ class _Call:
             H=q_heads, PER_HEAD=per_head, D=k_dim, V=v_dim, BLOCK_D=block_d, BLOCK_V=block_v,
             PAGE=page_size, BLOCK_M=block_m, HAS_POSITIONS=has_positions, HAS_WINDOW=has_window,
             HAS_CAP=options.softcap is not None, **merging,
-            **tuning(block_m, max(block_d, block_v), q_THD.dtype),
+            **tuning(block_m, _width(q_THD, values), q_THD.dtype, shared_memory(q_THD.device)),
         )  # fmt: skip
 
 
-def tuning(height: int, width: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Block of keys, warps and pipeline stages for a height and head width; see performance.md."""
-    large = width > 128 or dtype == torch.float32
-    if height == HEIGHTS[0]:
-        return {"BLOCK_N": 8, "num_warps": 1, "num_stages": 3}
-    if height == HEIGHTS[1]:
-        if large:
-            return {"BLOCK_N": 32, "num_warps": 2, "num_stages": 2}
-        # Fewer registers, so that more programs wait for memory at a time.
-        return {"BLOCK_N": 16, "num_warps": 1, "num_stages": 3, "maxnreg": 168}
-    if large:
-        return {"BLOCK_N": 32, "num_warps": 4 if height == HEIGHTS[2] else 8, "num_stages": 2}
-    if height == HEIGHTS[2]:
-        return {"BLOCK_N": 32, "num_warps": 4, "num_stages": 3, "maxnreg": 168}
-    if width <= 64:
-        return {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
-    return {"BLOCK_N": 32, "num_warps": 8, "num_stages": 3}
+def _block(dim: int) -> int:
+    """Width of a block that holds a head: blocks of a matrix product are 16 wide at least."""
+    return max(int(triton.next_power_of_2(dim)), 16)
+
+
+def _width(q_THD: Tensor, values: Tensor) -> int:
+    return max(_block(q_THD.shape[2]), _block(values.shape[3]))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from treegen.attention.dense import DenseRun, find_run
 from treegen.attention.level import HostLevel
-from treegen.attention.triton_units import UNIT, WorkList, work_list
+from treegen.attention.triton_units import HEIGHTS, UNIT, WorkList, work_list
 from treegen.transfer import staged, to_device_together
 
 
@@ -22,7 +22,8 @@ from treegen.transfer import staged, to_device_together
 class Shape:
     """What a work list depends on beside the levels.
 
-    may_be_dense: whether the dense kernel takes the layer's tensors and options.
+    may_be_dense: whether the dense kernel takes the layer's tensors and options. tallest: folded
+    query rows of a unit that the card has memory for.
     """
 
     num_rows: int
@@ -30,6 +31,7 @@ class Shape:
     per_head: int
     page_size: int
     may_be_dense: bool
+    tallest: int = HEIGHTS[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,8 @@ class TritonState:
         dense = None
         if shape.may_be_dense:
             dense = find_run(levels, shape.num_rows, live_rows, *form, processors)
-        return work_list(levels, shape.num_rows, live_rows, *form, processors, dense), dense
+        work = work_list(levels, shape.num_rows, live_rows, *form, processors, dense, shape.tallest)
+        return work, dense
 
     def _name_kernels(self) -> None:
         names = ["triton"] * len(self.levels)

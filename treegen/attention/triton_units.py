@@ -51,11 +51,12 @@ def work_list(
     page_size: int,
     processors: int,
     dense: DenseRun | None = None,
+    tallest: int = HEIGHTS[-1],
 ) -> WorkList:
     """Cut levels into units; few long ones are split over keys until they keep all processors busy.
 
     num_rows: with those past the live ones, of which nothing is used. dense: keys that are not to
-    be read, for they are read elsewhere.
+    be read, for they are read elsewhere. tallest: the largest of HEIGHTS that may be used.
     """
     tables: list[list[IntArray]] = [[] for _ in HEIGHTS]
     last, last_kind = np.empty((0, UNIT), dtype=np.int64), 0
@@ -63,14 +64,14 @@ def work_list(
     complete = True
     for index, level in enumerate(levels):
         first_key = dense.num_keys if dense is not None and dense.level == index else 0
-        cut = _cut_of(level, first_key, kv_heads, per_head, processors)
+        cut = _cut_of(level, first_key, kv_heads, per_head, processors, tallest)
         may_merge = cut.splits == 1 and part <= _MOST_MERGED and per_head <= HEIGHTS[1]
         is_last = index == len(levels) - 1 and not first_key
         if is_last and may_merge and cut.is_flat:
             last_kind = 0 if per_head == 1 else 1
             last = _one_unit_a_row(level, num_rows, live_rows, part, offset)
         elif cut.num_rows:
-            key = "units", part, offset, first_key, kv_heads, per_head, page_size, processors
+            key = "units", part, offset, first_key, page_size, cut.kind, cut.height, cut.splits
             if key not in level.memo:
                 level.memo[key] = _units(level, cut, part, offset, first_key, page_size)
             tables[cut.kind].append(level.memo[key])
@@ -107,16 +108,21 @@ class _Cut:
 
 
 def _cut_of(
-    level: HostLevel, first_key: int, kv_heads: int, per_head: int, processors: int
+    level: HostLevel,
+    first_key: int,
+    kv_heads: int,
+    per_head: int,
+    processors: int,
+    tallest: int,
 ) -> _Cut:
-    key = "cut", first_key, kv_heads, per_head, processors
+    key = "cut", first_key, kv_heads, per_head, processors, tallest
     if key in level.memo:
         found: _Cut = level.memo[key]
         return found
     rows_G, keys_G = level.stop_G - level.start_G, level.kv_len_G - first_key
     groups = np.flatnonzero((rows_G > 0) & (keys_G > 0))
     rows, keys = rows_G[groups], keys_G[groups]
-    kind = _kind(rows * per_head, keys)
+    kind = _kind(rows * per_head, keys, tallest)
     height = max(HEIGHTS[kind] // per_head, 1)
     splits = 1
     if len(groups):
@@ -129,7 +135,7 @@ def _cut_of(
     return cut
 
 
-def _kind(folded_G: IntArray, keys_G: IntArray) -> int:
+def _kind(folded_G: IntArray, keys_G: IntArray, tallest: int) -> int:
     """Index of the height that suits a level, one for all of its groups.
 
     Each height is a launch of its own, and which of them there are is part of a CUDA graph.
@@ -139,6 +145,7 @@ def _kind(folded_G: IntArray, keys_G: IntArray) -> int:
     costs = [
         cost * int((-(-folded_G // height) * keys_G).sum())
         for height, cost in zip(HEIGHTS[1:], _COSTS, strict=True)
+        if height <= tallest
     ]
     return 1 + int(np.argmin(costs))
 
