@@ -12,7 +12,7 @@ from attention_cases import Group, make_case, paged
 from torch import Tensor
 
 from treegen.attention import Level, attend, prepare, register
-from treegen.attention.api import LOADERS
+from treegen.attention.api import LOADERS, choose
 from treegen.attention.reference import Reference
 from treegen.errors import InputError
 
@@ -125,6 +125,18 @@ def test_auto_takes_the_cpu_kernel_and_says_so() -> None:
     levels = arguments()["levels"]
     assert prepare(levels).impl == "cpu"
     assert prepare(levels, impl="reference").impl == "reference"
+
+
+def test_gpus_before_ampere_compute_with_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("treegen.attention.triton", exc_type=ImportError)
+    monkeypatch.setattr(triton, "_INTERPRETED", False)
+    turing = torch.device("cuda:0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert choose("auto", turing).name == "reference"
+    with pytest.raises(InputError, match=r"cannot run on cuda:0; triton: needs compute capability"):
+        choose("triton", turing)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    assert choose("auto", turing).name == "triton"
 
 
 def test_dense_levels_take_numbers_for_all_groups() -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from treegen.attention import library_units as unit
 from treegen.attention.level import HostLevel, IntArray
 from treegen.attention.merge import add_sinks, merge_in_place
-from treegen.attention.types import KVPair, Options, Prepared
+from treegen.attention.types import NEEDS_AMPERE, KVPair, Options, Prepared
 from treegen.errors import InputError
 from treegen.transfer import to_device
 
@@ -144,7 +144,7 @@ class Library:
         if device.type != "cuda" or torch.version.hip is not None:
             return f"takes tensors on an NVIDIA GPU, got {device}"
         if torch.cuda.get_device_capability(device) < (8, 0):
-            return "needs compute capability 8.0 (Ampere) or newer"
+            return NEEDS_AMPERE
         return None
 
     def prepare(

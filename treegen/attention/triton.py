@@ -23,7 +23,7 @@ from treegen.attention.triton_kernels import attend_units, merge_parts
 from treegen.attention.triton_state import DeviceWork, Shape, TritonState
 from treegen.attention.triton_tuning import shared_memory, tallest, tuning
 from treegen.attention.triton_units import HEIGHTS
-from treegen.attention.types import KVPair, Options, Prepared
+from treegen.attention.types import NEEDS_AMPERE, KVPair, Options, Prepared
 from treegen.errors import InputError
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -39,10 +39,14 @@ class Triton:
     name = "triton"
 
     def refusal(self, device: torch.device) -> str | None:
-        """Runs on CUDA devices, and anywhere in Triton's interpreter."""
-        if device.type == "cuda" or _INTERPRETED:
+        """Runs on CUDA devices since Ampere, and anywhere in Triton's interpreter."""
+        if _INTERPRETED:
             return None
-        return f"takes CUDA tensors, got {device}"
+        if device.type != "cuda":
+            return f"takes CUDA tensors, got {device}"
+        if torch.cuda.get_device_capability(device) < (8, 0):
+            return NEEDS_AMPERE
+        return None
 
     def prepare(
         self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device

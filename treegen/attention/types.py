@@ -15,6 +15,7 @@ from torch import Tensor
 from treegen.attention.level import HostLevel
 
 KVPair = tuple[Tensor, Tensor]
+NEEDS_AMPERE = "needs compute capability 8.0 (Ampere) or newer"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
