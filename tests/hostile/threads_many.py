@@ -1,6 +1,7 @@
 # ruff: noqa
 # mypy: ignore-errors
 # expect: runtime_error
+# also: timeout
 import threading, time
 
 threading.stack_size(32768)
