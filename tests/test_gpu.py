@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_models
 import torch
+from attention_cases import Group, make_case, paged
 from transformers import AutoModelForCausalLM
 
 from treegen import LLM, Node, SamplingParams
+from treegen.attention import attend
 from treegen.cost import Sharing
 
 pytestmark = pytest.mark.gpu
+needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
 FEW_SHOT = "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 2
 QUESTIONS = [
@@ -75,3 +79,33 @@ def test_replayed_steps_draw_what_eager_steps_draw(tmp_path: Path) -> None:
         different = sum(a != b for a, b in zip(tokens[0], others, strict=True))
         # float32 sums in another order may flip a draw that lies on a boundary, rarely.
         assert different <= 2
+
+
+@needs_two
+def test_a_second_gpu_draws_what_the_first_one_draws(tmp_path: Path) -> None:
+    tiny_models.save_tiny_model(tmp_path, "llama")
+    params = SamplingParams(max_tokens=40, seed=3)
+    drawn = []
+    for device in ("cuda:0", "cuda:1"):
+        llm = LLM(str(tmp_path), dtype="float32", device=device, memory="32MiB")
+        drawn.append([c.tokens for c in llm.run(tree_of(8), params).completions])
+    assert drawn[0] == drawn[1]
+
+
+@needs_two
+def test_attention_runs_where_its_tensors_are() -> None:
+    """Whichever GPU is the current one."""
+    groups = [[Group(0, 9, 700)], [Group(i, i + 1, 1 + i, 700) for i in range(9)]]
+    case = make_case(groups, [800] * 9)
+    keys, values, levels = paged(case, torch.float32, 16)
+    names = ("q_start_G", "q_stop_G", "pages_GP", "kv_len_G", "kv_start_G")
+    outs = []
+    for device in ("cuda:0", "cuda:1"):
+        moved = [
+            replace(level, **{name: getattr(level, name).to(device) for name in names})
+            for level in levels
+        ]
+        q, positions = case.q.to(device, torch.float32), case.positions.to(device)
+        out = attend(q, keys.to(device), values.to(device), moved, positions, impl="triton")
+        outs.append(out.cpu())
+    assert torch.equal(*outs)

@@ -25,6 +25,7 @@ from treegen.attention.triton_tuning import shared_memory, tallest, tuning
 from treegen.attention.triton_units import HEIGHTS
 from treegen.attention.types import NEEDS_AMPERE, KVPair, Options, Prepared
 from treegen.errors import InputError
+from treegen.transfer import current
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _MERGED_PAIRS = 8  # pairs of a row and a head that a program of the merge takes
@@ -80,7 +81,8 @@ class Triton:
             takes(q_THD, keys, values, options), tallest(width, q_THD.dtype, memory),
         )  # fmt: skip
         work = state.work(shape)
-        _Call(q_THD, keys, values, prepared.positions_T, options, work, out_THV, lse_TH).run()
+        with current(q_THD.device):
+            _Call(q_THD, keys, values, prepared.positions_T, options, work, out_THV, lse_TH).run()
         return out_THV, lse_TH
 
 
