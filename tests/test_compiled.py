@@ -88,3 +88,36 @@ def test_a_model_that_cannot_be_compiled_runs_as_it_is(tmp_path: Path) -> None:
     assert "cannot be compiled" in model.uncompiled_because
     for mine, theirs in zip(got, want, strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+def test_models_beside_each_other_are_compiled_too(tmp_path: Path) -> None:
+    """Dynamo counts the graphs of all models together, and its own limit is eight."""
+    torch._dynamo.reset()
+    models = [
+        load_model(
+            tiny_models.save_tiny_model(tmp_path / str(size), "llama", intermediate_size=size),
+            device="cpu",
+            check=False,
+        )
+        for size in range(32, 72, 8)
+    ]
+    for model in models:
+        want = run(model, model.new_cache(4, 16))
+        pools = model.new_cache(4, 16)
+        model.compile_layers(pools, backend="aot_eager")
+        torch.testing.assert_close(run(model, pools), want, atol=1e-5, rtol=1e-5)
+        assert not model.uncompiled_because
+
+
+def test_past_the_limit_of_graphs_layers_run_uncompiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch._dynamo.reset()
+    monkeypatch.setattr("treegen.compiled._MOST_GRAPHS", 1)
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
+    model = load_model(tiny_models.save_tiny_model(tmp_path, "llama"), device="cpu", check=False)
+    want = run(model, model.new_cache(4, 16))
+    pools = model.new_cache(4, 16)
+    model.compile_layers(pools, backend="aot_eager")
+    torch.testing.assert_close(run(model, pools), want, atol=1e-5, rtol=1e-5)
+    assert "cannot be compiled" in model.uncompiled_because

@@ -312,6 +312,19 @@ def test_weights_may_be_written_into_a_compiled_model_but_not_replaced(checkpoin
     assert anew.run(tree, GREEDY).completions[0].tokens == after
 
 
+def test_a_full_gpu_says_what_to_do(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.model, "_forward", full)
+        with pytest.raises(CapacityError, match=r"cpu has no memory left for a pass.*--max-rows"):
+            llm.generate(["a"], GREEDY)
+    monkeypatch.setattr("treegen.model._zeros", full)
+    with pytest.raises(CapacityError, match=r"a cache of .* is more than is free on cpu"):
+        llm.model.new_cache(4, 16)
+
+
 def test_after_an_error_the_next_run_works(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     forward, passes = llm.model.forward, [0]
 

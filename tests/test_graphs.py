@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -39,9 +40,6 @@ class FakeGraph:
     again: Callable[[], None]
     pools: ClassVar[list[Any]] = []  # that graphs were captured with
 
-    def pool(self) -> FakeGraph:
-        return self
-
     def replay(self) -> None:
         self.again()
 
@@ -57,10 +55,14 @@ def faked() -> Iterator[pytest.MonkeyPatch]:
     """Capturing computes nothing, as on a GPU; what is captured holds garbage until replayed."""
     capturing: list[FakeGraph] = []
     last: list[Draws | Tensor] = []
+    numbers = itertools.count()
     compute = graphs.DecodeGraphs._compute
 
     @contextlib.contextmanager
-    def capture(graph: FakeGraph, pool: Any) -> Iterator[None]:
+    def capture(
+        graph: FakeGraph, pool: Any, stream: Any, capture_error_mode: str
+    ) -> Iterator[None]:
+        assert stream == "stream"
         capturing.append(graph)
         FakeGraph.pools.append(pool)
         yield
@@ -90,6 +92,11 @@ def faked() -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
         patch.setattr(torch.cuda, "synchronize", lambda: None)
+        patch.setattr(torch.cuda, "Stream", lambda device: "stream")
+        patch.setattr(torch.cuda, "current_stream", lambda device: "current")
+        patch.setattr(torch.cuda, "set_stream", lambda stream: None)
+        patch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, next(numbers)))
+        patch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *_: None, raising=False)
         patch.setattr(torch.cuda, "graph", capture)
         patch.setattr(graphs.DecodeGraphs, "_compute", compute_or_capture)
         patch.setattr(graphs, "_borrowed", lambda tensor: tensor)
@@ -179,7 +186,8 @@ def test_rows_go_on_from_the_tokens_of_the_last_step(patched: pytest.MonkeyPatch
             drawn = after(torch.arange(rows + 20))[:, None]
         if turn == 50:
             assert found.num_graphs == 1, "graphs that read from elsewhere are gone"
-            assert FakeGraph.pools[-1] is None, "torch refuses a pool that no graph uses"
+            *before, last = FakeGraph.pools
+            assert last not in before, "torch refuses a pool that no graph uses any more"
     assert found.num_graphs > 1
 
 
@@ -218,11 +226,14 @@ def test_where_nothing_can_be_captured_steps_run_eagerly(
         yield
 
     patched.setattr(torch.cuda, "graph", refuse)
+    streams: list[str] = []
+    patched.setattr(torch.cuda, "set_stream", streams.append)
     found = graphs.DecodeGraphs(forward)
     for _ in range(2):
         assert tokens_of(found.run(step(20))) == after(torch.arange(1, 21)).tolist()
     assert found.num_graphs == 0
     assert found.off == "the step cannot be captured: no way"
+    assert streams == ["current"], "where a capture cannot end, torch leaves its stream current"
 
 
 @settings(max_examples=60, deadline=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from treegen import sampling
 from treegen.errors import InputError
 from treegen.params import SamplingParams
 from treegen.sampling import SamplingBatch, draw, row_seed, uniforms
@@ -88,6 +90,30 @@ def test_seeds_differ_by_run_prompt_and_sample() -> None:
     assert len(seeds) == 3 * 5 * 50
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert row_seed(0, "p", 3) == 3520849008867759232  # never changes: old runs must resume
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        [SamplingParams(top_p=0.8), SamplingParams(top_k=3, min_p=0.01), SamplingParams()],
+        [SamplingParams(temperature=0, logprobs=4), SamplingParams(logprobs=2)],
+        [SamplingParams(temperature=0)],
+    ],
+)
+@pytest.mark.parametrize("at_once", [1, 90, 130])
+def test_rows_are_drawn_in_slices_that_fit_in_memory(
+    params: list[SamplingParams], at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = torch.randn(11, 40)
+    seeds, steps = torch.randint(0, 2**62, (11, 3)), torch.randint(0, 9, (11, 3))
+    batch = SamplingBatch.of(params, torch.arange(11) % len(params))
+    want = draw(logits, seeds, steps, batch)
+    monkeypatch.setattr(sampling, "_AT_ONCE", at_once)
+    got = draw(logits, seeds, steps, batch)
+    for field in fields(want):
+        mine, whole = getattr(got, field.name), getattr(want, field.name)
+        assert (mine is None) == (whole is None)
+        assert whole is None or torch.equal(mine, whole)
 
 
 @given(st.integers(1, 9), st.integers(0, 2**31), st.data())

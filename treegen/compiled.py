@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
+import torch._dynamo.config
 import torch._dynamo.exc
 from torch import Tensor, nn
 
@@ -26,8 +27,12 @@ from treegen.model_attention import ATTENTION, KEYS, PROBE, VALUES, Probe, write
 
 # T tokens, H query heads, G key-value heads, K key dim, V value dim
 
-CompileError = torch._dynamo.exc.TorchDynamoException
+CompileErrors = (
+    torch._dynamo.exc.TorchDynamoException,
+    torch._dynamo.exc.FailOnRecompileLimitHit,
+)
 """What compiling, which happens in the first pass, raises."""
+_MOST_GRAPHS = 64  # of all layers of all models: dynamo counts those of all families together
 
 _current: ContextVar[Batch] = ContextVar("treegen_batch")
 
@@ -76,6 +81,8 @@ class CompiledLayers:
         self, module: nn.Module, pools: Sequence[LayerKV], *, backend: str = "inductor"
     ) -> None:
         """Compile when first run. Raises ModelError if the layers cannot be told apart."""
+        limit = torch._dynamo.config.recompile_limit
+        torch._dynamo.config.recompile_limit = max(limit, _MOST_GRAPHS)
         self._module, self._pools = module, pools
         self._layers = _decoder_layers(module, len(pools))
         attentions = _attention_modules(module, len(pools))

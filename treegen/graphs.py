@@ -10,8 +10,10 @@ alternatives takes much memory, which each graph would keep.
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +28,7 @@ from treegen.step import NUM_INPUTS, POSITION, Step
 _MAX_GRAPHS = 48
 _PATIENCE = 8.0  # steps' worth of padding in larger graphs before one of the size is captured
 _FIRST_ROOM = 4096  # rows whose drawn tokens have a place at first
+_capturing = threading.Lock()  # a capture would end where another one waits for the whole GPU
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +58,10 @@ class DecodeGraphs:
         self._forward = forward
         self._graphs: list[_Graph] = []
         self._padding: defaultdict[int, float] = defaultdict(float)  # by size, in steps
-        self._pool: Any = None  # memory that all graphs share, for only one runs at a time
+        # Memory that all graphs share, for only one runs at a time, and the stream on which they
+        # are captured, by which torch tells whose memory it is.
+        self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None
         # The tokens that a step draws, where the next one's graph reads them; and under which
         # name the caller knows them.
         self._drawn_P1 = self._known_as = torch.empty(0, 1, dtype=torch.int64)
@@ -125,11 +131,8 @@ class DecodeGraphs:
         static = _static_step(step, size, static_state, self._drawn_P1)
         draws = self._draws(self._compute(static), step)
         state.kernels = static_state.kernels
-        graph = torch.cuda.CUDAGraph()
         try:
-            torch.cuda.synchronize()
-            with torch.cuda.graph(graph, pool=self._pool):
-                out = self._compute(static)
+            graph, out = self._captured(static, state.device)
         except RuntimeError as error:
             # Models that ask the device for a number in the middle of a layer, as some mixtures
             # of experts do, cannot be captured; or no memory is left for it.
@@ -138,11 +141,37 @@ class DecodeGraphs:
             self.off = f"the step cannot be captured: {str(error).splitlines()[0]}"
             torch.cuda.synchronize()
             return draws
-        self._pool = graph.pool()
         if isinstance(out, Tensor):
             out = _borrowed(out)
         self._graphs.append(_Graph(static, static_state, graph, out, step.num_rows, step.sampling))
         return draws
+
+    def _captured(
+        self, static: Step, device: torch.device
+    ) -> tuple[torch.cuda.CUDAGraph, Draws | Tensor]:
+        """A graph of a step, and what it computes; RuntimeError, with nothing changed, if none."""
+        # Torch's own stream for captures is one of whichever GPU was the first to capture.
+        self._stream = self._stream or torch.cuda.Stream(device)
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        before = torch.cuda.current_stream(device)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with _capturing:
+                torch.cuda.synchronize()
+                with torch.cuda.graph(
+                    graph,
+                    pool=self._pool,
+                    stream=self._stream,
+                    capture_error_mode="thread_local",
+                ):
+                    out = self._compute(static)
+        except RuntimeError:
+            # Where even the capture's end fails, torch leaves its stream current and the pool open.
+            torch.cuda.set_stream(before)
+            with suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(device.index, self._pool)
+            raise
+        return graph, out
 
     def _compute(self, static: Step) -> Draws | Tensor:
         """What the graph of a step computes."""

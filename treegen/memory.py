@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import torch
@@ -19,10 +20,23 @@ def default_bytes(device: torch.device) -> int:
     What is left of a GPU is for the activations and logits of a pass.
     """
     if device.type == "cuda":
+        free_unused(device)
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * 0.85)
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(2**30, available // 8)
+
+
+def free_unused(device: torch.device) -> None:
+    """Give a GPU back what models and caches that nobody uses any more have taken.
+
+    They refer to themselves, so that Python frees them when it next looks for cycles; and torch
+    keeps freed memory, which then counts as taken.
+    """
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
 
 
 def pages_in(memory: int, spec: ModelSpec, page_size: int) -> int:

@@ -17,9 +17,10 @@ from transformers.utils import logging
 
 from treegen.batch import Batch
 from treegen.cache import LayerKV
-from treegen.errors import InputError, ModelError
+from treegen.errors import CapacityError, InputError, ModelError
 from treegen.families import refuse_family
 from treegen.load_check import check_model
+from treegen.memory import free_unused
 from treegen.model_attention import ATTENTION
 from treegen.model_files import check_weights, fingerprint, load_tokenizer, locate, one_line
 from treegen.model_spec import (
@@ -33,6 +34,7 @@ from treegen.model_spec import (
     spec_of,
 )
 from treegen.transfer import current
+from treegen.units import format_bytes
 
 if TYPE_CHECKING:
     from treegen.compiled import CompiledLayers
@@ -150,6 +152,16 @@ class Model:
             raise InputError(
                 f"a cache needs pages, got num_pages {num_pages} and page_size {page_size}"
             )
+        try:
+            return self._new_cache(num_pages, page_size)
+        except torch.OutOfMemoryError:
+            size = num_pages * page_size * self.spec.kv_bytes_per_token
+        raise CapacityError(
+            f"a cache of {format_bytes(size)} is more than is free on {self.device}; give it less "
+            "(memory=, --memory)"
+        )
+
+    def _new_cache(self, num_pages: int, page_size: int) -> list[LayerKV]:
         pools: list[LayerKV] = []
         for layer in self.spec.layers:
             if layer.shared_with is not None:
@@ -177,12 +189,12 @@ class Model:
         if self._compiled is None:
             return self._run(batch, batch)
         assert self._compiled.serves(batch), "a compiled model is given other page pools"
-        from treegen.compiled import CompileError, passing
+        from treegen.compiled import CompileErrors, passing
 
         try:
             with passing(batch):
                 return self._run(batch, None)
-        except CompileError as error:
+        except CompileErrors as error:
             # What the layers have written by then is written again.
             self._uncompile()
             self.uncompiled_because = f"the layers cannot be compiled: {one_line(error)}"
@@ -292,6 +304,8 @@ def _load_weights(
         # Some versions leave weights that they dequantised in 16 bits.
         for weight in module.parameters():
             weight.data = weight.data.float()
+    if device.type == "cuda":
+        free_unused(device)
     try:
         return module.to(device)
     except torch.cuda.OutOfMemoryError:

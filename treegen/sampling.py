@@ -10,8 +10,9 @@ Shape letters: P distributions, N draws from each, V vocabulary.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,6 +44,7 @@ def uniforms(seeds: Tensor, steps: Tensor) -> Tensor:
 
 
 _BLOCK = 64  # tokens of the vocabulary that are summed together first
+_AT_ONCE = 2**24  # logits that are drawn from together, if not by the kernels for plain draws
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,21 @@ class SamplingBatch:
         """Every row takes the likeliest token, until `load` says otherwise."""
         temperature_P = torch.ones(num, device=device)
         return SamplingBatch(temperature_P, temperature_P > 0, False, None, None, None, 0)
+
+    def of_rows(self, rows: slice) -> SamplingBatch:
+        """Those of some of the distributions."""
+
+        def part(column: Tensor | None) -> Tensor | None:
+            return None if column is None else column[rows]
+
+        return replace(
+            self,
+            temperature_P=self.temperature_P[rows],
+            greedy_P=part(self.greedy_P),
+            top_p_P=part(self.top_p_P),
+            top_k_P=part(self.top_k_P),
+            min_p_P=part(self.min_p_P),
+        )
 
     def load(self, other: SamplingBatch) -> None:
         """Copy the parameters of plain draws into the place of the first rows' own."""
@@ -127,6 +144,27 @@ def draw(logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: Sampling
             logits_PV, seeds_PN[:, 0], steps_PN[:, 0], params.temperature_P, params.greedy_P
         )
         return Draws(tokens_P[:, None], logprobs_P[:, None], lse_P, None, None)
+    # Sorted, summed and searched, logits take ten to twenty times their own memory.
+    most = max(_AT_ONCE // logits_PV.shape[1], 1)
+    if len(logits_PV) <= most:
+        return _draw(logits_PV, seeds_PN, steps_PN, params)
+    parts = []
+    for start in range(0, len(logits_PV), most):
+        rows = slice(start, start + most)
+        part = _draw(logits_PV[rows], seeds_PN[rows], steps_PN[rows], params.of_rows(rows))
+        parts.append(part)
+    return _joined(parts)
+
+
+def _joined(parts: list[Draws]) -> Draws:
+    def column(name: str) -> Any:
+        pieces = [getattr(part, name) for part in parts]
+        return None if pieces[0] is None else torch.cat(pieces)
+
+    return Draws(*(column(field.name) for field in fields(Draws)))
+
+
+def _draw(logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: SamplingBatch) -> Draws:
     logits_PV = logits_PV.float()
     lse_P = logits_PV.logsumexp(dim=-1)
     if params.all_greedy:

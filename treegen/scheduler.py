@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from treegen.admission import Admission
@@ -187,10 +188,17 @@ class Scheduler:
     def step(self) -> list[Completion]:
         """Run one forward pass; returns the samples that are known to have ended.
 
-        Raises NumericsError if the model's logits are not numbers.
+        Raises NumericsError if the model's logits are not numbers, CapacityError if the GPU's
+        memory is full.
         """
-        with current(self.model.device):
-            return self._step()
+        try:
+            with current(self.model.device):
+                return self._step()
+        except torch.OutOfMemoryError as error:
+            raise CapacityError(
+                f"{self.model.device} has no memory left for a pass; leave it more beside the "
+                f"cache (memory=, --memory), or run fewer rows at a time (max_rows=, --max-rows)"
+            ) from error
 
     def _step(self) -> list[Completion]:
         start = time.perf_counter()

@@ -34,6 +34,8 @@ def main(descriptor: int) -> None:
     """Serve jobs until the parent hangs up."""
     control = socket.socket(fileno=descriptor)
     setup = json.loads(control.recv(1 << 16))
+    # Without the parent, clean up and go, even if a copy of its socket lives on in another process.
+    signal.signal(signal.SIGTERM, lambda *_: _stop(setup["scratch"]))
     if not setup["own_filesystem"]:
         os.mkdir(setup["scratch"], 0o700)
     try:
@@ -74,9 +76,9 @@ def _serve(control: socket.socket, setup: dict[str, Any]) -> None:
 
 def _prepare(setup: dict[str, Any]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    # Without the parent, clean up and go, even if a copy of its socket lives on in another process.
-    signal.signal(signal.SIGTERM, lambda *_: _stop(setup["scratch"]))
     seccomp.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if setup["parent"] not in (None, os.getppid()):
+        sys.exit("the judge ended before it could be noticed")
     if setup["uid"] is not None and not setup["own_filesystem"]:
         os.chown(setup["scratch"], setup["uid"], setup["uid"])
     os.chdir(setup["scratch"])
@@ -125,8 +127,11 @@ def _child(
                 os.write(target, f"broken {type(error).__name__}: {error}\n".encode())
                 break
         os._exit(1)
-    prelude, source_text = json.loads(texts[0])
-    program.run(source_text, prelude, texts[1] or None)
+    try:
+        prelude, source_text = json.loads(texts[0])
+        program.run(source_text, prelude, texts[1] or None)
+    finally:
+        os._exit(1)  # whatever fails here, a child does not go on as the helper would
 
 
 def _dup_above(handle: int) -> int:

@@ -92,6 +92,7 @@ def _setup(runtime: Runtime, scratch: str, **changes: Any) -> dict[str, Any]:
         "seccomp": True,
         "own_filesystem": False,
         "scratch": scratch,
+        "parent": os.getpid(),
         "read": runtime.read,
         "devices": [path for path in DEVICES if os.path.exists(path)],
         "other_threads": 16,
@@ -129,7 +130,9 @@ def _bubblewrap(runtime: Runtime, limits: Limits, control: int, sources: int) ->
         command += ["--dev-bind-try", path, path]
     command += ["--perms", "0777", "--size", str(limits.scratch), "--tmpfs", _INSIDE]
     command += ["--remount-ro", "/", "--chdir", _INSIDE, "--"]
-    setup = _setup(runtime, _INSIDE, uid=_unused_uid() if root else None, own_filesystem=True)
+    uid = _unused_uid() if root else None
+    # Its parent there is bwrap, which sees to its end.
+    setup = _setup(runtime, _INSIDE, uid=uid, own_filesystem=True, parent=None)
     # Nothing in its own environment, which pid 1 of the sandbox would show.
     return Launch(command + _python(runtime, control, sources), {}, setup)
 

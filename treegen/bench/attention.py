@@ -23,7 +23,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from treegen.attention import Level, attend, prepare
 from treegen.bench.cascade import Cascade, Heads, Part
 from treegen.bench.ceilings import Ceilings, kernels_for
-from treegen.bench.timing import Spread, Stopwatch, free_bytes, free_memory
+from treegen.bench.timing import Spread, Stopwatch, free_bytes
+from treegen.memory import free_unused
 from treegen.units import format_bytes
 
 COPIES: Final = "copies"
@@ -74,7 +75,7 @@ def measure(
         case = _Case(rows, prefix, suffix, heads, device, dtype)
         yield _measure(case, ceilings, stopwatch, repeats)
         del case
-        free_memory(device)
+        free_unused(device)
 
 
 class _Case(Cascade):
@@ -125,7 +126,7 @@ def _measure(
         except RuntimeError as problem:  # out of memory, or a kernel that takes no such shape
             skipped[name] = str(problem).splitlines()[0]
         if name in skipped:
-            free_memory(case.device)
+            free_unused(case.device)
 
     def speedup(*, reread: bool) -> float | None:
         times = [t.median for name, t in unshared.items() if name.endswith(REREAD) == reread]
@@ -163,7 +164,7 @@ def _unshared(
     for name in names:
         yield f"{name} {COPIES}", copied.paged(name)
     del copied
-    free_memory(case.device)
+    free_unused(case.device)
     q_RKGD = case.q_RHD.view(case.rows, case.heads.kv_heads, -1, case.heads.width)
     shape = (case.rows, case.heads.kv_heads, case.prefix + case.suffix, case.heads.width)
     k_RKSD, v_RKSD = case.random(*shape), case.random(*shape)

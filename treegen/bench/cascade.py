@@ -17,8 +17,9 @@ from torch import Tensor
 from treegen.attention import Level, attend, prepare
 from treegen.attention.api import LOADERS
 from treegen.bench.ceilings import Ceilings
-from treegen.bench.timing import Spread, Stopwatch, free_bytes, free_memory
+from treegen.bench.timing import Spread, Stopwatch, free_bytes
 from treegen.errors import CapacityError, InputError, NumericsError
+from treegen.memory import free_unused
 from treegen.units import format_bytes
 
 _CHECKED_ROWS = 3
@@ -86,7 +87,7 @@ def measure(
         ratios = {name: time.median / floor_us for name, time in times.items()}
         yield CascadeResult(number, tuple(parts), times, floor_us, ratios, error, skipped)
         del cascade
-        free_memory(device)
+        free_unused(device)
 
 
 class Cascade:

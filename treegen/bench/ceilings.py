@@ -12,8 +12,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from treegen.bench.timing import free_bytes, free_memory, sustained
+from treegen.bench.timing import free_bytes, sustained
 from treegen.errors import CapacityError
+from treegen.memory import free_unused
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ def measure(device: torch.device, dtype: torch.dtype, seconds: float | None = No
         memory=_copy(device, seconds, 2**30 if cuda else 2**25),
         attention_kernel=best,
     )
-    free_memory(device)
+    free_unused(device)
     return found
 
 

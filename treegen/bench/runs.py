@@ -16,11 +16,12 @@ from treegen.bench.modes import NO_ATTENTION, SHARING_MODES, STOCK_MODES
 from treegen.bench.no_attention import no_attention
 from treegen.bench.result import Result, Settings
 from treegen.bench.roofline import Floor, ModelSize, levels_of, size_of, step_floor
-from treegen.bench.timing import Spread, free_memory, graph_bytes
+from treegen.bench.timing import Spread, graph_bytes
 from treegen.bench.workloads import Case, Workload
 from treegen.cost import Sharing
 from treegen.engine import LLM
 from treegen.errors import CapacityError
+from treegen.memory import free_unused
 from treegen.plan import Plan
 from treegen.results import Usage
 
@@ -80,7 +81,7 @@ class Bench:
         """Free the cache."""
         self._llm = None
         self.model.reset()
-        free_memory(self.model.device)
+        free_unused(self.model.device)
 
     # treegen
 
@@ -128,7 +129,7 @@ class Bench:
                 except torch.cuda.OutOfMemoryError:
                     skipped[mode] = "the GPU ran out of memory"
                 if mode in skipped:  # out of the except block, which holds on to tensors
-                    free_memory(self.model.device)
+                    free_unused(self.model.device)
                     continue
                 if repeat < 0:
                     startup.setdefault(mode, made + run.usage.seconds)

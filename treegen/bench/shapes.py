@@ -75,8 +75,9 @@ def build(shape: Shape, *, dtype: str = "auto", device: str = "auto") -> tuple[M
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from treegen.bench.timing import free_bytes, free_memory
+    from treegen.bench.timing import free_bytes
     from treegen.bench.tiny import byte_tokenizer
+    from treegen.memory import free_unused
     from treegen.model import Model
     from treegen.model_spec import resolve_device, resolve_dtype
 
@@ -96,7 +97,7 @@ def build(shape: Shape, *, dtype: str = "auto", device: str = "auto") -> tuple[M
     )
     target = resolve_device(device)
     kind = resolve_dtype(dtype, config, target)
-    free_memory(target)
+    free_unused(target)
     size, free = shape.num_weights * kind.itemsize, free_bytes(target)
     if size > free:
         raise CapacityError(

@@ -17,9 +17,10 @@ import torch
 
 from treegen.bench.modes import GENERATE
 from treegen.bench.result import Result
-from treegen.bench.timing import Spread, free_bytes, free_memory, wait
+from treegen.bench.timing import Spread, free_bytes, wait
 from treegen.bench.workloads import Workload
 from treegen.errors import CapacityError
+from treegen.memory import free_unused
 from treegen.model_attention import ATTENTION
 from treegen.model_files import one_line
 from treegen.tree import prompts_of
@@ -97,7 +98,7 @@ def _restore(model: Model) -> None:
     if hasattr(module, "destroy_cached_continuous_batching_manager"):
         module.destroy_cached_continuous_batching_manager()
     module.set_attn_implementation(ATTENTION)
-    free_memory(model.device)
+    free_unused(model.device)
 
 
 def _check_fits(model: Model, workload: Workload) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import statistics
 import time
@@ -11,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from treegen.transfer import current
 
 _FLUSH_BYTES = 2**29  # written between timed calls: more than any L2 holds
 _SLICE = 0.05  # seconds of work handed to a GPU between looks at the clock
@@ -47,14 +48,6 @@ def graph_bytes() -> int:
         for segment in torch.cuda.memory_snapshot()
         if segment["segment_pool_id"] != (0, 0)
     )
-
-
-def free_memory(device: torch.device) -> None:
-    """Give back what nothing refers to any more, before the next configuration takes its own."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()
 
 
 def machine(device: torch.device) -> dict[str, str | int]:
@@ -120,13 +113,17 @@ class Stopwatch:
 
     def seconds(self, call: Callable[[], object], repeats: int) -> list[float]:
         """Seconds of each of some calls, after two that are not timed."""
+        with current(self._device):
+            return self._seconds(call, repeats)
+
+    def _seconds(self, call: Callable[[], object], repeats: int) -> list[float]:
         for _ in range(2):
             call()
         if self._flush is None:
             return [self._on_cpu(call) for _ in range(repeats)]
         wait(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream(self._device)):
             held = call()  # its memory belongs to the graph
         graph.replay()
         pairs = []
