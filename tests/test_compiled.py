@@ -114,10 +114,10 @@ def test_past_the_limit_of_graphs_layers_run_uncompiled(
 ) -> None:
     torch._dynamo.reset()
     monkeypatch.setattr("treegen.compiled._MOST_GRAPHS", 1)
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
     model = load_model(tiny_models.save_tiny_model(tmp_path, "llama"), device="cpu", check=False)
     want = run(model, model.new_cache(4, 16))
     pools = model.new_cache(4, 16)
-    model.compile_layers(pools, backend="aot_eager")
-    torch.testing.assert_close(run(model, pools), want, atol=1e-5, rtol=1e-5)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        model.compile_layers(pools, backend="aot_eager")
+        torch.testing.assert_close(run(model, pools), want, atol=1e-5, rtol=1e-5)
     assert "cannot be compiled" in model.uncompiled_because
