@@ -91,8 +91,9 @@ class LLM:
         model: a `Model` that is loaded comes with its tokenizer, and dtype, device, check, revision
         and trust_remote_code then mean nothing. It serves the last LLM that was made of it.
         memory: bytes of the key-value cache, such as "2GiB"; by default 85% of a GPU's free
-        memory, or 1 GiB on a CPU. page_size: tokens per cache page. max_rows: samples decoded at
-        once at most. prefill_chunk: prompt tokens computed in one pass at most.
+        memory, less where a pass needs more of it, or 1 GiB on a CPU. page_size: tokens per cache
+        page. max_rows: samples decoded at once at most. prefill_chunk: prompt tokens computed in
+        one pass at most.
         sharing: which tree levels are attention parts of their own; see `compile_plan`.
         impl: how attention is computed: "auto", "cpu", "triton" (with cuDNN for a long trunk),
         "flash", "xformers" or "reference".
@@ -135,10 +136,12 @@ class LLM:
             self.model.use_graphs()
         kind = "cpu" if self.model.device.type == "cpu" else "cuda"
         page_size = page_size or mem.PAGE_SIZE[kind]
-        size = size or mem.default_bytes(self.model.device)
-        num_pages = mem.pages_in(size, self.spec, page_size)
         self.max_rows = max_rows or MAX_ROWS[kind]
         self.prefill_chunk = prefill_chunk or PREFILL_CHUNK[kind]
+        if not size:
+            activations = mem.activation_bytes(self.model.module, self.prefill_chunk)
+            size = mem.default_bytes(self.model.device, activations)
+        num_pages = mem.pages_in(size, self.spec, page_size)
         self.sharing: Sharing = sharing
         self.cache = PagedCache(
             self.model.new_cache(num_pages + 1, page_size), num_pages, page_size

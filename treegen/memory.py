@@ -4,27 +4,53 @@ from __future__ import annotations
 
 import gc
 import os
+from typing import TYPE_CHECKING, Final
 
 import torch
+from torch import nn
 
 from treegen.errors import CapacityError
 from treegen.model_spec import ModelSpec
 from treegen.units import format_bytes
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 PAGE_SIZE = {"cpu": 16, "cuda": 64}
+_LOGITS: Final = 2**28  # bytes left for logits at least
 
 
-def default_bytes(device: torch.device) -> int:
+def default_bytes(device: torch.device, activations: int = 0) -> int:
     """Cache size if the user gives none: most of a free GPU, a small part of the host's memory.
 
-    What is left of a GPU is for the activations and logits of a pass.
+    What is left of a GPU is for the activations of a pass, which take about so many bytes, for
+    logits and for CUDA graphs.
     """
     if device.type == "cuda":
         free_unused(device)
         free, _ = torch.cuda.mem_get_info(device)
-        return int(free * 0.85)
+        return max(free - max(int(free * 0.15), activations * 5 // 4 + _LOGITS), 0)
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(2**30, available // 8)
+
+
+def activation_bytes(module: PreTrainedModel, num_tokens: int) -> int:
+    """About what a pass holds at a time: a layer's widest products beside some of its inputs."""
+    skipped = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
+    head = module.get_output_embeddings()
+    if head is not None:
+        skipped.add(id(head.weight))
+    config = module.config.get_text_config()
+    most = 0
+    for weight in module.parameters():
+        if weight.dim() < 2 or id(weight) in skipped:
+            continue
+        # Of experts, which lie in one tensor, each token sees a few.
+        copies = getattr(config, "num_experts_per_tok", None) or 1 if weight.dim() > 2 else 1
+        narrow, wide = sorted(weight.shape[-2:])
+        # The gate, what it multiplies and their product are as wide as the widest matrix.
+        most = max(most, copies * (3 * wide + 4 * narrow) * weight.element_size())
+    return most * num_tokens
 
 
 def free_unused(device: torch.device) -> None:
