@@ -35,18 +35,21 @@ def default_bytes(device: torch.device, activations: int = 0) -> int:
 
 
 def activation_bytes(module: PreTrainedModel, num_tokens: int) -> int:
-    """About what a pass holds at a time: a layer's widest products beside some of its inputs."""
+    """About what a pass over so many tokens holds at a time, without its logits.
+
+    That is a layer's widest products beside some of its inputs.
+    """
     skipped = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
     head = module.get_output_embeddings()
     if head is not None:
         skipped.add(id(head.weight))
-    config = module.config.get_text_config()
+    experts = getattr(module.config.get_text_config(), "num_experts_per_tok", None) or 1
     most = 0
     for weight in module.parameters():
         if weight.dim() < 2 or id(weight) in skipped:
             continue
         # Of experts, which lie in one tensor, each token sees a few.
-        copies = getattr(config, "num_experts_per_tok", None) or 1 if weight.dim() > 2 else 1
+        copies = experts if weight.dim() > 2 else 1
         narrow, wide = sorted(weight.shape[-2:])
         # The gate, what it multiplies and their product are as wide as the widest matrix.
         most = max(most, copies * (3 * wide + 4 * narrow) * weight.element_size())
