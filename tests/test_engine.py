@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny_models
 import torch
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from treegen import LLM, Node, SamplingParams
 from treegen.errors import CapacityError, InputError, ModelError, NumericsError
 from treegen.results import Completion
+from treegen.text import StopStrings
 
 FEW_SHOT = "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 2
 QUESTIONS = [
@@ -238,6 +240,24 @@ def test_stop_strings_cut_the_text(llm: LLM) -> None:
     for c in llm.run(tree_of(10), kept).completions:
         if isinstance(c.stop, str):
             assert c.text.endswith(c.stop)
+
+
+def test_the_table_of_stop_strings_is_made_once(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def table(self: StopStrings, vocab_size: int) -> Any:
+        made.append(self.stops)
+        return np.ones(vocab_size, dtype=np.bool_)
+
+    monkeypatch.setattr(StopStrings, "_table", table)
+    llm = load(checkpoint)
+    for seed in range(3):
+        llm.run(tree_of(), SamplingParams(max_tokens=4, stop=["\n"], seed=seed))
+        llm.run(tree_of(), SamplingParams(max_tokens=3 + seed, stop=["\n", "Q"], temperature=0))
+        llm.session(SamplingParams(max_tokens=4, stop="\n", seed=seed)).close()
+    assert made == [("\n",), ("\n", "Q")]
 
 
 def test_chat_messages_are_prompts_too(llm: LLM) -> None:

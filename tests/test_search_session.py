@@ -30,7 +30,7 @@ from treegen.search.live import LiveBackend
 from treegen.search.node import SearchFn, SearchNode
 from treegen.search.problems import named
 from treegen.search.session import Asked, Session
-from treegen.stopping import Stopping
+from treegen.stopping import Stopping, Stoppings
 
 PARAMS = SamplingParams(temperature=0.9, max_tokens=6, seed=3)
 
@@ -70,6 +70,7 @@ def backend_of(
     return LiveBackend(
         tokenizer=LetterTokenizer(model.vocab_size), spec=spec_of(model, context_length),
         params=params, max_rows=max_rows, make_scheduler=make_scheduler, make_plan=make_plan,
+        stopping_of=Stoppings(LetterTokenizer(model.vocab_size), [EOS], model.vocab_size).of,
     )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from treegen.requests import (
 )
 from treegen.results import Completion, RunResult, Score, Usage
 from treegen.scheduler import Scheduler
-from treegen.stopping import Stopping
+from treegen.stopping import Stoppings
 from treegen.stream import Stream
 from treegen.tree import Message, Node, expansions_of, generates
 from treegen.units import parse_bytes
@@ -132,6 +132,7 @@ class LLM:
                 impl=impl,
             )
         self.spec = self.model.spec
+        self._stoppings = Stoppings(self.tokenizer, self.spec.eos_token_ids, self.spec.vocab_size)
         if not eager:
             self.model.use_graphs()
         kind = "cpu" if self.model.device.type == "cpu" else "cuda"
@@ -260,9 +261,7 @@ class LLM:
         scheduler = self._scheduler(
             plan,
             params=params,
-            stopping=Stopping(
-                params, self.tokenizer, self.spec.eos_token_ids, self.spec.vocab_size
-            ),
+            stopping=self._stoppings.of(params),
             samples=samples,
             prefill_chunk=chunk or self.prefill_chunk,
             on_prefilled=keep if keep_as is not None else None,
@@ -393,6 +392,7 @@ class LLM:
             spec=self.spec,
             params=params,
             max_rows=self.max_rows,
+            stopping_of=self._stoppings.of,
             make_scheduler=lambda stopping, on_grown: self._scheduler(
                 empty, params=params, stopping=stopping, samples=[], on_grown=on_grown
             ),

@@ -10,6 +10,7 @@ alternatives takes much memory, which each graph would keep.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -58,10 +59,7 @@ class DecodeGraphs:
         self._forward = forward
         self._graphs: list[_Graph] = []
         self._padding: defaultdict[int, float] = defaultdict(float)  # by size, in steps
-        # Memory that all graphs share, for only one runs at a time, and the stream on which they
-        # are captured, by which torch tells whose memory it is.
-        self._pool: Any = None
-        self._stream: torch.cuda.Stream | None = None
+        self._pool: Any = None  # memory that all graphs share, for only one runs at a time
         # The tokens that a step draws, where the next one's graph reads them; and under which
         # name the caller knows them.
         self._drawn_P1 = self._known_as = torch.empty(0, 1, dtype=torch.int64)
@@ -150,8 +148,6 @@ class DecodeGraphs:
         self, static: Step, device: torch.device
     ) -> tuple[torch.cuda.CUDAGraph, Draws | Tensor]:
         """A graph of a step, and what it computes; RuntimeError, with nothing changed, if none."""
-        # Torch's own stream for captures is one of whichever GPU was the first to capture.
-        self._stream = self._stream or torch.cuda.Stream(device)
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         before = torch.cuda.current_stream(device)
         graph = torch.cuda.CUDAGraph()
@@ -161,7 +157,7 @@ class DecodeGraphs:
                 with torch.cuda.graph(
                     graph,
                     pool=self._pool,
-                    stream=self._stream,
+                    stream=_stream(device),
                     capture_error_mode="thread_local",
                 ):
                     out = self._compute(static)
@@ -189,6 +185,16 @@ class DecodeGraphs:
         draws = out.first(step.num_rows)
         self._known_as = draws.tokens_PN
         return draws
+
+
+@functools.cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream on which steps are captured on a GPU.
+
+    Torch's own is one of whichever GPU was the first to capture. Not one for each model, for what
+    cuBLAS computes in is kept for every stream there ever was.
+    """
+    return torch.cuda.Stream(device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,10 @@ it could are looked at in Python.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,8 @@ from treegen.text import Detokenizer, StopStrings
 
 if TYPE_CHECKING:
     from treegen.text import Tokens
+
+_MOST_KEPT: Final = 256
 
 Verdict = tuple[FinishReason, str | int | None, str]
 """Finish reason, what stopped a sample, and its text."""
@@ -81,6 +84,26 @@ class Stopping:
         for (at, stop_id), text in zip(stops.items(), texts, strict=True):
             verdicts[at] = "length" if stop_id is None else "stop", stop_id, text
         return verdicts
+
+
+class Stoppings:
+    """Stop conditions for one model; each is made once, as its table takes a while to make."""
+
+    def __init__(self, tokenizer: Any, eos_token_ids: Sequence[int], vocab_size: int) -> None:
+        make = functools.partial(
+            Stopping, tokenizer=tokenizer, eos_token_ids=eos_token_ids, vocab_size=vocab_size
+        )
+        self._of = functools.lru_cache(maxsize=_MOST_KEPT)(make)
+
+    def of(self, params: SamplingParams) -> Stopping:
+        """Those that sampling parameters ask for."""
+        stops = SamplingParams(
+            stop=params.stops,
+            stop_token_ids=tuple(params.stop_token_ids),
+            ignore_eos=params.ignore_eos,
+            include_stop=params.include_stop,
+        )
+        return self._of(stops)
 
 
 @dataclass(frozen=True, slots=True)

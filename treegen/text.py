@@ -22,6 +22,7 @@ MAX_CHARACTER_TOKENS: Final = 4
 CONTEXT_TOKENS: Final = 8
 """Prompt tokens that are decoded along with the generated ones, if they show any text."""
 NUM_PROBES: Final = 256
+_MANY: Final = 64  # sequences worth waking the tokenizer's threads for, which may take 13 ms
 
 
 class Detokenizer:
@@ -106,6 +107,8 @@ class Detokenizer:
     def decode_each(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         """Return the text of each sequence of tokens, as the tokenizer gives it."""
         if self._limit is None:
+            if len(sequences) < _MANY:
+                return [self._backend.decode(ids, skip_special_tokens=True) for ids in sequences]
             texts: list[str] = self._backend.decode_batch(sequences, skip_special_tokens=True)
             return texts
         known = [[token for token in tokens if token < self._limit] for tokens in sequences]

@@ -111,7 +111,7 @@ EXPERIMENTS: Final = {
         Experiment(
             "mmlu",
             "5-shot by subject, one answer token",
-            "the shape, 700 tokens of examples, 246 questions of 100 tokens a subject, 1,024 rows",
+            "the shape, 700 tokens of examples, 246 questions of 100 tokens a subject",
             "codellama-7b",
             (
                 Workload(
@@ -122,7 +122,7 @@ EXPERIMENTS: Final = {
                     problem_tokens=100,
                     samples=1,
                     new_tokens=1,
-                    max_rows=1024,
+                    equal=True,
                 ),
             ),
             ("all", "off"),

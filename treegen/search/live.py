@@ -104,6 +104,7 @@ class LiveBackend:
         spec: ModelSpec,
         params: SamplingParams,
         max_rows: int,
+        stopping_of: Callable[[SamplingParams], Stopping],
         make_scheduler: Callable[[Stopping, Callable[[LiveRequest, Completion], Grown]], Scheduler],
         make_plan: Callable[[Sequence[Request]], Plan],
     ) -> None:
@@ -112,10 +113,9 @@ class LiveBackend:
         make_scheduler: of stop conditions and what is called with every finished sample.
         """
         self.tokenizer, self.spec, self.params = tokenizer, spec, params
-        self._make_plan = make_plan
-        self._stoppings: dict[SamplingParams, Stopping] = {}
+        self._make_plan, self._stopping_of = make_plan, stopping_of
         self._param_sets = {_sampling_key(params): 0}
-        self.scheduler = make_scheduler(self._stopping(params), self._on_grown)
+        self.scheduler = make_scheduler(stopping_of(params), self._on_grown)
         self._prompts = PromptIndex(self.scheduler.store, rows=max_rows)
         self._detokenizer = Detokenizer(tokenizer)
         self._tickets: dict[int, tuple[Ticket[Any], LiveRequest]] = {}  # by request
@@ -347,23 +347,8 @@ class LiveBackend:
             )
         key = _sampling_key(params)
         if key not in self._param_sets:
-            self._param_sets[key] = self.scheduler.add_params(params, self._stopping(params))
+            self._param_sets[key] = self.scheduler.add_params(params, self._stopping_of(params))
         return self._param_sets[key]
-
-    def _stopping(self, params: SamplingParams) -> Stopping:
-        key = SamplingParams(
-            stop=params.stops,
-            stop_token_ids=tuple(params.stop_token_ids),
-            ignore_eos=params.ignore_eos,
-            include_stop=params.include_stop,
-        )
-        if key not in self._stoppings:
-            # The table over the vocabulary takes a while for a large one.
-            spec = self.spec
-            self._stoppings[key] = Stopping(
-                key, self.tokenizer, spec.eos_token_ids, spec.vocab_size
-            )
-        return self._stoppings[key]
 
     def _check_fits(self, segment: LiveSegment, spec: Request) -> None:
         cache, size = self.scheduler.cache, self.scheduler.cache.page_size
