@@ -63,15 +63,19 @@ def sample(
         prompts = _Prompts(stream)
         account.begin(stream.usage, stream.plan)
         watch = _Watch(run, llm, stream, tally)
+
+        def keep(completions: Sequence[Completion]) -> None:
+            for completion in completions:
+                record = prompts.record(completion, tokens=job.settings.log_tokens)
+                job.mark(record)
+                run.append(record)
+                account.count()
+                if tally:
+                    tally.add(record)
+
         try:
             while stream.has_work and not stop():
-                for completion in stream.step():
-                    record = prompts.record(completion, tokens=job.settings.log_tokens)
-                    job.mark(record)
-                    run.append(record)
-                    account.count()
-                    if tally:
-                        tally.add(record)
+                keep(stream.step())
                 if judging:
                     judging.poll()
                 account.save()
@@ -79,6 +83,7 @@ def sample(
                 now = watch.look(last=last)
                 timeline.note(now, last=last, prompt_tokens=computed)
                 yield now
+            keep(stream.ended())
         except BaseException:
             # What went wrong first is what the user must hear of, as on a full disk.
             with suppress(RunError):

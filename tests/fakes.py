@@ -197,9 +197,10 @@ def drain(scheduler: Scheduler, *, check: bool = True) -> list[Completion]:
         if not scheduler.has_work:
             break
         before, flight = _progress(scheduler), scheduler.flight
-        finished += scheduler.step()
+        ended = scheduler.step()
+        finished += ended
         after = _progress(scheduler)
-        done = after > before or flight is not None or not scheduler.has_work
+        done = after > before or flight is not None or ended or not scheduler.has_work
         assert done, "a step did nothing"
         if check:
             scheduler.check()

@@ -122,6 +122,28 @@ def test_a_run_that_ends_early_says_so(
     assert done.document["runs"][0]["complete"] is False
 
 
+def test_a_run_that_is_stopped_keeps_all_that_had_ended(
+    treegen: Command, tiny: Path, tmp_path: Path
+) -> None:
+    from treegen.runs import RunDir
+    from treegen.tasks.job import load_job, load_llm, run_settings, weights_fingerprint
+    from treegen.tasks.runner import sample
+    from treegen.tasks.settings import settle
+
+    asked = {"task": "gsm8k", "model": str(tiny), "limit": 2, "num_samples": 32, "max_tokens": 24,
+             "max_rows": 32, "memory": "8MiB"}  # fmt: skip
+    job = load_job(settle(asked))
+    weights = weights_fingerprint(job.settings.engine)
+    wanted = run_settings(job, dtype="float32", fingerprint=weights, flags={})
+    llm = load_llm(job.settings.engine, weights)
+    llm._run_ahead = True  # as on a GPU, where samples that end together are stored bit by bit
+    with RunDir.create(tmp_path / "run", wanted) as run:
+        steps = list(sample(job, run, llm, stop=lambda: len(run.done) > 24))
+        first = job.data.problems[0].id
+        assert 24 < steps[-1].done < 32
+        assert {index for problem, index in run.done if problem == first} == set(range(32))
+
+
 # The real process
 
 

@@ -408,12 +408,13 @@ def test_a_score_whose_last_piece_is_bad_is_not_given(run_ahead: bool) -> None:
     assert not scheduler.scores
 
 
-def test_what_ended_before_a_bad_prompt_is_returned() -> None:
+@pytest.mark.parametrize("samples", [4, 40])
+def test_what_ended_before_a_bad_prompt_is_returned(samples: int) -> None:
     """The pass that ends the second prompt, badly, is launched before the first one's rows end."""
     params = SamplingParams(max_tokens=5)
     model = HistoryModel(eos_bias=-20.0)
-    plan = plan_of([([2, 3], 4), ([3] * 10, 4)], params)
-    scheduler = scheduler_of(plan, model, model.new_cache(200, 2), params, max_rows=8,
+    plan = plan_of([([2, 3], samples), ([3] * 10, 4)], params)
+    scheduler = scheduler_of(plan, model, model.new_cache(400, 2), params, max_rows=samples + 4,
                              prefill_chunk=2, run_ahead=True)  # fmt: skip
     model.bad_at = 9
     finished: list[Completion] = []
@@ -422,7 +423,45 @@ def test_what_ended_before_a_bad_prompt_is_returned() -> None:
             finished += scheduler.step()
             scheduler.check()
     assert tokens_of(finished).items() <= expected(model, plan, params).items()
-    assert len(finished) == 4
+    assert len(finished) == samples
+
+
+def test_samples_that_end_together_are_reported_while_others_run() -> None:
+    params = SamplingParams(max_tokens=12)
+    model = HistoryModel(eos_bias=-20.0)
+    plan = plan_of([([2, 3, 4 + i], 32) for i in range(4)], params)
+    scheduler = scheduler_of(
+        plan, model, model.new_cache(1000, 4), params, max_rows=32, run_ahead=True
+    )
+    finished: list[Completion] = []
+    reported = []
+    while scheduler.has_work:
+        ended = scheduler.step()
+        scheduler.check()
+        finished += ended
+        reported.append(len(ended))
+    assert tokens_of(finished) == expected(model, plan, params)
+    assert scheduler.usage.decode_steps == 4 * 11  # nobody waits for a place
+    # All but the last 32, which nothing comes after, are four live rows' worth of tokens a step.
+    assert sorted(reported)[-1] == 32 and sorted(reported)[-2] <= 4 * 32 // 12
+    assert scheduler.rows.num_used == 0
+
+
+def test_whoever_leaves_a_run_gets_what_has_ended() -> None:
+    params = SamplingParams(max_tokens=6)
+    model = HistoryModel(eos_bias=-20.0)
+    plan = plan_of([([2, 3], 20), ([3] * 9, 20)], params)
+    scheduler = scheduler_of(
+        plan, model, model.new_cache(1000, 4), params, max_rows=20, run_ahead=True
+    )
+    finished: list[Completion] = []
+    while not finished:
+        finished += scheduler.step()
+    assert len(finished) < 20
+    finished += scheduler.ended()
+    scheduler.close()
+    want = expected(model, plan, params)
+    assert tokens_of(finished) == {key: want[key] for key in want if key[0] == "p0"}
 
 
 def test_passes_are_launched_while_another_is_under_way() -> None:

@@ -143,9 +143,10 @@ class LiveRows:
         return True
 
     def remove(self, slots: Ints, *, ended: bool) -> None:
-        """Rows leave for good, from wherever they are; frees their pages and slots.
+        """Rows leave for good, from wherever they are; frees their pages.
 
-        ended: by themselves, so that their lengths say how long others may become.
+        ended: by themselves, so that their lengths say how long others may become. Their slots are
+        then the caller's to release, once what they have generated is reported.
         """
         if ended:
             self._ended_rows += len(slots)
@@ -153,7 +154,8 @@ class LiveRows:
         self._leave(slots)
         if len(self.ready):
             self.ready = self.ready[~np.isin(self.ready, slots)]
-        self.rows.release(slots)
+        if not ended:
+            self.rows.release(slots)
 
     def clear(self) -> None:
         """Forget all rows; their pages have been freed."""

@@ -11,17 +11,16 @@ for all passes after it; what is known of it only when it is over is whether its
 numbers, its tokens, and who may go on with what it has computed.
 
 A sample's life: its request is opened (pages for the segments above it), the segments are
-computed, its first token is drawn (it is ready), it gets pages (it is live), it ends. When pages
-run out a live row goes back to ready, and an open request without live rows back to waiting; what
-they have generated stays, only keys and values are computed again.
+computed, its first token is drawn (it is ready), it gets pages (it is live), it ends, and it is
+reported: of thousands that end together a few in each step, while others run. When pages run out a
+live row goes back to ready, and an open request without live rows back to waiting; what they have
+generated stays, only keys and values are computed again.
 """
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +32,7 @@ from treegen.admission import Admission
 from treegen.batch import Forward
 from treegen.cache import PagedCache
 from treegen.decoding import DecodeSteps, Flight
+from treegen.ended import Ended, completions_of
 from treegen.errors import CapacityError, NumericsError
 from treegen.kept import KeptPrefixes
 from treegen.layout import Ints
@@ -47,11 +47,14 @@ from treegen.results import Completion, Score, Usage
 from treegen.rows import RowTable
 from treegen.scores import score_of
 from treegen.segments import SegmentStore
-from treegen.stopping import ParamSet, Stopping, completions_of
+from treegen.stopping import ParamSet, Stopping
 from treegen.transfer import current
 
 if TYPE_CHECKING:
     from treegen.graphs import DecodeGraphs
+
+# Tokens of samples reported in a step, for each live row, which draws one in that time.
+_REPORTED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,9 @@ class Scheduler:
         self._stopping_of = np.zeros(1, dtype=np.int64)
         self._run_ahead, self._max_rows = run_ahead, max_rows
         self.flight: PrefillFlight | Flight | None = None
-        self._ended_early: list[Completion] = []  # noted between steps
+        self._ended = Ended(self.rows, self.param_sets)
+        self._finished: list[Completion] = []  # not returned yet
+        self._error: Exception | None = None  # raised once all that had finished is returned
         run = RunParts(model, cache, self.store, self.live, self.usage, self.param_sets, impl)
         self._passes = PrefillPasses(run, chunk=prefill_chunk)
         self._steps = DecodeSteps(run, graphs)
@@ -151,7 +156,9 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether anything is left to do."""
-        return self._admission.has_work or bool(self._ended_early)
+        return self._admission.has_work or bool(
+            len(self._ended) or self._finished or self._error is not None
+        )
 
     def add_params(self, params: SamplingParams, stopping: Stopping) -> int:
         """Further sampling parameters; returns their index for `add`."""
@@ -186,36 +193,57 @@ class Scheduler:
         return request
 
     def step(self) -> list[Completion]:
-        """Run one forward pass; returns the samples that are known to have ended.
+        """Run one forward pass; returns samples that are known to have ended.
 
         Raises NumericsError if the model's logits are not numbers, CapacityError if the GPU's
-        memory is full.
+        memory is full; what had finished before that is returned first.
         """
-        try:
-            with current(self.model.device):
-                return self._step()
-        except torch.OutOfMemoryError as error:
-            raise CapacityError(
-                f"{self.model.device} has no memory left for a pass; leave it more beside the "
-                f"cache (memory=, --memory), or run fewer rows at a time (max_rows=, --max-rows)"
-            ) from error
+        if self._error is None:
+            try:
+                with current(self.model.device):
+                    self._step()
+            except Exception as error:
+                self._error = self._explained(error)
+                self._finished += self._ended.report()
+        finished, self._finished = self._finished, []
+        if self._error is not None and not finished:
+            failure, self._error = self._error, None
+            raise failure
+        return finished
 
-    def _step(self) -> list[Completion]:
+    def ended(self) -> list[Completion]:
+        """All samples that are known to have ended and were not returned yet."""
+        finished, self._finished = self._finished + self._ended.report(), []
+        return finished
+
+    def _explained(self, error: Exception) -> Exception:
+        if not isinstance(error, torch.OutOfMemoryError):
+            return error
+        explained = CapacityError(
+            f"{self.model.device} has no memory left for a pass; leave it more beside the "
+            f"cache (memory=, --memory), or run fewer rows at a time (max_rows=, --max-rows)"
+        )
+        explained.__cause__ = error
+        return explained
+
+    def _step(self) -> None:
         start = time.perf_counter()
         self._admission.admit()
-        finished, self._ended_early = self._ended_early, []
         launched: PrefillFlight | Flight | None
         if self._prefills_next:
             launched = self._passes.launch(self._admission.to_compute)
         else:
-            launched = self._decode(finished)
+            launched = self._decode()
         before, self.flight = self.flight, launched
         if before is not None:
-            finished += self._note(before)
+            self._note(before)
         if not self._run_ahead:
-            finished += self._land()
+            self._land()
+        # While passes run ahead, the GPU works meanwhile.
+        goes_on = self._run_ahead and self._admission.has_work
+        num_tokens = _REPORTED * len(self.live.order) if goes_on else None
+        self._finished += self._ended.report(num_tokens)
         self._count_seconds(before or launched, time.perf_counter() - start)
-        return finished
 
     def _count_seconds(self, waited_for: PrefillFlight | Flight | None, seconds: float) -> None:
         usage = self.usage
@@ -231,7 +259,7 @@ class Scheduler:
         request = self.requests.get(index)
         if request is not None and not request.spec.rows:
             # Its segments may be in the pass under way, and other requests' too.
-            self._ended_early += self._land()
+            self._land()
             request = self.requests.get(index)
         if request is not None:
             greedy = self.param_sets[request.params].is_greedy
@@ -254,15 +282,17 @@ class Scheduler:
             runs = ids[np.flatnonzero(np.diff(ids, prepend=-2))]
             assert len(np.unique(runs[runs >= 0])) == (runs >= 0).sum(), "rows are not depth first"
 
-    def _land(self) -> list[Completion]:
+    def _land(self) -> None:
         """Wait for the pass under way, if there is one, and note its results."""
         flight, self.flight = self.flight, None
-        return self._note(flight) if flight is not None else []
+        if flight is not None:
+            self._note(flight)
 
-    def _note(self, flight: PrefillFlight | Flight) -> list[Completion]:
+    def _note(self, flight: PrefillFlight | Flight) -> None:
         if isinstance(flight, PrefillFlight):
-            return self._note_prefill(flight)
-        return self._note_draws(flight)
+            self._note_prefill(flight)
+        else:
+            self._note_draws(flight)
 
     # Prefill
 
@@ -276,23 +306,21 @@ class Scheduler:
         in_turn = self._run_ahead and isinstance(self.flight, PrefillFlight)
         return not (in_turn and num_live and 2 * num_live >= self._max_rows)
 
-    def _note_prefill(self, flight: PrefillFlight) -> list[Completion]:
+    def _note_prefill(self, flight: PrefillFlight) -> None:
         """Note that a prefill pass is over, and the first tokens that were drawn after it."""
         (lse,) = flight.lse.wait()
         self._check_numbers(lse, flight.name)
         for scored in flight.scored:
             scored.add()
         self._admission.on_computed(flight.ended())
-        finished: list[Completion] = []
         for drawn, requests in flight.first:
-            finished += self._note_draws(drawn)
+            self._note_draws(drawn)
             self._admission.add_rows(requests)
-        return finished
 
     # Decode
 
-    def _decode(self, finished: list[Completion]) -> Flight | None:
-        """Launch a decode step, if rows are live; `finished` gets what had to be noted first."""
+    def _decode(self) -> Flight | None:
+        """Launch a decode step, if rows are live."""
         while True:
             before = self.flight if isinstance(self.flight, Flight) else None
             order, counts, source = self._steps.next_rows(before)
@@ -301,12 +329,12 @@ class Scheduler:
                 break
             if self.flight is not None:
                 # Rows give way only while all their tokens are known.
-                finished += self._land()
+                self._land()
             elif not self._admission.give_way():
                 raise CapacityError(f"the last row lacks {short} cache pages; give more memory")
         return self._steps.launch(order, counts, source, before) if len(order) else None
 
-    def _note_draws(self, flight: Flight) -> list[Completion]:
+    def _note_draws(self, flight: Flight) -> None:
         """Note the drawn tokens of rows that are still there; ends the samples that are over."""
         rows, num = self.rows, len(flight.slots)
         tokens, logprobs, lse, *top = flight.fetch.wait()
@@ -324,27 +352,49 @@ class Scheduler:
         over = self._may_end[self._stopping_of[rows.params[slots]], tokens] | (
             rows.count[slots] >= rows.limit[slots]
         )
-        return self._end(slots[over]) if over.any() else []
+        if over.any():
+            self._end(slots[over])
 
-    def _end(self, slots: Ints) -> list[Completion]:
+    def _end(self, slots: Ints) -> None:
         """End the samples of slots whose last token may be their last, where it is."""
-        requests = [self.requests[index] for index in self.rows.request[slots].tolist()]
-        finished: list[Completion] = []
+        rows = self.rows
+        # At its limit a sample is over whatever its text is, for which only a search waits.
+        later = (rows.count[slots] >= rows.limit[slots]) & ~np.array(
+            [request.grows for request in self._requests_of(slots)]
+        )
+        if later.any():
+            requests = self._requests_of(slots[later])
+            self._ended.add(slots[later], requests)
+            self._retire(slots[later], requests)
+        if later.all():
+            return
+        slots = slots[~later]
+        requests = self._requests_of(slots)
+        found = completions_of(rows, slots, requests, self.param_sets)
+        for at, completions in found:
+            self._finished += completions
+            if requests[at].grows:
+                self._grow(requests[at], int(slots[at]), completions[0])
+        over = [at for at, _ in found]
+        self._retire(slots[over], [requests[at] for at in over])
+        rows.release(slots[over])
+
+    def _requests_of(self, slots: Ints) -> list[LiveRequest]:
+        return [self.requests[index] for index in self.rows.request[slots].tolist()]
+
+    def _retire(self, slots: Ints, requests: Sequence[LiveRequest]) -> None:
+        """Rows that are over leave; their slots stay until what they hold is reported."""
         ended: dict[LiveRequest, list[int]] = {}
-        with _no_collection():
-            for at, completions in completions_of(self.rows, slots, requests, self.param_sets):
-                finished += completions
-                request, slot = requests[at], int(slots[at])
-                ended.setdefault(request, []).append(slot)
-                if request.grows:
-                    self._grow(request, slot, completions[0])
+        for slot, request in zip(slots.tolist(), requests, strict=True):
+            ended.setdefault(request, []).append(slot)
         for request, mine in ended.items():
-            greedy = self.param_sets[request.params].is_greedy
-            gone = set(request.samples if greedy else self.rows.sample[mine].tolist())
+            gone = set(self.rows.sample[mine].tolist())
+            if self.param_sets[request.params].is_greedy:
+                # One row has all samples; those of a request that leaves are named when reported.
+                gone = set(request.samples) if request.grows else set()
             request.samples[:] = [index for index in request.samples if index not in gone]
         if ended:
             self._admission.retire(ended, ended=True)
-        return finished
 
     def _grow(self, request: LiveRequest, slot: int, completion: Completion) -> None:
         """Make a segment of what a row has generated, from the pages that it has."""
@@ -386,15 +436,3 @@ class Scheduler:
         rows = self.rows
         request = self.requests[int(rows.request[slot])].spec
         return f"prompt {request.id!r} sample {rows.sample[slot]} token {rows.count[slot]}"
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Meanwhile Python looks for no cycles, as thousands of new tuples would have it do."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -61,6 +61,11 @@ class Stream(Iterator[Completion]):
             self._finished = self.step()[::-1]
         return self._finished.pop()
 
+    def ended(self) -> list[Completion]:
+        """Samples that have ended and were not returned yet, for whoever leaves the run now."""
+        rest, self._finished = self._finished[::-1], []
+        return rest + self.scheduler.ended()
+
     def cancel(self, prompt_id: str, sample_index: int | None = None) -> None:
         """Drop one sample, or all of a prompt that have not finished."""
         if prompt_id not in self._place:

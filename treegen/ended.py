@@ -1,0 +1,145 @@
+"""Samples that have ended, and what is returned of them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from treegen.layout import Ints
+from treegen.live_tree import LiveRequest
+from treegen.results import Completion
+from treegen.rows import RowTable
+from treegen.sampling import row_seed
+from treegen.stopping import ParamSet, Verdict
+
+
+class Ended:
+    """Samples that are over, until there is time to make what is returned of them.
+
+    Thousands may reach their limit in one step, and their texts and records take as long as many
+    steps. Their slots stay theirs; all else that they had may be others' by then.
+    """
+
+    def __init__(self, rows: RowTable, param_sets: Sequence[ParamSet]) -> None:
+        """None yet. param_sets: may grow."""
+        self._rows, self._param_sets = rows, param_sets
+        self._slots: Ints = np.empty(0, dtype=np.int64)
+        self._requests: list[LiveRequest] = []
+
+    def __len__(self) -> int:
+        """Slots whose samples are not reported yet."""
+        return len(self._slots)
+
+    def add(self, slots: Ints, requests: Sequence[LiveRequest]) -> None:
+        """Slots that have all their tokens, and the request of each."""
+        self._slots = np.concatenate([self._slots, slots])
+        self._requests += requests
+
+    def report(self, num_tokens: int | None = None) -> list[Completion]:
+        """The next samples, of about so many tokens together if given; their slots are free.
+
+        At least one, if there is any.
+        """
+        num = len(self._slots)
+        if not num:
+            return []
+        if num_tokens is not None:
+            tokens = self._rows.count[self._slots].cumsum()
+            num = max(int(tokens.searchsorted(num_tokens, side="right")), 1)
+        slots, requests = self._slots[:num], self._requests[:num]
+        self._slots, self._requests = self._slots[num:], self._requests[num:]
+        finished = completions_of(self._rows, slots, requests, self._param_sets)
+        self._rows.release(slots)
+        return [completion for _, completions in finished for completion in completions]
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Meanwhile Python looks for no cycles, as thousands of new tuples would have it do."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_no_collection()
+def completions_of(
+    rows: RowTable, slots: Ints, requests: Sequence[LiveRequest], param_sets: Sequence[ParamSet]
+) -> list[tuple[int, list[Completion]]]:
+    """What slots have finished: the place of each that is over, and its samples.
+
+    requests: of each slot. The slot of a greedy request has all its samples.
+    """
+    found: list[tuple[int, list[Completion]]] = []
+    tokens = rows.generated(slots, rows.tokens)
+    verdicts = _verdicts(rows, slots, tokens, requests, param_sets)
+    over = sorted(verdicts)
+    slots = slots[over]
+    per_row = zip(
+        over,
+        rows.sample[slots].tolist(),
+        rows.seed[slots].tolist(),
+        rows.generated(slots, rows.logprobs),
+        _alternatives(rows, slots),
+        strict=True,
+    )
+    for at, sample, seed, logprobs, top in per_row:
+        request, (reason, stop, text) = requests[at], verdicts[at]
+        param_set, name = param_sets[request.params], request.spec.id
+        num_top = param_set.params.logprobs
+        named = [(sample, seed)]
+        if param_set.is_greedy:
+            named = [(i, row_seed(param_set.params.seed, name, i)) for i in request.samples]
+        completions = [
+            Completion(
+                prompt_id=name,
+                sample_index=sample,
+                seed=seed,
+                text=text,
+                tokens=tokens[at],
+                logprobs=logprobs,
+                finish_reason=reason,
+                stop=stop,
+                top_logprobs=tuple(pairs[:num_top] for pairs in top) if num_top else (),
+            )
+            for sample, seed in named
+        ]
+        found.append((at, completions))
+    return found
+
+
+def _verdicts(
+    rows: RowTable,
+    slots: Ints,
+    tokens: Sequence[Sequence[int]],
+    requests: Sequence[LiveRequest],
+    param_sets: Sequence[ParamSet],
+) -> dict[int, Verdict]:
+    """How those of some slots end that do, by place."""
+    found: dict[int, Verdict] = {}
+    params = rows.params[slots]
+    for index in np.unique(params).tolist():
+        places = np.flatnonzero(params == index)
+        limits = rows.limit[slots[places]].tolist()
+        mine = places.tolist()
+        verdicts = param_sets[index].stopping.verdicts(
+            [requests[at].spec.tokens for at in mine], [tokens[at] for at in mine], limits
+        )
+        found.update((at, v) for at, v in zip(mine, verdicts, strict=True) if v is not None)
+    return found
+
+
+def _alternatives(rows: RowTable, slots: Ints) -> list[Sequence[tuple[tuple[int, float], ...]]]:
+    """The likeliest (token, logprob) pairs at each token of slots."""
+    if not rows.num_logprobs:
+        return [()] * len(slots)
+    both = rows.generated(slots, rows.top_tokens), rows.generated(slots, rows.top_logprobs)
+    pairs = (zip(ids, values, strict=True) for ids, values in zip(*both, strict=True))
+    # So many pairs at a time are those of one token.
+    return [list(zip(*[each] * rows.num_logprobs, strict=True)) for each in pairs]
