@@ -37,9 +37,9 @@ def sample(
     stop: Callable[[], object] = lambda: None,
     judging: Judging | None = None,
 ) -> Iterator[Progress]:
-    """Draw the samples that a run lacks and store each as it ends; yields after every step.
+    """Draw the samples that a run lacks and store each once it has ended; yields after every step.
 
-    stop: polled after every step; once it returns something true, the iteration ends. What had
+    stop: polled before every step; once it returns something true, the iteration ends. What had
     finished by then, or before an error, is in the run. judging: judges programs meanwhile.
     """
     if run.missing <= 0:
@@ -64,7 +64,11 @@ def sample(
         account.begin(stream.usage, stream.plan)
         watch = _Watch(run, llm, stream, tally)
 
+        is_storing = False
+
         def keep(completions: Sequence[Completion]) -> None:
+            nonlocal is_storing
+            is_storing = True
             for completion in completions:
                 record = prompts.record(completion, tokens=job.settings.log_tokens)
                 job.mark(record)
@@ -72,20 +76,25 @@ def sample(
                 account.count()
                 if tally:
                     tally.add(record)
+            is_storing = False
 
         try:
-            while stream.has_work and not stop():
-                keep(stream.step())
+            stopped = False
+            while stream.has_work and not stopped:
+                stopped = bool(stop())
+                keep(stream.ended() if stopped else stream.step())
                 if judging:
                     judging.poll()
                 account.save()
-                last, computed = not stream.has_work, stream.usage.prompt_tokens_computed
+                last, computed = stopped or not stream.has_work, stream.usage.prompt_tokens_computed
                 now = watch.look(last=last)
                 timeline.note(now, last=last, prompt_tokens=computed)
                 yield now
-            keep(stream.ended())
         except BaseException:
             # What went wrong first is what the user must hear of, as on a full disk.
+            with suppress(Exception):
+                if not is_storing:
+                    keep(stream.ended())
             with suppress(RunError):
                 account.save(now=True)
             raise

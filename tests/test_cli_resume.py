@@ -122,7 +122,7 @@ def test_a_run_that_ends_early_says_so(
     assert done.document["runs"][0]["complete"] is False
 
 
-def test_a_run_that_is_stopped_keeps_all_that_had_ended(
+def test_a_run_that_is_stopped_or_left_keeps_all_that_had_ended(
     treegen: Command, tiny: Path, tmp_path: Path
 ) -> None:
     from treegen.runs import RunDir
@@ -138,9 +138,16 @@ def test_a_run_that_is_stopped_keeps_all_that_had_ended(
     llm = load_llm(job.settings.engine, weights)
     llm._run_ahead = True  # as on a GPU, where samples that end together are stored bit by bit
     with RunDir.create(tmp_path / "run", wanted) as run:
-        steps = list(sample(job, run, llm, stop=lambda: len(run.done) > 24))
+        steps = [now.done for now in sample(job, run, llm, stop=lambda: len(run.done) > 24)]
         first = job.data.problems[0].id
-        assert 24 < steps[-1].done < 32
+        assert 24 < steps[-2] < 32 <= steps[-1] == len(run.done)
+        assert {index for problem, index in run.done if problem == first} == set(range(32))
+    with RunDir.create(tmp_path / "left", wanted) as run:
+        left = sample(job, run, llm)
+        while next(left).done <= 24:
+            pass
+        assert len(run.done) < 32
+        left.close()  # type: ignore[attr-defined]
         assert {index for problem, index in run.done if problem == first} == set(range(32))
 
 

@@ -14,7 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from treegen import LLM, Node, SamplingParams
 from treegen.errors import CapacityError, InputError, ModelError, NumericsError
+from treegen.model import load_tokenizer
 from treegen.results import Completion
+from treegen.stopping import Stopping, Stoppings
 from treegen.text import StopStrings
 
 FEW_SHOT = "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 2
@@ -240,6 +242,35 @@ def test_stop_strings_cut_the_text(llm: LLM) -> None:
     for c in llm.run(tree_of(10), kept).completions:
         if isinstance(c.stop, str):
             assert c.text.endswith(c.stop)
+
+
+def test_a_stream_that_is_left_gives_what_has_ended_and_has_no_more_work(
+    checkpoint: Path,
+) -> None:
+    llm = load(checkpoint, run_ahead=True, max_rows=24)
+    params = SamplingParams(max_tokens=12, ignore_eos=True, seed=2)
+    want = {(c.prompt_id, c.sample_index): c for c in llm.run(tree_of(24), params).completions}
+    stream = llm.stream(tree_of(24), params)
+    first = [next(stream), next(stream)]
+    stream.close()
+    rest = stream.ended()
+    assert not stream.has_work and list(stream) == stream.ended() == []
+    got = {(c.prompt_id, c.sample_index): c for c in first + rest}
+    assert len(got) == len(first + rest) == 24
+    assert all(want[key] == completion for key, completion in got.items())
+
+
+def test_stop_conditions_are_those_of_the_tokenizer_as_it_is(checkpoint: Path) -> None:
+    one, other = load_tokenizer(str(checkpoint)), load_tokenizer(str(checkpoint))
+    stoppings = Stoppings()
+
+    def of(tokenizer: Any, *stops: str) -> Stopping:
+        return stoppings.of(SamplingParams(stop=list(stops)), tokenizer, (1,), 400)
+
+    first = of(one, "Q")
+    assert of(one, "Q") is first and of(one, "Q", "A") is not first and of(other, "Q") is not first
+    one.add_tokens(["Q!"])
+    assert of(one, "Q").may_end.sum() == first.may_end.sum() + 1
 
 
 def test_the_table_of_stop_strings_is_made_once(

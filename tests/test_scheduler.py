@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
+import torch
 from fakes import EOS, HistoryModel, drain, expected, keep_prefix, scheduler_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -445,6 +449,63 @@ def test_samples_that_end_together_are_reported_while_others_run() -> None:
     # All but the last 32, which nothing comes after, are four live rows' worth of tokens a step.
     assert sorted(reported)[-1] == 32 and sorted(reported)[-2] <= 4 * 32 // 12
     assert scheduler.rows.num_used == 0
+
+
+@pytest.mark.parametrize(
+    ("prompts", "max_tokens"),
+    [
+        ([([2, 3, 4 + i % 20, 4 + i // 20], 1) for i in range(300)], 1),
+        ([([2, 3], 64), ([3] * 60, 1)], 24),
+        ([([2, 3], 64), *(([3, 4, 5 + i], 1) for i in range(12))], 24),
+    ],
+)
+def test_not_more_and_more_samples_wait_to_be_reported(
+    prompts: list[tuple[list[int], int]], max_tokens: int
+) -> None:
+    """Few rows are live, or none, for those that wait to be told by."""
+    params = SamplingParams(max_tokens=max_tokens)
+    model = HistoryModel(eos_bias=-20.0)
+    plan = plan_of(prompts, params)
+    scheduler = scheduler_of(plan, model, model.new_cache(1000, 4), params, max_rows=64,
+                             prefill_chunk=16, run_ahead=True)  # fmt: skip
+    reported = [len(scheduler.step())]
+    while scheduler.has_work:
+        reported.append(len(scheduler.step()))
+        scheduler.check()
+    assert sum(reported) == sum(samples for _, samples in prompts)
+    assert reported[-1] <= 16
+    assert len(scheduler.rows.request) <= 128
+
+
+def test_what_the_pass_under_way_has_ended_is_returned_before_out_of_memory() -> None:
+    """And the tensors of the pass that failed are free at once, for whoever tries again."""
+    params = SamplingParams(max_tokens=4)
+    model = HistoryModel(eos_bias=-20.0)
+    plan = plan_of([([2, 3], 4), ([3] * 6, 4)], params)
+    scheduler = scheduler_of(
+        plan, model, model.new_cache(200, 2), params, max_rows=4, run_ahead=True
+    )
+    held: list[weakref.ref[Tensor]] = []
+
+    def full(batch: Batch) -> Tensor:
+        activations = batch.tokens_T.clone()
+        held.append(weakref.ref(activations))
+        raise torch.OutOfMemoryError("full")
+
+    finished: list[Completion] = []
+    while scheduler.usage.decode_steps < 3:
+        finished += scheduler.step()
+    assert not finished  # the last step is under way
+    model.forward = full  # type: ignore[method-assign]
+    gc.disable()
+    try:
+        with pytest.raises(CapacityError, match="no memory left"):
+            while True:
+                finished += scheduler.step()
+        assert len(held) == 1 and held[0]() is None
+    finally:
+        gc.enable()
+    assert len(tokens_of(finished)) == 4
 
 
 def test_whoever_leaves_a_run_gets_what_has_ended() -> None:

@@ -30,7 +30,7 @@ from treegen.search.live import LiveBackend
 from treegen.search.node import SearchFn, SearchNode
 from treegen.search.problems import named
 from treegen.search.session import Asked, Session
-from treegen.stopping import Stopping, Stoppings
+from treegen.stopping import Stopping
 
 PARAMS = SamplingParams(temperature=0.9, max_tokens=6, seed=3)
 
@@ -70,7 +70,7 @@ def backend_of(
     return LiveBackend(
         tokenizer=LetterTokenizer(model.vocab_size), spec=spec_of(model, context_length),
         params=params, max_rows=max_rows, make_scheduler=make_scheduler, make_plan=make_plan,
-        stopping_of=Stoppings(LetterTokenizer(model.vocab_size), [EOS], model.vocab_size).of,
+        stopping_of=lambda params: stopping_of(params, model.vocab_size),
     )  # fmt: skip
 
 
@@ -586,3 +586,30 @@ def test_a_stream_of_no_whole_number_is_refused() -> None:
 
     (result,) = run_of(backend_of(HistoryModel()), negative, 1)
     assert result.value == ["0/0/", "0/1/"]
+
+
+@pytest.mark.parametrize("steps", range(8))
+@pytest.mark.parametrize("asks_score_first", [False, True])
+def test_what_ends_while_its_search_is_stopped_is_dropped(
+    steps: int, asks_score_first: bool
+) -> None:
+    """Stopping a score waits for the pass under way, with which samples of the search end."""
+    model = HistoryModel(eos_bias=-20.0)
+    backend = backend_of(model, run_ahead=True, prefill_chunk=4)
+    session = Session(backend, PARAMS)
+    root, other = session.root("cdefghij"), session.root("ggg")
+    calls = [
+        lambda: root.sample(3, max_tokens=1),
+        lambda: root.score(["kkkkllllmmmmnnnnoooopppp"]),
+    ]
+    for call in reversed(calls) if asks_score_first else calls:
+        session.ask(call())
+    last = session.ask(other.sample(2, max_tokens=3))
+    for _ in range(steps):
+        session.tell()
+    backend.cancel(root.search)
+    while not last.is_done:
+        session.tell()
+    check_children(model, other, last.result, replace(PARAMS, max_tokens=3))
+    session.close()
+    backend.scheduler.cache.pool.check([])

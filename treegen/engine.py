@@ -29,7 +29,7 @@ from treegen.requests import (
 )
 from treegen.results import Completion, RunResult, Score, Usage
 from treegen.scheduler import Scheduler
-from treegen.stopping import Stoppings
+from treegen.stopping import Stopping, Stoppings
 from treegen.stream import Stream
 from treegen.tree import Message, Node, expansions_of, generates
 from treegen.units import parse_bytes
@@ -132,7 +132,7 @@ class LLM:
                 impl=impl,
             )
         self.spec = self.model.spec
-        self._stoppings = Stoppings(self.tokenizer, self.spec.eos_token_ids, self.spec.vocab_size)
+        self._stoppings = Stoppings()
         if not eager:
             self.model.use_graphs()
         kind = "cpu" if self.model.device.type == "cpu" else "cuda"
@@ -261,7 +261,7 @@ class LLM:
         scheduler = self._scheduler(
             plan,
             params=params,
-            stopping=self._stoppings.of(params),
+            stopping=self._stopping_of(params),
             samples=samples,
             prefill_chunk=chunk or self.prefill_chunk,
             on_prefilled=keep if keep_as is not None else None,
@@ -283,6 +283,10 @@ class LLM:
             run_ahead=self._run_ahead,
             **options,
         )
+
+    def _stopping_of(self, params: SamplingParams) -> Stopping:
+        spec = self.spec
+        return self._stoppings.of(params, self.tokenizer, spec.eos_token_ids, spec.vocab_size)
 
     def _check_ready(self) -> None:
         if self._is_running():
@@ -392,7 +396,7 @@ class LLM:
             spec=self.spec,
             params=params,
             max_rows=self.max_rows,
-            stopping_of=self._stoppings.of,
+            stopping_of=self._stopping_of,
             make_scheduler=lambda stopping, on_grown: self._scheduler(
                 empty, params=params, stopping=stopping, samples=[], on_grown=on_grown
             ),

@@ -191,8 +191,8 @@ class DecodeGraphs:
 def _stream(device: torch.device) -> torch.cuda.Stream:
     """The stream on which steps are captured on a GPU.
 
-    Torch's own is one of whichever GPU was the first to capture. Not one for each model, for what
-    cuBLAS computes in is kept for every stream there ever was.
+    Torch's own is one of whichever GPU was the first to capture. Not one for each model, for cuBLAS
+    keeps what it computes in for every stream that it was ever used on.
     """
     return torch.cuda.Stream(device)
 

@@ -99,7 +99,8 @@ class LiveSegment:
 class LiveRequest:
     """A request on its way. rank: sorts requests depth first, or by when they came.
 
-    params: index of its sampling parameters. samples: indices that have not ended.
+    params: index of its sampling parameters. samples: indices that have not ended, or of a greedy
+    request that is over, all.
     slots: rows that have not ended, None until first tokens are drawn.
     opened: segments that it holds in place while it is open, leaf first.
     rewinds: a segment whose last token is computed once more for its logits.

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +32,8 @@ from numpy.typing import NDArray
 from treegen.admission import Admission
 from treegen.batch import Forward
 from treegen.cache import PagedCache
+from treegen.completions import Unreported, completions_of
 from treegen.decoding import DecodeSteps, Flight
-from treegen.ended import Ended, completions_of
 from treegen.errors import CapacityError, NumericsError
 from treegen.kept import KeptPrefixes
 from treegen.layout import Ints
@@ -128,7 +129,7 @@ class Scheduler:
         self._stopping_of = np.zeros(1, dtype=np.int64)
         self._run_ahead, self._max_rows = run_ahead, max_rows
         self.flight: PrefillFlight | Flight | None = None
-        self._ended = Ended(self.rows, self.param_sets)
+        self._unreported = Unreported(self.rows, self.param_sets)
         self._finished: list[Completion] = []  # not returned yet
         self._error: Exception | None = None  # raised once all that had finished is returned
         run = RunParts(model, cache, self.store, self.live, self.usage, self.param_sets, impl)
@@ -157,7 +158,7 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether anything is left to do."""
         return self._admission.has_work or bool(
-            len(self._ended) or self._finished or self._error is not None
+            len(self._unreported) or self._finished or self._error is not None
         )
 
     def add_params(self, params: SamplingParams, stopping: Stopping) -> int:
@@ -204,16 +205,23 @@ class Scheduler:
                     self._step()
             except Exception as error:
                 self._error = self._explained(error)
-                self._finished += self._ended.report()
+                with suppress(Exception):
+                    if isinstance(error, torch.OutOfMemoryError):
+                        self._land()  # the pass that was under way when none could follow
+                with suppress(Exception):
+                    self._finished += self._unreported.report_all()
         finished, self._finished = self._finished, []
         if self._error is not None and not finished:
             failure, self._error = self._error, None
-            raise failure
+            try:
+                raise failure
+            finally:
+                del failure  # or it would hold on to the tensors of the pass that failed
         return finished
 
     def ended(self) -> list[Completion]:
         """All samples that are known to have ended and were not returned yet."""
-        finished, self._finished = self._finished + self._ended.report(), []
+        finished, self._finished = self._finished + self._unreported.report_all(), []
         return finished
 
     def _explained(self, error: Exception) -> Exception:
@@ -239,10 +247,10 @@ class Scheduler:
             self._note(before)
         if not self._run_ahead:
             self._land()
-        # While passes run ahead, the GPU works meanwhile.
-        goes_on = self._run_ahead and self._admission.has_work
-        num_tokens = _REPORTED * len(self.live.order) if goes_on else None
-        self._finished += self._ended.report(num_tokens)
+        if self._run_ahead and self._admission.has_work:  # then the GPU works meanwhile
+            self._finished += self._unreported.report(_REPORTED * len(self.live.order))
+        else:
+            self._finished += self._unreported.report_all()
         self._count_seconds(before or launched, time.perf_counter() - start)
 
     def _count_seconds(self, waited_for: PrefillFlight | Flight | None, seconds: float) -> None:
@@ -255,7 +263,10 @@ class Scheduler:
         usage.peak_pages = self.cache.pool.peak_used
 
     def cancel(self, index: int, sample: int | None = None) -> None:
-        """Drop one sample of a request, or all that have not ended; frees their pages at once."""
+        """Drop one sample of a request, or all that have not ended; frees their pages at once.
+
+        Those that have ended are still returned.
+        """
         request = self.requests.get(index)
         if request is not None and not request.spec.rows:
             # Its segments may be in the pass under way, and other requests' too.
@@ -267,7 +278,7 @@ class Scheduler:
 
     def close(self) -> None:
         """Free all pages, whether or not the work is done."""
-        self.flight = None
+        self.flight = self._error = None
         # One run at a time: whatever an interrupted step had taken goes with the rest.
         self.cache.pool.reset(self.kept.tables())
         self.store.clear()
@@ -358,18 +369,19 @@ class Scheduler:
     def _end(self, slots: Ints) -> None:
         """End the samples of slots whose last token may be their last, where it is."""
         rows = self.rows
-        # At its limit a sample is over whatever its text is, for which only a search waits.
-        later = (rows.count[slots] >= rows.limit[slots]) & ~np.array(
-            [request.grows for request in self._requests_of(slots)]
-        )
-        if later.any():
-            requests = self._requests_of(slots[later])
-            self._ended.add(slots[later], requests)
-            self._retire(slots[later], requests)
-        if later.all():
-            return
-        slots = slots[~later]
         requests = self._requests_of(slots)
+        # At its limit a sample is over whatever its text is, and it is in no pass under way, which
+        # left it out. But a search goes on with the text, and that of one token is soon made.
+        is_full = rows.count[slots] >= np.maximum(rows.limit[slots], 2)
+        full = [at for at in np.flatnonzero(is_full).tolist() if not requests[at].grows]
+        if full:
+            its_requests = [requests[at] for at in full]
+            self._unreported.add(slots[full], its_requests)
+            self._retire(slots[full], its_requests)
+        if len(full) == len(slots):
+            return
+        others = np.delete(np.arange(len(slots)), full)
+        slots, requests = slots[others], [requests[at] for at in others.tolist()]
         found = completions_of(rows, slots, requests, self.param_sets)
         for at, completions in found:
             self._finished += completions
@@ -383,14 +395,15 @@ class Scheduler:
         return [self.requests[index] for index in self.rows.request[slots].tolist()]
 
     def _retire(self, slots: Ints, requests: Sequence[LiveRequest]) -> None:
-        """Rows that are over leave; their slots stay until what they hold is reported."""
+        """Rows that are over leave, all but their slots."""
         ended: dict[LiveRequest, list[int]] = {}
         for slot, request in zip(slots.tolist(), requests, strict=True):
             ended.setdefault(request, []).append(slot)
         for request, mine in ended.items():
             gone = set(self.rows.sample[mine].tolist())
             if self.param_sets[request.params].is_greedy:
-                # One row has all samples; those of a request that leaves are named when reported.
+                # One row has all samples. Of a request that leaves with it they are kept, by which
+                # they are named when they are reported.
                 gone = set(request.samples) if request.grows else set()
             request.samples[:] = [index for index in request.samples if index not in gone]
         if ended:

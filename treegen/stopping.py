@@ -21,7 +21,7 @@ from treegen.text import Detokenizer, StopStrings
 if TYPE_CHECKING:
     from treegen.text import Tokens
 
-_MOST_KEPT: Final = 256
+_MOST_KEPT: Final = 32
 
 Verdict = tuple[FinishReason, str | int | None, str]
 """Finish reason, what stopped a sample, and its text."""
@@ -83,23 +83,29 @@ class Stopping:
 
 
 class Stoppings:
-    """Stop conditions for one model; each is made once, as its table takes a while to make."""
+    """Stop conditions used last; the table over a large vocabulary takes a while to make."""
 
-    def __init__(self, tokenizer: Any, eos_token_ids: Sequence[int], vocab_size: int) -> None:
-        make = functools.partial(
-            Stopping, tokenizer=tokenizer, eos_token_ids=eos_token_ids, vocab_size=vocab_size
-        )
-        self._of = functools.lru_cache(maxsize=_MOST_KEPT)(make)
+    def __init__(self) -> None:
+        self._made = functools.lru_cache(maxsize=_MOST_KEPT)(_make)
 
-    def of(self, params: SamplingParams) -> Stopping:
-        """Those that sampling parameters ask for."""
+    def of(
+        self, params: SamplingParams, tokenizer: Any, eos_token_ids: Sequence[int], vocab_size: int
+    ) -> Stopping:
+        """Those that sampling parameters ask for, as `Stopping` makes them."""
         stops = SamplingParams(
             stop=params.stops,
             stop_token_ids=tuple(params.stop_token_ids),
             ignore_eos=params.ignore_eos,
             include_stop=params.include_stop,
         )
-        return self._of(stops)
+        # A tokenizer may be given further tokens meanwhile.
+        return self._made(stops, tokenizer, len(tokenizer), tuple(eos_token_ids), vocab_size)
+
+
+def _make(
+    stops: SamplingParams, tokenizer: Any, size: int, eos_ids: tuple[int, ...], vocab_size: int
+) -> Stopping:
+    return Stopping(stops, tokenizer, eos_ids, vocab_size)
 
 
 @dataclass(frozen=True, slots=True)

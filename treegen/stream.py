@@ -35,13 +35,14 @@ class Stream(Iterator[Completion]):
     @property
     def has_work(self) -> bool:
         """Whether anything is left to do."""
-        return self.scheduler.has_work
+        return not self._closed and self.scheduler.has_work
 
     def step(self) -> list[Completion]:
-        """Run one forward pass; returns the samples that ended with it, which may be none.
+        """Run one forward pass; returns samples that have ended, which may be none.
 
         For a caller that wants to look around between passes; what it returns is not iterated
-        over again. An error ends the run, and the LLM is free for the next one.
+        over again. On a GPU samples that end together come a few with each pass. An error ends the
+        run, once all that had ended before it is returned, and the LLM is free for the next one.
         """
         try:
             finished = self.scheduler.step()
@@ -67,7 +68,7 @@ class Stream(Iterator[Completion]):
         return rest + self.scheduler.ended()
 
     def cancel(self, prompt_id: str, sample_index: int | None = None) -> None:
-        """Drop one sample, or all of a prompt that have not finished."""
+        """Drop one sample, or all of a prompt; those that have ended still come."""
         if prompt_id not in self._place:
             raise InputError(f"no prompt is named {prompt_id!r}")
         samples = self.plan.requests[self._place[prompt_id]].samples

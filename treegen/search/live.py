@@ -289,20 +289,24 @@ class LiveBackend:
     def _collect(self) -> None:
         """Hand samples and scores that are finished to whoever waits for them."""
         for (index, sample), segment in self.scheduler.grown.items():
-            ticket, request = self._tickets[index]
             completion = self._ended.pop((index, sample))
+            if index not in self._tickets:  # its search was stopped when it had just ended
+                self.scheduler.store.release(segment)
+                continue
+            ticket, request = self._tickets[index]
             ticket.search.usage.tokens_decoded += completion.num_tokens
             context = LiveContext(segment, given=False)
             ticket.results[sample - ticket.requests[request]] = Drawn(completion, context)
-        for index in {index for index, _ in self.scheduler.grown}:
+        for index in {index for index, _ in self.scheduler.grown} & self._tickets.keys():
             ticket, request = self._tickets[index]
             if not request.samples:
                 self._settle(ticket, request)
         self.scheduler.grown.clear()
         for index, score in self.scheduler.scores.items():
-            ticket, request = self._tickets[index]
-            ticket.results[ticket.requests[request]] = score
-            self._settle(ticket, request)
+            if index in self._tickets:
+                ticket, request = self._tickets[index]
+                ticket.results[ticket.requests[request]] = score
+                self._settle(ticket, request)
         self.scheduler.scores.clear()
 
     def _on_grown(self, request: LiveRequest, completion: Completion) -> Grown:

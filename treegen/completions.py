@@ -1,4 +1,4 @@
-"""Samples that have ended, and what is returned of them."""
+"""What is returned of samples that have ended, at once or when there is time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from treegen.rows import RowTable
 from treegen.sampling import row_seed
 from treegen.stopping import ParamSet, Verdict
 
+_STEPS = 16  # in which what ended together is reported at most
 
-class Ended:
+
+class Unreported:
     """Samples that are over, until there is time to make what is returned of them.
 
     Thousands may reach their limit in one step, and their texts and records take as long as many
@@ -28,6 +30,7 @@ class Ended:
         self._rows, self._param_sets = rows, param_sets
         self._slots: Ints = np.empty(0, dtype=np.int64)
         self._requests: list[LiveRequest] = []
+        self._least = 0  # tokens of a report, so that not more and more samples wait
 
     def __len__(self) -> int:
         """Slots whose samples are not reported yet."""
@@ -37,21 +40,25 @@ class Ended:
         """Slots that have all their tokens, and the request of each."""
         self._slots = np.concatenate([self._slots, slots])
         self._requests += requests
+        self._least = max(self._least, int(self._rows.count[self._slots].sum()) // _STEPS)
 
-    def report(self, num_tokens: int | None = None) -> list[Completion]:
-        """The next samples, of about so many tokens together if given; their slots are free.
+    def report(self, num_tokens: int) -> list[Completion]:
+        """The next samples, of about so many tokens together, or more where many wait."""
+        tokens = self._rows.count[self._slots].cumsum()
+        most = max(num_tokens, self._least)
+        return self._report(max(int(tokens.searchsorted(most, side="right")), 1))
 
-        At least one, if there is any.
-        """
-        num = len(self._slots)
-        if not num:
+    def report_all(self) -> list[Completion]:
+        """All of them."""
+        return self._report(len(self))
+
+    def _report(self, num: int) -> list[Completion]:
+        if not len(self):
             return []
-        if num_tokens is not None:
-            tokens = self._rows.count[self._slots].cumsum()
-            num = max(int(tokens.searchsorted(num_tokens, side="right")), 1)
         slots, requests = self._slots[:num], self._requests[:num]
-        self._slots, self._requests = self._slots[num:], self._requests[num:]
         finished = completions_of(self._rows, slots, requests, self._param_sets)
+        self._slots, self._requests = self._slots[num:], self._requests[num:]
+        self._least = self._least if len(self) else 0
         self._rows.release(slots)
         return [completion for _, completions in finished for completion in completions]
 
