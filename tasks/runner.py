@@ -64,11 +64,7 @@ def sample(
         account.begin(stream.usage, stream.plan)
         watch = _Watch(run, llm, stream, tally)
 
-        is_storing = False
-
         def keep(completions: Sequence[Completion]) -> None:
-            nonlocal is_storing
-            is_storing = True
             for completion in completions:
                 record = prompts.record(completion, tokens=job.settings.log_tokens)
                 job.mark(record)
@@ -76,7 +72,6 @@ def sample(
                 account.count()
                 if tally:
                     tally.add(record)
-            is_storing = False
 
         try:
             stopped = False
@@ -93,8 +88,7 @@ def sample(
         except BaseException:
             # What went wrong first is what the user must hear of, as on a full disk.
             with suppress(Exception):
-                if not is_storing:
-                    keep(stream.ended())
+                keep(stream.ended())
             with suppress(RunError):
                 account.save(now=True)
             raise

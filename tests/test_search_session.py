@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treegen.cost import Sharing
+from treegen.ending import Grown
 from treegen.errors import CapacityError, InputError
 from treegen.kept import KeptPrefixes
 from treegen.live_tree import LiveRequest
@@ -23,7 +24,7 @@ from treegen.params import SamplingParams
 from treegen.plan import Request, compile_plan
 from treegen.results import Completion
 from treegen.sampling import SamplingBatch, draw, row_seed
-from treegen.scheduler import Grown, Scheduler
+from treegen.scheduler import Scheduler
 from treegen.search.budget import Budget, BudgetReached
 from treegen.search.driver import SearchRun
 from treegen.search.live import LiveBackend

@@ -1,4 +1,4 @@
-"""What is returned of samples that have ended, at once or when there is time."""
+"""What is returned of samples that have ended."""
 
 from __future__ import annotations
 
@@ -14,53 +14,6 @@ from treegen.results import Completion
 from treegen.rows import RowTable
 from treegen.sampling import row_seed
 from treegen.stopping import ParamSet, Verdict
-
-_STEPS = 16  # in which what ended together is reported at most
-
-
-class Unreported:
-    """Samples that are over, until there is time to make what is returned of them.
-
-    Thousands may reach their limit in one step, and their texts and records take as long as many
-    steps. Their slots stay theirs; all else that they had may be others' by then.
-    """
-
-    def __init__(self, rows: RowTable, param_sets: Sequence[ParamSet]) -> None:
-        """None yet. param_sets: may grow."""
-        self._rows, self._param_sets = rows, param_sets
-        self._slots: Ints = np.empty(0, dtype=np.int64)
-        self._requests: list[LiveRequest] = []
-        self._least = 0  # tokens of a report, so that not more and more samples wait
-
-    def __len__(self) -> int:
-        """Slots whose samples are not reported yet."""
-        return len(self._slots)
-
-    def add(self, slots: Ints, requests: Sequence[LiveRequest]) -> None:
-        """Slots that have all their tokens, and the request of each."""
-        self._slots = np.concatenate([self._slots, slots])
-        self._requests += requests
-        self._least = max(self._least, int(self._rows.count[self._slots].sum()) // _STEPS)
-
-    def report(self, num_tokens: int) -> list[Completion]:
-        """The next samples, of about so many tokens together, or more where many wait."""
-        tokens = self._rows.count[self._slots].cumsum()
-        most = max(num_tokens, self._least)
-        return self._report(max(int(tokens.searchsorted(most, side="right")), 1))
-
-    def report_all(self) -> list[Completion]:
-        """All of them."""
-        return self._report(len(self))
-
-    def _report(self, num: int) -> list[Completion]:
-        if not len(self):
-            return []
-        slots, requests = self._slots[:num], self._requests[:num]
-        finished = completions_of(self._rows, slots, requests, self._param_sets)
-        self._slots, self._requests = self._slots[num:], self._requests[num:]
-        self._least = self._least if len(self) else 0
-        self._rows.release(slots)
-        return [completion for _, completions in finished for completion in completions]
 
 
 @contextmanager

@@ -22,7 +22,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,18 +31,16 @@ from numpy.typing import NDArray
 from treegen.admission import Admission
 from treegen.batch import Forward
 from treegen.cache import PagedCache
-from treegen.completions import Unreported, completions_of
 from treegen.decoding import DecodeSteps, Flight
+from treegen.ending import Endings, Grown
 from treegen.errors import CapacityError, NumericsError
 from treegen.kept import KeptPrefixes
-from treegen.layout import Ints
 from treegen.live import LiveRows
 from treegen.live_tree import LiveRequest, LiveSegment
 from treegen.params import SamplingParams
 from treegen.passes import RunParts
 from treegen.plan import Plan, Request
 from treegen.prefilling import PrefillFlight, PrefillPasses
-from treegen.radix import Tokens
 from treegen.results import Completion, Score, Usage
 from treegen.rows import RowTable
 from treegen.scores import score_of
@@ -53,20 +50,6 @@ from treegen.transfer import current
 
 if TYPE_CHECKING:
     from treegen.graphs import DecodeGraphs
-
-# Tokens of samples reported in a step, for each live row, which draws one in that time.
-_REPORTED = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Grown:
-    """What the segment of a finished sample holds.
-
-    tokens: its token ids; the first num_generated of them are the first that were generated.
-    """
-
-    tokens: Tokens
-    num_generated: int
 
 
 class Scheduler:
@@ -123,22 +106,21 @@ class Scheduler:
             ),
         )
         self.scores: dict[int, Score] = {}
-        self.grown: dict[tuple[int, int], LiveSegment] = {}
         # Tokens that may end a row, for each Stopping; and which of these each parameter set has.
         self._may_end, self._stoppings = stopping.may_end[None], {stopping: 0}
         self._stopping_of = np.zeros(1, dtype=np.int64)
         self._run_ahead, self._max_rows = run_ahead, max_rows
         self.flight: PrefillFlight | Flight | None = None
-        self._unreported = Unreported(self.rows, self.param_sets)
-        self._finished: list[Completion] = []  # not returned yet
-        self._error: Exception | None = None  # raised once all that had finished is returned
+        self._error: Exception | None = None  # raised once all that had ended is returned
         run = RunParts(model, cache, self.store, self.live, self.usage, self.param_sets, impl)
         self._passes = PrefillPasses(run, chunk=prefill_chunk)
         self._steps = DecodeSteps(run, graphs)
-        self._on_prefilled, self._on_grown = on_prefilled, on_grown
+        self._on_prefilled = on_prefilled
         self._admission = Admission(
             self.store, self.live, kept, self.usage, max_rows, self._note_prefilled
         )
+        self._endings = Endings(run, self._admission, on_grown)
+        self.grown = self._endings.grown
         self._num_requests = len(plan.requests)
         self._admission.add(
             [
@@ -157,9 +139,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether anything is left to do."""
-        return self._admission.has_work or bool(
-            len(self._unreported) or self._finished or self._error is not None
-        )
+        return self._admission.has_work or self._endings.has_more or self._error is not None
 
     def add_params(self, params: SamplingParams, stopping: Stopping) -> int:
         """Further sampling parameters; returns their index for `add`."""
@@ -209,8 +189,8 @@ class Scheduler:
                     if isinstance(error, torch.OutOfMemoryError):
                         self._land()  # the pass that was under way when none could follow
                 with suppress(Exception):
-                    self._finished += self._unreported.report_all()
-        finished, self._finished = self._finished, []
+                    self._endings.report_all()
+        finished = self._endings.take()
         if self._error is not None and not finished:
             failure, self._error = self._error, None
             try:
@@ -221,8 +201,8 @@ class Scheduler:
 
     def ended(self) -> list[Completion]:
         """All samples that are known to have ended and were not returned yet."""
-        finished, self._finished = self._finished + self._unreported.report_all(), []
-        return finished
+        self._endings.report_all()
+        return self._endings.take()
 
     def _explained(self, error: Exception) -> Exception:
         if not isinstance(error, torch.OutOfMemoryError):
@@ -248,9 +228,9 @@ class Scheduler:
         if not self._run_ahead:
             self._land()
         if self._run_ahead and self._admission.has_work:  # then the GPU works meanwhile
-            self._finished += self._unreported.report(_REPORTED * len(self.live.order))
+            self._endings.report_some()
         else:
-            self._finished += self._unreported.report_all()
+            self._endings.report_all()
         self._count_seconds(before or launched, time.perf_counter() - start)
 
     def _count_seconds(self, waited_for: PrefillFlight | Flight | None, seconds: float) -> None:
@@ -364,72 +344,7 @@ class Scheduler:
             rows.count[slots] >= rows.limit[slots]
         )
         if over.any():
-            self._end(slots[over])
-
-    def _end(self, slots: Ints) -> None:
-        """End the samples of slots whose last token may be their last, where it is."""
-        rows = self.rows
-        requests = self._requests_of(slots)
-        # At its limit a sample is over whatever its text is, and it is in no pass under way, which
-        # left it out. But a search goes on with the text, and that of one token is soon made.
-        is_full = rows.count[slots] >= np.maximum(rows.limit[slots], 2)
-        full = [at for at in np.flatnonzero(is_full).tolist() if not requests[at].grows]
-        if full:
-            its_requests = [requests[at] for at in full]
-            self._unreported.add(slots[full], its_requests)
-            self._retire(slots[full], its_requests)
-        if len(full) == len(slots):
-            return
-        others = np.delete(np.arange(len(slots)), full)
-        slots, requests = slots[others], [requests[at] for at in others.tolist()]
-        found = completions_of(rows, slots, requests, self.param_sets)
-        for at, completions in found:
-            self._finished += completions
-            if requests[at].grows:
-                self._grow(requests[at], int(slots[at]), completions[0])
-        over = [at for at, _ in found]
-        self._retire(slots[over], [requests[at] for at in over])
-        rows.release(slots[over])
-
-    def _requests_of(self, slots: Ints) -> list[LiveRequest]:
-        return [self.requests[index] for index in self.rows.request[slots].tolist()]
-
-    def _retire(self, slots: Ints, requests: Sequence[LiveRequest]) -> None:
-        """Rows that are over leave, all but their slots."""
-        ended: dict[LiveRequest, list[int]] = {}
-        for slot, request in zip(slots.tolist(), requests, strict=True):
-            ended.setdefault(request, []).append(slot)
-        for request, mine in ended.items():
-            gone = set(self.rows.sample[mine].tolist())
-            if self.param_sets[request.params].is_greedy:
-                # One row has all samples. Of a request that leaves with it they are kept, by which
-                # they are named when they are reported.
-                gone = set(request.samples) if request.grows else set()
-            request.samples[:] = [index for index in request.samples if index not in gone]
-        if ended:
-            self._admission.retire(ended, ended=True)
-
-    def _grow(self, request: LiveRequest, slot: int, completion: Completion) -> None:
-        """Make a segment of what a row has generated, from the pages that it has."""
-        assert self._on_grown is not None
-        grown = self._on_grown(request, completion)
-        key = request.index, completion.sample_index
-        if not len(grown.tokens):
-            request.segment.refs += 1
-            self.grown[key] = request.segment
-            return
-        rows = self.rows
-        at = np.array([slot])
-        in_place = rows.num_pages[slot] > 0 and slot not in self.live.resuming
-        chain = rows.chain[slot]
-        self.grown[key] = self.store.adopt(
-            request.segment,
-            grown.tokens,
-            num_computed=min(grown.num_generated, int(rows.count[slot]) - 1),
-            table=rows.take_pages(at) if in_place else np.empty(0, dtype=np.int32),
-            base=int(rows.base[slot]),
-            above=tuple(chain[chain >= 0].tolist()),
-        )
+            self._endings.end(slots[over])
 
     def _check_numbers(self, lse_S: NDArray[Any], name: Callable[[int], str]) -> None:
         bad = ~np.isfinite(lse_S)

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from treegen.ending import Grown
 from treegen.errors import CapacityError, InputError
 from treegen.live_tree import LiveRequest, LiveSegment
 from treegen.model_spec import ModelSpec
@@ -23,7 +24,7 @@ from treegen.plan import Plan, Request, row_pages, segment_pages
 from treegen.radix import Tokens
 from treegen.requests import check_vocabulary
 from treegen.results import Completion, Score
-from treegen.scheduler import Grown, Scheduler
+from treegen.scheduler import Scheduler
 from treegen.search.budget import SearchUsage
 from treegen.search.node import Context, Drawn, Search
 from treegen.search.prompts import PromptIndex
