@@ -22,6 +22,7 @@ from typing import Any
 from treegen.errors import InputError
 from treegen.tasks.judge.cell import Cell
 from treegen.tasks.judge.limits import MIB, Limits
+from treegen.tasks.judge.program import REPORT
 from treegen.tasks.judge.runtime import Runtime
 from treegen.tasks.judge.sandbox import TIERS, Tier
 from treegen.tasks.judge.verdicts import JudgeError, Program, Test
@@ -30,7 +31,7 @@ _LIMITS = Limits(cpu_seconds=5.0, wall_seconds=30.0, memory=256 * MIB)
 
 # Reads {"secret": path, ...} from stdin and prints which of its attempts succeeded.
 _CANARY = """
-import json, mmap, os, signal, socket, subprocess, sys
+import ctypes, fcntl, json, mmap, os, signal, socket, subprocess, sys, tempfile
 bait = json.loads(sys.stdin.read())
 out = {}
 def attempt(action):
@@ -41,6 +42,9 @@ def attempt(action):
 @attempt
 def read_host_file():
     return open(bait["secret"]).read() == bait["token"]
+@attempt
+def read_installed_package():
+    return len(open(bait["module"]).read()) > 0
 @attempt
 def see_environment():
     texts = [repr(dict(os.environ))]
@@ -71,10 +75,33 @@ def start_program():
     return subprocess.run([sys.executable, "-S", "-c", ""]).returncode == 0
 @attempt
 def exceed_memory():
-    return bool(mmap.mmap(-1, bait["too_much"]))
+    return bool(mmap.mmap(-1, bait["too_much"], mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+@attempt
+def map_shared_memory():
+    return bool(mmap.mmap(-1, 4096, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS))
+@attempt
+def map_zero_device():
+    return bool(mmap.mmap(os.open("/dev/zero", os.O_RDWR), 4096, mmap.MAP_SHARED))
+@attempt
+def allocate_beyond_file():
+    with tempfile.TemporaryFile() as file:
+        fallocate = ctypes.CDLL(None).fallocate
+        fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+        return fallocate(file.fileno(), 1, 0, 4096) == 0  # FALLOC_FL_KEEP_SIZE
+@attempt
+def lock_host_file():
+    with open(os.__file__) as first, open(os.__file__) as second:
+        fcntl.flock(first, fcntl.LOCK_SH)
+        try:
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True  # the first lock is a real one
+@attempt
+def reopen_report():
+    report = bait.get("report", os.pipe()[1])
+    return os.open(f"/proc/self/fd/{report}", os.O_RDONLY | os.O_NONBLOCK) >= 0
 @attempt
 def share_memory():
-    import ctypes
     segment = ctypes.CDLL(None).shmget(0, 4096, 0o1600)
     ctypes.CDLL(None).shmctl(segment, 0, None)  # IPC_RMID
     return segment >= 0
@@ -167,6 +194,7 @@ def prove(tier: Tier, runtime: Runtime) -> tuple[tuple[str, ...], tuple[str, ...
         if control.returncode:
             raise JudgeError(f"the canaries do not run even outside: {control.stderr[-300:]}")
         outside: dict[str, bool] = json.loads(control.stdout)
+        bait["report"] = REPORT
         inside: dict[str, bool] = json.loads(_run(tier, runtime, _CANARY, json.dumps(bait)))
         if Path(bait["drop"]).exists():
             inside["write_host_file"] = True
@@ -215,6 +243,7 @@ def _bait() -> Iterator[dict[str, Any]]:
                 "unix": f"\0treegen-{token}",
                 "pid": os.getpid(),
                 "too_much": 2 * _LIMITS.memory,
+                "module": __file__,
             }
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -20,9 +20,16 @@ _MAIN_STACK: Final = 128 << 20  # the kernel keeps this much room below the stac
 
 
 def confine(
-    setup: Mapping[str, Any], limits: Mapping[str, Any], code: bytes | None, parent: int
+    setup: Mapping[str, Any],
+    limits: Mapping[str, Any],
+    code: bytes | None,
+    rules: int | None,
+    parent: int,
 ) -> None:
-    """Give up every right that the program must not have; OSError if any of it fails."""
+    """Give up every right that the program must not have; OSError if any of it fails.
+
+    code and rules are the filter of system calls and the descriptor of Landlock's rules.
+    """
     if setup["uid"] is not None:
         _become(setup["uid"], keep_read=setup["keep_read"])
     # After the change of user, which resets both.
@@ -30,8 +37,8 @@ def confine(
     seccomp.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before it could take this process along
         os.kill(os.getpid(), signal.SIGKILL)
-    if setup["landlock"]:
-        landlock.restrict(setup["read"], setup["devices"], setup["scratch"])
+    if rules is not None:
+        landlock.restrict(rules)
     _limit(setup, limits)
     if code is not None:
         seccomp.install(code, os.getpid())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import stat
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from treegen.tasks.judge.seccomp import prctl, syscall
@@ -16,6 +17,7 @@ _PR_SET_NO_NEW_PRIVS = 38
 
 _EXECUTE, _WRITE, _READ, _READ_DIR = 1, 1 << 1, 1 << 2, 1 << 3
 _MAKE_REG, _TRUNCATE = 1 << 8, 1 << 14
+_LOOK = _EXECUTE | _READ | _READ_DIR
 _ON_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE
 # How many kinds of file access each version knows, from version 1 (Linux 5.13).
 _NUM_RIGHTS: Final = (13, 14, 15, 15, 16)
@@ -29,9 +31,16 @@ def version() -> int:
         return 0
 
 
-def restrict(read: Sequence[str], devices: Sequence[str], scratch: str) -> None:
-    """Allow reading below `read`, using `devices`, and plain files in `scratch`; nothing else.
+def ruleset(
+    read: Sequence[str],
+    hidden: Sequence[str],
+    shown: Sequence[str],
+    devices: Sequence[str],
+    scratch: str,
+) -> int:
+    """Return a descriptor of rules: read below `read` and `shown`, use `devices`, fill `scratch`.
 
+    Nothing else is allowed, nor reading what is below `hidden`, but for the names of its files.
     Directories, links, sockets and devices cannot be made even in `scratch`, and its files cannot
     be removed: so it stays flat, and what is in it can be counted from outside.
     """
@@ -48,15 +57,39 @@ def restrict(read: Sequence[str], devices: Sequence[str], scratch: str) -> None:
         ctypes.c_size_t(len(attributes)),
         0,
     )
-    for path in read:
-        _allow(rules, path, (_EXECUTE | _READ | _READ_DIR) & rights)
+    for path in shown:
+        _allow(rules, path, _LOOK)
+    for path, right in _around(read, hidden):
+        with contextlib.suppress(FileNotFoundError):  # gone since the directory was listed
+            _allow(rules, path, right)
     for path in devices:
         _allow(rules, path, (_READ | _WRITE | _TRUNCATE) & rights)
     inside = _READ | _WRITE | _READ_DIR | _MAKE_REG | _TRUNCATE
     _allow(rules, scratch, inside & rights)
+    return rules
+
+
+def restrict(rules: int) -> None:
+    """Put this process under the rules for good, and close their descriptor."""
     prctl(_PR_SET_NO_NEW_PRIVS, 1)
     syscall(_RESTRICT, "landlock_restrict_self", ctypes.c_int(rules), 0)
     os.close(rules)
+
+
+def _around(paths: Sequence[str], hidden: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Yield what to allow at which path, to read all of `paths` but what is hidden.
+
+    A right holds for all that is below, and no rule takes one away. So only the entries beside what
+    is hidden get it; above them, directories can be listed.
+    """
+    for path in paths:
+        if os.path.islink(path) or path in hidden:  # what a link leads to stands for itself
+            continue
+        if any(inside.startswith(path + "/") for inside in hidden):
+            yield path, _READ_DIR
+            yield from _around([os.path.join(path, name) for name in os.listdir(path)], hidden)
+        else:
+            yield path, _LOOK
 
 
 def _allow(rules: int, path: str, rights: int) -> None:

@@ -20,9 +20,9 @@ import site
 import socket
 import sys
 import time
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from treegen.tasks.judge import confine, program, seccomp
+from treegen.tasks.judge import confine, landlock, program, seccomp
 
 NUM_DESCRIPTORS = 6  # source, call, stdin, stdout, stderr, report
 KILL = b"kill"
@@ -30,23 +30,45 @@ _TICK = 0.02
 _children: list[int] = []
 
 
+class _Job(NamedTuple):
+    """What a child needs, and nothing of the programs before it."""
+
+    setup: dict[str, Any]
+    limits: dict[str, Any]
+    code: bytes | None
+    rules: int | None
+    descriptors: list[int]
+    parent: int
+
+
 def main(descriptor: int) -> None:
-    """Serve jobs until the parent hangs up."""
+    """Serve jobs until the parent hangs up; in a child, run the program of one."""
+    # The server's frames are gone by then: a program reads those that called it.
+    job = _serve_until_over(descriptor)
+    if job is not None:
+        _run(job)
+
+
+def _serve_until_over(descriptor: int) -> _Job | None:
     control = socket.socket(fileno=descriptor)
     setup = json.loads(control.recv(1 << 16))
     # Without the parent, clean up and go, even if a copy of its socket lives on in another process.
     signal.signal(signal.SIGTERM, lambda *_: _stop(setup["scratch"]))
     if not setup["own_filesystem"]:
         os.mkdir(setup["scratch"], 0o700)
+    job = None
     try:
-        _serve(control, setup)
+        job = _serve(control, setup)
     finally:  # also where the parent is gone before it could be told anything
-        _leave(setup["scratch"])
+        if job is None:
+            _leave(setup["scratch"])
+    return job
 
 
-def _serve(control: socket.socket, setup: dict[str, Any]) -> None:
+def _serve(control: socket.socket, setup: dict[str, Any]) -> _Job | None:
+    """Return None at the end, and in each child its job."""
     code = seccomp.assemble(platform.machine()) if setup["seccomp"] else None
-    _prepare(setup)
+    rules = _prepare(setup)
     wake, signalled = os.pipe()
     for end in (wake, signalled):
         os.set_blocking(end, False)
@@ -58,27 +80,29 @@ def _serve(control: socket.socket, setup: dict[str, Any]) -> None:
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 1 << 16, NUM_DESCRIPTORS)
         if not message:
-            break
+            return None
         if message == KILL:  # for a child that had ended by the time it came
             continue
         limits = json.loads(message)
         started = time.monotonic()
         pid = os.fork()
         if pid == 0:
-            _child(setup, limits, code, descriptors, own_pid)
+            return _Job(setup, limits, code, rules, descriptors, own_pid)
         _children.append(pid)
         for handle in descriptors:
             os.close(handle)
         result = _watch(pid, started, limits, setup, control, wake)
-        result["dirty"] = bool(os.listdir(setup["scratch"]))
+        result["dirty"] = _touched(setup["scratch"])
         control.send(json.dumps(result).encode())
 
 
-def _prepare(setup: dict[str, Any]) -> None:
+def _prepare(setup: dict[str, Any]) -> int | None:
+    """Take on what all programs share; return the descriptor of Landlock's rules, if any."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     seccomp.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     if setup["parent"] not in (None, os.getppid()):
         sys.exit("the judge ended before it could be noticed")
+    os.utime(setup["scratch"], (0, 0))
     if setup["uid"] is not None and not setup["own_filesystem"]:
         os.chown(setup["scratch"], setup["uid"], setup["uid"])
     os.chdir(setup["scratch"])
@@ -90,6 +114,8 @@ def _prepare(setup: dict[str, Any]) -> None:
     for name in setup["preload"]:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    # They find their own parts without; other packages there are as good as not installed.
+    sys.path[:] = [path for path in sys.path if path not in setup["packages_path"]]
     os.environ.clear()
     # As site.main() would; it did not run, since it also reads site-packages.
     site.setquit()
@@ -97,16 +123,24 @@ def _prepare(setup: dict[str, Any]) -> None:
     site.sethelper()
     sys.argv[:] = ["program.py"]
     seccomp.prctl(4, 0)  # PR_SET_DUMPABLE: nobody attaches to this process
+    os.listdir(setup["scratch"])  # sets the time of access, which later looks leave as it is
+    if not setup["landlock"]:
+        return None
+    places = [setup[name] for name in ("read", "hidden", "shown", "devices", "scratch")]
+    rules = landlock.ruleset(*places)
+    high = _dup_above(rules)  # out of the way of a program's streams
+    os.close(rules)
+    return high
 
 
-def _child(
-    setup: dict[str, Any],
-    limits: dict[str, Any],
-    code: bytes | None,
-    descriptors: list[int],
-    parent: int,
-) -> NoReturn:
-    source, call, *streams = descriptors
+def _touched(scratch: str) -> bool:
+    """Whether a program left files, or times and numbers that tell of files that it removed."""
+    return os.stat(scratch).st_mtime_ns != 0 or bool(os.listdir(scratch))
+
+
+def _run(job: _Job) -> NoReturn:
+    """Run a program in this process, which is a fresh child."""
+    source, call, *streams = job.descriptors
     try:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM):
@@ -116,9 +150,12 @@ def _child(
         high = [_dup_above(handle) for handle in streams]
         for target, handle in enumerate(high):
             os.dup2(handle, target, inheritable=False)
-        os.closerange(program.REPORT + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        end = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        rules = end if job.rules is None else job.rules
+        os.closerange(program.REPORT + 1, rules)
+        os.closerange(rules + 1, end)
         sys.set_int_max_str_digits(0)  # older Pythons had no limit; CPU time bounds it
-        confine.confine(setup, limits, code, parent)
+        confine.confine(job.setup, job.limits, job.code, job.rules, job.parent)
         program.report("ready")
     except BaseException as error:
         # On whichever descriptor the report is by now; the parent reads nothing as a failure.
@@ -128,8 +165,8 @@ def _child(
                 break
         os._exit(1)
     try:
-        prelude, source_text = json.loads(texts[0])
-        program.run(source_text, prelude, texts[1] or None)
+        prelude, source_text, may_return = json.loads(texts[0])
+        program.run(source_text, prelude, texts[1] or None, may_return=may_return)
     finally:
         os._exit(1)  # whatever fails here, a child does not go on as the helper would
 
@@ -203,8 +240,9 @@ def _scratch_use(scratch: str, *, own_filesystem: bool) -> tuple[int, int]:
         space = os.statvfs(scratch)
         return space.f_files - space.f_ffree - 1, 0
     with os.scandir(scratch) as entries:
-        sizes = [entry.stat(follow_symlinks=False).st_size for entry in entries]
-    return len(sizes), sum(sizes)
+        found = [entry.stat(follow_symlinks=False) for entry in entries]
+    # The greater: a hole has a size and no blocks, what is allocated beyond the end the reverse.
+    return len(found), sum(max(each.st_size, 512 * each.st_blocks) for each in found)
 
 
 def _stop(scratch: str) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -53,25 +54,36 @@ PRELOAD: Final = (
     "traceback",
     "typing",
 )
-DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+# Not /dev/zero: a shared mapping of it is memory that no limit counts.
+DEVICES: Final = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 _SYSTEM: Final = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo")
-# Prints the directories of every shared library in use, which need not be the system's.
+# Where packages are installed: with them could come tests and expected answers.
+_PACKAGES: Final = ("site-packages", "dist-packages")
+# Prints the directories of the standard library, and of every shared library in use, which need not
+# be the system's.
 _PROBE: Final = (
-    "import importlib,sys\n"
+    "import importlib,os,sys\n"
     "for name in [*sys.argv[1:], 'ssl', 'sqlite3', 'zlib', 'bz2', 'lzma']:\n"
     "    try: importlib.import_module(name)\n"
     "    except ImportError: pass\n"
-    "print('\\n'.join(line.split(maxsplit=5)[5].strip() for line in open('/proc/self/maps')"
-    " if '.so' in line))\n"
+    "print(*sys.path, sep='\\n')\n"
+    "for line in open('/proc/self/maps'):\n"
+    "    if '.so' in line: print(os.path.dirname(line.split(maxsplit=5)[5]))\n"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The interpreter and the directories that it reads."""
+    """The interpreter and what programs may read.
+
+    read: files and directories with all that is below, but for what is below `hidden`. There the
+    directories `shown` can be read all the same.
+    """
 
     python: str
     read: tuple[str, ...]
+    hidden: tuple[str, ...]
+    shown: tuple[str, ...]
     library_path: str  # for an interpreter whose own library is in no standard place
     packages: tuple[str, ...]
     packages_path: tuple[str, ...]
@@ -79,7 +91,7 @@ class Runtime:
     @property
     def keep_read(self) -> bool:
         """Whether a user other than root could not reach the interpreter."""
-        return any(not _reachable(path) for path in self.read)
+        return any(not _reachable(path) for path in self.read + self.shown)
 
 
 @functools.cache
@@ -90,22 +102,41 @@ def find_runtime(packages: tuple[str, ...] = ()) -> Runtime:
     if sysconfig.get_config_var("Py_ENABLE_SHARED"):
         library_path = str(sysconfig.get_config_var("LIBDIR"))
     wanted = [path for path in _SYSTEM if os.path.exists(path)]
-    wanted += [python, os.path.join(sys.base_prefix, "lib"), sysconfig.get_path("stdlib")]
-    wanted += [sysconfig.get_path("platstdlib"), "/etc/ld.so.cache", *_libraries(python)]
-    package_paths = [path for name in packages for path in _package(name)]
-    read = [path for path in wanted + package_paths if os.path.exists(path)]
-    sites = dict.fromkeys(os.path.dirname(path) for path in package_paths)
-    return Runtime(python, tuple(_outermost(read)), library_path, packages, tuple(sites))
+    wanted += [python, "/etc/ld.so.cache", *_parts(python)]
+    wanted += [os.path.realpath(path) for path in wanted]
+    read = _outermost([path for path in wanted if os.path.exists(path)])
+    shown = [path for name in packages for path in _package(name)]
+    sites = dict.fromkeys(os.path.dirname(path) for path in shown)
+    hidden = _hidden(read)
+    return Runtime(
+        python, tuple(read), tuple(hidden), tuple(shown), library_path, packages, tuple(sites)
+    )
 
 
-def _libraries(python: str) -> list[str]:
+def _hidden(roots: Sequence[str]) -> list[str]:
+    """Return the directories below `roots` that hold installed packages, treegen's among them."""
+    found = [str(Path(file).parents[2]) for file in (__file__, os.path.realpath(__file__))]
+    left = [root for root in roots if not os.path.islink(root)]
+    while left:
+        with contextlib.suppress(OSError), os.scandir(left.pop()) as entries:
+            for entry in entries:
+                if entry.name in _PACKAGES:
+                    found += [entry.path, os.path.realpath(entry.path)]
+                elif entry.is_dir(follow_symlinks=False):
+                    left.append(entry.path)
+    inside = [path for path in found if any(path.startswith(root + "/") for root in roots)]
+    return _outermost([path for path in inside if not os.path.islink(path)])
+
+
+def _parts(python: str) -> list[str]:
+    """Return the directories of the standard library and of the shared libraries that it loads."""
     command = [python, "-s", "-S", "-P", "-B", "-c", _PROBE, *PRELOAD]
     # The caller's library path, since without it this interpreter may not start at all.
     keep = {key: value for key, value in os.environ.items() if key == "LD_LIBRARY_PATH"}
     done = subprocess.run(
         command, env=keep, capture_output=True, text=True, check=False, timeout=60
     )
-    return [os.path.dirname(line) for line in done.stdout.splitlines() if line.startswith("/")]
+    return [line for line in done.stdout.splitlines() if line.startswith("/")]
 
 
 def _package(name: str) -> list[str]:

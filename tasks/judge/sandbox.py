@@ -11,7 +11,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -94,6 +94,8 @@ def _setup(runtime: Runtime, scratch: str, **changes: Any) -> dict[str, Any]:
         "scratch": scratch,
         "parent": os.getpid(),
         "read": runtime.read,
+        "hidden": runtime.hidden,
+        "shown": runtime.shown,
         "devices": [path for path in DEVICES if os.path.exists(path)],
         "other_threads": 16,
         "preload": [*PRELOAD, *runtime.packages],
@@ -117,17 +119,14 @@ def _bubblewrap(runtime: Runtime, limits: Limits, control: int, sources: int) ->
         command += ["--unshare-user"]
     for key, value in _environment(runtime).items():
         command += ["--setenv", key, value]
-    # bwrap would make these for root alone.
-    for folder in sorted({str(parent) for path in runtime.read for parent in Path(path).parents}):
-        if folder != "/":
-            command += ["--perms", "0755", "--dir", folder]
-    for path in runtime.read:
-        if os.path.islink(path):
-            command += ["--symlink", os.readlink(path), path]
-        else:
-            command += ["--ro-bind", path, path]
+    command += _mounts(runtime.read) + _folders(DEVICES)
     for path in DEVICES:
         command += ["--dev-bind-try", path, path]
+    for path in runtime.hidden:
+        command += ["--perms", "0755", "--tmpfs", path]
+    command += _mounts(runtime.shown)
+    for path in runtime.hidden:
+        command += ["--remount-ro", path]
     command += ["--perms", "0777", "--size", str(limits.scratch), "--tmpfs", _INSIDE]
     command += ["--remount-ro", "/", "--chdir", _INSIDE, "--"]
     uid = _unused_uid() if root else None
@@ -135,6 +134,22 @@ def _bubblewrap(runtime: Runtime, limits: Limits, control: int, sources: int) ->
     setup = _setup(runtime, _INSIDE, uid=uid, own_filesystem=True, parent=None)
     # Nothing in its own environment, which pid 1 of the sandbox would show.
     return Launch(command + _python(runtime, control, sources), {}, setup)
+
+
+def _mounts(paths: Sequence[str]) -> list[str]:
+    command = _folders(paths)
+    for path in paths:
+        if os.path.islink(path):
+            command += ["--symlink", os.readlink(path), path]
+        else:
+            command += ["--ro-bind", path, path]
+    return command
+
+
+def _folders(paths: Sequence[str]) -> list[str]:
+    """Make the directories above some paths; bwrap would make them for root alone."""
+    above = sorted({str(parent) for path in paths for parent in Path(path).parents} - {"/"})
+    return [word for folder in above for word in ("--perms", "0755", "--dir", folder)]
 
 
 def _landlock(runtime: Runtime, limits: Limits, control: int, sources: int) -> Launch:

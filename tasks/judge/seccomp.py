@@ -15,6 +15,7 @@ _ALLOW: Final = 0x7FFF0000
 _KILL: Final = 0x80000000
 _REFUSE: Final = 0x00050000 | errno.EPERM
 _MISSING: Final = 0x00050000 | errno.ENOSYS
+_PRETEND: Final = 0x00050000  # an error number of 0 is success
 _ARCHITECTURES: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT: Final = 0x40000000  # the x32 calls of x86_64 are other calls with the same numbers
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 38, 22
@@ -57,6 +58,8 @@ def _check(check: Check) -> list[bytes]:
     code.append(_op(_LOAD, low))
     if check.mask != 0xFFFFFFFF:
         code.append(_op(_AND, check.mask))
+    for value in check.pretended:
+        code += [_op(_EQUAL, value, 0, 1), _op(_RETURN, _PRETEND)]
     num_left = len(check.values)
     for value in check.values:  # a hit jumps over the values left and the refusal
         code.append(_op(_EQUAL, value, num_left, 0))

@@ -2,7 +2,9 @@
 
 Allowed is what threads, files in the scratch directory, pipes, timers and asyncio need. Everything
 that starts a program, reaches the network, shares memory, or changes a file that Landlock does not
-watch (chmod, chown, utime, truncate by path) is refused with EPERM.
+watch (chmod, chown, utime, truncate by path) is refused with EPERM. Locks on files are answered as
+if they were taken: in the scratch directory there is nobody to lock out, and on a file of the host
+there is.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ read 0 63;write 1 64;pread64 17 67;pwrite64 18 68;readv 19 65;writev 20 66;pread
 pwritev 296 70;lseek 8 62;close 3 57;close_range 436 436;fstat 5 80;newfstatat 262 79
 stat 4 -;lstat 6 -;statx 332 291;access 21 -;faccessat 269 48;faccessat2 439 439;readlink 89 -
 readlinkat 267 78;getcwd 79 17;chdir 80 49;fchdir 81 50;getdents 78 -;getdents64 217 61
-dup 32 23;dup2 33 -;dup3 292 24;flock 73 32;fsync 74 82;fdatasync 75 83;ftruncate 77 46
+dup 32 23;dup2 33 -;dup3 292 24;fsync 74 82;fdatasync 75 83;ftruncate 77 46
 rename 82 -;renameat 264 38;renameat2 316 276;mkdir 83 -;mkdirat 258 34;rmdir 84 -;unlink 87 -
 unlinkat 263 35;symlink 88 -;symlinkat 266 36;umask 95 166;pipe 22 -;pipe2 293 59;poll 7 -
 ppoll 271 73;select 23 -;pselect6 270 72;epoll_create 213 -;epoll_create1 291 20;epoll_ctl 233 21
 epoll_wait 232 -;epoll_pwait 281 22;eventfd2 290 19;statfs 137 43;fstatfs 138 44;sendfile 40 71
-copy_file_range 326 285;fallocate 285 47;fadvise64 221 223;mmap 9 222;munmap 11 215;mremap 25 216
+copy_file_range 326 285;fadvise64 221 223;munmap 11 215;mremap 25 216
 mprotect 10 226;madvise 28 233;msync 26 227;brk 12 214;futex 202 98;set_robust_list 273 99
 set_tid_address 218 96;rseq 334 293;sched_yield 24 124;getcpu 309 168;rt_sigaction 13 134
 rt_sigprocmask 14 135;rt_sigreturn 15 139;rt_sigpending 127 136;rt_sigtimedwait 128 137
@@ -34,14 +36,15 @@ getrusage 98 165;times 100 153;sysinfo 99 179;uname 63 160;exit 60 93;exit_group
 gettimeofday 96 169;time 201 -;nanosleep 35 101;setitimer 38 103;getitimer 36 102;alarm 37 -
 timer_create 222 107;timer_settime 223 110;timer_gettime 224 108;timer_getoverrun 225 109
 timer_delete 226 111;timerfd_create 283 85;timerfd_settime 286 86;timerfd_gettime 287 87
-getrandom 318 278;recvfrom 45 207;getsockname 51 204;getpeername 52 205;getsockopt 55 209
+getrandom 318 278;recvfrom 45 207;getsockname 51 204;getpeername 52 205
 shutdown 48 210
 """
 _SOMETIMES: Final = """
 open 2 -;openat 257 56;fcntl 72 25;ioctl 16 29;clone 56 220;kill 62 129;tgkill 234 131
 prlimit64 302 261;sched_getaffinity 204 123;sched_setaffinity 203 122;getpgid 121 155
 getsid 124 156;prctl 157 167;clock_gettime 228 113;clock_getres 229 114;clock_nanosleep 230 115
-socketpair 53 199;sendto 44 206;clone3 435 435
+socketpair 53 199;sendto 44 206;clone3 435 435;mmap 9 222;fallocate 285 47;getsockopt 55 209
+flock 73 32
 """
 
 
@@ -63,12 +66,16 @@ SOMETIMES: Final = _table(_SOMETIMES)
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Argument `index`, masked, must be one of `values`; `wide` compares all 64 bits."""
+    """Argument `index`, masked, must be one of `values`; `wide` compares all 64 bits.
+
+    With one of `pretended` the call does nothing and returns 0.
+    """
 
     index: int
     values: tuple[int, ...]
     mask: int = 0xFFFFFFFF
     wide: bool = False
+    pretended: tuple[int, ...] = ()
 
 
 # The access mode, O_TRUNC (not without write access: Landlock before version 3 does not see it) and
@@ -78,13 +85,25 @@ _OPEN_MASK = 0o20001003
 # What pthread_create asks for, by glibc and by musl (which adds CLONE_DETACHED): a thread of this
 # process and nothing else.
 _THREAD = (0x3D0F00, 0x7D0F00)
+# A shared file; private; private and anonymous. A part of a shared anonymous mapping keeps all of
+# it in memory, and the address space counts the part alone. Huge pages are a store of the host's.
+_MAPPINGS = (0x01, 0x02, 0x22)
+_MAPPING_MASK = 0x4002F
 _OWN_CLOCKS = tuple(range(12))  # negative numbers name the clocks of other processes
 
 CHECKS: Final[dict[str, tuple[Check, ...]]] = {
     "open": (Check(1, _OPEN_MODES, _OPEN_MASK),),
     "openat": (Check(2, _OPEN_MODES, _OPEN_MASK),),
-    # Duplicate, flags, record locks. Not F_SETOWN and F_SETSIG: they send signals to others.
-    "fcntl": (Check(1, (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)),),
+    # Duplicate, flags, who locks; F_SETLK and F_SETLKW. Not F_SETOWN and F_SETSIG: they send
+    # signals to others.
+    "fcntl": (Check(1, (0, 1, 2, 3, 4, 5, 1030, 1032), pretended=(6, 7)),),
+    "flock": (Check(1, (), mask=0, pretended=(0,)),),
+    "mmap": (Check(3, _MAPPINGS, _MAPPING_MASK),),
+    # Not FALLOC_FL_KEEP_SIZE and the rest: blocks beyond the end are not in a file's size.
+    "fallocate": (Check(1, (0,)),),
+    # SO_TYPE, SO_ERROR, SO_ACCEPTCONN, SO_PROTOCOL, SO_DOMAIN. Not SO_PEERPIDFD, a handle to the
+    # process at the other end.
+    "getsockopt": (Check(1, (1,)), Check(2, (3, 4, 30, 38, 39))),
     # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. Not TIOCSTI.
     "ioctl": (Check(1, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),),
     "clone": (Check(0, _THREAD, wide=True),),
