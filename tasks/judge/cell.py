@@ -26,6 +26,8 @@ _START_SECONDS = 60.0
 _GRACE_SECONDS = 10.0  # for the helper to report, after the wall time that it enforces
 _CHUNK = 1 << 16
 _PIPE_CHUNKS = 4
+# Right answers differ from the expected one in white space, and in digits after the point.
+_TIMES_EXPECTED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class Outcome:
     stdout: bytes
     stderr: bytes  # the end of it
     report: bytes
+    cap: int  # how many bytes of stdout it might write
     overflow: bool  # wrote more than it may
 
 
@@ -95,9 +98,10 @@ class Cell:
         if program.fn_name is not None:
             call = values.encode([program.fn_name, list(test.args)]).encode()
         given = [_sealed(_source(program)), _sealed(call), _sealed(stdin)]
-        pipes = [os.pipe() for _ in range(3)]
+        pipes = [os.pipe(), os.pipe(), _one_way()]
         ours = [reader for reader, _ in pipes]
         given += [writer for _, writer in pipes]
+        cap = self.limits.output + _TIMES_EXPECTED * _size(program, test)
         try:
             for reader in ours:
                 os.set_blocking(reader, False)
@@ -105,19 +109,19 @@ class Cell:
             for handle in given:
                 os.close(handle)
             given = []
-            return self._drain(*ours)
+            return self._drain(*ours, cap)
         except OSError as error:
             raise JudgeError(f"lost the sandbox helper: {error}") from error
         finally:
             for handle in (*given, *ours):
                 os.close(handle)
 
-    def _drain(self, stdout: int, stderr: int, report: int) -> Outcome:
+    def _drain(self, stdout: int, stderr: int, report: int, cap: int) -> Outcome:
         """Read everything as it comes, up to the caps, until the helper says it is over.
 
         Never until end of file alone: that would be the program's choice.
         """
-        caps = {stdout: self.limits.output, report: self.limits.output + 4096}
+        caps = {stdout: cap, report: cap + 4096}
         taken = {stdout: bytearray(), stderr: bytearray(), report: bytearray()}
         ended: dict[str, Any] | None = None
         killed = False
@@ -146,7 +150,7 @@ class Cell:
                 if not _take(handle, data, caps.get(handle)):
                     break
         output, errors, told = (bytes(taken[handle]) for handle in (stdout, stderr, report))
-        return Outcome(ended, output, errors, told, _overflow(taken, caps))
+        return Outcome(ended, output, errors, told, cap, _overflow(taken, caps))
 
     def _last_words(self) -> str:
         self._log.seek(0)
@@ -173,7 +177,30 @@ class Cell:
 
 def _source(program: Program) -> bytes:
     # JSON escapes lone surrogates, which a model can write and UTF-8 cannot.
-    return json.dumps([program.prelude, program.source]).encode()
+    return json.dumps([program.prelude, program.source, program.may_return]).encode()
+
+
+def _size(program: Program, test: Test) -> int:
+    """Return how long the expected answer is as a program would write it; 0 where it cannot."""
+    expected = test.expected
+    if program.fn_name is None:
+        return len(expected) if isinstance(expected, str | bytes) else 0
+    try:
+        return len(values.encode(expected))
+    except (TypeError, ValueError, RecursionError):
+        return 0
+
+
+def _one_way() -> tuple[int, int]:
+    """Return the ends of a channel that nobody can read at the end for writing.
+
+    A pipe can be opened anew for reading, through /proc/self/fd, and emptied; a socket cannot.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    ours.shutdown(socket.SHUT_WR)
+    # As much as a pipe holds, whatever the system's default.
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _CHUNK)
+    return ours.detach(), theirs.detach()
 
 
 def _limits(limits: Limits) -> bytes:

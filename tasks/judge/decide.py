@@ -11,6 +11,7 @@ from treegen.tasks.judge.limits import Limits
 from treegen.tasks.judge.verdicts import Compare, JudgeError, Program, Test, TestResult, Verdict
 
 _DETAIL_CHARS = 300
+_STAGES = 3
 
 
 def decide(
@@ -19,6 +20,7 @@ def decide(
     """Name the verdict of one run and compare its output if it has one."""
     ended = outcome.ended
     report = outcome.report.decode("utf-8", "replace").split("\n")
+    report += [""] * (_STAGES - len(report))  # a line that is not there says nothing
     verdict, detail = _failure(outcome, report, limits)
     if verdict is None:
         verdict, detail = _answer(program, test, outcome, report, compare)
@@ -35,7 +37,7 @@ def _failure(outcome: Outcome, report: list[str], limits: Limits) -> tuple[Verdi
     """Return why the run is no answer, or None. Limits first: they are the helper's own word."""
     ended, status = outcome.ended, outcome.ended["status"]
     if outcome.overflow:
-        return Verdict.OUTPUT_LIMIT, f"more than {limits.output} bytes"
+        return Verdict.OUTPUT_LIMIT, f"more than {outcome.cap} bytes"
     if ended["killed"] == "files":
         return Verdict.OUTPUT_LIMIT, "too much in the scratch directory"
     if ended["killed"] == "cpu" or ended["cpu"] > limits.cpu_seconds:

@@ -20,7 +20,8 @@ class Limits:
     cpu_seconds: float = 4.0
     wall_seconds: float | None = None
     memory: int = 1024 * MIB  # address space in bytes; the interpreter itself takes about 50 MiB
-    output: int = MIB  # bytes of stdout, and of the JSON of a returned value
+    # Bytes of stdout, or of the JSON of a returned value, beside four times the expected answer's.
+    output: int = MIB
     threads: int = 64
     scratch: int = 16 * MIB  # bytes in the scratch directory
     files: int = 256  # files in the scratch directory

@@ -27,6 +27,9 @@ from treegen.tasks.judge.verdicts import (
     check_program,
 )
 
+# CPU time that starting takes. Who used no more has waited, for something other than a core.
+_STARTING_SECONDS = 0.05
+
 
 class Judge:
     """Judges programs in a sandbox that has shown, at the start, that it holds.
@@ -112,7 +115,7 @@ class Judge:
         for test in tests:
             with self._quiet.shared():
                 result = self._test(program, test, compare)
-            if may_retry and _by_wall_only(result, self.limits):
+            if may_retry and _starved(result, self.limits):
                 # Load may be to blame; alone on the machine it is not. Once for each program: one
                 # that sleeps would otherwise stop all others again at every test.
                 may_retry = False
@@ -141,6 +144,10 @@ class Judge:
             except JudgeError as error:
                 self._discard()
                 result = TestResult(Verdict.JUDGE_ERROR, detail=str(error))
+            except Exception as error:  # a fault of ours must not end the judging of all others
+                self._discard()
+                detail = f"a bug of treegen: {type(error).__name__}: {error}"
+                result = TestResult(Verdict.JUDGE_ERROR, detail=detail)
             if result.verdict is not Verdict.JUDGE_ERROR or attempt:
                 break
         return result
@@ -163,8 +170,10 @@ class Judge:
             cell.close()
 
 
-def _by_wall_only(result: TestResult, limits: Limits) -> bool:
-    return result.verdict is Verdict.TIMEOUT and result.seconds <= limits.cpu_seconds
+def _starved(result: TestResult, limits: Limits) -> bool:
+    """Whether a program worked, but was not given the time by when it was stopped."""
+    by_wall_only = result.verdict is Verdict.TIMEOUT and result.seconds <= limits.cpu_seconds
+    return by_wall_only and result.seconds > _STARTING_SECONDS
 
 
 class _Quiet:

@@ -8,13 +8,15 @@ program may have written, so it is linear and builds nothing but plain data.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 _SMALL = 1 << 60
 _MAX_DEPTH = 100
 _MAX_INT_CHARS = 41_600  # about 50,000 decimal digits
-# Keys can be chosen to collide, which makes a large dict quadratic to build.
-_MAX_KEYS = 10_000
+# Keys chosen to have one hash make a dict quadratic to build. By chance few have: -1 and -2 do, so
+# 16 points of four coordinates each.
+_MAX_SAME_HASH = 16
 
 
 def encode(value: object) -> str:
@@ -68,8 +70,17 @@ def _unpack(value: Any, depth: int) -> Any:
         return int(body, 16)
     if kind == "tuple":
         return tuple([_unpack(item, depth + 1) for item in body])
-    if kind not in ("set", "dict") or len(body) > _MAX_KEYS:
-        raise ValueError("an unknown kind of value, or too many keys")
     if kind == "set":
-        return {_unpack(item, depth + 1) for item in body}
-    return {_unpack(key, depth + 1): _unpack(item, depth + 1) for key, item in body}
+        return set(_keys(body, depth))
+    if kind == "dict":
+        keys = _keys([key for key, _ in body], depth)
+        return dict(zip(keys, [_unpack(item, depth + 1) for _, item in body], strict=True))
+    raise ValueError("an unknown kind of value")
+
+
+def _keys(body: Any, depth: int) -> list[Any]:
+    keys = [_unpack(key, depth + 1) for key in body]
+    # Hashes that differ cannot cost much, however they are chosen.
+    if max(Counter(map(hash, keys)).values(), default=0) > _MAX_SAME_HASH:
+        raise ValueError(f"more than {_MAX_SAME_HASH} keys of one hash")
+    return keys
