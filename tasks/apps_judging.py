@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from treegen.runs import RunDir
     from treegen.tasks.apps import APPS
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 # Programs under way for each that can run at once: enough that no core waits for the next poll.
 _AHEAD: Final = 4
 # Tests that are handed over at once; ending a run waits for them.
@@ -53,6 +53,11 @@ class _Flight:
     cases: Cases | None = None
     results: list[TestResult] = field(default_factory=list)
     future: Future[ProgramResult] | None = None
+
+
+def _program(source: str, fn_name: str | None) -> Program:
+    """Return a program as the published checker runs it: inside a function, if it prints."""
+    return Program(source, fn_name=fn_name, prelude=PRELUDE, may_return=fn_name is None)
 
 
 class ProgramJudging:
@@ -213,7 +218,7 @@ class ProgramJudging:
             flight.cases = self._task.cases(flight.problem_id)
         start = len(flight.results)
         flight.future = self._judge.submit(
-            Program(flight.source, fn_name=flight.cases.fn_name, prelude=PRELUDE),
+            _program(flight.source, flight.cases.fn_name),
             flight.cases.tests[start : start + _SLICE],
             flight.cases.compare,
             stop_at_failure=True,

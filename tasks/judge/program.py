@@ -6,8 +6,10 @@ the program's first instruction; later ones may be the program's own invention.
 
 from __future__ import annotations
 
+import ast
 import atexit
 import builtins
+import contextlib
 import functools
 import gc
 import os
@@ -21,6 +23,7 @@ from treegen.tasks.judge import values
 
 REPORT = 3
 _NAME = "<program>"
+_BODY = "__program__"
 
 
 def report(line: str) -> None:
@@ -30,23 +33,27 @@ def report(line: str) -> None:
         data = data[os.write(REPORT, data) :]
 
 
-def run(source: str, prelude: str, call: str | None) -> NoReturn:
-    """Run a program as Python would run a script, or call a function of it; never returns."""
+def run(source: str, prelude: str, call: str | None, *, may_return: bool) -> NoReturn:
+    """Run a program as Python would run a script, or call a function of it; never returns.
+
+    may_return: a source that is no script but would be the body of a function runs as one.
+    """
     _fresh_streams()
     module = types.ModuleType("__main__" if call is None else "solution")
     status = 1
     try:
-        status = _run(module, source, prelude, call)
+        status = _run(module, source, prelude, call, may_return=may_return)
     except SystemExit as error:
         status = _exit_status(error)
     finally:
         _finish(module, status)
 
 
-def _run(module: types.ModuleType, source: str, prelude: str, call: str | None) -> int:
+def _run(
+    module: types.ModuleType, source: str, prelude: str, call: str | None, *, may_return: bool
+) -> int:
     try:
-        # From str: a coding cookie in the source means nothing then.
-        codes = [compile(text, _NAME, "exec", 0, True) for text in (prelude, source) if text]
+        codes = [_compile(prelude), _compile(source, may_return=may_return)]
     except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
         report(f"compile_error {type(error).__name__}: {error}")
         return 1
@@ -68,6 +75,40 @@ def _run(module: types.ModuleType, source: str, prelude: str, call: str | None) 
         _failed(error)
         return 1
     return 0
+
+
+def _compile(source: str, *, may_return: bool = False) -> types.CodeType:
+    try:
+        # From str: a coding cookie in the source means nothing then.
+        return compile(source, _NAME, "exec", 0, True)
+    except SyntaxError as error:
+        if may_return:
+            with contextlib.suppress(SyntaxError):
+                return compile(_as_function(source), _NAME, "exec", 0, True)
+        raise error
+
+
+def _as_function(source: str) -> ast.Module:
+    """Make a source the body of a function and call it: `return` and `nonlocal` are legal then.
+
+    The imports that it begins with stay outside, where `*` is legal. Names that a function of it
+    declares global are so in the body too.
+    """
+    tree = ast.parse(source, _NAME)
+    places = (i for i, line in enumerate(tree.body) if not _is_import(line))
+    start = next(places, len(tree.body))
+    declared = [node.names for node in ast.walk(tree) if isinstance(node, ast.Global)]
+    shared = sorted({name for names in declared for name in names})
+    frame = ast.parse(f"def {_BODY}():\n  pass\n{_BODY}()")
+    function: Any = frame.body[0]
+    function.body = [ast.Global(shared)] * bool(shared) + tree.body[start:]
+    tree.body[start:] = frame.body
+    return ast.fix_missing_locations(tree)
+
+
+def _is_import(line: ast.stmt) -> bool:
+    docstring = isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
+    return docstring or isinstance(line, ast.Import | ast.ImportFrom)
 
 
 def _exit_status(error: SystemExit) -> int:

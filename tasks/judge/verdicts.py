@@ -38,11 +38,14 @@ class Program:
     A stdin program runs as `__main__`. A call-based one runs as a module named `solution`, so that
     its main guard stays shut; `fn_name` is looked up in the module, then as a method of a class
     `Solution`. `prelude` is source that runs first in the same namespace (usual imports).
+    `may_return`: a stdin program that is no script but would be the body of a function, since it
+    has a `return` or `nonlocal` at its top level, runs as one.
     """
 
     source: str
     fn_name: str | None = None
     prelude: str = ""
+    may_return: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,8 @@ def check_program(program: Program, tests: Sequence[Test]) -> None:
         raise InputError("no tests: a program without tests cannot be judged; leave it out")
     if program.fn_name is not None and not program.fn_name.isidentifier():
         raise InputError(f"fn_name must be a Python name, got {program.fn_name!r}")
+    if program.fn_name is not None and program.may_return:
+        raise InputError("may_return is for programs that read stdin; fn_name calls a function")
     for index, test in enumerate(tests):
         if program.fn_name is None and test.args:
             raise InputError(f"test {index} has args but the program has no fn_name")
