@@ -24,10 +24,10 @@ from treegen.runs import Key, RecordFile
 from treegen.runs.files import Lock
 from treegen.stats import Estimate
 from treegen.tasks.apps_report import ProgramVerdict
-from treegen.tasks.apps_suite import PACKAGES, PRELUDE, Cases
+from treegen.tasks.apps_suite import PACKAGES, Cases
 from treegen.tasks.apps_verdicts import NO_OUTCOME, Outcome, outcome_of, program_hash
 from treegen.tasks.execution import Execution
-from treegen.tasks.judge import Judge, Program, ProgramResult, TestResult, Verdict
+from treegen.tasks.judge import Judge, ProgramResult, TestResult, Verdict
 from treegen.tasks.progress import Glance, Progress, RightSoFar
 
 if TYPE_CHECKING:
@@ -53,11 +53,6 @@ class _Flight:
     cases: Cases | None = None
     results: list[TestResult] = field(default_factory=list)
     future: Future[ProgramResult] | None = None
-
-
-def _program(source: str, fn_name: str | None) -> Program:
-    """Return a program as the published checker runs it: inside a function, if it prints."""
-    return Program(source, fn_name=fn_name, prelude=PRELUDE, may_return=fn_name is None)
 
 
 class ProgramJudging:
@@ -218,7 +213,7 @@ class ProgramJudging:
             flight.cases = self._task.cases(flight.problem_id)
         start = len(flight.results)
         flight.future = self._judge.submit(
-            _program(flight.source, flight.cases.fn_name),
+            flight.cases.program(flight.source),
             flight.cases.tests[start : start + _SLICE],
             flight.cases.compare,
             stop_at_failure=True,

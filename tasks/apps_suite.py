@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from treegen.tasks.apps_compare import Comparer
-from treegen.tasks.judge import Compare, Test
+from treegen.tasks.judge import Compare, Program, Test
 
 # From Python's own limit on, int(text) refuses; Decimal has none.
 _LONG: Final = 4000
@@ -32,6 +32,11 @@ class Cases:
     fn_name: str | None
     tests: tuple[Test, ...]
     compare: Compare
+
+    def program(self, source: str) -> Program:
+        """Return a program as the published checker runs it: in a function, if it prints."""
+        may_return = self.fn_name is None
+        return Program(source, fn_name=self.fn_name, prelude=PRELUDE, may_return=may_return)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from treegen.tasks.apps import APPS
 from treegen.tasks.apps_compare import COMPARERS
 from treegen.tasks.apps_data import Loaded, load_bundled_shots, load_rows
 from treegen.tasks.apps_prompts import ask, program_in, with_tabs
-from treegen.tasks.apps_suite import PACKAGES, PRELUDE
+from treegen.tasks.apps_suite import PACKAGES
 from treegen.tasks.base import TaskOptions
-from treegen.tasks.judge import Judge, Limits, Program
+from treegen.tasks.judge import Judge, Limits
 from treegen.tree import prompts_of
 
 ADD = "a, b = map(int, input().split())\nprint(a + b)\n"
@@ -209,9 +209,7 @@ def judge() -> Iterator[Judge]:
 def rejected(judge: Judge, loaded: Loaded) -> list[tuple[str, str, str]]:
     """Judge all reference solutions under both comparers; return those that are not accepted."""
     jobs = [
-        (r.id, name, judge.submit(
-            Program(source, fn_name=cases.fn_name, prelude=PRELUDE), cases.tests, cases.compare
-        ))
+        (r.id, name, judge.submit(cases.program(source), cases.tests, cases.compare))
         for r in loaded.rows
         for name, comparer in COMPARERS.items()
         for cases in [r.suite.cases(comparer)]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treegen.tasks.apps_compare import COMPARERS, Comparer
+from treegen.tasks.apps_compare import COMPARERS, Comparer, _rounded
 from treegen.tasks.apps_suite import read_suite
 
 STRICT, OFFICIAL = COMPARERS["strict"], COMPARERS["apps-official"]
@@ -181,3 +181,21 @@ def test_any_value_gets_an_answer(output: Any, expected: Any) -> None:
     plain = json.loads(json.dumps(expected))
     for comparer in (STRICT, OFFICIAL):
         assert comparer.value(output, plain, False) in (True, False)
+
+
+TOKENS = st.sampled_from(["1", "1.0", "1.0004", "-0", "0", "inf", "nan", "2.5", "x"])
+LINES = st.lists(st.frozensets(TOKENS), max_size=4)
+
+
+@given(LINES, LINES)
+def test_rounded_sets_are_equal_as_sets_are(ours: list[Any], theirs: list[Any]) -> None:
+    def as_sets(lines: list[Any]) -> set[frozenset[float]]:
+        return {frozenset(round(float(token), 3) for token in line) for line in lines}
+
+    def equal(rounded: Any) -> bool:
+        try:
+            return bool(rounded(ours) == rounded(theirs))
+        except ValueError:
+            return False
+
+    assert equal(_rounded) == equal(as_sets)

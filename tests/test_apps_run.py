@@ -32,7 +32,7 @@ KINDS = {
     "x = [0] * 10 ** 9": ("memory_limit", "MMM"),
     "print('x' * 10 ** 7)": ("output_limit", "OOO"),
     " \n": ("no_program", ""),
-    "print(np.sum([int(x) for x in input().split()]))": ("accepted", "AAA"),
+    "print(np.sum([int(x) for x in input().split()]))\nreturn": ("accepted", "AAA"),
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import itertools
 import os
@@ -12,6 +13,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hostile_cases import LIMITS, MIB, compare, traces
@@ -32,9 +34,9 @@ from treegen.tasks.judge import (
     seccomp,
     values,
 )
-from treegen.tasks.judge.cell import Outcome
+from treegen.tasks.judge.cell import Cell, Outcome
 from treegen.tasks.judge.decide import decide
-from treegen.tasks.judge.runtime import find_runtime
+from treegen.tasks.judge.runtime import _hidden, find_runtime
 from treegen.tasks.judge.sandbox import TIERS
 from treegen.tasks.judge.syscalls import ALWAYS, SOMETIMES
 
@@ -121,6 +123,44 @@ def test_programs_see_nothing_of_each_other(judge: Judge) -> None:
     for _ in range(3):
         assert verdict_of(judge, leave, "") is Verdict.ACCEPTED
         assert verdict_of(judge, look, "[] True False") is Verdict.ACCEPTED
+
+
+@pytest.mark.parametrize("sandbox", USABLE)
+def test_installed_packages_cannot_be_read_unless_given(sandbox: str, tmp_path: Path) -> None:
+    for folder in [tmp_path, *tmp_path.parents[:-1]]:
+        folder.chmod(folder.stat().st_mode | 0o755)
+    names = ("top.txt", "lib/own.txt", "lib/site-packages/treegen/answers.txt")
+    names += ("lib/site-packages/given/code.txt", "lib/dist-packages/hidden.txt")
+    for name in names:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    given = str(tmp_path / "lib/site-packages/given")
+    usual = find_runtime()
+    hidden = _hidden([str(tmp_path)])
+    assert sorted(os.path.basename(path) for path in hidden) == ["dist-packages", "site-packages"]
+    runtime = dataclasses.replace(
+        usual,
+        read=(*usual.read, str(tmp_path)),
+        hidden=(*usual.hidden, *hidden),
+        shown=(given,),
+    )
+    source = f"""
+for name in {names}:
+    try:
+        print(name, open({str(tmp_path)!r} + "/" + name).read())
+    except OSError:
+        pass
+    try:
+        open({str(tmp_path)!r} + "/lib/site-packages/new", "w")
+    except OSError:
+        continue
+    print("written")
+"""
+    with Cell(TIERS[sandbox], runtime, LIMITS) as cell:
+        outcome = cell.run(Program(source), Test())
+    read = [names[0], names[1], names[3]]
+    assert outcome.stdout.decode() == "".join(f"{name} x\n" for name in read), outcome
 
 
 LOOK = """
@@ -307,6 +347,18 @@ def test_a_helper_that_died_is_replaced(judge: Judge) -> None:
     assert judge.run(ADD, [Test("1 2", expected="3")], compare).accepted
 
 
+def test_a_fault_of_ours_is_no_verdict_and_ends_nothing(
+    judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object) -> TestResult:
+        raise IndexError("none there")
+
+    monkeypatch.setattr("treegen.tasks.judge.pool.decide", broken)
+    result = judge.submit(ADD, [Test("1 2", expected="3")], compare).result()
+    assert result.verdict is Verdict.JUDGE_ERROR
+    assert "IndexError: none there" in result.tests[0].detail
+
+
 def test_an_unknown_score_is_not_false() -> None:
     with pytest.raises(JudgeError):
         _ = TestResult(Verdict.JUDGE_ERROR).accepted
@@ -335,6 +387,8 @@ def test_nothing_passes_without_tests() -> None:
             judge.submit(ADD, [Test(args=[1])], compare)
         with pytest.raises(InputError, match="may_return"):
             judge.submit(Program("", fn_name="f", may_return=True), [Test()], compare)
+        with pytest.raises(InputError, match="plain data"):
+            judge.run(Program("", fn_name="f"), [Test(args=[object()])], compare)
 
 
 def test_no_sandbox_must_be_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

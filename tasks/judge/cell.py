@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Self
 
+from treegen.errors import InputError
 from treegen.tasks.judge import values
 from treegen.tasks.judge.limits import Limits
 from treegen.tasks.judge.runner import KILL
@@ -92,12 +93,9 @@ class Cell:
         self.close()
 
     def run(self, program: Program, test: Test) -> Outcome:
-        """Run a program once; JudgeError if the helper fails."""
+        """Run a program once; JudgeError if the helper fails, InputError for what no test is."""
         stdin = test.stdin if isinstance(test.stdin, bytes) else test.stdin.encode()
-        call = b""
-        if program.fn_name is not None:
-            call = values.encode([program.fn_name, list(test.args)]).encode()
-        given = [_sealed(_source(program)), _sealed(call), _sealed(stdin)]
+        given = [_sealed(data) for data in (_source(program), _call(program, test), stdin)]
         pipes = [os.pipe(), os.pipe(), _one_way()]
         ours = [reader for reader, _ in pipes]
         given += [writer for _, writer in pipes]
@@ -178,6 +176,15 @@ class Cell:
 def _source(program: Program) -> bytes:
     # JSON escapes lone surrogates, which a model can write and UTF-8 cannot.
     return json.dumps([program.prelude, program.source, program.may_return]).encode()
+
+
+def _call(program: Program, test: Test) -> bytes:
+    if program.fn_name is None:
+        return b""
+    try:
+        return values.encode([program.fn_name, list(test.args)]).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"the args of a test must be plain data: {error}") from None
 
 
 def _size(program: Program, test: Test) -> int:

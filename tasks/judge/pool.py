@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
 
-from treegen.errors import InputError
+from treegen.errors import InputError, TreegenError
 from treegen.tasks.judge.canaries import choose
 from treegen.tasks.judge.cell import Cell
 from treegen.tasks.judge.decide import decide
@@ -144,6 +144,8 @@ class Judge:
             except JudgeError as error:
                 self._discard()
                 result = TestResult(Verdict.JUDGE_ERROR, detail=str(error))
+            except TreegenError:
+                raise
             except Exception as error:  # a fault of ours must not end the judging of all others
                 self._discard()
                 detail = f"a bug of treegen: {type(error).__name__}: {error}"
