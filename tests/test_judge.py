@@ -128,14 +128,15 @@ def test_programs_see_nothing_of_each_other(judge: Judge) -> None:
 @pytest.mark.parametrize("sandbox", USABLE)
 def test_installed_packages_cannot_be_read_unless_given(sandbox: str, tmp_path: Path) -> None:
     for folder in [tmp_path, *tmp_path.parents[:-1]]:
-        folder.chmod(folder.stat().st_mode | 0o755)
-    names = ("top.txt", "lib/own.txt", "lib/site-packages/treegen/answers.txt")
-    names += ("lib/site-packages/given/code.txt", "lib/dist-packages/hidden.txt")
+        if folder.stat().st_uid == os.getuid():  # a program may be another user
+            folder.chmod(folder.stat().st_mode | 0o755)
+    packages = "lib/site-packages"
+    names = ["top.txt", "lib/own.txt", f"{packages}/given/code.txt"]
+    names += [f"{packages}/treegen/answers.txt", "lib/dist-packages/hidden.txt"]
     for name in names:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
-    given = str(tmp_path / "lib/site-packages/given")
     usual = find_runtime()
     hidden = _hidden([str(tmp_path)])
     assert sorted(os.path.basename(path) for path in hidden) == ["dist-packages", "site-packages"]
@@ -143,7 +144,7 @@ def test_installed_packages_cannot_be_read_unless_given(sandbox: str, tmp_path: 
         usual,
         read=(*usual.read, str(tmp_path)),
         hidden=(*usual.hidden, *hidden),
-        shown=(given,),
+        shown=(str(tmp_path / packages / "given"),),
     )
     source = f"""
 for name in {names}:
@@ -152,15 +153,14 @@ for name in {names}:
     except OSError:
         pass
     try:
-        open({str(tmp_path)!r} + "/lib/site-packages/new", "w")
+        open({str(tmp_path)!r} + "/{packages}/new", "w")
     except OSError:
         continue
     print("written")
 """
     with Cell(TIERS[sandbox], runtime, LIMITS) as cell:
         outcome = cell.run(Program(source), Test())
-    read = [names[0], names[1], names[3]]
-    assert outcome.stdout.decode() == "".join(f"{name} x\n" for name in read), outcome
+    assert outcome.stdout.decode() == "".join(f"{name} x\n" for name in names[:3]), outcome
 
 
 LOOK = """

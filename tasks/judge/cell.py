@@ -95,11 +95,11 @@ class Cell:
     def run(self, program: Program, test: Test) -> Outcome:
         """Run a program once; JudgeError if the helper fails, InputError for what no test is."""
         stdin = test.stdin if isinstance(test.stdin, bytes) else test.stdin.encode()
+        cap = self.limits.output + _TIMES_EXPECTED * _size(program, test)
         given = [_sealed(data) for data in (_source(program), _call(program, test), stdin)]
         pipes = [os.pipe(), os.pipe(), _one_way()]
         ours = [reader for reader, _ in pipes]
         given += [writer for _, writer in pipes]
-        cap = self.limits.output + _TIMES_EXPECTED * _size(program, test)
         try:
             for reader in ours:
                 os.set_blocking(reader, False)
@@ -107,14 +107,14 @@ class Cell:
             for handle in given:
                 os.close(handle)
             given = []
-            return self._drain(*ours, cap)
+            return self._drain(*ours, cap=cap)
         except OSError as error:
             raise JudgeError(f"lost the sandbox helper: {error}") from error
         finally:
             for handle in (*given, *ours):
                 os.close(handle)
 
-    def _drain(self, stdout: int, stderr: int, report: int, cap: int) -> Outcome:
+    def _drain(self, stdout: int, stderr: int, report: int, *, cap: int) -> Outcome:
         """Read everything as it comes, up to the caps, until the helper says it is over.
 
         Never until end of file alone: that would be the program's choice.

@@ -117,7 +117,7 @@ class Judge:
                 result = self._test(program, test, compare)
             if may_retry and _starved(result, self.limits):
                 # Load may be to blame; alone on the machine it is not. Once for each program: one
-                # that sleeps would otherwise stop all others again at every test.
+                # that works and then sleeps would otherwise stop all others again at every test.
                 may_retry = False
                 with self._quiet.alone():
                     result = self._test(program, test, compare)
