@@ -97,7 +97,7 @@ CHECKS: Final[dict[str, tuple[Check, ...]]] = {
     # Duplicate, flags, who locks; F_SETLK and F_SETLKW. Not F_SETOWN and F_SETSIG: they send
     # signals to others.
     "fcntl": (Check(1, (0, 1, 2, 3, 4, 5, 1030, 1032), pretended=(6, 7)),),
-    "flock": (Check(1, (), mask=0, pretended=(0,)),),
+    "flock": (Check(1, (), mask=0, pretended=(0,)),),  # whatever it asks for
     "mmap": (Check(3, _MAPPINGS, _MAPPING_MASK),),
     # Not FALLOC_FL_KEEP_SIZE and the rest: blocks beyond the end are not in a file's size.
     "fallocate": (Check(1, (0,)),),
