@@ -55,7 +55,9 @@ def correct(path: Path, answer: Any, text: str, **extra: str) -> bool:
         ("numeric", "It is 5. #### 18", "18", True),
         ("numeric", [7, "seven"], "7", True),
         ("numeric", "-4", "It is 4", False),
-        ("numeric", "5", "\uff15", False),
+        ("numeric", "5", "\uff15", True),
+        ("numeric", "3/4", "It is 0.75", True),
+        ("numeric", "1/3", "The answer is 2/6.", True),
     ],
 )
 def test_metrics(tmp_path: Path, metric: str, answer: Any, text: str, want: bool) -> None:

@@ -1,0 +1,264 @@
+r"""Numbers and calculations as models write them: exact values, and forms that compare.
+
+A calculation is numbers with signs between them, such as `20% of 50 = 10`, `3 apples x 4 = 12` or
+`\frac{3}{4}`. Everything here is total and takes linear time.
+"""
+
+import operator
+import re
+import unicodedata
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Final
+
+# Longer numbers are no answer; this also keeps what is stored about a sample small.
+MAX_DIGITS: Final = 100
+# Bits of a value on the way to an answer, and numbers and signs in a calculation.
+_MAX_BITS: Final = 4096
+_MAX_TOKENS: Final = 500
+
+_GROUPS: Final = "|".join(
+    rf"(?:{mark}[0-9]{{3}})+" for mark in (",", r"\{,\}", r"\\,", "[ \xa0\u2009\u202f]", "['_]")
+)
+# A minus after a digit, a letter or a bracket subtracts.
+# Possessive repeats (++, ?+) never give back what they matched, which keeps the scan linear; the
+# groups of three give back at most one, and must: else 1,000,000,...,0000 is read again from each.
+# A comma before one or two digits is a decimal one, unless it is one of several, as in a list.
+_NUMBER_PATTERN: Final = rf"""
+    (?P<minus>(?<![\w)\]}}%$])[-\u2212])?+
+    (?:\\?[$\u20ac\u00a3])?+ (?P<inner>(?<=[$\u20ac\u00a3])[-\u2212])?+
+    (?: (?P<whole>[0-9]{{1,3}}(?:{_GROUPS})(?![0-9]|-[A-Za-z])|[0-9]++)
+          (?P<part>\.[0-9]++
+            |(?<![0-9],[0-9])(?<![0-9],[0-9][0-9]),[0-9]{{1,2}}+(?!,?[0-9]))?+
+      | (?P<only>\.[0-9]++) )
+    (?P<exponent>[eE][-+]?+[0-9]++)?+
+    (?: [ ](?P<over>[0-9]{{1,9}})/(?P<under>[0-9]{{1,9}})(?![0-9./]) )?+
+    """
+_NUMBER: Final = re.compile(_NUMBER_PATTERN, re.VERBOSE)
+_UNNAMED: Final = re.sub(r"\(\?P<\w+>", "(?:", _NUMBER_PATTERN)
+# What may stand for a sign; "of" only after a share.
+_POWER: Final = r"(?:\^|\*\*)"
+_SIGN: Final = (
+    r"(?:=|\+|\*(?!\*)|/(?![A-Za-z])|[-\u2212\u2013\u00d7\u00f7\u00b7]"
+    r"|(?<![A-Za-z])[xX](?![A-Za-z])|\\(?:times|cdot|div)"
+    r"|(?:(?<=%)|(?<=/[0-9]))[ ]?of(?:[ ]the)?\b)"
+)
+_CLOSED: Final = r"\\?%?+(?:[ ]?\)){0,8}+"
+_UNIT: Final = r"(?:[ /]?[A-Za-z]{1,20}+(?:[ /][A-Za-z]{1,20}+)?)??"
+# 2(3 + 4) is a product too.
+_BETWEEN: Final = rf"(?:{_POWER}|(?=\()|{_UNIT}[ \t\xa0]{{0,4}}{_SIGN})"
+_OPENED: Final = r"(?:[ \t\xa0(*$]|\\boxed\{){0,8}"
+_CALCULATION: Final = re.compile(
+    rf"""
+    (?:\([ ]?){{0,8}}+ {_UNNAMED}
+    (?: {_CLOSED} {_BETWEEN} {_OPENED} (?:{_UNNAMED}|[a-z](?![A-Za-z])) )*+
+    {_CLOSED}
+    """,
+    re.VERBOSE,
+)
+_TOKEN: Final = re.compile(
+    rf"(?P<number>{_UNNAMED})|{_POWER}|{_SIGN}|[()%]|(?P<name>(?<![A-Za-z])[a-z](?![A-Za-z]))",
+    re.VERBOSE,
+)
+# 5-10 and 555-1234 are no differences, and 24/12/2020 is no quotient, unless a result follows.
+_JOINED: Final = re.compile(
+    r"\$?[0-9.,]++(?:[-\u2212\u2013]\$?[0-9.,]++)++|[0-9]++(?:/[0-9]++){2,}+"
+)
+_FRACTION: Final = re.compile(r"\\[dtc]?frac\{([0-9]{1,20})\}\{([0-9]{1,20})\}")
+_OTHER_MARKS: Final = str.maketrans(
+    {
+        "\u066a": "%", "\u066b": ".", "\u066c": ",", "\uff04": "$", "\uff05": "%", "\uff08": "(",
+        "\uff09": ")", "\uff0a": "*", "\uff0b": "+", "\uff0c": ",", "\uff0d": "-", "\uff0e": ".",
+        "\uff0f": "/", "\uff1d": "=", "\u00bc": " 1/4", "\u00bd": " 1/2", "\u00be": " 3/4",
+    }
+)  # fmt: skip
+_SAME: Final = {
+    "\u2212": "-", "\u2013": "-", "\u00d7": "*", "x": "*", "X": "*", "\u00b7": "*", "\u00f7": "/",
+    "\\times": "*", "\\cdot": "*", "\\div": "/", "**": "^",
+}  # fmt: skip
+
+
+def plain_digits(text: str) -> str:
+    """Return a text with the digits and signs of other scripts, and LaTeX's fractions, as ASCII."""
+    if not text.isascii():
+        text = re.sub(r"\d", lambda digit: str(unicodedata.decimal(digit[0])), text)
+        text = text.translate(_OTHER_MARKS)
+    if "frac{" not in text:
+        return text
+    return _FRACTION.sub(
+        # "1\frac{1}{2}" is 1 1/2.
+        lambda f: " " * f.string[f.start() - 1 : f.start()].isdigit() + f"{f[1]}/{f[2]}", text
+    )  # fmt: skip
+
+
+def calculations(text: str, start: int = 0, stop: int | None = None) -> Iterator[re.Match[str]]:
+    """Return the calculations and lone numbers in a text of `plain_digits`, in their order."""
+    return _CALCULATION.finditer(text, start, len(text) if stop is None else stop)
+
+
+def result(calculation: str, *, last: bool) -> str | None:
+    """Return the canonical form of what a calculation comes to: the value after its last "=".
+
+    A range such as 5-10 comes to its first number, or its last.
+    """
+    value: Fraction | None = None
+    if _JOINED.fullmatch(calculation):
+        numbers = list(_NUMBER.finditer(calculation))
+        value = _value(numbers[-1 if last else 0])
+    else:
+        # Of "7 = x" the first side has the number.
+        sides = (side.lstrip(" \t\xa0*$") for side in reversed(calculation.split("=")))
+        side = next(side for side in sides if _NUMBER.search(side))
+        try:
+            value = _evaluate(side)
+        except ArithmeticError:
+            return None
+        if value is None and (number := _NUMBER.search(side)):
+            value = _value(number)
+    return None if value is None else _form(value)
+
+
+def canonical_number(text: str) -> str | None:
+    """Return the canonical form if the whole text is one number, as in "$1,000.50", 25% or 3/4.
+
+    Equal numbers, and no others, have equal forms: no sign on zero, no grouping, no exponent, no
+    zeros that do not count; a fraction that no decimal equals is in lowest terms, as in -1/3.
+    """
+    bare = plain_digits(text.strip()).strip().removesuffix("%").rstrip()
+    over, slash, under = bare.partition("/")
+    if slash and (whole := _NUMBER.fullmatch(over)) and (part := _NUMBER.fullmatch(under)):
+        top, bottom = _value(whole), _value(part)
+        return _form(top / bottom) if top is not None and bottom else None
+    match = _NUMBER.fullmatch(bare)
+    value = _value(match) if match else None
+    return None if value is None else _form(value)
+
+
+def _value(number: re.Match[str]) -> Fraction | None:
+    whole = re.sub("[^0-9]", "", number["whole"] or "").lstrip("0")
+    part = (number["part"] or number["only"] or ".")[1:].rstrip("0")
+    shift = _shift(number["exponent"] or "e0")
+    if shift is None or len(whole) + len(part) > MAX_DIGITS:
+        return None
+    value = Fraction(int(f"{whole}{part}" or "0")) * Fraction(10) ** (shift - len(part))
+    if number["under"]:
+        if not int(number["under"]):
+            return None
+        value += Fraction(int(number["over"]), int(number["under"]))
+    return -value if bool(number["minus"]) != bool(number["inner"]) else value
+
+
+def _shift(exponent: str) -> int | None:
+    size = exponent[1:].lstrip("+-").lstrip("0")
+    # Before int(), which refuses thousands of digits.
+    if len(size) > 3 or int(size or "0") > MAX_DIGITS:
+        return None
+    return int(size or "0") * (-1 if exponent[1] == "-" else 1)
+
+
+def _form(value: Fraction) -> str | None:
+    """Return a value's digits; None if there are too many to be an answer."""
+    top, bottom = abs(value.numerator), value.denominator
+    places = 0
+    # A decimal ends where the denominator is made of twos and fives.
+    twos = (bottom & -bottom).bit_length() - 1
+    rest, fives = bottom >> twos, 0
+    while rest % 5 == 0:
+        rest, fives = rest // 5, fives + 1
+    sign = "-" if value < 0 else ""
+    if rest == 1:
+        places = max(twos, fives)
+        top, bottom = top * 10 ** min(places, MAX_DIGITS) // bottom, 1
+    if places > MAX_DIGITS or max(top, bottom) >= 10**MAX_DIGITS:
+        return None
+    if bottom > 1:
+        return f"{sign}{top}/{bottom}"
+    if not places:
+        return f"{sign}{top}"
+    digits = str(top).rjust(places + 1, "0")
+    return f"{sign}{digits[:-places]}.{digits[-places:]}"
+
+
+def _evaluate(side: str) -> Fraction | None:
+    """Return the value of a side of an equation; None for what is none.
+
+    Raises ArithmeticError for a division by zero and for a value that is too large.
+    """
+    values: list[Fraction] = []
+    waiting: list[str] = []
+    # A share of something is a product; alone, 20% is 20.
+    shares: list[bool] = []
+    value_next = True
+    for count, token in enumerate(_TOKEN.finditer(side)):
+        text = _SAME.get(token[0], token[0])
+        if count > _MAX_TOKENS or token["name"]:
+            return None
+        if not value_next and text[0] in "-\u2212" and token["number"]:
+            sign = "+"  # 16 -3
+        elif not value_next and text == "(":
+            sign = "*"  # 2(3 + 4)
+        elif text[-1] in "+-*/^":
+            sign = text
+        else:
+            sign = "*" if "of" in text else ""
+        if sign:
+            # A power binds to the right.
+            if not _reduce(values, shares, waiting, _OPERATIONS[sign][0] + (sign == "^")):
+                return None
+            waiting.append(sign)
+            value_next = True
+        if token["number"]:
+            match = _NUMBER.fullmatch(text)
+            value = _value(match) if match else None
+            if value is None or not value_next:
+                return None
+            values.append(value)
+            shares.append(False)
+            value_next = False
+        elif text == "(":
+            waiting.append(text)
+        elif text == ")":
+            if not _reduce(values, shares, waiting, 0):
+                return None
+            if waiting:
+                waiting.pop()
+        elif text == "%" and shares:
+            shares[-1] = True
+    waiting = [sign for sign in waiting if sign != "("]
+    if not _reduce(values, shares, waiting, 0) or len(values) != 1:
+        return None
+    return values[0]
+
+
+def _reduce(values: list[Fraction], shares: list[bool], waiting: list[str], binding: int) -> bool:
+    """Apply the signs that wait and bind at least so strongly; False where a number is missing."""
+    while waiting and waiting[-1] != "(" and _OPERATIONS[waiting[-1]][0] >= binding:
+        sign = waiting.pop()
+        if len(values) < 2:
+            return False
+        (b, b_share), (a, a_share) = ((values.pop(), shares.pop()) for _ in range(2))
+        if sign == "*":
+            a, b = a / 100 if a_share else a, b / 100 if b_share else b
+        value = _OPERATIONS[sign][1](a, b)
+        if max(value.numerator.bit_length(), value.denominator.bit_length()) > _MAX_BITS:
+            raise OverflowError
+        values.append(value)
+        shares.append(sign in "+-" and a_share and b_share)
+    return True
+
+
+def _power(base: Fraction, power: Fraction) -> Fraction:
+    bits = max(base.numerator.bit_length(), base.denominator.bit_length())
+    if power.denominator != 1 or abs(power) * bits > _MAX_BITS:
+        raise OverflowError
+    return base ** int(power)
+
+
+_Binary = Callable[[Fraction, Fraction], Fraction]
+_OPERATIONS: Final[dict[str, tuple[int, _Binary]]] = {
+    "+": (1, operator.add),
+    "-": (1, operator.sub),
+    "*": (2, operator.mul),
+    "/": (2, operator.truediv),
+    "^": (3, _power),
+}
