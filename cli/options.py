@@ -83,8 +83,11 @@ _SAMPLING: Final = (
     click.option("--seed", type=int, help="Of the samples, and of drawn examples."),
     click.option("--gen-kwargs", multiple=True, metavar="K=V,...",
                  help=f"Any of {', '.join(GEN_KWARGS)}."),
-    click.option("--apply-chat-template", is_flag=True, help="Make each prompt one user turn of "
-                 "the model's chat format."),
+    click.option("--apply-chat-template", is_flag=True, help="Put prompts in the model's chat "
+                 "format."),
+    click.option("--fewshot-as-multiturn/--no-fewshot-as-multiturn", default=None,
+                 help="In chat, a turn for each solved example, or one user turn for all. "
+                 "Default: a turn for each."),
     click.option("--system-instruction", metavar="TEXT", help="A system turn; without a chat "
                  "template, text before every prompt."),
 )  # fmt: skip
@@ -115,6 +118,8 @@ _REPORT: Final = (
     click.option("--k", "pass_ks", metavar="1,10,100", help="Report pass@k for these k."),
     click.option("--maj", "maj_ks", metavar="8,40", help="Report maj@k for these k."),
 )
+# Flags whose absence is not the same as --no-.
+_DENIABLE: Final = ("fewshot_as_multiturn",)
 QUIET: Final = click.option("--quiet", "-q", is_flag=True, help="Print the JSON line only.")
 
 
@@ -142,7 +147,7 @@ def asked_for(params: Mapping[str, Any]) -> dict[str, Any]:
     given = {
         name: value
         for name, value in params.items()
-        if value is not None and value is not False and value != ()
+        if value is not None and value != () and (value is not False or name in _DENIABLE)
     }
     for flag, readers in (("model_args", MODEL_ARGS), ("gen_kwargs", GEN_KWARGS)):
         pairs = read_pairs(given.pop(flag, ()), f"--{_hyphens(flag)}", readers)

@@ -65,7 +65,7 @@ def report_tables(results: Mapping[str, Any], report: Report | None) -> None:
             echo(f"\n{safe_text(table.title)}\n{_table(table)}")
         for grid in report.grids:
             echo(f"\n{_grid(grid)}")
-        for line in _remarks(report):
+        for line in (*_remarks(report), *_notes(results)):
             echo(line)
         echo("")
     usage = results["usage"]
@@ -120,7 +120,7 @@ def _cell(text: str) -> str:
 def _metrics(report: Report) -> str:
     rows = [
         [
-            row.task,
+            f"{row.task} ({report.label})" if report.label else row.task,
             row.version,
             row.filter,
             str(row.num_fewshot),
@@ -182,6 +182,11 @@ def _remarks(report: Report) -> list[str]:
             f"{some}{more}"
         )
     return [safe_text(line).replace("\n", " ") for line in remarks]
+
+
+def _notes(results: Mapping[str, Any]) -> list[str]:
+    notes = results.get("task", {}).get("notes", ())
+    return [safe_text(note).replace("\n", " ") for note in notes]
 
 
 def _number(value: float | None) -> str:

@@ -23,11 +23,13 @@ from treegen.params import SamplingParams
 from treegen.tasks.apps_compare import COMPARERS, Comparer
 from treegen.tasks.apps_data import Row, load_rows
 from treegen.tasks.apps_fewshot import load_shots
-from treegen.tasks.apps_prompts import EXTRACTS, PROMPTS, ask, program_in
+from treegen.tasks.apps_prompts import ANSWER, EXTRACTS, PROMPTS, ask, program_in
 from treegen.tasks.apps_report import report_programs
 from treegen.tasks.apps_suite import Cases
 from treegen.tasks.arguments import check_arguments, one_of, whole_number, words
 from treegen.tasks.base import Problem, TaskData, TaskDefaults, TaskOptions
+from treegen.tasks.bundled import label_of, told_problems
+from treegen.tasks.chat import with_turns
 from treegen.tasks.execution import Execution, Judging
 from treegen.tasks.fitting import droppable
 from treegen.tasks.judge import Limits
@@ -111,6 +113,8 @@ class APPS:
             num_fewshot=len(shots),
             skipped=loaded.skipped,
             fewshot_of={"": shots} if shots else {},
+            label=label_of(options.data),
+            notes=(told_problems(options.data, loaded.source, len(problems)),),
         )
 
     def tree(self, data: TaskData, num_samples: int) -> Node:
@@ -119,7 +123,9 @@ class APPS:
             Node(problem.question, samples=num_samples, id=problem.id) for problem in data.problems
         ]
         for shot in reversed(data.fewshot_of.get("", ())):
-            children = [droppable(Node(shot, children=children))]
+            asked, answer, program = shot.rpartition(ANSWER)
+            node = droppable(Node(shot, children=children))
+            children = [with_turns(node, [(f"{asked}{answer}", program)])]
         return Node("", children=children)
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:

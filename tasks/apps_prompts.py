@@ -13,6 +13,7 @@ import tokenize
 from typing import Final
 
 PROMPTS: Final = ("train", "eval")
+ANSWER: Final = "\nANSWER:\n"
 EXTRACTS: Final = ("raw", "fenced")
 
 _FENCE: Final = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([A-Za-z0-9_+.-]*)[^\n]*\n", re.MULTILINE)
@@ -28,10 +29,10 @@ def ask(question: str, starter: str, *, calls: bool, form: str) -> str:
     """
     if form == "train":
         kind = "Call-Based" if starter else "Standard Input"
-        return f"\nQUESTION:\n{question}\n{starter}\n\nUse {kind} format\n\nANSWER:\n"
+        return f"\nQUESTION:\n{question}\n{starter}\n\nUse {kind} format\n{ANSWER}"
     kind = "Call-Based" if calls else "Standard Input"
     code = f"\n{starter}" if starter else ""
-    return f"\nQUESTION:\n{question}{code}\nUse {kind} format\nANSWER:\n"
+    return f"\nQUESTION:\n{question}{code}\nUse {kind} format{ANSWER}"
 
 
 def program_in(text: str, extract: str) -> str | None:

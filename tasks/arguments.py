@@ -2,9 +2,20 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from treegen.errors import InputError
 from treegen.tasks.selection import did_you_mean
+
+_Task = TypeVar("_Task")
+
+
+def configured(task: _Task, given: Mapping[str, str]) -> _Task:
+    """Return a task that knows its arguments, where its defaults depend on them."""
+    configure = getattr(task, "configure", None)
+    if configure is not None:
+        configure(given)
+    return task
 
 
 def read_arguments(texts: Iterable[str]) -> dict[str, str]:

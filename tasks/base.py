@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from treegen.errors import InputError
 from treegen.params import SamplingParams
+from treegen.tasks.chat import Turn
 from treegen.tasks.report import Report, ReportOptions
 from treegen.tasks.verdict import SampleScore, Verdict
 from treegen.tree import Node
@@ -102,6 +103,10 @@ class TaskData:
 
     fewshot: the solved examples, ready to stand before every problem; may be empty.
     fewshot_of: where groups of problems have examples of their own, those of each group.
+    turns: the examples of `fewshot` as what is asked and what is answered, for chat.
+    form: which of a task's prompt forms it is, where problems and examples do not tell.
+    label: what sets these problems or prompts apart, as tables show it after the task's name.
+    notes: what a reader of the scores must know, a line each.
     skipped: rows that could not be used; everything else runs.
     """
 
@@ -111,10 +116,16 @@ class TaskData:
     num_fewshot: int = 0
     skipped: tuple[Skipped, ...] = ()
     fewshot_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    turns: tuple[Turn, ...] = ()
+    form: str = ""
+    label: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def examples(self) -> Any:
-        """All solved examples, as JSON holds them."""
+        """All that prompts have beside their problems, as JSON holds it."""
+        if self.form:
+            return [self.fewshot, dict(self.fewshot_of), self.form]
         return [self.fewshot, dict(self.fewshot_of)] if self.fewshot_of else self.fewshot
 
     @property
@@ -130,7 +141,9 @@ class Task(Protocol):
 
     The class is made without arguments. `filters` names the ways in which an answer is read from a
     text; the first is the one that headlines use. A task that reads `TaskOptions.extra` has one
-    more member, `arguments`: a mapping from the names that it knows to a line of help each.
+    more member, `arguments`: a mapping from the names that it knows to a line of help each. One
+    whose defaults depend on them has a method `configure` that takes them before all else. One
+    whose prompts can be made shorter says how in `shorter`, for prompts that do not fit.
     """
 
     @property

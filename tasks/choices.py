@@ -58,12 +58,16 @@ def by_likelihood(data: TaskData) -> bool:
     return True
 
 
-def check_settings(task: Task, num_samples: int, sampling: SamplingParams) -> None:
-    """Raise InputError for choices of a user that mean nothing where nothing is drawn."""
+def check_settings(
+    task: Task, num_samples: int, sampling: SamplingParams, default: SamplingParams
+) -> None:
+    """Raise InputError for choices of a user that mean nothing where nothing is drawn.
+
+    default: the task's own choices.
+    """
     why = f"task {task.name!r} picks the likeliest choice and draws nothing"
     if num_samples != 1:
         raise InputError(f"{why}; it has 1 sample per problem, not {num_samples}")
-    default = task.defaults.sampling
     for name in SamplingParams.__dataclass_fields__:
         # The seed may also draw examples.
         if name != "seed" and getattr(sampling, name) != getattr(default, name):

@@ -9,13 +9,16 @@ The prompt has the form of lm-eval's gsm8k_cot, solved examples before the probl
 
     Q: {question}\nA: {reasoning} The answer is {number}.\n\n  ...  Q: {question}\nA:
 
-All examples are one node above all problems, so they are computed once for the whole run.
+All examples are one node above all problems, so they are computed once for the whole run. A sample
+ends where gsm8k_cot's do; `form=self-consistency` also ends it at a blank line, as
+gsm8k_cot_self_consistency does.
 
 As a search, a step is a sentence or a line of the reasoning, up to a period or a newline.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from treegen.errors import InputError
@@ -27,7 +30,10 @@ from treegen.tasks.answers import (
     numeric_answer,
     strict_match,
 )
+from treegen.tasks.arguments import check_arguments, one_of
 from treegen.tasks.base import Problem, TaskData, TaskDefaults, TaskOptions
+from treegen.tasks.bundled import label_of, told_examples, told_problems
+from treegen.tasks.chat import with_turns
 from treegen.tasks.gsm8k_data import load_problems
 from treegen.tasks.gsm8k_fewshot import load_examples
 from treegen.tasks.gsm8k_report import by_steps
@@ -42,6 +48,8 @@ if TYPE_CHECKING:
     from treegen.search.propose import Propose
 
 _STATED: Final = re.compile(r"\banswer is\b", re.IGNORECASE)
+_STOPS: Final = {"cot": ("Q:", "</s>", "<|im_end|>"), "self-consistency": ("Q:", "\n\n")}
+_SEARCH_STOPS: Final = _STOPS["self-consistency"]
 
 
 class GSM8K:
@@ -54,9 +62,13 @@ class GSM8K:
     name: Final = "gsm8k"
     version: Final = "1"
     filters: Final = ("numeric", "strict-match", "flexible-extract")
+    arguments: Final = {
+        "form": "whose stops: cot (lm-eval's gsm8k_cot, the default) or self-consistency, which "
+        "also stops at a blank line"
+    }
     # 40 paths at temperature 0.7 as in the self-consistency paper; lm-eval's stops and length.
-    defaults: Final = TaskDefaults(
-        sampling=SamplingParams(temperature=0.7, max_tokens=256, stop=("Q:", "\n\n")),
+    defaults: TaskDefaults = TaskDefaults(
+        sampling=SamplingParams(temperature=0.7, max_tokens=256, stop=_STOPS["cot"]),
         num_samples=40,
         num_fewshot=8,
     )
@@ -69,32 +81,43 @@ class GSM8K:
         width=4,
         expand=4,
         step=SamplingParams(temperature=0.7, max_tokens=96, stop=(".", "\n"), include_stop=True),
-        whole=defaults.sampling,
+        whole=replace(defaults.sampling, stop=_SEARCH_STOPS),
         evaluator="logprob",
     )
 
+    def configure(self, arguments: Mapping[str, str]) -> None:
+        """Take the stops of the form that is asked for."""
+        stop = _STOPS[one_of(arguments, "form", tuple(_STOPS), "cot")]
+        self.defaults = replace(self.defaults, sampling=replace(self.defaults.sampling, stop=stop))
+
     def load(self, options: TaskOptions) -> TaskData:
         """Read problems and examples; a problem is never among its own examples."""
+        check_arguments(self.name, options.extra, self.arguments)
         loaded = load_problems(options.data, options.split)
         problems = select(loaded.problems, options)
         examples = load_examples(options, problems, self.defaults.num_fewshot)
+        turns = tuple((_ask(example.question), example.target) for example in examples)
         return TaskData(
             problems=problems,
             source=loaded.source,
-            fewshot="".join(f"Q: {e.question}\nA: {e.target}\n\n" for e in examples),
+            fewshot="".join(f"{asked} {answered}\n\n" for asked, answered in turns),
             num_fewshot=len(examples),
             skipped=loaded.skipped,
+            turns=turns,
+            label=label_of(options.data),
+            notes=(
+                told_problems(options.data, loaded.source, len(problems)),
+                told_examples(options, len(examples)),
+            ),
         )
 
     def tree(self, data: TaskData, num_samples: int) -> Node:
         """Return examples -> problems -> samples: two levels that samples share."""
-        return Node(
-            data.fewshot,
-            children=[
-                Node(f"Q: {problem.question}\nA:", samples=num_samples, id=problem.id)
-                for problem in data.problems
-            ],
-        )
+        children = [
+            Node(_ask(problem.question), samples=num_samples, id=problem.id)
+            for problem in data.problems
+        ]
+        return with_turns(Node(data.fewshot, children=children), data.turns)
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return a verdict per filter on a text that ends where a stop string began."""
@@ -116,7 +139,7 @@ class GSM8K:
 
     def root(self, data: TaskData, problem: Problem) -> str:
         """Return the prompt up to where the reasoning begins."""
-        return f"{data.fewshot}Q: {problem.question}\nA:"
+        return f"{data.fewshot}{_ask(problem.question)}"
 
     def state(self, problem: Problem, text: str) -> str | None:
         """Return the reasoning so far; None if the model has begun with nothing."""
@@ -146,9 +169,13 @@ class GSM8K:
         raise InputError(f"gsm8k has no way of its own to judge steps, such as {how!r}")
 
 
+def _ask(question: str) -> str:
+    return f"Q: {question}\nA:"
+
+
 def _own(text: str) -> str:
     """Return a text up to where it would go on to a problem of its own."""
-    ends = [at for stop in ("Q:", "\n\n") if (at := text.find(stop)) >= 0]
+    ends = [at for stop in _SEARCH_STOPS if (at := text.find(stop)) >= 0]
     return text[: min(ends, default=len(text))]
 
 

@@ -10,13 +10,20 @@ from typing import TYPE_CHECKING, Any
 from treegen.errors import InputError, ModelError
 from treegen.plan import Plan
 from treegen.runs import RunSettings
-from treegen.tasks.arguments import check_arguments, known_arguments
+from treegen.tasks.arguments import check_arguments, configured, known_arguments
 from treegen.tasks.base import Task, TaskData
+from treegen.tasks.chat import as_chat
 from treegen.tasks.choices import by_likelihood, check_settings, choice_prompts, choice_requests
 from treegen.tasks.fitting import fit
 from treegen.tasks.registry import get_task
-from treegen.tasks.settings import EngineOptions, EvalSettings, free, identity
-from treegen.tree import Message, Node, prompts_of
+from treegen.tasks.settings import (
+    EngineOptions,
+    EvalSettings,
+    default_sampling,
+    free,
+    identity,
+)
+from treegen.tree import Node, prompts_of
 
 # Importing torch takes seconds, and nothing up to the data's faults needs it.
 if TYPE_CHECKING:
@@ -75,11 +82,12 @@ class ModelFacts:
 
 def load_job(settings: EvalSettings) -> Job:
     """Return a task's problems and tree; raise DataError or InputError for what cannot be run."""
-    task = get_task(settings.task)
+    task = configured(get_task(settings.task), settings.options.extra)
     check_arguments(task.name, settings.options.extra, known_arguments(task))
     data = task.load(settings.options)
     if by_likelihood(data):
-        check_settings(task, settings.num_samples, settings.sampling)
+        default = default_sampling(task.defaults, chat=settings.apply_chat_template)
+        check_settings(task, settings.num_samples, settings.sampling, default)
     tree = task.tree(data, settings.num_samples)
     prompts = prompts_of(tree)
     wanted = {(problem.id, settings.num_samples) for problem in data.problems}
@@ -224,42 +232,10 @@ def load_llm(engine: EngineOptions, fingerprint: str) -> "LLM":
 def _dressed(tree: Node, settings: EvalSettings) -> Node:
     """Return a task's tree in the chat format and after the system text that settings ask for."""
     if settings.apply_chat_template:
-        return _as_chat(tree, settings.system_instruction)
+        return as_chat(tree, settings.system_instruction, multiturn=settings.fewshot_as_multiturn)
     if settings.system_instruction:
         return Node(f"{settings.system_instruction}\n\n", children=[tree], samples=0)
     return tree
-
-
-def _as_chat(tree: Node, system: str | None) -> Node:
-    """Return the tree with each prompt as one user turn, after a system turn if there is one.
-
-    Where prompts start alike, so do their rendered texts; the plan finds the shared part in the
-    tokens, so solved examples stay shared though they are no node of their own any more.
-    """
-    leaves = []
-    for prompt in prompts_of(tree):
-        before: list[Message] = [{"role": "system", "content": system}] if system else []
-        leaves.append(
-            Node([*before, *_messages(prompt.path)], samples=prompt.samples, id=prompt.id)
-        )
-    return Node("", children=leaves, samples=0)
-
-
-def _messages(path: tuple[Node, ...]) -> list[Message]:
-    contents = [node.content for node in path if node.content]
-    if all(isinstance(content, str) for content in contents):
-        # A task may end its prompt with how the reply begins.
-        texts = {"user": "", "assistant": ""}
-        for node in path:
-            texts["assistant" if node.metadata.get("role") == "assistant" else "user"] += str(
-                node.content
-            )
-        reply = texts["assistant"].lstrip(" ")
-        begun: list[Message] = [{"role": "assistant", "content": reply}] if reply else []
-        return [{"role": "user", "content": texts["user"]}, *begun]
-    if all(node.has_messages for node in path if node.content):
-        return [message for content in contents for message in content]  # type: ignore[misc]
-    raise InputError("apply_chat_template needs a task whose prompts are text or chat messages")
 
 
 def _hash(content: object) -> str:

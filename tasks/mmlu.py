@@ -15,6 +15,8 @@ are the original's):
     D. ...
     Answer:
 
+lm-eval's form has one space there, and no space around a question.
+
 The examples of a subject are nodes above all its questions, so they are computed once.
 """
 
@@ -24,8 +26,9 @@ from typing import Final
 
 from treegen.errors import DataError, InputError
 from treegen.params import SamplingParams
-from treegen.tasks.arguments import check_arguments, whole_number, words
+from treegen.tasks.arguments import check_arguments, one_of, whole_number, words
 from treegen.tasks.base import Problem, Skipped, TaskData, TaskDefaults, TaskOptions
+from treegen.tasks.chat import with_role, with_turns
 from treegen.tasks.fitting import droppable
 from treegen.tasks.mmlu_data import LETTERS, Question, load_questions
 from treegen.tasks.mmlu_letters import first_capital, letter_answer
@@ -35,6 +38,7 @@ from treegen.tasks.selection import select
 from treegen.tasks.verdict import SampleScore, Verdict
 from treegen.tree import Node
 
+_FORMS: Final = ("hendrycks", "lm-eval")
 _ARGUMENTS: Final = {
     "subjects": "subjects with commas between; default: all",
     "per_subject": "the first so many questions of each subject; default: all",
@@ -51,7 +55,10 @@ class MMLU:
     name: Final = "mmlu"
     version: Final = "1"
     filters: Final = ("none",)
-    arguments: Final = _ARGUMENTS
+    arguments: Final = {
+        "form": "whose prompts: hendrycks (the original's, the default) or lm-eval",
+        **_ARGUMENTS,
+    }
     # Nothing is sampled; one sample is the likeliest choice.
     defaults: Final = TaskDefaults(
         sampling=SamplingParams(temperature=0.0, max_tokens=1), num_samples=1, num_fewshot=_SHOTS
@@ -59,12 +66,24 @@ class MMLU:
 
     def load(self, options: TaskOptions) -> TaskData:
         """Read the questions, and each subject's examples from the dev split in their order."""
+        check_arguments(self.name, options.extra, self.arguments)
+        form = one_of(options.extra, "form", _FORMS, _FORMS[0])
         choices = tuple(f" {letter}" for letter in LETTERS)
-        return _load(self.name, options, choices, lambda q: f"{q.block}\nAnswer: {q.answer}\n\n")
+        block = _stripped_block if form == "lm-eval" else _block
+        data = _load(
+            self.name, options, choices, block, lambda q: f"{block(q)}\nAnswer: {q.answer}\n\n"
+        )
+        # Runs from before there was a choice know no form.
+        return replace(data, form=form if form != _FORMS[0] else "", label=f"{form} form")
 
     def tree(self, data: TaskData, num_samples: int) -> Node:
         """Return subject -> examples -> questions."""
-        return _tree(data, num_samples, _header, lambda problem: f"{problem.question}\nAnswer:")
+        return _tree(
+            data,
+            num_samples,
+            _description if data.form else _header,
+            lambda problem: f"{problem.question}\nAnswer:",
+        )
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return whether the chosen text is the right letter."""
@@ -103,10 +122,12 @@ class MMLUGenerate:
 
     def load(self, options: TaskOptions) -> TaskData:
         """Read the questions, and each subject's examples from the dev split in their order."""
+        check_arguments(self.name, options.extra, self.arguments)
         return _load(
             self.name,
             options,
             (),
+            _block,
             lambda q: f"{_ask(q.subject, q.block)}\n{q.answer}\n\n",
         )
 
@@ -115,7 +136,7 @@ class MMLUGenerate:
         return _tree(
             data,
             num_samples,
-            lambda subject: "",
+            lambda subject: Node(""),
             lambda problem: _ask(subject_of(problem.id), problem.question),
         )
 
@@ -138,10 +159,27 @@ def _as_acc(row: MetricRow) -> MetricRow:
     return replace(row, metric=row.metric.replace("exact_match", "acc"))
 
 
-def _header(subject: str) -> str:
+def _block(question: Question) -> str:
+    return question.block
+
+
+def _stripped_block(question: Question) -> str:
+    return replace(question, text=question.text.strip()).block
+
+
+def _header(subject: str) -> Node:
     # The original writes a space before each word of the subject, hence two in front of the first.
     words_of = subject.replace("_", " ")
-    return f"The following are multiple choice questions (with answers) about  {words_of}.\n\n"
+    return Node(
+        f"The following are multiple choice questions (with answers) about  {words_of}.\n\n"
+    )
+
+
+def _description(subject: str) -> Node:
+    # lm-eval puts it in the system turn of a chat.
+    words_of = subject.replace("_", " ")
+    text = f"The following are multiple choice questions (with answers) about {words_of}.\n\n"
+    return with_role(Node(text), "system")
 
 
 def _ask(subject: str, block: str) -> str:
@@ -158,9 +196,12 @@ def _verdict(letter: str | None, problem: Problem) -> Verdict:
 
 
 def _load(
-    task: str, options: TaskOptions, choices: tuple[str, ...], show: Callable[[Question], str]
+    task: str,
+    options: TaskOptions,
+    choices: tuple[str, ...],
+    block: Callable[[Question], str],
+    show: Callable[[Question], str],
 ) -> TaskData:
-    check_arguments(task, options.extra, _ARGUMENTS)
     if options.fewshot_file is not None or options.fewshot_data is not None:
         raise InputError(f"{task} takes its examples from the dev split; only their number is free")
     num_shots = _SHOTS if options.num_fewshot is None else options.num_fewshot
@@ -184,7 +225,7 @@ def _load(
                 reason = f"it is one of the examples of {subject}"
                 skipped.append(Skipped(loaded.source, question.line, reason))
             else:
-                problems.append(_problem(question, choices))
+                problems.append(_problem(question, block(question), choices))
     if not problems:
         reason = f"; {skipped[0]}" if skipped else ""
         raise DataError(f"{loaded.source} has no usable question{reason}")
@@ -199,10 +240,10 @@ def _load(
     )
 
 
-def _problem(question: Question, choices: tuple[str, ...]) -> Problem:
+def _problem(question: Question, block: str, choices: tuple[str, ...]) -> Problem:
     return Problem(
         f"{question.subject}-{question.index}",
-        question.block,
+        block,
         question.answer,
         {"subject": question.subject, "line": question.line},
         choices,
@@ -212,7 +253,7 @@ def _problem(question: Question, choices: tuple[str, ...]) -> Problem:
 def _tree(
     data: TaskData,
     num_samples: int,
-    header: Callable[[str], str],
+    header: Callable[[str], Node],
     ask: Callable[[Problem], str],
 ) -> Node:
     questions_of: dict[str, list[Node]] = {}
@@ -223,6 +264,8 @@ def _tree(
     for subject, leaves in questions_of.items():
         children = leaves
         for shot in reversed(data.fewshot_of[subject]):
-            children = [droppable(Node(shot, children=children))]
-        subjects.append(Node(header(subject), children=children))
+            asked = shot.rstrip()[:-1].rstrip()
+            turn = (asked, shot.rstrip()[-1])
+            children = [with_turns(droppable(Node(shot, children=children)), [turn])]
+        subjects.append(replace(header(subject), children=children))
     return Node("", children=subjects)

@@ -32,6 +32,7 @@ from typing import Final
 
 from treegen.params import SamplingParams
 from treegen.tasks.base import Problem, TaskData, TaskDefaults, TaskOptions
+from treegen.tasks.chat import Turn, with_turns
 from treegen.tasks.needle_length import ARGUMENT, fit, measure_of
 from treegen.tasks.needle_names import COLOURS, draw_colours, draw_names
 from treegen.tasks.needle_options import NeedleOptions
@@ -71,9 +72,9 @@ class _Dogs:
         """Return the right answer."""
         return self.colours[index].title()
 
-    def solved(self, index: int) -> str:
+    def solved(self, index: int) -> Turn:
         """Return question and answer as an example."""
-        return f"Question: {self.question(index)}\nAnswer: ###{self.answer(index)}###"
+        return _ask(self.question(index)), f"###{self.answer(index)}###"
 
 
 class Needle:
@@ -117,7 +118,9 @@ class Needle:
         what = f"a text with {len(needles):,} needles"
         size = fit(lambda size: hide(size).text, measure, length, what=what)
         document = hide(size)
-        solved = "".join(f"{dogs.solved(index)}\n\n" for index in dogs.shots)
+        text = f"Start of document:\n{document.text}\nEnd of document\n\n"
+        solved = [dogs.solved(index) for index in dogs.shots]
+        shown = "".join(f"{asked} {answered}\n\n" for asked, answered in solved)
         problems = [
             Problem(
                 id=f"needle-{number}",
@@ -131,19 +134,21 @@ class Needle:
         return TaskData(
             problems=select(problems, options),
             source=f"{len(needles):,} needles in {haystack.told(size)}{told}",
-            fewshot=f"Start of document:\n{document.text}\nEnd of document\n\n{solved}",
+            fewshot=f"{text}{shown}",
             num_fewshot=num_shots,
+            turns=tuple(
+                (f"{text}{asked}" if number == 0 else asked, answered)
+                for number, (asked, answered) in enumerate(solved)
+            ),
         )
 
     def tree(self, data: TaskData, num_samples: int) -> Node:
         """Return document and solved questions -> questions."""
-        return Node(
-            data.fewshot,
-            children=[
-                Node(f"Question: {problem.question}\nAnswer:", samples=num_samples, id=problem.id)
-                for problem in data.problems
-            ],
-        )
+        children = [
+            Node(_ask(problem.question), samples=num_samples, id=problem.id)
+            for problem in data.problems
+        ]
+        return with_turns(Node(data.fewshot, children=children), data.turns)
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return a verdict per filter."""
@@ -184,6 +189,10 @@ class Needle:
             problem_values(scores, self.filters[0]),
         )
         return replace(report, metrics=(*report.metrics, constant), tables=(table,))
+
+
+def _ask(question: str) -> str:
+    return f"Question: {question}\nAnswer:"
 
 
 def _draw_dogs(draw: random.Random, num: int, num_shots: int) -> _Dogs:

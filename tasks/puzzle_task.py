@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from treegen.errors import DataError, InputError
 from treegen.params import SamplingParams
 from treegen.tasks.base import Problem, Skipped, TaskData, TaskDefaults, TaskOptions
+from treegen.tasks.chat import Turn, with_turns
 from treegen.tasks.countdown_text import (
     SOLVE_HEADER,
     follow,
@@ -100,6 +101,7 @@ class PuzzleTask:
             fewshot=prompt(SOLVE_HEADER, map(self.example, examples)),
             num_fewshot=len(examples),
             skipped=skipped,
+            turns=self._turns(examples),
         )
 
     def read(self, options: TaskOptions) -> tuple[Sequence[Problem], tuple[Skipped, ...], str]:
@@ -120,7 +122,7 @@ class PuzzleTask:
             Node(self.head(puzzle_of(problem)), samples=num_samples, id=problem.id)
             for problem in data.problems
         ]
-        return Node(data.fewshot, children=children)
+        return with_turns(Node(data.fewshot, children=children), data.turns)
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return the number that a text comes to, and whether it is the target."""
@@ -199,6 +201,14 @@ class PuzzleTask:
                 prompt_of, {f" {word}": worth for word, worth in WORTH.items()}
             )
         return evaluate.value_prompt(prompt_of, read_judgement, n=3)
+
+    def _turns(self, examples: Sequence[Puzzle]) -> tuple[Turn, ...]:
+        found = []
+        for number, puzzle in enumerate(examples):
+            head = self.head(puzzle)
+            asked = head if number else prompt(SOLVE_HEADER, (), head)
+            found.append((asked, self.example(puzzle).removeprefix(head).lstrip(" ")))
+        return tuple(found)
 
     def _left(self, problem: Problem, text: str) -> State | None:
         return follow(puzzle_of(problem).numbers, text, whole=self.whole)

@@ -22,6 +22,7 @@ from treegen.params import SamplingParams
 from treegen.tasks.answers import canonical_number, numeric_answer
 from treegen.tasks.arguments import check_arguments, one_of
 from treegen.tasks.base import Problem, Skipped, TaskData, TaskDefaults, TaskOptions
+from treegen.tasks.chat import Turn, with_turns
 from treegen.tasks.jsonl import read_rows
 from treegen.tasks.patterns import Pattern
 from treegen.tasks.report import Report, ReportOptions, summarise
@@ -78,19 +79,20 @@ class QuestionAnswer:
         _check_fields([*template.fields, answer_field], rows, str(path))
         loaded, skipped = self._problems(rows, str(path), template, options)
         problems = select(loaded, options)
-        examples = _examples(options, template, answer_field, problems)
+        turns = _examples(options, template, answer_field, problems)
         return TaskData(
             problems=problems,
             source=str(path),
-            fewshot="".join(f"{example}\n\n" for example in examples),
-            num_fewshot=len(examples),
+            fewshot="".join(f"{asked}{_gap(asked)}{answered}\n\n" for asked, answered in turns),
+            num_fewshot=len(turns),
             skipped=skipped,
+            turns=turns,
         )
 
     def tree(self, data: TaskData, num_samples: int) -> Node:
         """Return examples -> problems -> samples."""
         children = [Node(p.question, samples=num_samples, id=p.id) for p in data.problems]
-        return Node(data.fewshot, children=children)
+        return with_turns(Node(data.fewshot, children=children), data.turns)
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return whether what a text gives as its answer is one of the right ones."""
@@ -201,13 +203,13 @@ def _id(row: Mapping[str, Any], line: int, name: str | None) -> str:
 
 def _examples(
     options: TaskOptions, template: Template, answer_field: str, problems: Sequence[Problem]
-) -> list[str]:
+) -> tuple[Turn, ...]:
     if options.fewshot_file is None and options.fewshot_data is None:
         if options.num_fewshot:
             raise InputError("num_fewshot needs examples; give --fewshot-file or --fewshot-data")
-        return []
+        return ()
     if options.num_fewshot == 0:
-        return []
+        return ()
     taken = {_key(problem.question): problem.id for problem in problems}
     draw = options.fewshot_file is None
     path = Path(options.fewshot_file or options.fewshot_data or "")
@@ -227,7 +229,7 @@ def _examples(
     for number, (prompt, _) in enumerate(found[:wanted], start=1):
         if _key(prompt) in taken:
             raise DataError(f"example {number} of {path} is problem {taken[_key(prompt)]!r} itself")
-    return [f"{prompt}{_gap(prompt)}{target}" for prompt, target in found[:wanted]]
+    return tuple(found[:wanted])
 
 
 def _rendered(

@@ -89,7 +89,8 @@ class Incomplete:
 class Report:
     """Everything a run measured; `to_json` holds no NaN.
 
-    tables, grids: what only this task reports, such as accuracy by depth.
+    tables, grids: what only this task reports, such as accuracy by depth. label: what sets its
+    problems or prompts apart from others of the task's name.
     """
 
     metrics: tuple[MetricRow, ...]
@@ -99,6 +100,7 @@ class Report:
     incomplete: tuple[Incomplete, ...]
     tables: tuple[Table, ...] = ()
     grids: tuple[Grid, ...] = ()
+    label: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain dicts and lists."""

@@ -8,6 +8,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -136,7 +137,7 @@ def aggregate(job: Job, scores: Sequence[SampleScore]) -> Report:
         maj_ks=settings.maj_ks,
         problems=job.data.problems,
     )
-    return job.task.aggregate(scores, options)
+    return replace(job.task.aggregate(scores, options), label=job.data.label)
 
 
 def write_results(
@@ -158,7 +159,13 @@ def write_results(
         "complete": run.missing == 0,
         "planned": info.planned,
         "done": len(run.done),
-        "task": {"name": job.task.name, "version": job.task.version, "source": job.data.source},
+        "task": {
+            "name": job.task.name,
+            "version": job.task.version,
+            "source": job.data.source,
+            "label": job.data.label,
+            "notes": list(job.data.notes),
+        },
         "model": dict(info.identity["model"]),
         "settings": stored_choices(info),
         "fingerprint": info.fingerprint,

@@ -14,7 +14,8 @@ from treegen import demo
 from treegen.cost import SHARING, Sharing
 from treegen.errors import InputError, RunError
 from treegen.params import SamplingParams
-from treegen.tasks.base import TaskOptions
+from treegen.tasks.arguments import configured
+from treegen.tasks.base import TaskDefaults, TaskOptions
 from treegen.tasks.registry import get_task
 from treegen.tasks.selection import did_you_mean
 
@@ -78,7 +79,9 @@ class EngineOptions:
 class EvalSettings:
     """Everything one evaluation was asked for, no default left open.
 
-    task: a name, or path/to/file.py:Class. pass_ks, maj_ks: None picks them from num_samples.
+    task: a name, or path/to/file.py:Class. fewshot_as_multiturn: in chat, a user's and an
+    assistant's turn for each solved example, else one user's turn for all. pass_ks, maj_ks: None
+    picks them from num_samples.
     score: judge the samples. log_tokens: store the token ids of each sample as well.
     """
 
@@ -88,6 +91,7 @@ class EvalSettings:
     sampling: SamplingParams
     engine: EngineOptions
     apply_chat_template: bool = False
+    fewshot_as_multiturn: bool = False
     system_instruction: str | None = None
     pass_ks: tuple[int, ...] | None = None
     maj_ks: tuple[int, ...] | None = None
@@ -97,6 +101,8 @@ class EvalSettings:
     def __post_init__(self) -> None:
         if self.num_samples < 1:
             raise InputError(f"n-samples must be at least 1, got {self.num_samples}")
+        if self.fewshot_as_multiturn and not self.apply_chat_template:
+            raise InputError("fewshot-as-multiturn needs chat: give --apply-chat-template too")
         for name, ks in (("k", self.pass_ks), ("maj", self.maj_ks)):
             for k in ks or ():
                 if not 1 <= k <= self.num_samples:
@@ -134,7 +140,9 @@ def settle(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
     if not given.get("task"):
         raise InputError("no task is given; `treegen tasks` lists them")
     task = str(given.pop("task"))
-    defaults = get_task(task).defaults
+    defaults = configured(get_task(task), given.get("extra", {})).defaults
+    chat = given.get("apply_chat_template", False)
+    given.setdefault("fewshot_as_multiturn", chat)
     if "system_instruction" in given and given["system_instruction"] == "":
         given["system_instruction"] = None
     sampling = {name: given.pop(name) for name in SAMPLING if name in given}
@@ -148,7 +156,7 @@ def settle(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
     settings = EvalSettings(
         task=absolute_task(task),
         num_samples=given.pop("num_samples", defaults.num_samples),
-        sampling=replace(defaults.sampling, **sampling),
+        sampling=replace(default_sampling(defaults, chat=chat), **sampling),
         options=TaskOptions(**take_fields(given, TaskOptions), **seed),
         engine=EngineOptions(**{"model": "", **take_fields(given, EngineOptions)}),
         **take_fields(given, EvalSettings),
@@ -156,6 +164,17 @@ def settle(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
     if given:
         raise InputError(f"there is no setting {min(given)!r}{did_you_mean(min(given), _names())}")
     return settings
+
+
+def default_sampling(defaults: TaskDefaults, *, chat: bool) -> SamplingParams:
+    """Return how a task is sampled by default.
+
+    A chat model ends its turn itself, and blank lines are part of it: they are no stop there.
+    """
+    sampling = defaults.sampling
+    if not chat:
+        return sampling
+    return replace(sampling, stop=tuple(stop for stop in sampling.stops if stop.strip()))
 
 
 def identity(settings: EvalSettings) -> dict[str, Any]:
@@ -168,6 +187,8 @@ def identity(settings: EvalSettings) -> dict[str, Any]:
         "prompt": {
             "apply_chat_template": settings.apply_chat_template,
             "system_instruction": settings.system_instruction,
+            # Absent where it is not so, as in runs from before there was a choice.
+            **({"fewshot_as_multiturn": True} if settings.fewshot_as_multiturn else {}),
         },
     }
 
@@ -197,6 +218,7 @@ def stored_choices(info: "RunInfo") -> dict[str, Any]:
     try:
         return {
             **latest,
+            "fewshot_as_multiturn": False,
             **info.identity["sampling"],
             **info.identity["prompt"],
             "num_samples": info.identity["num_samples"],

@@ -61,7 +61,10 @@ def test_an_evaluation_prints_tables_and_stores_everything(
     done = treegen("eval", "-t", "gsm8k", "--model", tiny, *spelled, "--output_path", path)
     assert done.code == 0, done.err
     lines = done.out.splitlines()
-    head = [line[:7] for line in lines].index("|Tasks|")
+    head = next(i for i, line in enumerate(lines) if line.startswith("|Tasks "))
+    assert lines[head + 2].startswith("|gsm8k (bundled problems)|")
+    assert any(line.startswith("problems: 4 of gsm8k_sample.jsonl, which") for line in lines)
+    assert any(line.startswith("examples: 8 that come with treegen;") for line in lines)
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[head : head + 12]]
     assert cells[0] == [
         "Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr",
@@ -191,7 +194,7 @@ def test_several_tasks_share_a_model_and_a_directory(
     assert done.err.count("loading") == 1
     assert [run["task"]["name"] for run in done.document["runs"]] == ["gsm8k", "sums | [bold]"]
     assert sorted(sub.name for sub in path.iterdir()) == ["gsm8k", "sums_bold_"]
-    assert "|sums \\| [bold]|" in done.out
+    assert "|sums \\| [bold] (bundled problems)|" in done.out
     (path / "gsm8k" / "samples.jsonl").write_bytes(b"")
     again = treegen("eval", "--resume", path)
     assert again.code == 0, again.err
