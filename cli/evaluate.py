@@ -11,7 +11,7 @@ import click
 
 from treegen.cli.interrupts import Interrupted, received
 from treegen.cli.judging import complaint, judge_rest, open_judging, take_execution
-from treegen.cli.options import CONTEXT, FLAGS, QUIET, asked_for, options_of, task_names
+from treegen.cli.options import CONTEXT, FLAGS, QUIET, WRITE_OUT, asked_for, options_of, task_names
 from treegen.terminal import safe_text
 
 if TYPE_CHECKING:
@@ -48,9 +48,15 @@ Work = list[_Work]
 @click.option("--no-score", "--predict-only", "no_score", is_flag=True, help="Only sample; "
               "`treegen score` scores later.")  # fmt: skip
 @click.option("--log-tokens", is_flag=True, help="Store token ids beside the texts.")
+@WRITE_OUT
 @QUIET
 def command(
-    output_path: str | None, resume: str | None, no_score: bool, quiet: bool, **params: Any
+    output_path: str | None,
+    resume: str | None,
+    no_score: bool,
+    write_out: bool,
+    quiet: bool,
+    **params: Any,
 ) -> None:
     """Sample every problem of each TASK, score the samples, and print the results.
 
@@ -74,7 +80,7 @@ def command(
     with ExitStack() as stack:
         work: Work = []
         for target, job in zip(targets, jobs, strict=True):
-            run = _open(job, target.path, resume=target.resume, quiet=quiet)
+            run = _open(job, target.path, resume=target.resume, write_out=write_out, quiet=quiet)
             stack.enter_context(run)
             judging = _judging(job, run, execution, fresh=not target.resume, quiet=quiet)
             if judging:
@@ -110,16 +116,24 @@ def _judging(
         raise
 
 
-def _open(job: "Job", path: Path, *, resume: bool, quiet: bool) -> "RunDir":
+def _open(job: "Job", path: Path, *, resume: bool, write_out: bool, quiet: bool) -> "RunDir":
     """Check all that can be checked without weights, then begin or continue the run."""
-    from treegen.cli.render import notice, skipped_rows
+    from treegen.cli.render import notice, show_prompt, skipped_rows
     from treegen.runs import RunDir
-    from treegen.tasks.job import look_at_model, plan_job, run_settings, weights_fingerprint
+    from treegen.tasks.job import (
+        first_prompt,
+        look_at_model,
+        plan_job,
+        run_settings,
+        weights_fingerprint,
+    )
 
     if not quiet:
         skipped_rows(job.data.skipped)
     facts = look_at_model(job.settings.engine)
     plan_job(job, facts)
+    if write_out:
+        show_prompt(first_prompt(job, facts), quiet=quiet)
     asked = run_settings(
         job,
         dtype=facts.dtype,

@@ -96,7 +96,7 @@ _ARGUMENTS: Final = (
                  help="An argument of the task's own, as `treegen tasks` lists them."),
     click.option("--template", metavar="TEXT", help=r"jsonl: the prompt, with fields in braces, "
                  r"such as 'Q: {question}\nA:'."),
-    click.option("--metric", metavar="NAME", help="jsonl: exact, numeric or regex."),
+    click.option("--metric", metavar="NAME", help="jsonl: exact, contains, numeric or regex."),
     click.option("--pattern", metavar="REGEX", help="jsonl: what an answer looks like."),
     click.option("--answer-field", metavar="NAME", help="jsonl: the field with the answer."),
     click.option("--comparer", metavar="NAME", help="apps: strict or apps-official."),
@@ -120,6 +120,8 @@ _REPORT: Final = (
 )
 # Flags whose absence is not the same as --no-.
 _DENIABLE: Final = ("fewshot_as_multiturn",)
+WRITE_OUT: Final = click.option("--write-out", is_flag=True, help="Print each task's first prompt, "
+                                "as the model gets it.")  # fmt: skip
 QUIET: Final = click.option("--quiet", "-q", is_flag=True, help="Print the JSON line only.")
 
 

@@ -4,25 +4,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treegen.cli.options import CONTEXT, QUIET, asked_for, options_of, task_names
+from treegen.cli.options import CONTEXT, QUIET, WRITE_OUT, asked_for, options_of, task_names
 
 if TYPE_CHECKING:
     from treegen.plan import LevelSummary, Plan
+    from treegen.radix import Tokens
     from treegen.tasks.job import Job, ModelFacts
 
 
 @click.command("plan", context_settings=CONTEXT)
 @options_of("task", "data", "arguments", "model", "sampling")
+@WRITE_OUT
 @QUIET
-def command(quiet: bool, **params: Any) -> None:
+def command(write_out: bool, quiet: bool, **params: Any) -> None:
     """Show the prompt tree of each TASK by level: tokens, bytes, rows that fit, and what is shared.
 
     Needs the model's tokenizer and configuration only.
     """
     from treegen import demo
-    from treegen.cli.render import demo_notice, json_line, skipped_rows
+    from treegen.cli.render import demo_notice, json_line, show_prompt, skipped_rows
     from treegen.errors import InputError
-    from treegen.tasks.job import load_job, look_at_model, plan_job
+    from treegen.tasks.job import first_prompt, load_job, look_at_model, plan_job
     from treegen.tasks.settings import settle
 
     tasks = task_names(params)
@@ -40,18 +42,25 @@ def command(quiet: bool, **params: Any) -> None:
         plan = plan_job(job, facts)
         document = _document(job, facts, plan)
         documents.append(document)
+        if write_out:
+            show_prompt(first_prompt(job, facts), quiet=quiet)
         if not quiet:
             _print(document, plan.levels())
     json_line({"plans": documents})
 
 
 def _document(job: "Job", facts: "ModelFacts", plan: "Plan") -> dict[str, Any]:
+    from treegen.tasks.choices import num_distinct
+
     spec, each = facts.spec, plan.token_bytes
     longest = max(len(request.tokens) for request in plan.requests)
     unshared = plan.unshared_tokens
     if job.choices:
         # One prompt is enough for all of its choices, shared or not.
-        unshared = sum(len(each.tokens) for each in plan.requests if each.id.endswith("/0"))
+        whole: dict[str, list[Tokens]] = {}
+        for request in plan.requests:
+            whole.setdefault(request.id.rpartition("/")[0], []).append(request.tokens)
+        unshared = sum(map(num_distinct, whole.values()))
     return {
         "task": job.task.name,
         "source": job.data.source,

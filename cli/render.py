@@ -49,6 +49,14 @@ def echo(text: str) -> None:
     click.echo(text)
 
 
+def show_prompt(text: str, *, quiet: bool) -> None:
+    """Print a prompt; if only the JSON line may be on stdout, to stderr."""
+    if quiet:
+        click.echo(safe_text(text), err=True)
+    else:
+        echo(f"{safe_text(text)}\n")
+
+
 def json_line(document: Mapping[str, Any]) -> None:
     """Print one JSON document in one line; nothing may be printed to stdout after it."""
     # All control characters but DEL are escaped by the encoder.

@@ -146,8 +146,14 @@ def sharing_line(usage: Mapping[str, Any]) -> str:
         return "prompt tokens: none computed"
     return (
         f"prompt tokens computed: {computed:,} instead of {unshared:,} "
-        f"({unshared / computed:,.1f} times fewer)"
+        f"({_times(unshared / computed)})"
     )
+
+
+def _times(fewer: float) -> str:
+    if fewer >= 1.05:
+        return f"{fewer:,.1f} times fewer"
+    return "nothing saved" if fewer > 0.95 else f"{1 / fewer:,.1f} times more"
 
 
 def attention_line(usage: Mapping[str, Any]) -> str:

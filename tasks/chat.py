@@ -45,7 +45,7 @@ def _messages(path: Sequence[Node], system: str | None, multiturn: bool) -> list
     contents = [node.content for node in path if node.content]
     if contents and all(node.has_messages for node in path if node.content):
         own = [message for content in contents for message in content]
-        return [*_turn("system", system or ""), *own]  # type: ignore[list-item]
+        return [*_turn("system", system or ""), *own]
     if not all(isinstance(content, str) for content in contents):
         raise InputError("apply_chat_template needs a task whose prompts are text or chat messages")
     messages: list[Message] = []
@@ -63,7 +63,7 @@ def _messages(path: Sequence[Node], system: str | None, multiturn: bool) -> list
         else:
             user += text
     last = {"role": "user", "content": user}
-    return [*_turn("system", above), *messages, last, *_turn("assistant", reply.lstrip(" "))]  # type: ignore[list-item]
+    return [*_turn("system", above), *messages, last, *_turn("assistant", reply.lstrip(" "))]
 
 
 def _turn(role: str, text: str) -> list[Message]:

@@ -36,6 +36,11 @@ class ChoicePrompt:
         """Tokens of the prompt with its longest choice."""
         return max(map(len, self.whole))
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt and its choices, what they share counted once."""
+        return num_distinct(self.whole)
+
     def pairs(self) -> list[tuple[list[int], list[int]]]:
         """Context and continuation of each choice, as `LLM.score` takes them."""
         return [
@@ -56,6 +61,19 @@ def by_likelihood(data: TaskData) -> bool:
                 "have any, each needs two or more that differ"
             )
     return True
+
+
+def likeliest_by_length(choices: Sequence[str], logprobs: Sequence[float]) -> str:
+    """Return the choice with the most log-probability per character, spaces around it left out.
+
+    lm-eval's acc_norm goes by it; without it a long choice loses for its length. Of equal ones it
+    is the first.
+    """
+    per_character = [
+        logprob / max(len(choice.strip()), 1)
+        for choice, logprob in zip(choices, logprobs, strict=True)
+    ]
+    return choices[max(range(len(choices)), key=per_character.__getitem__)]
 
 
 def check_settings(

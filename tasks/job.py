@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treegen.errors import InputError, ModelError
+from treegen.errors import CapacityError, InputError, ModelError
 from treegen.plan import Plan
 from treegen.runs import RunSettings
 from treegen.tasks.arguments import check_arguments, configured, known_arguments
@@ -140,6 +140,32 @@ def plan_job(job: Job, facts: ModelFacts) -> Plan:
     Raises CapacityError for a prompt that is too long for the model, and for one that would not
     fit in memory even alone.
     """
+    try:
+        return _planned(job, facts)
+    except CapacityError as error:
+        shorter: str | None = getattr(job.task, "shorter", None)
+        if shorter is None:
+            raise
+        raise CapacityError(f"{error}; {job.task.name}: {shorter}") from error
+
+
+def first_prompt(job: Job, facts: ModelFacts) -> str:
+    """Return a job's first prompt as the model gets it, with what is wanted of it, for people."""
+    from treegen.tokens import prompt_text
+
+    prompt = prompts_of(fit_job(job, facts.tokenizer, facts.spec).tree)[0]
+    problem = next(each for each in job.data.problems if each.id == prompt.id)
+    lines = [
+        f"{job.task.name}: the prompt of {prompt.id}, from the next line on",
+        prompt_text(prompt, facts.tokenizer),
+        "(the prompt ends with the line before)",
+    ]
+    if problem.choices:
+        lines.append(f"choices: {', '.join(map(repr, problem.choices))}")
+    return "\n".join([*lines, f"reference: {problem.answer}"])
+
+
+def _planned(job: Job, facts: ModelFacts) -> Plan:
     from treegen.requests import plan_requests, sample_requests
 
     job = fit_job(job, facts.tokenizer, facts.spec)

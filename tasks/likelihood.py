@@ -180,6 +180,7 @@ def _record(
         "finish_reason": "stop",
         "prompt_hash": hashlib.blake2b(tokens, digest_size=16).hexdigest(),
         "prompt_tokens": len(prompt.context),
+        "choice_tokens": prompt.num_tokens - len(prompt.context),
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
     }
     if log_tokens:

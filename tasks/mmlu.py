@@ -94,8 +94,9 @@ class MMLU:
         overall = summarise(
             scores, options, task=self.name, version=self.version, filters=self.filters
         )
-        # The likeliest choice always is one, is whole, and has nothing to vote with.
-        accuracy = tuple(row for row in overall.metrics if row.metric == "exact_match")
+        # The likeliest choice always is one, is whole, and has nothing to vote with; letters are
+        # equally long.
+        accuracy = tuple(row for row in overall.metrics if row.metric in ("exact_match", "acc"))
         report = by_subject(replace(overall, metrics=accuracy, majority=()), scores, options)
         return replace(report, metrics=tuple(_as_acc(row) for row in report.metrics))
 

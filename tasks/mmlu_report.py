@@ -27,7 +27,7 @@ def by_subject(overall: Report, scores: Sequence[SampleScore], options: ReportOp
     rows: list[MetricRow] = []
     for row in overall.metrics:
         rows.append(row)
-        if row.metric == "exact_match" and row.value is not None:
+        if row.metric in ("exact_match", "acc") and row.value is not None:
             rows.append(_macro(row, problem_values(scores, row.filter)))
     values = problem_values(scores, overall.metrics[0].filter)
     subjects = _groups(options.problem_ids, subject_of)

@@ -88,10 +88,14 @@ class Needle:
     name: Final = "needle"
     version: Final = "1"
     filters: Final = ("strict-match", "flexible-extract")
-    # Greedy, ten tokens and no stop, as published: a colour fits in, a chain of thought does not.
+    # Greedy and ten tokens, as published: a colour fits in, a chain of thought does not. What would
+    # follow the stops is the model's next question, which no filter reads.
     defaults: Final = TaskDefaults(
-        sampling=SamplingParams(temperature=0.0, max_tokens=10), num_samples=1, num_fewshot=5
+        sampling=SamplingParams(temperature=0.0, max_tokens=10, stop=("\n\n", "Question:")),
+        num_samples=1,
+        num_fewshot=5,
     )
+    shorter: Final = "shorten the text with -T length=N (characters, or tokens of -T tokenizer=DIR)"
     arguments: Final[Mapping[str, str]] = {
         "questions": "dogs that are asked for (default: 256)",
         "length": "length of the text with its needles (default: 80000, about 20,000 tokens)",

@@ -22,7 +22,7 @@ from typing import Final
 from treegen.errors import InputError
 from treegen.params import SamplingParams
 from treegen.tasks.base import Problem, TaskData, TaskDefaults, TaskOptions
-from treegen.tasks.needle_length import ARGUMENT, Measure, fit, measure_of
+from treegen.tasks.needle_length import ARGUMENT, SHORTER, Measure, fit, measure_of
 from treegen.tasks.needle_options import NeedleOptions
 from treegen.tasks.needle_text import Document, Haystack, check_absent, insert, load_haystack
 from treegen.tasks.report import Report, ReportOptions, summarise
@@ -53,6 +53,7 @@ class NeedleGrid:
         num_samples=1,
         num_fewshot=0,
     )
+    shorter: Final = SHORTER
     arguments: Final[Mapping[str, str]] = {
         "lengths": "lengths of the text: 4000,8000 or 1000-16000/16 (default: "
         + f"{','.join(map(str, _LENGTHS))})",

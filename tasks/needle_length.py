@@ -13,6 +13,7 @@ from treegen.tasks.needle_options import NeedleOptions
 ARGUMENT: Final = (
     "checkpoint or hub name; lengths are then tokens of its tokenizer (default: characters)"
 )
+SHORTER: Final = "shorten them with -T lengths=N,... (characters, or tokens of -T tokenizer=DIR)"
 # What an answer takes where lengths are characters; English has a little over four.
 _CHARS_PER_TOKEN: Final = 4
 _MAX_TRIES: Final = 40

@@ -31,7 +31,7 @@ from treegen.tasks.templates import Template, field_text, parse_template
 from treegen.tasks.verdict import SampleScore, Verdict
 from treegen.tree import Node
 
-METRICS: Final = ("exact", "numeric", "regex")
+METRICS: Final = ("exact", "contains", "numeric", "regex")
 _TEMPLATE: Final = "Q: {question}\nA:"
 
 Numbered = Iterable[tuple[int, dict[str, Any]]]
@@ -40,8 +40,9 @@ Numbered = Iterable[tuple[int, dict[str, Any]]]
 class QuestionAnswer:
     """A JSONL file of questions with one right answer each, or a list of right answers.
 
-    metric: "exact" compares the whole text, "numeric" the number that it gives as its answer,
-    "regex" what a pattern finds last; spacing around and within answers does not count.
+    metric: "exact" compares the whole text, "contains" looks for the answer anywhere in it,
+    "numeric" compares the number that it gives as its answer, "regex" what a pattern finds last.
+    Spacing around and within answers does not count, nor does case if it is ignored.
     """
 
     name: Final = "jsonl"
@@ -49,7 +50,8 @@ class QuestionAnswer:
     filters: Final = ("answer",)
     arguments: Final = {
         "template": r"prompt of a problem, fields in braces; default: Q: {question}\nA:",
-        "metric": "how answers are compared: exact, numeric or regex; default: exact",
+        "metric": "how answers are compared: exact, contains, numeric or regex; default: exact",
+        "ignore_case": "yes or no: whether A and a are the same; default: no",
         "pattern": "for regex: what an answer looks like, its one group or all of it; no default",
         "answer_field": "the field with the right answer, or a list of them; default: answer",
         "id_field": "the field with a problem's id; default: id, if rows have one, else the line",
@@ -65,6 +67,7 @@ class QuestionAnswer:
         """Compare exactly until `load` says otherwise."""
         self._canonical: Callable[[str], str | None] = _plain
         self._find: Callable[[str], str | None] = _plain
+        self._contains = False
 
     def load(self, options: TaskOptions) -> TaskData:
         """Read problems and examples; a problem is never among its own examples."""
@@ -77,6 +80,7 @@ class QuestionAnswer:
         rows = list(read_rows(path))
         answer_field = options.extra.get("answer_field", "answer")
         _check_fields([*template.fields, answer_field], rows, str(path))
+        _check_free(rows, str(path))
         loaded, skipped = self._problems(rows, str(path), template, options)
         problems = select(loaded, options)
         turns = _examples(options, template, answer_field, problems)
@@ -98,8 +102,10 @@ class QuestionAnswer:
         """Return whether what a text gives as its answer is one of the right ones."""
         found = self._find(text)
         answer = None if found is None else self._canonical(found)
-        right = answer is not None and answer in map(self._canonical, json.loads(problem.answer))
-        return {"answer": Verdict(answer, right)}
+        wanted = [self._canonical(each) for each in json.loads(problem.answer)]
+        if self._contains and answer is not None:
+            answer = next((each for each in wanted if each and each in answer), answer)
+        return {"answer": Verdict(answer, answer is not None and answer in wanted)}
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return accuracy, pass@k, maj@k and the rates of unreadable and cut-off samples."""
@@ -115,7 +121,11 @@ class QuestionAnswer:
                 if metric == "regex"
                 else f"metric {metric} has no use for a pattern; leave it out, or use metric=regex"
             )
-        self._canonical, self._find = _plain, _plain
+        ignore_case = one_of(extra, "ignore_case", ("yes", "no"), "no") == "yes"
+        if ignore_case and metric == "numeric":
+            raise InputError("metric numeric has no use for ignore_case; leave it out")
+        self._canonical, self._find = _folded if ignore_case else _plain, _plain
+        self._contains = metric == "contains"
         if metric == "numeric":
             self._canonical, self._find = _number, numeric_answer
         elif metric == "regex":
@@ -154,6 +164,10 @@ def _plain(text: str) -> str | None:
     return " ".join(text.split()) or None
 
 
+def _folded(text: str) -> str | None:
+    return " ".join(text.casefold().split()) or None
+
+
 def _number(text: str) -> str | None:
     # "... #### 18", as in GSM8K, or the number alone.
     return canonical_number(text.rpartition("####")[2])
@@ -181,6 +195,17 @@ def _check_fields(fields: Sequence[str], rows: Sequence[tuple[int, Mapping[str, 
         if name not in known:
             have = did_you_mean(name, known) or f"; there are {', '.join(sorted(known)[:20])}"
             raise DataError(f"no row of {source} has a field {name!r}{have}")
+
+
+def _check_free(rows: Sequence[tuple[int, Mapping[str, Any]]], source: str) -> None:
+    """Raise DataError for multiple choice, which other scores than those of a text are for."""
+    for line, row in rows:
+        if isinstance(row.get("choices"), list):
+            raise DataError(
+                f"{source}, line {line} has choices, but jsonl samples free answers; for the "
+                "likeliest choice write a task whose problems have choices (see "
+                "examples/own_task_package), or rename the field to sample all the same"
+            )
 
 
 def _answers(row: Mapping[str, Any], name: str) -> list[str]:

@@ -136,8 +136,10 @@ def summarise(
 ) -> Report:
     """Aggregate scored samples; the same scores in any order give the same report.
 
-    Every metric is a mean over problems of a per-problem estimate. One that is undefined for any
-    problem is reported as undefined, never as the mean of the rest.
+    Where problems have choices, the likeliest is right or not: there is nothing to vote with, and
+    no sample is unreadable or cut off. `acc` is its accuracy, `acc_norm` that of the likeliest for
+    its length. Every metric is a mean over problems of a per-problem estimate. One that is
+    undefined for any problem is reported as undefined, never as the mean of the rest.
     """
     samples_of = _group(scores, options.problem_ids)
     incomplete = tuple(
@@ -146,14 +148,19 @@ def summarise(
         if len(samples_of[problem_id]) < options.num_samples
     )
     groups = [group for group in samples_of.values() if group]
+    chosen = any(problem.choices for problem in options.problems)
     metrics: list[MetricRow] = []
     majority: list[MajorityRow] = []
     for name in filters:
         verdicts = [[sample.verdicts[name] for sample in group] for group in groups]
         head: dict[str, Any] = {"task": task, "version": version, "filter": name}
-        for row in _filter_rows(verdicts, options):
+        rows = _choice_rows(groups, name) if chosen else _filter_rows(verdicts, options)
+        for row in rows:
             metrics.append(MetricRow(**head, num_fewshot=options.num_fewshot, **row))
-        majority.extend(MajorityRow(filter=name, **row) for row in _majority(verdicts, options))
+        if not chosen:
+            majority.extend(MajorityRow(filter=name, **row) for row in _majority(verdicts, options))
+    if chosen:
+        return Report(tuple(metrics), (), len(groups), len(scores), incomplete)
     truncated = [[s.finish_reason == "length" for s in group] for group in groups]
     metrics.append(
         MetricRow(
@@ -196,6 +203,15 @@ def _filter_rows(
         rows.append({"metric": f"pass@{k}", **mean_row(values, k)})
     invalid = [_share([verdict.answer is None for verdict in group]) for group in verdicts]
     rows.append({"metric": "invalid", **mean_row(invalid), "higher_is_better": False})
+    return rows
+
+
+def _choice_rows(groups: Sequence[Sequence[SampleScore]], name: str) -> list[dict[str, Any]]:
+    right = [_share([sample.verdicts[name].correct for sample in group]) for group in groups]
+    rows = [{"metric": "acc", **mean_row(right)}]
+    if all(sample.by_length for group in groups for sample in group):
+        right = [_share([sample.by_length[name].correct for sample in group]) for group in groups]
+        rows.append({"metric": "acc_norm", **mean_row(right)})
     return rows
 
 

@@ -20,7 +20,7 @@ from typing import Final
 from treegen.errors import InputError
 from treegen.params import SamplingParams
 from treegen.tasks.base import Problem, TaskData, TaskDefaults, TaskOptions
-from treegen.tasks.needle_length import ARGUMENT, Measure, fit, measure_of
+from treegen.tasks.needle_length import ARGUMENT, SHORTER, Measure, fit, measure_of
 from treegen.tasks.needle_options import NeedleOptions
 from treegen.tasks.needle_text import Haystack, check_absent, load_haystack
 from treegen.tasks.report import MetricRow, Report, ReportOptions, mean_row, summarise
@@ -47,6 +47,7 @@ class Ruler:
     defaults: Final = TaskDefaults(
         sampling=SamplingParams(temperature=0.0, max_tokens=128), num_samples=1, num_fewshot=0
     )
+    shorter: Final = SHORTER
     arguments: Final[Mapping[str, str]] = {
         "lengths": "lengths of prompt and answer: 16000,32000 or 8000-64000/8 (default: "
         + f"{','.join(map(str, _LENGTHS))}, about 4,000 tokens)",

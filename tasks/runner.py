@@ -6,7 +6,7 @@ scoring a stored run needs no model.
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -17,6 +17,7 @@ from treegen.results import Completion
 from treegen.runs import RunDir
 from treegen.stats import Estimate
 from treegen.tasks.account import Account, add_up, stored_parts
+from treegen.tasks.choices import likeliest_by_length
 from treegen.tasks.execution import Judging, executing
 from treegen.tasks.job import Job, fit_job
 from treegen.tasks.progress import Glance, Progress, RightSoFar, level_rows
@@ -111,19 +112,33 @@ def judged(
 
 def score(job: Job, run: RunDir, judging: Judging | None = None) -> Report:
     """Judge every stored sample of a run; of programs, take the verdicts that there are."""
-    return aggregate(
-        job,
-        [
+    return aggregate(job, sample_scores(job, judged(job, run, judging)))
+
+
+def sample_scores(
+    job: Job, found: Iterable[tuple[dict[str, Any], Mapping[str, Verdict] | None]]
+) -> list[SampleScore]:
+    """Return the scores of stored samples, leaving out those that have no verdicts."""
+    problems = {problem.id: problem for problem in job.data.problems}
+    scores = []
+    for record, verdicts in found:
+        if verdicts is None:
+            continue
+        by_length: Mapping[str, Verdict] = {}
+        if "choice_logprobs" in record:
+            problem = problems[record["problem_id"]]
+            choice = likeliest_by_length(problem.choices, record["choice_logprobs"])
+            by_length = job.task.score(problem, choice)
+        scores.append(
             SampleScore(
                 problem_id=record["problem_id"],
                 sample_index=record["sample_index"],
                 finish_reason=record["finish_reason"],
                 verdicts=verdicts,
+                by_length=by_length,
             )
-            for record, verdicts in judged(job, run, judging)
-            if verdicts is not None
-        ],
-    )
+        )
+    return scores
 
 
 def aggregate(job: Job, scores: Sequence[SampleScore]) -> Report:
@@ -152,7 +167,7 @@ def write_results(
     unshared = kept = shortened = 0
     for record in run.records():
         shortened += "dropped" in record
-        unshared += record["prompt_tokens"]
+        unshared += record["prompt_tokens"] + record.get("choice_tokens", 0)
         kept += record["num_tokens"]
     info, parts = run.info, stored_parts(run)
     results = {

@@ -1,7 +1,7 @@
 """What scoring says about one sample: the common currency of tasks, votes and reports."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from treegen.errors import InputError
 
@@ -28,9 +28,14 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class SampleScore:
-    """The verdicts on one sample, by filter."""
+    """The verdicts on one sample, by filter.
+
+    by_length: where the sample is the likeliest of given choices, the verdicts on the one that is
+    likeliest for its length.
+    """
 
     problem_id: str
     sample_index: int
     finish_reason: str
     verdicts: Mapping[str, Verdict]
+    by_length: Mapping[str, Verdict] = field(default_factory=dict)

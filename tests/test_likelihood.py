@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from treegen.engine import LLM
 from treegen.runs import RunDir
 from treegen.tasks import TaskOptions, get_task
+from treegen.tasks.account import sharing_line
 from treegen.tasks.job import load_job, run_settings
 from treegen.tasks.runner import sample, write_results
 from treegen.tasks.settings import settle
@@ -102,7 +103,8 @@ def test_scores_are_those_of_plain_transformers(
     )  # fmt: skip
     assert done.code == 0
     check_records(out, checkpoint, prompts(folder, {"per_subject": "6"}))
-    assert "|mmlu |      1|none  |     5|acc      |" in done.out
+    assert "|mmlu (hendrycks form)|      1|none  |     5|acc      |" in done.out
+    assert "acc_norm" not in done.out and "truncated" not in done.out
     usage = done.document["runs"][0]["usage"]
     assert usage["prompt_tokens_computed"] < usage["prompt_tokens_unshared"] / 3
     assert usage["prompt_tokens_reused"] > 0
@@ -118,6 +120,75 @@ def test_real_questions_score_as_in_plain_transformers(
     )  # fmt: skip
     assert done.code == 0
     check_records(out, checkpoint, prompts(data_dir / "mmlu", {"per_subject": "2"}))
+
+
+OWN_CHOICES = """
+from treegen import Node, SamplingParams
+from treegen.tasks import Problem, TaskData, TaskDefaults, Verdict, summarise
+
+class Pairs:
+    name = "pairs"
+    version = "1"
+    filters = ("none",)
+    defaults = TaskDefaults(SamplingParams(temperature=0.0, max_tokens=1), 1, 0)
+
+    def load(self, options):
+        pairs = [("One river", " a", " of many long words"), ("A garden", " b", " green")]
+        problems = (Problem(w, w, "right", choices=(a, b)) for w, a, b in pairs)
+        return TaskData(tuple(problems), "here")
+
+    def tree(self, data, num_samples):
+        return Node("", children=[
+            Node(p.question, id=p.id, samples=num_samples) for p in data.problems])
+
+    def score(self, problem, text):
+        return {"none": Verdict(text.strip(), text == problem.choices[1])}
+
+    def aggregate(self, scores, options):
+        return summarise(scores, options, task=self.name, version="1", filters=self.filters)
+"""
+
+
+def test_an_own_task_of_choices_reports_what_choices_have(
+    command: Command, checkpoint: Path, tmp_path: Path
+) -> None:
+    """Accuracy, and accuracy by length as lm-eval's acc_norm; no votes, no unreadable samples."""
+    (tmp_path / "pairs.py").write_text(OWN_CHOICES)
+    task, out = f"{tmp_path / 'pairs.py'}:Pairs", tmp_path / "run"
+    done = command("eval", task, "-M", checkpoint, "-o", out)
+    assert done.code == 0, done.err
+    (document,) = done.document["runs"]
+    values = {row["metric"]: row["value"] for row in document["report"]["metrics"]}
+    assert list(values) == ["acc", "acc_norm"] and document["report"]["majority"] == []
+    by_sum, by_length = [], []
+    lengths = {"One river": (1, 18), "A garden": (1, 5)}
+    for record in samples_of(out):
+        first, second = record["choice_logprobs"]
+        a, b = lengths[record["problem_id"]]
+        by_sum.append(second > first)
+        by_length.append(second / b > first / a)
+    assert values == {"acc": sum(by_sum) / 2, "acc_norm": sum(by_length) / 2}
+    assert by_sum != by_length
+    usage = document["usage"]
+    assert usage["prompt_tokens_computed"] <= usage["prompt_tokens_unshared"]
+    assert "0.8 times" not in done.out
+    again = command("score", out, "-q").document
+    assert again["report"] == document["report"]
+    plan = command("plan", task, "-M", checkpoint).document["plans"][0]
+    assert plan["prompt_tokens"]["shared"] <= plan["prompt_tokens"]["unshared"]
+    assert plan["prompt_tokens"]["unshared"] == usage["prompt_tokens_unshared"]
+
+
+@pytest.mark.parametrize(
+    ("computed", "told"),
+    [(10, "10.0 times fewer"), (100, "nothing saved"), (125, "1.2 times more")],
+)
+def test_what_sharing_did_is_told_in_its_own_words(computed: int, told: str) -> None:
+    usage = {
+        "prompt_tokens_computed": computed, "prompt_tokens_unshared": 100, "samples": 1,
+        "samples_accounted": 1,
+    }  # fmt: skip
+    assert sharing_line(usage).endswith(f"({told})")
 
 
 def test_a_stopped_run_continues_and_can_be_scored_again(

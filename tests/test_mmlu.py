@@ -72,6 +72,49 @@ def test_original_prompt_to_the_character(folder: Path) -> None:
     assert data.problems[0].choices == (" A", " B", " C", " D")
 
 
+# The prompt of lm-eval's mmlu, from lm_eval/tasks/mmlu/default: its template and a description.
+LM_EVAL_TEMPLATE = (
+    "{{question.strip()}}\nA. {{choices[0]}}\nB. {{choices[1]}}\nC. {{choices[2]}}\n"
+    "D. {{choices[3]}}\nAnswer:"
+)
+LM_EVAL_DESCRIPTION = (
+    "The following are multiple choice questions (with answers) about world religions.\n\n"
+)
+
+
+def test_lm_eval_prompt_to_the_character(tmp_path: Path) -> None:
+    """Rendered by jinja as lm-eval does, with space around questions and in choices."""
+    jinja2 = pytest.importorskip("jinja2")
+    rows = [[f" \n Rite {i}?\t \n", f" {i}", f"{i} ", "", "x\ny", "ABCD"[i % 4]] for i in range(7)]
+    write_subject(tmp_path, "world_religions", rows[:2], rows[2:])
+    template = jinja2.Environment(keep_trailing_newline=True).from_string(LM_EVAL_TEMPLATE)
+
+    def text(row: list[str]) -> str:
+        found: str = template.render(question=row[0], choices=row[1:5])
+        return found
+
+    shots = "".join(f"{text(row)} {row[5]}\n\n" for row in rows[2:])
+    data = load(tmp_path, extra={"form": "lm-eval"})
+    assert prompt_texts(MMLU(), data) != prompt_texts(MMLU(), load(tmp_path))
+    task = MMLU()
+    data = load(tmp_path, task, extra={"form": "lm-eval"})
+    assert prompt_texts(task, data) == {
+        f"world_religions-{i}": f"{LM_EVAL_DESCRIPTION}{shots}{text(rows[i])}" for i in range(2)
+    }
+    assert data.label == "lm-eval form" and load(tmp_path).label == "hendrycks form"
+    with pytest.raises(InputError, match="form must be one of hendrycks, lm-eval"):
+        load(tmp_path, extra={"form": "original"})
+    with pytest.raises(InputError, match="no argument 'form'"):
+        load(tmp_path, MMLUGenerate(), extra={"form": "lm-eval"})
+
+
+def test_a_run_in_one_form_does_not_continue_in_the_other(folder: Path) -> None:
+    """The texts of their problems and examples may be the same."""
+    forms = [load(folder, extra={"form": form}) for form in ("hendrycks", "lm-eval")]
+    assert forms[0].examples == load(folder).examples != forms[1].examples
+    assert forms[0].fingerprint != forms[1].fingerprint
+
+
 def test_relay_attention_prompt_to_the_character(folder: Path) -> None:
     task = MMLUGenerate()
     ask = (

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from cli_cases import build_checkpoint
+from cli_cases import Command, build_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -272,6 +272,31 @@ def test_a_run_computes_the_document_once(checkpoint: Path) -> None:
     assert {c.num_tokens for c in done.completions} <= set(range(1, 11))
     assert done.usage.prompt_tokens_computed < done.usage.prompt_tokens_unshared / 10
     assert done.usage.prefill_seconds > 0 and done.usage.decode_seconds > 0
+
+
+def test_an_answer_ends_where_the_next_question_begins() -> None:
+    """Else every answer is cut off by its limit, and the rate of cut-off ones says nothing."""
+    task, data = Needle(), load(questions=8, length=2000)
+    llm = LLM("demo", device="cpu", memory="64MiB", compile=False)
+    done = llm.run(task.tree(data, 1), task.defaults.sampling).completions
+    verdicts = [
+        task.score(p, c.text)["strict-match"] for p, c in zip(data.problems, done, strict=True)
+    ]
+    assert sum(verdict.correct for verdict in verdicts) > 4
+    assert {completion.finish_reason for completion in done} == {"stop"}
+
+
+def test_a_text_that_does_not_fit_the_model_says_how_to_shorten_it(
+    capsys: pytest.CaptureFixture[str], checkpoint: Path
+) -> None:
+    command = Command(capsys)
+    for task, option in (
+        ("needle", "length"),
+        ("needle-grid", "lengths"),
+        ("ruler-niah-single-1", "lengths"),
+    ):
+        told = command("plan", task, "-M", checkpoint, "-T", f"{option}=60000").error
+        assert "the model's context of 4,096" in told and f"-T {option}=N" in told
 
 
 def test_lengths_in_tokens(checkpoint: Path) -> None:

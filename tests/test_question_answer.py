@@ -103,6 +103,40 @@ def test_bad_patterns(pattern: str, told: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("metric", "answer", "text", "want"),
+    [
+        ("exact", "Paris", "paris", True),
+        ("exact", "STRASSE", "stra\u00dfe", True),
+        ("contains", "Paris", "It is paris, of course", True),
+        ("contains", ["Rome", "New  York"], "in new\nyork!", True),
+        ("contains", "Paris", "London", False),
+        ("contains", "Paris", "", False),
+    ],
+)
+def test_case_does_not_count_if_it_is_ignored(
+    tmp_path: Path, metric: str, answer: Any, text: str, want: bool
+) -> None:
+    assert correct(tmp_path, answer, text, metric=metric, ignore_case="yes") == want
+    assert not correct(tmp_path, answer, text, metric=metric)
+
+
+def test_an_answer_that_is_contained_is_what_votes_are_for(tmp_path: Path) -> None:
+    task, data = load(tmp_path, [{"question": "q", "answer": "Paris"}], {"metric": "contains"})
+    verdicts = [
+        task.score(data.problems[0], text)["answer"]
+        for text in ("It is Paris", "Paris, I think", "It is Rome")
+    ]
+    assert [verdict.answer for verdict in verdicts] == ["Paris", "Paris", "It is Rome"]
+
+
+def test_rows_with_choices_are_refused(tmp_path: Path) -> None:
+    row = {"question": "Which?", "choices": ["a", "b"], "answer": "a"}
+    with pytest.raises(DataError, match=r"line 2 has choices, but jsonl samples free answers"):
+        load(tmp_path, [ROW, row])
+    load(tmp_path, [{**row, "choices": "A. a, B. b"}], {"template": "{question} {choices}"})
+
+
 def test_default_prompt_and_ids(tmp_path: Path) -> None:
     rows = [ROW, {**ROW, "id": "mine"}, {**ROW, "id": 7}]
     _, data = load(tmp_path, rows)
@@ -163,6 +197,8 @@ def test_rows_that_cannot_be_used_are_reported(tmp_path: Path) -> None:
         ({"metric": "numric"}, "did you mean 'numeric'"),
         ({"metric": "regex"}, "needs a pattern"),
         ({"metric": "exact", "pattern": "x"}, "has no use for a pattern"),
+        ({"metric": "numeric", "ignore_case": "yes"}, "has no use for ignore_case"),
+        ({"ignore_case": "true"}, "must be one of yes, no"),
         ({"metrics": "exact"}, "no argument 'metrics'; did you mean 'metric'"),
     ],
 )

@@ -68,6 +68,17 @@ def tokenize(root: Node, tokenizer: PreTrainedTokenizerBase) -> list[TokenPrompt
     return result
 
 
+def prompt_text(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a prompt as the tokenizer gets it, without the special tokens that it adds.
+
+    Token ids are decoded.
+    """
+    return "".join(
+        run.text if isinstance(run, _Text) else tokenizer.decode(run.tolist())
+        for run in _runs(prompt, tokenizer, {})
+    )
+
+
 def encode_texts(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: bool = True
 ) -> list[Ids]:

@@ -15,7 +15,7 @@ from treegen.tasks.account import add_up, stored_parts
 from treegen.tasks.report import Incomplete, MajorityRow, MetricRow, Report
 from treegen.tasks.tables import Grid, Table
 from treegen.tasks.timeline import read_timeline
-from treegen.tasks.verdict import SampleScore, Verdict
+from treegen.tasks.verdict import Verdict
 
 if TYPE_CHECKING:
     from treegen.runs.settings import RunInfo
@@ -203,7 +203,7 @@ _Judged = list[tuple[dict[str, Any], Mapping[str, Verdict] | None]]
 
 def _judge(run: RunDir, job: "Job | None", notices: list[str]) -> tuple[_Judged, Report | None]:
     from treegen.tasks.execution import executing
-    from treegen.tasks.runner import aggregate, judged
+    from treegen.tasks.runner import aggregate, judged, sample_scores
 
     if job is None:
         return [(record, None) for record in run.records()], _stored_report(run)
@@ -213,11 +213,7 @@ def _judge(run: RunDir, job: "Job | None", notices: list[str]) -> tuple[_Judged,
     else:
         with closing(task.judging(run, None)) as judging:
             found = list(judged(job, run, judging))
-    scores = [
-        SampleScore(r["problem_id"], r["sample_index"], r["finish_reason"], verdicts)
-        for r, verdicts in found
-        if verdicts is not None
-    ]
+    scores = sample_scores(job, found)
     if unjudged := len(found) - len(scores):
         notices.append(
             f"{unjudged:,} samples are not judged; judge them with: treegen score "
@@ -238,6 +234,7 @@ def _stored_report(run: RunDir) -> Report | None:
             incomplete=tuple(Incomplete(**row) for row in found["incomplete"]),
             tables=tuple(_tupled(Table, row) for row in found["tables"]),
             grids=tuple(_tupled(Grid, row) for row in found["grids"]),
+            label=str(found.get("label", "")),
         )
     return None
 
