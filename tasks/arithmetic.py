@@ -32,7 +32,7 @@ _NUMBER_PATTERN: Final = rf"""
             |(?<![0-9],[0-9])(?<![0-9],[0-9][0-9]),[0-9]{{1,2}}+(?!,?[0-9]))?+
       | (?P<only>\.[0-9]++) )
     (?P<exponent>[eE][-+]?+[0-9]++)?+
-    (?: [ ](?P<over>[0-9]{{1,9}})/(?P<under>[0-9]{{1,9}})(?![0-9./]) )?+
+    (?: [ ](?P<over>[0-9]{{1,9}})/(?P<under>[0-9]{{1,9}})(?!/|\.?[0-9]) )?+
     """
 _NUMBER: Final = re.compile(_NUMBER_PATTERN, re.VERBOSE)
 _UNNAMED: Final = re.sub(r"\(\?P<\w+>", "(?:", _NUMBER_PATTERN)

@@ -5,7 +5,7 @@ The forms are lm-eval's, with and without its --fewshot_as_multiturn.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from treegen.errors import InputError
 from treegen.tree import Message, Node, prompts_of
@@ -44,13 +44,13 @@ def as_chat(tree: Node, system: str | None, *, multiturn: bool) -> Node:
 def _messages(path: Sequence[Node], system: str | None, multiturn: bool) -> list[Message]:
     contents = [node.content for node in path if node.content]
     if contents and all(node.has_messages for node in path if node.content):
-        own = [message for content in contents for message in content]
+        own: list[Any] = [message for content in contents for message in content]
         return [*_turn("system", system or ""), *own]
     if not all(isinstance(content, str) for content in contents):
         raise InputError("apply_chat_template needs a task whose prompts are text or chat messages")
     messages: list[Message] = []
     above, user, reply = system or "", "", ""
-    for node in path:
+    for node in filter(lambda node: node.content, path):
         text, role = str(node.content), node.metadata.get(_ROLE)
         if role == "system":
             above = _joined(above, text)
