@@ -265,8 +265,9 @@ def _tree(
     for subject, leaves in questions_of.items():
         children = leaves
         for shot in reversed(data.fewshot_of[subject]):
-            asked = shot.rstrip()[:-1].rstrip()
-            turn = (asked, shot.rstrip()[-1])
+            # A space or a newline stands before the letter that it ends with.
+            shown = shot.rstrip()
+            turn = (shown[:-2], shown[-1])
             children = [with_turns(droppable(Node(shot, children=children)), [turn])]
         subjects.append(replace(header(subject), children=children))
     return Node("", children=subjects)

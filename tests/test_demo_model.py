@@ -88,7 +88,9 @@ def test_a_model_that_is_named_brings_nothing_with_it() -> None:
 
 def test_what_a_user_says_stands() -> None:
     own = {"task": "gsm8k", "data": "mine.jsonl"}
-    assert demo.completed(own) == {**own, "model": "demo"}
+    form = {"extra": {"form": "self-consistency"}}
+    assert demo.completed(own) == {**own, **form, "model": "demo"}
+    assert demo.completed({**own, "extra": {"form": "cot"}})["extra"] == {"form": "cot"}
     shots = demo.completed({"task": "gsm8k", "fewshot_file": "mine.jsonl"})
     assert shots["fewshot_file"] == "mine.jsonl" and shots["data"].endswith("words.jsonl")
     assert demo.completed({"task": "apps", "num_samples": 3})["num_samples"] == 3
