@@ -103,8 +103,9 @@ class Report:
     label: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain dicts and lists."""
-        return asdict(self)
+        """Return plain dicts and lists; no label where there is none."""
+        found = asdict(self)
+        return found if self.label else {name: found[name] for name in found if name != "label"}
 
     def value(self, metric: str, filter: str) -> float | None:
         """Return one metric of the table; InputError if it is not there."""
