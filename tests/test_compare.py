@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_cases import answer_with, make_run
 
-from treegen.report.compare import BOOTSTRAP, MCNEMAR, Difference, _difference, compare_runs
+from treegen.report.compare import MCNEMAR, SIGN_FLIP, Difference, _difference, compare_runs
 from treegen.report.view import load_run
 
 
@@ -32,29 +32,30 @@ def test_mcnemar_counts_only_problems_on_which_the_runs_disagree() -> None:
     assert found.method == MCNEMAR and (found.better, found.worse) == (12, 3)
     assert found.p_value == pytest.approx(2 * sum(math.comb(15, i) for i in range(4)) / 2**15)
     assert found.value == pytest.approx(0.09)
-    # Bonett and Price: 13/102 - 4/102 +- 1.96 sqrt((17/102 - (9/102)**2) / 102)
-    half = 1.959963984540054 * math.sqrt((17 / 102 - (9 / 102) ** 2) / 102)
-    assert found.low == pytest.approx(9 / 102 - half)
-    assert found.high == pytest.approx(9 / 102 + half)
+    # Bonett and Price's center and spread, 13/102 - 4/102 and 17/102 - (9/102)**2, with t(101).
+    half = 1.983731003 * math.sqrt((17 / 102 - (9 / 102) ** 2) / 101)
+    assert found.low == pytest.approx(9 / 102 - half, abs=1e-6)
+    assert found.high == pytest.approx(9 / 102 + half, abs=1e-6)
 
 
-def test_shares_are_resampled_by_problem() -> None:
+def test_shares_are_compared_by_problem() -> None:
     rng = random.Random(1)
     a = [rng.randrange(21) / 20 for _ in range(300)]
     b = [min(1.0, x + rng.choice([0.0, 0.1, 0.2, -0.1])) for x in a]
     found = differ(a, b)
-    assert found.method == BOOTSTRAP
+    assert found.method == SIGN_FLIP
     array = np.array(b) - np.array(a)
+    # Two imaginary problems among so many make the normal interval a little wider.
     half = 1.96 * array.std(ddof=1) / math.sqrt(300)
-    # With so many problems the bootstrap is close to the normal interval.
-    assert found.low == pytest.approx(array.mean() - half, abs=0.1 * half)
-    assert found.high == pytest.approx(array.mean() + half, abs=0.1 * half)
+    assert found.low is not None and found.high is not None
+    assert 2 * half < found.high - found.low < 2.6 * half
+    assert (found.low + found.high) / 2 == pytest.approx(array.mean(), abs=0.1 * half)
     assert found.p_value is not None and found.p_value < 0.001
 
 
 def test_pairing_finds_what_two_intervals_would_not() -> None:
     # Problems differ far more among each other than the runs do on any of them.
-    a = [i / 100 for i in range(90)]
+    a = [i / 1000 for i in range(900)]
     b = [x + 0.03 + 0.01 * (i % 2) for i, x in enumerate(a)]
     found = differ(a, b)
     assert found.low is not None and found.low > 0.03
@@ -97,6 +98,14 @@ def test_a_run_does_not_differ_from_itself() -> None:
         assert found.low <= 0 <= found.high
 
 
+def test_interval_moves_little_when_one_problem_has_a_share() -> None:
+    same = [0.0, 1.0] * 5
+    whole, share = differ(same, same), differ(same, [1 / 40, *same[1:]])
+    assert (whole.method, share.method) == (MCNEMAR, SIGN_FLIP)
+    assert whole.low == pytest.approx(share.low, abs=0.01)
+    assert whole.high == pytest.approx(share.high, abs=0.01)
+
+
 def test_swapping_the_runs_turns_the_sign() -> None:
     rng = random.Random(2)
     a, b = ([rng.randrange(5) / 4 for _ in range(40)] for _ in range(2))
@@ -127,11 +136,11 @@ def test_each_metric_that_both_have_is_compared(treegen: Command, tmp_path: Path
     assert votes["a"] == pytest.approx(
         next(r.value for r in reports[0].majority if (r.filter, r.k) == ("numeric", 8))
     )
-    assert passed["method"] == MCNEMAR and first["method"] == BOOTSTRAP
+    assert passed["method"] == MCNEMAR and first["method"] == SIGN_FLIP
     assert len(first["by_problem"]) == 30
     assert {Path(path).suffix for path in found["plots"]} == {".svg", ".png"}
     assert all(Path(path).stat().st_size for path in found["plots"])
-    assert "McNemar" in done.out and "bootstrap" in done.out
+    assert "McNemar" in done.out and "sign-flip" in done.out
     again = treegen("compare", a, b, "-q").document
     assert again["differences"] == found["differences"]
 

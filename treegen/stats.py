@@ -12,8 +12,15 @@ import numpy.typing as npt
 
 from treegen.errors import InputError
 
-# The 97.5% point of the normal distribution.
-_Z95: Final = 1.959963984540054
+# Student's t at 97.5%, in powers of 1 / degrees of freedom (Cornish and Fisher). The first is the
+# normal distribution's. Right to 0.8% at 2 degrees, 0.1% at 3 and 0.01% from 5 on.
+_T95: Final = (
+    1.959963984540054,
+    2.372271230298562,
+    2.822498615739641,
+    2.555849679507722,
+    1.589534053393823,
+)
 
 _FloatArray = npt.NDArray[np.float64]
 
@@ -36,9 +43,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     """Return the mean of per-problem values in [0, 1] with its error bars.
 
     Problems are the independent draws; samples of one problem are not, so each problem comes in as
-    one number. The interval is Wilson's, with the number of problems that would give the observed
-    spread if every value were 0 or 1. Unlike mean +- 1.96 stderr it stays inside [0, 1] and keeps
-    a width where every problem scored the same.
+    one number. See `mean_interval` for the interval.
     """
     if not values:
         raise InputError("an estimate needs at least one problem")
@@ -48,20 +53,30 @@ def estimate(values: Sequence[float]) -> Estimate:
     num = len(values)
     # fsum is exact, so the result does not depend on the order of the problems.
     mean = min(1.0, math.fsum(values) / num)
+    low, high = mean_interval(values, 0.0, 1.0)
     if num == 1:
-        return Estimate(mean, None, *_wilson(mean, 1), num)
+        return Estimate(mean, None, low, high, num)
     variance = math.fsum((value - mean) ** 2 for value in values) / (num - 1)
-    # Fractional per-problem values spread less than zeros and ones with the same mean.
-    effective = mean * (1 - mean) / (variance / num) if variance > 0 else num
-    return Estimate(mean, math.sqrt(variance / num), *_wilson(mean, effective), num)
+    return Estimate(mean, math.sqrt(variance / num), low, high, num)
 
 
-def _wilson(mean: float, num: float) -> tuple[float, float]:
-    shrink = 1 + _Z95**2 / num
-    center = (mean + _Z95**2 / (2 * num)) / shrink
-    half = _Z95 * math.sqrt(mean * (1 - mean) / num + _Z95**2 / (4 * num**2)) / shrink
-    # The mean lies inside but for rounding.
-    return max(0.0, min(mean, center - half)), min(1.0, max(mean, center + half))
+def mean_interval(values: Sequence[float], least: float, most: float) -> tuple[float, float]:
+    """Return a 95% interval for the mean of problems whose values lie in [least, most].
+
+    The adjusted t interval: Student's t interval over the problems and two imaginary ones, one
+    with the least value and one with the most, cut to [least, most]. Adding one success and one
+    failure is what Agresti and Caffo (2000) do for a difference of proportions and Bonett and Price
+    (2012) for one of paired proportions; here values may be shares too. The two keep a width where
+    all problems agree, and the interval moves little when the values do. A mean of right and wrong
+    problems is covered at least 93.2% of the time, whatever their number and the mean (computed up
+    to 1,000 problems). Clustered shares are simulated in tests/test_stats.py.
+    """
+    num = len(values) + 2
+    center = math.fsum((*values, least, most)) / num
+    squares = math.fsum((value - center) ** 2 for value in (*values, least, most))
+    t95 = math.fsum(term / (num - 1) ** power for power, term in enumerate(_T95))
+    half = t95 * math.sqrt(squares / (num - 1) / num)
+    return max(least, center - half), min(most, center + half)
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:

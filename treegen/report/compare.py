@@ -3,15 +3,17 @@
 Problems are the independent draws, so what is tested is the difference on each problem, never the
 two sets of samples as if they had nothing in common: pairing takes out how hard the problems are.
 
+The interval is the adjusted t interval of `treegen.stats`: one imaginary problem more on which the
+second run is right and the first wrong, and one the other way round, as Bonett and Price (2012)
+have it for right and wrong. It keeps a width where no problem differs.
+
 Where every problem is right or wrong (one sample, pass@n, a vote without ties), only problems on
-which the runs disagree say anything: McNemar's exact test, with the interval of Bonett and Price
-(2012), which keeps a width where no problem differs. Where a problem has a share between 0 and 1,
-McNemar's test does not apply: then a paired bootstrap over problems gives the interval (BCa), and a
-sign-flip permutation test, which assumes no distribution either, the p-value.
+which the runs disagree say anything: McNemar's exact test. Where a problem has a share between 0
+and 1, McNemar's test does not apply: then a sign-flip permutation test, which assumes no
+distribution and is McNemar's where both apply.
 """
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -20,18 +22,15 @@ import numpy as np
 
 from treegen.errors import InputError
 from treegen.report.view import RunView
-from treegen.stats import pass_at_k
+from treegen.stats import mean_interval, pass_at_k
 from treegen.tasks.verdict import Verdict
 from treegen.tasks.votes import tally
 
-_Z95: Final = 1.959963984540054
 _RESAMPLES: Final = 9999
-MCNEMAR: Final = (
-    "McNemar's exact test and Bonett and Price's interval, since each problem is right or wrong"
-)
-BOOTSTRAP: Final = (
-    "paired bootstrap over problems (BCa) and sign-flip permutation test, since problems have "
-    "shares between 0 and 1"
+INTERVAL: Final = "adjusted t interval over problems"
+MCNEMAR: Final = f"{INTERVAL} and McNemar's exact test, since each problem is right or wrong"
+SIGN_FLIP: Final = (
+    f"{INTERVAL} and sign-flip permutation test, since problems have shares between 0 and 1"
 )
 
 
@@ -178,8 +177,8 @@ def _difference(
     high: float | None = None
     p_value: float | None = None
     if num > 1:
-        test = _mcnemar(num, better, worse) if binary else _resample(differences, generator)
-        low, high, p_value = test
+        low, high = mean_interval(differences, -1.0, 1.0)
+        p_value = _mcnemar(better, worse) if binary else _sign_flip(differences, generator)
     return Difference(
         metric=metric,
         filter=filter,
@@ -191,41 +190,30 @@ def _difference(
         p_value=p_value,
         better=better,
         worse=worse,
-        method=MCNEMAR if binary else BOOTSTRAP,
+        method=MCNEMAR if binary else SIGN_FLIP,
         by_problem=tuple(differences),
     )
 
 
-def _mcnemar(num: int, better: int, worse: int) -> tuple[float, float, float]:
-    """Return interval and p-value of a difference between paired yes and no."""
+def _mcnemar(better: int, worse: int) -> float:
+    """Return the p-value of a difference between paired yes and no."""
     stats = _scipy()
-    p_value = stats.binomtest(better, better + worse).pvalue if better + worse else 1.0
-    up, down = (better + 1) / (num + 2), (worse + 1) / (num + 2)
-    half = _Z95 * math.sqrt((up + down - (up - down) ** 2) / (num + 2))
-    return max(-1.0, up - down - half), min(1.0, up - down + half), float(p_value)
+    return float(stats.binomtest(better, better + worse).pvalue) if better + worse else 1.0
 
 
-def _resample(
-    differences: Sequence[float], generator: np.random.Generator
-) -> tuple[float, float, float]:
-    """Return interval and p-value of a mean of paired differences."""
+def _sign_flip(differences: Sequence[float], generator: np.random.Generator) -> float:
+    """Return the p-value of a mean of paired differences."""
     stats = _scipy()
     array = np.asarray(differences)
-    if np.ptp(array) == 0:  # every resample is the same
-        same = float(array[0])
-        return same, same, 1.0 if same == 0 else 2.0 ** (1 - len(array))
-    options: dict[str, Any] = {"n_resamples": _RESAMPLES, "rng": generator, "vectorized": True}
+    if not array.any():
+        return 1.0
     # About this many numbers at a time.
-    options["batch"] = max(1, 2**22 // len(array))
-    with warnings.catch_warnings():
-        # Of next to no problems BCa may be undefined; the plain percentiles always are.
-        warnings.simplefilter("ignore")
-        spread = stats.bootstrap((array,), np.mean, method="BCa", **options).confidence_interval
-        if not (math.isfinite(spread.low) and math.isfinite(spread.high)):
-            spread = stats.bootstrap((array,), np.mean, method="percentile", **options)
-            spread = spread.confidence_interval
-        flipped = stats.permutation_test((array,), np.mean, permutation_type="samples", **options)
-    return float(spread.low), float(spread.high), float(flipped.pvalue)
+    batch = max(1, 2**22 // len(array))
+    flipped = stats.permutation_test(
+        (array,), np.mean, permutation_type="samples", n_resamples=_RESAMPLES, rng=generator,
+        vectorized=True, batch=batch,
+    )  # fmt: skip
+    return float(flipped.pvalue)
 
 
 def _scipy() -> Any:
