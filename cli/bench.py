@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 
 import click
 
 from treegen.cli.bench_attention import attention
 from treegen.cli.bench_device import decode, monkeys, paper
+from treegen.cli.options import JSON
 from treegen.errors import InputError
 
 
@@ -27,12 +27,13 @@ for _part in (attention, decode, paper, monkeys):
 @click.option("--samples", default=40, show_default=True, help="Samples per problem.")
 @click.option("--problems", default=4, show_default=True, help="Problems.")
 @click.option("--max-tokens", default=64, show_default=True, help="Tokens per sample.")
+@JSON
 def engine(model: str | None, samples: int, problems: int, max_tokens: int) -> None:
     """Host time per decode step, pages in use, and tokens per second against transformers."""
     import torch
 
     from treegen.bench import engine as bench
-    from treegen.cli.render import markdown
+    from treegen.cli.render import json_line, markdown
 
     machine = {"torch": torch.__version__, "threads": torch.get_num_threads()}
     click.echo(f"torch {machine['torch']}, {machine['threads']} threads, CPU\n")
@@ -74,7 +75,7 @@ def engine(model: str | None, samples: int, problems: int, max_tokens: int) -> N
         "memory": asdict(memory),
         "throughput": [asdict(r) for r in rows],
     }
-    click.echo(json.dumps(document))
+    json_line(document)
 
 
 @command.command()
@@ -85,6 +86,7 @@ def engine(model: str | None, samples: int, problems: int, max_tokens: int) -> N
 @click.option("--breadth", default=3, show_default=True, help="Thoughts that go on per level.")
 @click.option("--depth", default=4, show_default=True, help="Levels.")
 @click.option("--step-tokens", default=16, show_default=True, help="Tokens per thought.")
+@JSON
 def search(
     model: str | None, problems: int, samples: int, breadth: int, depth: int, step_tokens: int
 ) -> None:
@@ -98,7 +100,7 @@ def search(
     import torch
 
     from treegen.bench import search as bench
-    from treegen.cli.render import markdown
+    from treegen.cli.render import json_line, markdown
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "device": device}
@@ -127,4 +129,4 @@ def search(
         f"\n{again.prefilled / live.prefilled:.1f} times fewer prompt tokens, "
         f"{again.seconds / live.seconds:.2f} times the speed"
     )
-    click.echo(json.dumps({"machine": machine, "search": [asdict(row) for row in rows]}))
+    json_line({"machine": machine, "search": [asdict(row) for row in rows]})

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from treegen.cli.options import JSON
 from treegen.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ DEVICE: Final = (
     click.option("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N."),
     click.option("--ceiling-seconds", type=float, metavar="S", help="For each ceiling. Default: 2 "
                  "on a GPU, 0.1 on a CPU."),
+    JSON,
 )  # fmt: skip
 
 

@@ -70,7 +70,7 @@ def _table(found: "Comparison") -> str:
             f"{row.b:.3f}",
             f"{row.value:+.3f}",
             interval(row.low, row.high, signed=True),
-            "n/a" if row.p_value is None else f"{row.p_value:.4f}",
+            _p_value(row.p_value),
             f"{row.better:,}",
             f"{row.worse:,}",
         ]
@@ -88,3 +88,9 @@ def _table(found: "Comparison") -> str:
         names = dict.fromkeys(row.metric for row in found.differences if row.method == method)
         lines.append(f"{', '.join(names)}: {method}")
     return safe_text("\n".join(lines))
+
+
+def _p_value(value: float | None) -> str:
+    if value is None:
+        return "n/a"
+    return f"{value:.4f}" if value >= 0.00005 else "<0.0001"

@@ -122,7 +122,35 @@ _REPORT: Final = (
 _DENIABLE: Final = ("fewshot_as_multiturn",)
 WRITE_OUT: Final = click.option("--write-out", is_flag=True, help="Print each task's first prompt, "
                                 "as the model gets it.")  # fmt: skip
-QUIET: Final = click.option("--quiet", "-q", is_flag=True, help="Print the JSON line only.")
+_WANTED: Final = f"{__name__}.json"
+
+
+def _note(ctx: click.Context, _: click.Parameter, given: bool) -> bool:
+    if given:
+        ctx.meta[_WANTED] = True
+    return given
+
+
+JSON: Final = click.option("--json", is_flag=True, expose_value=False, callback=_note,
+                           help="End with the results as one line of JSON on a terminal too, as "
+                           "in a pipe or a file.")  # fmt: skip
+_QUIET: Final = click.option("--quiet", "-q", is_flag=True, callback=_note, help="Print the JSON "
+                             "line only.")  # fmt: skip
+
+
+def _quiet_and_json(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --quiet and --json to a command."""
+    decorated: Callable[..., Any] = _QUIET(JSON(function))
+    return decorated
+
+
+QUIET: Final = _quiet_and_json
+
+
+def json_wanted() -> bool:
+    """Return whether the command that runs was given --json or --quiet."""
+    ctx = click.get_current_context(silent=True)
+    return ctx is not None and bool(ctx.meta.get(_WANTED))
 
 
 def options_of(*groups: str) -> Decorator:

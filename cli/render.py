@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 
 from treegen import demo
+from treegen.cli.options import json_wanted
 from treegen.errors import InputError, TreegenError
 from treegen.tasks import Report, Skipped
 from treegen.tasks.account import attention_line, sharing_line
@@ -58,13 +59,23 @@ def show_prompt(text: str, *, quiet: bool) -> None:
 
 
 def json_line(document: Mapping[str, Any]) -> None:
-    """Print one JSON document in one line; nothing may be printed to stdout after it."""
+    """Print one JSON document in one line; nothing may be printed to stdout after it.
+
+    On a terminal, people read what stands above it: there it is printed only if it was asked for.
+    """
+    if sys.stdout.isatty() and not json_wanted():
+        return
     # All control characters but DEL are escaped by the encoder.
     click.echo(json.dumps(document, allow_nan=False).replace("\x7f", "\\u007f"))
 
 
-def report_tables(results: Mapping[str, Any], report: Report | None) -> None:
-    """Print the metrics of a run in lm-eval's shape, the votes, and what sharing did."""
+def report_tables(
+    results: Mapping[str, Any], report: Report | None, *, unit: str = "samples"
+) -> None:
+    """Print the metrics of a run in lm-eval's shape, the votes, and what sharing did.
+
+    unit: what results["done"] counts.
+    """
     if report is not None:
         echo(_metrics(report))
         if report.majority:
@@ -80,16 +91,22 @@ def report_tables(results: Mapping[str, Any], report: Report | None) -> None:
     echo(sharing_line(usage))
     if told := attention_line(usage):
         echo(safe_text(told))
-    prefill, decode = usage.get("prefill_seconds", 0.0), usage.get("decode_seconds", 0.0)
-    echo(f"time: prefill {prefill:,.2f} s, decode {decode:,.2f} s of {usage['seconds']:,.2f} s")
+    echo(_time(usage))
     if usage.get("eager_because"):
         echo(safe_text(f"decode steps ran without CUDA graphs: {usage['eager_because']}"))
     if usage.get("uncompiled_because"):
         echo(safe_text(f"layers ran uncompiled: {usage['uncompiled_because']}"))
     echo(
         f"decoded tokens: {usage['decoded_tokens']:,} at {usage['tokens_per_second']:,.0f} per "
-        f"second; {results['done']:,} of {results['planned']:,} samples"
+        f"second; {results['done']:,} of {results['planned']:,} {unit}"
     )
+
+
+def _time(usage: Mapping[str, Any]) -> str:
+    if "prefill_seconds" not in usage:  # searches note the whole time only
+        return f"time: {usage['seconds']:,.2f} s"
+    prefill, decode = usage["prefill_seconds"], usage["decode_seconds"]
+    return f"time: prefill {prefill:,.2f} s, decode {decode:,.2f} s of {usage['seconds']:,.2f} s"
 
 
 def pictures(report: Report | None, folder: Path) -> None:
@@ -131,7 +148,7 @@ def _metrics(report: Report) -> str:
             f"{row.task} ({report.label})" if report.label else row.task,
             row.version,
             row.filter,
-            str(row.num_fewshot),
+            "n/a" if row.num_fewshot is None else str(row.num_fewshot),
             row.metric,
             _UP if row.higher_is_better else _DOWN,
             _number(row.value),

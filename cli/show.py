@@ -95,10 +95,11 @@ def _show_run(view: "RunView", filter: str, *, full: bool, quiet: bool) -> dict[
     }
     if quiet:
         return document
-    echo(safe_text(f"{view.task}: {view.num_done:,} of {view.info.planned:,} samples, {view.path}"))
+    done = f"{view.num_done:,} of {view.info.planned:,} {view.unit}"
+    echo(safe_text(f"{view.task}: {done}, {view.path}"))
     echo("")
     results = {"usage": view.usage, "done": view.num_done, "planned": view.info.planned}
-    report_tables(results, view.report)
+    report_tables(results, view.report, unit=view.unit)
     if shares and not view.searched:
         rows = [
             [s.problem_id, f"{s.right:.3f}", f"{s.invalid:.3f}", _vote(s.won, s.tied)]
@@ -183,10 +184,11 @@ def _show_problem(
         ]  # fmt: skip
         echo(markdown([f"Answer by {filter}", "Votes", "Most", ""], rows, right=(1,)) + "\n")
     for s in problem.samples:
+        what = "search" if view.searched else f"sample {s.index}"
         logprob = "" if s.logprob is None else f", logprob {s.logprob:.2f}"
         echo(
             safe_text(
-                f"--- sample {s.index}: {fate(s, filter)}, {s.num_tokens:,} tokens{logprob}, "
+                f"--- {what}: {fate(s, filter)}, {s.num_tokens:,} tokens{logprob}, "
                 f"ended by {s.finish_reason}"
             )
         )

@@ -46,13 +46,13 @@ class MetricRow:
     """One line of the result table.
 
     value is None where the metric is undefined, and `reason` then says why. low and high bound a
-    95% interval over problems.
+    95% interval over problems. num_fewshot is None where it is not known.
     """
 
     task: str
     version: str
     filter: str
-    num_fewshot: int
+    num_fewshot: int | None
     metric: str
     value: float | None
     stderr: float | None = None

@@ -19,9 +19,9 @@ from cli_cases import SMALL, Command, results_of
 from report_cases import HOSTILE, make_run, make_search_run, make_timeline, make_trees
 
 from treegen.cli.main import cli
-from treegen.report.curves import k_curves, some_ks, vote_shares
+from treegen.report.curves import finish_counts, k_curves, some_ks, vote_shares
 from treegen.report.page import write_page
-from treegen.report.plots import run_plots
+from treegen.report.plots import curves_plot, run_plots
 from treegen.report.view import RunView, load_run
 from treegen.runs.records import encode
 from treegen.stats import pass_at_k
@@ -255,6 +255,18 @@ def test_searches_are_shown_and_compared(treegen: Command, tmp_path: Path) -> No
     shown = treegen("show", run)
     assert "|Search|Solved|" in shown.out and "|Right|" not in shown.out
     assert "prompt tokens computed: 1,080 instead of 11,880" in shown.out
+    # Five examples come with the puzzles.
+    assert "|     5|solved|" in shown.out and "12 of 12 searches" in shown.out
+    assert "prefill" not in shown.out and "samples" not in shown.out
+    one = treegen("show", run, "-p", view.problems[0].id).out
+    assert f"--- search: {'solved' if solved[0] else 'unsolved'}, " in one
+    assert (index["unit"], index["fates"]) == ("searches", ["unsolved", "solved"])
+    assert set(index["filters"][0]["status"]) == {"0", "1"}
+    text = (run / "report.html").read_text(encoding="utf-8")
+    assert "Why searches ended" in text and "12 searches of 12 problems" in text
+    assert "<h3>Searches</h3>" in text and "<h3>Samples</h3>" not in text
+    (counts,) = finish_counts(view).values()
+    assert counts["invalid"] == counts["wrong"] == 0 and counts["solved"] == sum(solved)
     found = treegen("compare", run, other).document["differences"]
     assert [row["filter"] for row in found] == ["solved"] and "McNemar" in found[0]["method"]
     both = report(treegen, tmp_path, "-o", tmp_path / "both.html")
@@ -394,6 +406,9 @@ def test_looking_at_runs_needs_no_torch(tmp_path: Path, command: str) -> None:
 def test_curves_are_the_estimates_of_the_report(tmp_path: Path) -> None:
     run = load_run(make_run(tmp_path / "run", num_problems=9, num_samples=7))
     verdicts = run.verdicts("numeric")
+    (alone,) = k_curves(verdicts, votes=False)
+    assert curves_plot({"programs": [alone]}).title == "pass@k, with 95% intervals"
+    assert curves_plot({"a": k_curves(verdicts)}).title == "pass@k and maj@k, with 95% intervals"
     passed, voted = k_curves(verdicts)
     assert passed.ks == voted.ks == tuple(range(1, 8))
     assert run.report is not None

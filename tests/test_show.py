@@ -1,6 +1,8 @@
 """`treegen show`, trees in the terminal, and the live view."""
 
 import io
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +38,39 @@ def printed(tree: Any, width: int = 100) -> str:
 
 
 # treegen show
+
+
+def test_the_json_line_comes_on_a_terminal_only_if_asked_for(
+    treegen: Command, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = (
+        ("show", run), ("tasks",), ("compare", run, run, "--no-plots"),
+        ("report", run, "--no-plots", "-o", tmp_path / "page.html"),
+    )  # fmt: skip
+    for command in commands:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys.stdout, "isatty", lambda: True)
+            plain, asked, quiet = (treegen(*command, *more) for more in ((), ("--json",), ("-q",)))
+        assert plain.code == 0 and not plain.out.rstrip().splitlines()[-1].startswith("{")
+        assert asked.out == plain.out + asked.out.splitlines()[-1] + "\n"
+        assert asked.document == treegen(*command).document == quiet.document
+        assert quiet.out.count("\n") == 1
+
+
+def test_a_terminal_is_one_without_being_told() -> None:
+    reader, terminal = os.openpty()
+    with os.fdopen(reader, "rb", buffering=0) as screen, os.fdopen(terminal, "wb") as stdout:
+        command = [sys.executable, "-m", "treegen", "tasks"]
+        started = subprocess.Popen(command, stdout=stdout)
+        stdout.close()
+        shown = b""
+        while True:
+            try:
+                shown += screen.read(4096)
+            except OSError:  # EIO: the program has closed its end
+                break
+        assert started.wait() == 0
+    assert b"|gsm8k" in shown and b'{"tasks"' not in shown
 
 
 def test_a_run_is_shown_as_tables(treegen: Command, run: Path) -> None:
@@ -197,7 +232,7 @@ def test_a_terminal_shows_levels_time_left_and_the_interval(
     progress.draw(iter([moment(10), moment(20)]), "gsm8k", quiet=False)
     shown = screen.getvalue()
     assert "20/40" in shown and "0:10 left" in shown and "3/10 pages" in shown
-    assert "accuracy 0.500 (0.1" in shown and "14 tokens/s" in shown
+    assert "accuracy 0.500 (0.000 to 1.000)" in shown and "14 tokens/s" in shown
     for word in ("level", "segments", "rows", "read once for", "8 rows", "none"):
         assert word in shown
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from treegen.report.curves import FATES, RIGHT, WRONG, fate
+from treegen.report.curves import INVALID, RIGHT, SOLVED, UNJUDGED, UNSOLVED, WRONG, fate
 from treegen.report.prompt_tree import content_text
 from treegen.report.trees import SearchTree
 from treegen.report.view import ProblemView, RunView, Sample
@@ -25,7 +25,9 @@ _ITEMS: Final = 256
 _CHARACTERS: Final = 200_000
 
 # What the script has for each fate, and for a problem's vote.
-_DIGITS: Final = {name: str(FATES.index(name)) for name in FATES} | {WRONG: "0", RIGHT: "1"}
+_DIGITS: Final = {
+    WRONG: "0", RIGHT: "1", INVALID: "2", UNJUDGED: "3", UNSOLVED: "0", SOLVED: "1",
+}  # fmt: skip
 _NO_VOTE, _TIED, _WON, _LOST = 0, 1, 2, 3
 
 
@@ -54,6 +56,8 @@ def blobs(view: RunView, name: str) -> Iterator[Blob]:
             "finishes": _names(sample.finish_reason for sample in samples),
             "filters": [_filter(view, filter) for filter in view.filters],
             "votes": view.votes,
+            "unit": view.unit,
+            "fates": [UNSOLVED, SOLVED] if view.searched else [WRONG, RIGHT, INVALID, UNJUDGED],
             "prompts": _prompts(view),
             "trees": [
                 {

@@ -8,7 +8,9 @@ from treegen.report.curves import (
     FATES,
     INVALID,
     RIGHT,
+    SOLVED,
     UNJUDGED,
+    UNSOLVED,
     WRONG,
     finish_counts,
     lengths,
@@ -19,7 +21,9 @@ from treegen.report.view import RunView
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_COLOURS: Final = {RIGHT: GREEN, WRONG: ORANGE, INVALID: GREY, UNJUDGED: SKY}
+_COLOURS: Final = {
+    RIGHT: GREEN, WRONG: ORANGE, INVALID: GREY, UNJUDGED: SKY, SOLVED: GREEN, UNSOLVED: ORANGE,
+}  # fmt: skip
 
 
 def finish_plot(view: RunView) -> Plot:
@@ -37,11 +41,13 @@ def finish_plot(view: RunView) -> Plot:
                 left = [a + b for a, b in zip(left, values, strict=True)]
         axes.set_yticks(range(len(reasons)), [plain(reason) for reason in reasons])
         axes.invert_yaxis()
-        axes.set_xlabel("samples")
+        axes.set_xlabel(view.unit)
         axes.grid(axis="y", visible=False)
         figure.legend(loc="outside upper center", ncols=4, fontsize=9)
 
-    return Plot("finish_reasons", "Why samples ended", told, draw, (6.4, 1.4 + 0.45 * len(counts)))
+    return Plot(
+        "finish_reasons", f"Why {view.unit} ended", told, draw, (6.4, 1.4 + 0.45 * len(counts))
+    )
 
 
 def lengths_plot(view: RunView) -> Plot:
@@ -64,12 +70,12 @@ def lengths_plot(view: RunView) -> Plot:
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("generated tokens")
-        axes.set_ylabel("samples")
+        axes.set_ylabel(view.unit)
         axes.grid(axis="x", visible=False)
         figure.legend(loc="outside upper center", ncols=4, fontsize=9)
 
     told = f"{everything[0]:,} to {everything[-1]:,} tokens, half of them up to {middle:,}"
-    return Plot("lengths", "How long samples are", told, draw, (6.4, 3.2))
+    return Plot("lengths", f"How long {view.unit} are", told, draw, (6.4, 3.2))
 
 
 def timeline_plot(moments: Sequence[Mapping[str, Any]]) -> Plot:

@@ -14,7 +14,9 @@ from treegen.tasks.votes import majority, tally
 _MAX_KS: Final = 12
 
 RIGHT, WRONG, INVALID, UNJUDGED = "right", "wrong", "invalid", "not judged"
-FATES: Final = (RIGHT, WRONG, INVALID, UNJUDGED)
+# Of searches: one without a solution has no answer that could be invalid.
+SOLVED, UNSOLVED = "solved", "unsolved"
+FATES: Final = (RIGHT, WRONG, INVALID, UNJUDGED, SOLVED, UNSOLVED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,8 @@ def fate(sample: Sample, filter: str) -> str:
     verdict = (sample.verdicts or {}).get(filter)
     if verdict is None:
         return UNJUDGED
+    if sample.searched:
+        return SOLVED if verdict.correct else UNSOLVED
     if verdict.correct:
         return RIGHT
     return INVALID if verdict.answer is None else WRONG

@@ -78,6 +78,7 @@ class _Section:
     tables: Sequence[Listing]
     sharing: Listing | None
     has_samples: bool
+    unit: str
     has_prompts: bool
     has_votes: bool
     has_trees: bool
@@ -169,7 +170,7 @@ def _key(number: int) -> str:
 
 
 def _section(view: RunView, key: str, plots: Sequence[_Picture]) -> _Section:
-    done = f"{view.num_done:,} samples of {len(view.problems):,} problems"
+    done = f"{view.num_done:,} {view.unit} of {len(view.problems):,} problems"
     source = f" from {view.source}" if view.source else ""
     return _Section(
         key=key,
@@ -183,6 +184,7 @@ def _section(view: RunView, key: str, plots: Sequence[_Picture]) -> _Section:
         tables=other_tables(view),
         sharing=sharing(view),
         has_samples=view.num_done > 0,
+        unit=view.unit,
         has_prompts=view.num_done > 0 and not view.searched,
         has_votes=view.votes,
         has_trees=bool(view.trees),

@@ -52,7 +52,7 @@ def run_plots(view: RunView) -> list[Plot]:
 
 
 def curves_plot(curves_of: Mapping[str, Sequence[Curve]]) -> Plot:
-    """Return pass@k and maj@k against k, for one run or several, by name."""
+    """Return pass@k, and maj@k if answers vote, against k, for one run or several, by name."""
     told = "; ".join(
         f"{name}: {c.metric} from {c.values[0].value:.3f} at k={c.ks[0]} to "
         f"{c.values[-1].value:.3f} at k={c.ks[-1]}"
@@ -88,7 +88,8 @@ def curves_plot(curves_of: Mapping[str, Sequence[Curve]]) -> Plot:
         axes.set_ylim(-0.02, 1.02)
         axes.legend()
 
-    return Plot("metrics_over_k", "pass@k and maj@k, with 95% intervals", told, draw)
+    metrics = dict.fromkeys(curve.metric for curves in curves_of.values() for curve in curves)
+    return Plot("metrics_over_k", f"{' and '.join(metrics)}, with 95% intervals", told, draw)
 
 
 def metric_plot(name: str, rows: Sequence[tuple[str, float, float | None, float | None]]) -> Plot:

@@ -43,11 +43,12 @@ def load_search_run(path: Path, *, data: str | None = None) -> RunView:
         num_samples=1,
         problems=problems,
         filters=(SOLVED,) if any(tree.solved is not None for tree in trees) else (),
-        report=_report(info, problems),
+        report=_report(info, problems, job.data.num_fewshot if job else _asked_fewshot(info)),
         usage=usage,
         timeline=read_timeline(path),
         trees=trees,
         notices=tuple(notices),
+        searched=True,
     )
 
 
@@ -115,6 +116,7 @@ def _sample(tree: SearchTree) -> Sample:
         logprob=sum(node["logprob"] or 0.0 for node in path) if path else None,
         finish_reason=tree.stopped or "stop",
         verdicts=solved,
+        searched=True,
     )
 
 
@@ -124,7 +126,15 @@ def _verdict(tree: SearchTree) -> Verdict:
     return Verdict(answer, bool(tree.solved))
 
 
-def _report(info: "RunInfo", problems: tuple[ProblemView, ...]) -> Report | None:
+def _asked_fewshot(info: "RunInfo") -> int | None:
+    """Return how many solved examples were asked for; None where the task chose."""
+    asked = info.free.get("num_fewshot")
+    return None if asked is None else int(asked)
+
+
+def _report(
+    info: "RunInfo", problems: tuple[ProblemView, ...], num_fewshot: int | None
+) -> Report | None:
     """Return the share of solved problems as a report has it."""
     flags = [
         float(verdicts[SOLVED].correct)
@@ -139,7 +149,7 @@ def _report(info: "RunInfo", problems: tuple[ProblemView, ...]) -> Report | None
         task=task_name(info),
         version=str(task.get("version", "")),
         filter=SOLVED,
-        num_fewshot=int(info.free.get("num_fewshot") or 0),
+        num_fewshot=num_fewshot,
         metric=SOLVED,
         **mean_row(flags),
     )

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One finished sample; verdicts by filter, None where it is not judged."""
+    """One finished sample; verdicts by filter, None where it is not judged.
+
+    searched: it is what a search found.
+    """
 
     problem_id: str
     index: int
@@ -34,6 +37,7 @@ class Sample:
     logprob: float | None
     finish_reason: str
     verdicts: Mapping[str, Verdict] | None
+    searched: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,8 @@ class RunView:
 
     filters: the ways in which answers were read, the headline first; empty where nothing is
     judged. report: None likewise. tree: the declared prompts. usage: the account of all parts.
-    notices: what is missing here and why, one sentence each.
+    notices: what is missing here and why, one sentence each. searched: its problems were searched,
+    and the one sample of each is what its search found.
     """
 
     name: str
@@ -73,16 +78,17 @@ class RunView:
     timeline: Sequence[Mapping[str, Any]] = ()
     trees: tuple[SearchTree, ...] = ()
     notices: tuple[str, ...] = ()
+    searched: bool = False
+
+    @property
+    def unit(self) -> str:
+        """What is drawn for a problem, in the plural."""
+        return "searches" if self.searched else "samples"
 
     @property
     def num_done(self) -> int:
         """Finished samples."""
         return sum(len(problem.samples) for problem in self.problems)
-
-    @property
-    def searched(self) -> bool:
-        """Whether its problems were searched, and have no samples but what the searches found."""
-        return bool(self.trees) and self.tree is None
 
     @property
     def samples(self) -> Iterator[Sample]:

@@ -17,14 +17,14 @@ const promptTree = (run, box) => {
     describe: (node) => {
       if (node.sample !== undefined) {
         const i = node.sample;
-        const status = filter ? STATUS[Number(filter.status[i])] : "not judged";
+        const status = filter ? Number(filter.status[i]) : 3;
         const answer = filter && filter.answer[i] >= 0 ? [`answer ${filter.answers[filter.answer[i]]}`] : [];
         const best = index.votes && filter?.best[samples.problem[i]] === i;
         return {
           text: node.text,
           best,
           folds: false,
-          marks: [...(best ? [star("elected")] : []), make("span", `mark ${status.replace(" ", "-")}`, status)],
+          marks: [...(best ? [star("elected")] : []), fateMark(run, status)],
           facts: [
             `sample ${samples.index[i]}`, ...answer, `logprob ${short(samples.logprob[i])}`,
             `${count(samples.tokens[i])} tokens`,

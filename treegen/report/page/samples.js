@@ -1,6 +1,8 @@
 // The samples of a run: a list that is filtered and searched, and one sample in full.
 
-const STATUS = ["wrong", "right", "invalid", "not judged"];
+// How a status is drawn; a run has its own words for them.
+const STATUS = ["wrong", "right", "invalid", "not-judged"];
+const fateMark = (run, status) => make("span", `mark ${STATUS[status]}`, run.index.fates[status] ?? "not judged");
 
 class Samples {
   constructor(run, box) {
@@ -11,7 +13,7 @@ class Samples {
     this.control = {};
     const controls = box.querySelector(".controls");
     this.add(controls, "filter", "read by", filters.map((f) => f.name), filters.length > 1);
-    this.add(controls, "status", "is", ["any", ...STATUS], filters.length > 0);
+    this.add(controls, "status", "is", ["any", ...run.index.fates], filters.length > 0);
     // A sample that reached its limit is a truncated one.
     const ends = finishes.map((name) => (name === "length" ? "length (truncated)" : name));
     this.add(controls, "finish", "ended by", ["any", ...ends], true);
@@ -101,7 +103,7 @@ class Samples {
   }
 
   tell(number, more = "") {
-    this.told.textContent = `${count(number)} of ${count(this.all.length)} samples${more}`;
+    this.told.textContent = `${count(number)} of ${count(this.all.length)} ${this.run.index.unit}${more}`;
   }
 
   status(sample) {
@@ -118,14 +120,13 @@ class Samples {
   }
 
   row(sample) {
-    const status = STATUS[this.status(sample)];
     const { texts } = this.run;
     const part = texts.partOf(sample);
     const items = texts.peek(part);
     if (!items) texts.part(part).then(() => this.redraw());
     const text = items ? items[sample - texts.starts[part]].slice(0, 300).replace(/\s+/g, " ") : "\u2026";
     return make("div", "", [
-      make("span", `mark ${status.replace(" ", "-")}`, status),
+      fateMark(this.run, this.status(sample)),
       make("bdi", "name", this.name(sample)),
       make("bdi", "answer", this.answer(sample)),
       make("span", "number", `${count(this.columns.tokens[sample])} tok`),
@@ -152,11 +153,10 @@ class Samples {
     const prompt = this.run.index.problems.prompt_tokens[problem];
     if (prompt > 0) facts.push(`prompt ${count(prompt)} tokens`);
     const readings = this.run.index.filters.map((filter) => {
-      const status = STATUS[Number(filter.status[sample])];
       const answer = filter.answer[sample] < 0 ? "no answer" : filter.answers[filter.answer[sample]];
       const outcome = filter.outcome[sample] >= 0 ? `, ${filter.outcomes[filter.outcome[sample]]}` : "";
       return make("div", "reading", [
-        make("span", `mark ${status.replace(" ", "-")}`, status),
+        fateMark(this.run, Number(filter.status[sample])),
         `${filter.name}${outcome}: `,
         make("bdi", "", answer),
       ]);
@@ -165,7 +165,7 @@ class Samples {
       make("h4", "", make("bdi", "", this.name(sample))),
       make("p", "facts", facts.map((fact) => make("span", "fact", fact))),
       ...readings,
-      make("h5", "", "Sample"),
+      make("h5", "", this.run.index.unit === "searches" ? "Best path" : "Sample"),
       textBlock(text, 20000),
       ...(question ? [make("h5", "", "Question"), textBlock(question)] : []),
       ...(reference ? [make("h5", "", "Reference"), textBlock(reference, 1000)] : []),
