@@ -203,11 +203,11 @@ def test_any_text_gets_a_verdict(text: str) -> None:
     ],
 )  # fmt: skip
 def test_reading_takes_linear_time(unit: str) -> None:
-    """A quadratic reader needs minutes for what a linear one does in well under a second."""
+    """A quadratic reader needs minutes; a linear one takes well under a second of one core."""
     for text in (unit * (200_000 // len(unit)), "The answer is " + unit * (200_000 // len(unit))):
-        start = time.perf_counter()
+        start = time.process_time()
         GSM8K().score(Problem("p", "q", "18"), text)
-        assert time.perf_counter() - start < 2
+        assert time.process_time() - start < 2
 
 
 @given(st.text(alphabet="0123456789.,$-# ", max_size=30))

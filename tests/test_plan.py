@@ -148,7 +148,7 @@ def test_pages_and_rows_that_fit() -> None:
 
 
 def test_ten_thousand_leaves_plan_quickly() -> None:
-    """10,000 leaves under five levels; the bound is generous, the target is 2 s."""
+    """10,000 leaves under five levels; the bound is generous, the target is 2 s of one core."""
     rng = np.random.default_rng(0)
     base = rng.integers(0, 30_000, 2000)
     lists = [
@@ -159,9 +159,9 @@ def test_ten_thousand_leaves_plan_quickly() -> None:
         Request(str(i), np.array(tokens, dtype=np.int32), 40, 40, 256)
         for i, tokens in enumerate(lists)
     ]
-    start = time.perf_counter()
+    start = time.process_time()
     plan = compile_plan(requests, token_bytes=4096, num_layers=2)
     levels = plan.levels()
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert [level.segments for level in levels] == [1, 10, 100, 1000, 10_000]
     assert plan.stored_tokens == 2000 + 10 * 20 + 100 * 30 + 1000 * 20 + 10_000 * 50
