@@ -8,8 +8,8 @@ import click
 
 from treegen.cli.bench_attention import attention
 from treegen.cli.bench_device import decode, monkeys, paper
+from treegen.cli.bench_shared import at_least, check_model
 from treegen.cli.options import JSON
-from treegen.errors import InputError
 
 
 @click.group(name="bench")
@@ -30,6 +30,9 @@ for _part in (attention, decode, paper, monkeys):
 @JSON
 def engine(model: str | None, samples: int, problems: int, max_tokens: int) -> None:
     """Host time per decode step, pages in use, and tokens per second against transformers."""
+    for name, value in (("samples", samples), ("problems", problems), ("max-tokens", max_tokens)):
+        at_least(name, value, 1)
+    check_model(model)
     import torch
 
     from treegen.bench import engine as bench
@@ -95,8 +98,8 @@ def search(
         ("problems", problems), ("samples", samples), ("breadth", breadth), ("depth", depth),
         ("step-tokens", step_tokens),
     ):  # fmt: skip
-        if value < 1:
-            raise InputError(f"--{name} must be at least 1, got {value}")
+        at_least(name, value, 1)
+    check_model(model)
     import torch
 
     from treegen.bench import search as bench

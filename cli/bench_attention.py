@@ -47,17 +47,18 @@ def attention(
 
     With --levels, on a cascade of any depth, against the sum of what its levels take at least.
     """
-    if levels and (prefix or suffix):
+    if levels is not None and not (prefix is suffix is None):
         raise InputError("give --levels or --prefix and --suffix, not both")
-    pairs = _levels(levels) if levels else []
+    pairs = [] if levels is None else _levels(levels)
     most = max((groups for _, groups in pairs), default=0)
-    counts = numbers(rows or (str(most) if pairs else "64,256,1024,4096"), "rows")
+    default = str(most) if pairs else "64,256,1024,4096"
+    counts = numbers(default if rows is None else rows, "rows")
     if min(counts) < most:
         raise InputError(f"--rows {min(counts)} cannot be divided among {most} groups of --levels")
     grid = [
         (r, p, s)
-        for s in numbers(suffix or "0,128,1024", "suffix", least=0)
-        for p in numbers(prefix or "1024,4096,16384", "prefix")
+        for s in numbers("0,128,1024" if suffix is None else suffix, "suffix", least=0)
+        for p in numbers("1024,4096,16384" if prefix is None else prefix, "prefix")
         for r in counts
     ]
     width = numbers(heads, "heads")

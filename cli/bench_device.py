@@ -77,8 +77,12 @@ def decode(
     new_tokens = (16 if grid else 64) if new_tokens is None else new_tokens
     at_least("new-tokens", new_tokens, 2)
     at_least("problems", problems, 1)
-    counts = numbers(rows or ("1,4,16,64,256,1024,4096" if grid else "1024"), "rows")
-    prefixes = numbers(prefix or ("64,256,1024,4096,16384" if grid else "2048"), "prefix")
+    at_least("problem-tokens", problem_tokens, 0)
+    if rows is None:
+        rows = "1,4,16,64,256,1024,4096" if grid else "1024"
+    if prefix is None:
+        prefix = "64,256,1024,4096,16384" if grid else "2048"
+    counts, prefixes = numbers(rows, "rows"), numbers(prefix, "prefix")
     if grid:
         if options["time_limit"] is None:
             options["time_limit"] = _GRID_SECONDS
@@ -86,7 +90,7 @@ def decode(
     else:
         cases = decode_cases(
             counts, prefixes, new_tokens, problems=problems, problem_tokens=problem_tokens,
-            modes=_names(modes or ",".join(DECODE_MODES), "modes", DECODE_MODES),
+            modes=DECODE_MODES if modes is None else _names(modes, "modes", DECODE_MODES),
             against=_engines(against), refill=refill,
         )  # fmt: skip
     results, document = _run(cases, shape or (None if options["model"] else "llama3-8b"), options)
@@ -203,4 +207,6 @@ def _names(text: str, option: str, known: tuple[str, ...]) -> tuple[str, ...]:
     for name in names:
         if name not in known:
             raise InputError(f"--{option} must be some of {', '.join(known)}, got {name!r}")
+    if option == "modes" and not names:
+        raise InputError(f"--modes is empty; it takes some of {', '.join(known)}")
     return tuple(dict.fromkeys(names))

@@ -62,6 +62,14 @@ def check_device(dtype: str, ceiling_seconds: float | None) -> None:
         raise InputError(f"--ceiling-seconds must be above 0 and below 60, got {ceiling_seconds:g}")
 
 
+def check_model(model: str | None) -> None:
+    """Raise ModelError for a checkpoint that is not there or lacks weights."""
+    from treegen.model_files import check_weights, locate
+
+    if model is not None:
+        check_weights(locate(model, None, weights=True))
+
+
 def headline(about: dict[str, Any]) -> str:
     """Return what was measured on, in one line."""
     return f"torch {about['torch']}, {about['threads']} threads, {about['device']}"

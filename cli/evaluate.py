@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treegen.cli.interrupts import Interrupted, received
-from treegen.cli.judging import complaint, judge_rest, open_judging, take_execution
+from treegen.cli.judging import (
+    check_of_use,
+    complaint,
+    judge_rest,
+    open_judging,
+    take_execution,
+)
 from treegen.cli.options import CONTEXT, FLAGS, QUIET, WRITE_OUT, asked_for, options_of, task_names
 from treegen.terminal import safe_text
 
@@ -65,6 +71,7 @@ def command(
     """
     from treegen.cli.destinations import destinations
     from treegen.cli.render import demo_notice
+    from treegen.tasks import get_task
     from treegen.tasks.job import load_job
 
     tasks = task_names(params)
@@ -73,6 +80,7 @@ def command(
     targets = destinations(tasks, given, output_path, resume)
     if not quiet:
         demo_notice(given, [each.settings.engine.model for each in targets if not each.resume])
+    check_of_use([get_task(target.settings.task) for target in targets], execution)
     jobs = [load_job(target.settings) for target in targets]
     again = shlex.quote(resume or output_path or str(targets[0].path))
     allowed = " --allow-code-execution" if execution else ""

@@ -1,6 +1,7 @@
 """What `eval` and `score` do about tasks whose samples are programs that have to be run."""
 
 import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from treegen.cli.interrupts import Interrupted, received
@@ -8,6 +9,7 @@ from treegen.errors import InputError
 
 if TYPE_CHECKING:
     from treegen.runs import RunDir
+    from treegen.tasks import Task
     from treegen.tasks.execution import Execution, Judging
     from treegen.tasks.job import Job
 
@@ -25,6 +27,24 @@ def take_execution(params: dict[str, Any], *, anew: bool = False) -> "Execution 
     from treegen.tasks.execution import Execution
 
     return Execution(**given, anew=anew)
+
+
+def check_of_use(tasks: "Sequence[Task]", execution: "Execution | None") -> None:
+    """Raise InputError for a sandbox or workers of the judge where no task has programs to run.
+
+    The permission alone is no fault: scripts give it for tasks of all kinds.
+    """
+    from treegen.tasks.execution import Execution, executing
+
+    if execution is None or any(executing(task) for task in tasks):
+        return
+    for name in ("sandbox", "num_workers"):
+        if getattr(execution, name) != getattr(Execution(), name):
+            told = ", ".join(task.name for task in tasks)
+            verb = "runs" if len(tasks) == 1 else "run"
+            raise InputError(
+                f"--{name.replace('_', '-')} is of no use: {told} {verb} no programs; leave it out"
+            )
 
 
 def open_judging(

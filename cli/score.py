@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treegen.cli.judging import complaint, judge_rest, take_execution
+from treegen.cli.judging import check_of_use, complaint, judge_rest, take_execution
 from treegen.cli.options import CONTEXT, QUIET, asked_for, options_of
 from treegen.terminal import safe_text
 
@@ -36,6 +36,7 @@ def command(run: Path, quiet: bool, rejudge: bool, **params: Any) -> None:
             notice(line)
         stored = {**stored_choices(opened.info), "score": True}
         job = load_job(settle(asked_for(params), stored))
+        check_of_use([job.task], execution)
         check_same_data(job, opened.info.identity, str(run))
         judging = _judge(job, opened, execution, stack, quiet=quiet)
         results, report = write_results(job, opened, judging)

@@ -61,9 +61,10 @@ class SearchSettings:
         for name in ("width", "depth", "expand", "num_samples", "iterations", "concurrency"):
             value = getattr(self, name)
             if value < 1:
-                raise InputError(f"{name.replace('_', '-')} must be at least 1, got {value}")
+                flag = "n-samples" if name == "num_samples" else name.replace("_", "-")
+                raise InputError(f"--{flag} must be at least 1, got {value}")
         if not self.exploration >= 0:
-            raise InputError(f"exploration must be at least 0, got {self.exploration}")
+            raise InputError(f"--exploration must be at least 0, got {self.exploration}")
         if self.step.temperature == 0 and (self.expand > 1 or self.num_samples > 1):
             raise InputError(
                 "a search needs different samples of one state, and temperature 0 gives the same "
@@ -91,6 +92,8 @@ def settle_search(
         whole["max_tokens"] = given.pop("max_tokens")
     if "step_tokens" in given:
         step["max_tokens"] = given.pop("step_tokens")
+        if step["max_tokens"] < 1:
+            raise InputError(f"--step-tokens must be at least 1, got {step['max_tokens']}")
     # The scale of a value depends on the way in which it is found.
     prune = defaults.prune_below if evaluate in defaults.evaluate else None
     settings = SearchSettings(

@@ -100,7 +100,7 @@ class EvalSettings:
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
-            raise InputError(f"n-samples must be at least 1, got {self.num_samples}")
+            raise InputError(f"--n-samples must be at least 1, got {self.num_samples}")
         if self.fewshot_as_multiturn and not self.apply_chat_template:
             raise InputError("fewshot-as-multiturn needs chat: give --apply-chat-template too")
         for name, ks in (("k", self.pass_ks), ("maj", self.maj_ks)):

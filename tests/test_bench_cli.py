@@ -41,6 +41,15 @@ REFUSED = [
     (["attention", "--levels", "16x1,8x4", "--rows", "8,3"], "--rows 3 cannot be divided"),
     (["attention", "--dtype", "int8"], "--dtype"),
     (["attention", "--ceiling-seconds", "nan"], "--ceiling-seconds"),
+    (["attention", "--rows", ""], "--rows must be whole numbers"),
+    (["attention", "--levels", ""], "--levels must be KEYSxGROUPS"),
+    (["decode", "--rows", ""], "--rows must be whole numbers"),
+    (["decode", "--modes", ""], "--modes is empty"),
+    (["decode", "--problem-tokens", "-1"], "--problem-tokens must be at least 0"),
+    (["engine", "--samples", "0"], "--samples must be at least 1"),
+    (["engine", "--problems", "0"], "--problems must be at least 1"),
+    (["engine", "--max-tokens", "0"], "--max-tokens must be at least 1"),
+    (["search", "--step-tokens", "0"], "--step-tokens must be at least 1"),
     (["decode", "--shape", "llama9"], "llama3-8b"),
     (["decode", "--shape", "tiny", "--model", "x"], "not both"),
     (["decode", "--rows", "10", "--problems", "3", "--problem-tokens", "5"], "cannot be divided"),
@@ -57,6 +66,14 @@ REFUSED = [
     (["paper", "--shape", "tiny", "--dtype", "int4"], "--dtype"),
     (["monkeys", "--length-scale", "0"], "--length-scale"),
 ]
+
+
+@pytest.mark.parametrize("part", ["engine", "search"])
+def test_a_missing_model_is_refused_before_anything_is_measured(
+    treegen: Command, part: str
+) -> None:
+    done = treegen("bench", part, "--model", "no/such/folder")
+    assert done.error == "model directory 'no/such/folder' does not exist; check the path"
 
 
 def test_what_cannot_be_measured_is_refused_before_torch_is_imported(treegen: Command) -> None:

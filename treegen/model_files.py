@@ -88,9 +88,17 @@ def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool)
 
 
 def one_line(error: BaseException) -> str:
-    """Return the first line of an error's text that says something, at most 300 characters."""
+    """Return the first line of an error's text that says something, at most 300 characters.
+
+    A line that ends in a colon, as those of failed validations do, says nothing without the next.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:300]
+    said = lines[:1] or [type(error).__name__]
+    for line in lines[1:]:
+        if not said[-1].endswith(":"):
+            break
+        said.append(line)
+    return " ".join(said)[:300]
 
 
 def read_json(file: Path) -> dict[str, Any]:
