@@ -87,7 +87,9 @@ def settle_search(
     evaluate = _way("evaluate", given.pop("evaluate", defaults.evaluator), ways)
     propose = _way("propose", given.pop("propose", PROPOSE[0]), (*PROPOSE, *defaults.propose))
     draw: dict[str, Any] = {name: given.pop(name) for name in _DRAW if name in given}
-    whole, step = dict(draw), dict(draw)
+    whole, step = (
+        {"seed": default.seed or 0, **draw} for default in (defaults.whole, defaults.step)
+    )
     if "max_tokens" in given:
         whole["max_tokens"] = given.pop("max_tokens")
     if "step_tokens" in given:

@@ -153,10 +153,11 @@ def settle(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
     for name in ("pass_ks", "maj_ks"):
         if given.get(name) is not None:
             given[name] = tuple(given[name])
+    drawn = default_sampling(defaults, chat=chat)
     settings = EvalSettings(
         task=absolute_task(task),
         num_samples=given.pop("num_samples", defaults.num_samples),
-        sampling=replace(default_sampling(defaults, chat=chat), **sampling),
+        sampling=replace(drawn, **{"seed": drawn.seed or 0, **sampling}),
         options=TaskOptions(**take_fields(given, TaskOptions), **seed),
         engine=EngineOptions(**{"model": "", **take_fields(given, EngineOptions)}),
         **take_fields(given, EvalSettings),

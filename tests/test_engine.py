@@ -167,7 +167,7 @@ def test_flat_prompts_share_what_they_have_in_common(llm: LLM) -> None:
     params = SamplingParams(max_tokens=5, n=3, seed=1)
     flat = llm.generate(prompts, params)
     assert [len(completions) for completions in flat] == [3, 3, 3]
-    plan = llm.plan(Node("", children=[Node(text) for text in prompts]), params)
+    plan = llm.plan(Node("", children=[Node(text) for text in prompts]))
     assert plan.stored_tokens < 0.6 * plan.unshared_tokens
     ids = [llm.tokenizer(text)["input_ids"] for text in prompts]
     by_ids = llm.generate(ids, params)

@@ -12,7 +12,7 @@ from treegen.layout import Ints
 from treegen.live_tree import LiveRequest
 from treegen.results import Completion
 from treegen.rows import RowTable
-from treegen.sampling import row_seed
+from treegen.sampling import sample_seed
 from treegen.stopping import ParamSet, Verdict
 
 
@@ -55,7 +55,8 @@ def completions_of(
         num_top = param_set.params.logprobs
         named = [(sample, seed)]
         if param_set.is_greedy:
-            named = [(i, row_seed(param_set.params.seed, name, i)) for i in request.samples]
+            run_seed = param_set.params.seed
+            named = [(i, sample_seed(run_seed, request.spec, i)) for i in request.samples]
         completions = [
             Completion(
                 prompt_id=name,

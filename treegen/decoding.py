@@ -97,8 +97,11 @@ class DecodeSteps:
         levels = shared_levels(chains, np.arange(len(order) + 1), run.store.keys_of)
         keys = sum(int(level.kv_len_G.sum()) for level in levels)
         used, index = np.unique(params, return_inverse=True)
+        sets = [run.param_sets[i] for i in used]
         sampling = SamplingBatch.of(
-            [run.param_sets[i].params for i in used], to_device(index, run.model.device)
+            [each.params for each in sets],
+            to_device(index, run.model.device),
+            [each.bias for each in sets],
         )
         self._state = order, levels, sampling, keys
         return self._state[1:]

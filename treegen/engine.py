@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -18,7 +18,7 @@ from treegen.expansion import sum_levels
 from treegen.kept import KeptPrefix, KeptPrefixes
 from treegen.live_tree import LiveRequest
 from treegen.model import Model, load_model, load_tokenizer
-from treegen.params import SamplingParams
+from treegen.params import SamplingParams, check_bool, check_int
 from treegen.plan import Plan, Request
 from treegen.requests import (
     ScoreInput,
@@ -29,10 +29,11 @@ from treegen.requests import (
 )
 from treegen.results import Completion, RunResult, Score, Usage
 from treegen.scheduler import Scheduler
-from treegen.stopping import Stopping, Stoppings
-from treegen.stream import Stream
-from treegen.tree import Message, Node, expansions_of, generates
+from treegen.stopping import ParamSet, Stopping, Stoppings
+from treegen.stream import ScoreStream, Stream
+from treegen.tree import Message, Node, as_list, chat_arguments, expansions_of, generates
 from treegen.units import parse_bytes
+from treegen.unnamed import DrawnBefore, origin_of
 
 if TYPE_CHECKING:
     from treegen.search.budget import Budget
@@ -88,15 +89,15 @@ class LLM:
     ) -> None:
         """Load a model from a directory or by hub name, or take one that is loaded.
 
-        model: a `Model` that is loaded comes with its tokenizer, and dtype, device, check, revision
-        and trust_remote_code then mean nothing. It serves the last LLM that was made of it.
+        model: a `Model` that is loaded comes with its tokenizer, and without dtype, device, check,
+        revision and trust_remote_code. It serves the last LLM that was made of it.
         memory: bytes of the key-value cache, such as "2GiB"; by default 85% of a GPU's free
         memory, less where a pass needs more of it, or 1 GiB on a CPU. page_size: tokens per cache
         page. max_rows: samples decoded at once at most. prefill_chunk: prompt tokens computed in
         one pass at most.
         sharing: which tree levels are attention parts of their own; see `compile_plan`.
         impl: how attention is computed: "auto", "cpu", "triton" (with cuDNN for a long trunk),
-        "flash", "xformers" or "reference".
+        "flash", "xformers" or "reference"; "auto" is what a `Model` was loaded with.
         eager: on a GPU, start at once, without compiling and without CUDA graphs, and run slower.
         compile: compile the decoder layers, on a GPU, which takes some seconds at first use.
         run_ahead: launch each pass before the last one's tokens are known; see `Scheduler`.
@@ -110,12 +111,24 @@ class LLM:
         for name, value in (
             ("page_size", page_size), ("max_rows", max_rows), ("prefill_chunk", prefill_chunk),
         ):  # fmt: skip
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1, got {value}")
+            if value is not None:
+                check_int(name, value, least=1)
+        for name, flag in (
+            ("eager", eager), ("compile", compile), ("run_ahead", run_ahead), ("check", check),
+            ("trust_remote_code", trust_remote_code),
+        ):  # fmt: skip
+            if flag is not None:
+                check_bool(name, flag)
         size = None if memory is None else parse_bytes(memory)
         if isinstance(model, Model) != (tokenizer is not None):
             raise InputError("a loaded Model needs tokenizer=; a model's name must not have one")
         if isinstance(model, Model):
+            for name, given in (
+                ("dtype", dtype != "auto"), ("device", device != "auto"), ("check", not check),
+                ("revision", revision is not None), ("trust_remote_code", trust_remote_code),
+            ):  # fmt: skip
+                if given:
+                    raise InputError(f"{name} is for loading a model, and this one is loaded")
             model.reset()
             self.tokenizer, self.model = tokenizer, model
         else:
@@ -149,10 +162,11 @@ class LLM:
         )
         if kind == "cuda" and (not eager if compile is None else compile):
             self.model.compile_layers(self.cache.layers)
-        self._impl = impl
+        self._impl = self.model.impl if impl == "auto" else impl
         self._run_ahead = kind == "cuda" if run_ahead is None else run_ahead
         self._kept = KeptPrefixes(self.cache, max_pages=num_pages // 2)
         self._num_named = 0
+        self._before = DrawnBefore()
         self._running: weakref.ref[Run] | None = None
 
     # Sampling
@@ -163,7 +177,7 @@ class LLM:
         For a tree that declares generated levels, its prompts as if all rows of the largest level
         were drawn below them; `generated` says what the levels come to.
         """
-        params = params or SamplingParams()
+        params = _of_tree(params)
         if not generates(tree):
             return self._plan(sample_requests(tree, self.tokenizer, params, self.spec))
         requests = expand_requests(tree, self.tokenizer, params, self.spec)
@@ -179,10 +193,13 @@ class LLM:
     ) -> Stream:
         """Sample a tree; an iterator over completions as they finish.
 
+        What a sample draws belongs to the seed, the node's id and the sample's index. Of a node
+        without an id it belongs to the prompt's tokens, and as for `generate` a further call with
+        the same prompt draws further samples, unless params have a seed or `skip` is given.
         skip: (prompt id, sample index) pairs that are not wanted, as when a run is resumed; the
         other samples are the same with or without them.
         """
-        params = params or SamplingParams()
+        params = _of_tree(params)
         requests = sample_requests(tree, self.tokenizer, params, self.spec)
         known = {request.id: request.samples for request in requests}
         skipped = defaultdict(set)
@@ -191,44 +208,80 @@ class LLM:
                 raise InputError(f"skip names sample {index} of {prompt_id!r}, not in the tree")
             skipped[prompt_id].add(index)
         samples = [[i for i in range(r.samples) if i not in skipped[r.id]] for r in requests]
-        return self._start(self._plan(requests), params, samples)
+        self._check_ready()
+        again = params.seed is not None or bool(skipped)
+        before = DrawnBefore() if again else self._before
+        requests = [before.continued(request) for request in requests]
+        return self._start(self._plan(requests), [params] * len(requests), samples)
 
     def run(self, tree: Node, params: SamplingParams | None = None) -> RunResult:
         """Sample a tree to its end; completions in the order the tree declares."""
-        with self.stream(tree, params) as stream:
-            completions = list(stream)
-        place = {request.id: i for i, request in enumerate(stream.plan.requests)}
-        completions.sort(key=lambda c: (place[c.prompt_id], c.sample_index))
-        return RunResult(tuple(completions), stream.usage, stream.plan)
+        return _finished(self.stream(tree, params))
 
     def generate(
         self,
-        prompts: Sequence[str | Sequence[int] | Sequence[Message]],
-        params: SamplingParams | None = None,
+        prompts: Iterable[str | Sequence[int] | Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[list[Completion]]:
-        """params.n completions of each flat prompt; shared prefixes are found in the tokens."""
-        params = params or SamplingParams()
-        if isinstance(prompts, str):
-            raise InputError("prompts must be a list; for one prompt give a list of one")
-        if not prompts:
+        """params.n completions of each flat prompt; shared prefixes are found in the tokens.
+
+        params: of all prompts, or one for each. tools, chat_template_kwargs: for the chat template.
+
+        What a sample draws belongs to the prompt's tokens and the sample's index. Without a seed
+        another call with the same prompt draws further samples: those of the indices after all
+        that this LLM has drawn of it. With a seed each call draws the same ones. A prompt that is
+        given twice in one call has samples of its own each time.
+        """
+        contents = as_list("prompts", prompts)
+        each = _of_each(params, len(contents))
+        if not contents:
             return []
-        leaves = [Node(text, samples=params.n, id=str(i)) for i, text in enumerate(prompts)]
-        result = self.run(Node("", children=leaves, samples=0), params)
-        grouped: list[list[Completion]] = [[] for _ in prompts]
+        template = chat_arguments(tools, chat_template_kwargs)
+        leaves = [
+            Node(content, samples=own.n, id=str(i), template=template)
+            for i, (content, own) in enumerate(zip(contents, each, strict=True))
+        ]
+        tree = Node("", children=leaves, samples=0)
+        requests = [
+            replace(request, origin=origin_of(request.tokens))
+            for request in sample_requests(tree, self.tokenizer, each, self.spec)
+        ]
+        self._check_ready()
+        again: dict[int, DrawnBefore] = defaultdict(DrawnBefore)
+        requests = [
+            (self._before if own.seed is None else again[own.seed]).continued(request)
+            for request, own in zip(requests, each, strict=True)
+        ]
+        samples = [range(request.samples) for request in requests]
+        result = _finished(self._start(self._plan(requests), each, samples))
+        grouped: list[list[Completion]] = [[] for _ in contents]
         for completion in result.completions:
             grouped[int(completion.prompt_id)].append(completion)
         return grouped
 
-    def score(self, pairs: Sequence[tuple[ScoreInput, ScoreInput]]) -> list[Score]:
-        """Log-likelihood of each continuation given its context; shared contexts computed once."""
+    def score(self, pairs: Iterable[tuple[ScoreInput, ScoreInput]]) -> list[Score]:
+        """Log-likelihood of each continuation given its context; shared contexts computed once.
+
+        A context that is empty, or whose tokens all merge with the continuation's, is that of the
+        tokenizer's beginning-of-sequence token, or else of its end-of-sequence token.
+        """
+        pairs = as_list("pairs", pairs)
         if not pairs:
             return []
-        requests = score_requests(pairs, self.tokenizer, self.spec)
+        with self.score_stream(pairs) as stream:
+            scores = dict(stream)
+        return [scores[index] for index in range(len(scores))]
+
+    def score_stream(self, pairs: Iterable[tuple[ScoreInput, ScoreInput]]) -> ScoreStream:
+        """What `score` returns, as it is known; an iterator over (index of the pair, score)."""
+        requests = score_requests(as_list("pairs", pairs), self.tokenizer, self.spec)
         plan = self._plan(requests)
         chunk = min(self.prefill_chunk, max(_SCORE_LOGITS // self.spec.vocab_size, 16))
-        with self._start(plan, SamplingParams(), [[] for _ in requests], chunk=chunk) as stream:
-            list(stream)
-            return [stream.scheduler.scores[index] for index in range(len(requests))]
+        params = [SamplingParams()] * len(requests)
+        return ScoreStream(self._start(plan, params, [[] for _ in requests], chunk=chunk))
 
     def _plan(self, requests: Sequence[Request]) -> Plan:
         return plan_requests(
@@ -244,7 +297,7 @@ class LLM:
     def _start(
         self,
         plan: Plan,
-        params: SamplingParams,
+        params: Sequence[SamplingParams],
         samples: Sequence[Sequence[int]],
         *,
         chunk: int | None = None,
@@ -258,10 +311,16 @@ class LLM:
             assert keep_as is not None and table is not None
             self._kept.add(keep_as, request.spec.tokens, self.cache.pool.share(table))
 
+        # Of equal ones, rows are drawn and ended together.
+        sets = {each.drawing: each for each in params or [SamplingParams()]}
+        place = {drawing: index for index, drawing in enumerate(sets)}
+        first, *further = (ParamSet(each, self._stopping_of(each)) for each in sets.values())
         scheduler = self._scheduler(
             plan,
-            params=params,
-            stopping=self._stopping_of(params),
+            params=first.params,
+            stopping=first.stopping,
+            further=further,
+            params_of=[place[each.drawing] for each in params],
             samples=samples,
             prefill_chunk=chunk or self.prefill_chunk,
             on_prefilled=keep if keep_as is not None else None,
@@ -286,6 +345,10 @@ class LLM:
 
     def _stopping_of(self, params: SamplingParams) -> Stopping:
         spec = self.spec
+        if params.biases and (token := params.biases[-1][0]) >= spec.vocab_size:
+            raise InputError(
+                f"logit_bias has token {token}, but the model's ids are 0 to {spec.vocab_size - 1}"
+            )
         return self._stoppings.of(params, self.tokenizer, spec.eos_token_ids, spec.vocab_size)
 
     def _check_ready(self) -> None:
@@ -313,11 +376,11 @@ class LLM:
         """
         from treegen.search.session import Session
 
-        params = params or SamplingParams()
+        params = _of_tree(params)
         return self._claim(Session(self._search_backend(params), params))
 
     def search(
-        self, fn: SearchFn, problems: Sequence[Any], params: SamplingParams | None = None,
+        self, fn: SearchFn, problems: Iterable[Any], params: SamplingParams | None = None,
         **options: Any,
     ) -> list[SearchResult]:  # fmt: skip
         """Run a search of each problem, many at once; results in the order of the problems.
@@ -325,7 +388,9 @@ class LLM:
         fn: `async def fn(root)`, which samples from the nodes of one problem's tree and may
         return a Found, a node or nodes (the best first), or anything else; see `treegen.search`.
         problems: prompts (text, token ids or chat messages), or (name, prompt) pairs. A search's
-        samples depend on its name and the seed, and on nothing that runs beside it.
+        samples belong to its name and the seed, whatever runs beside it. Without a name they
+        belong to the prompt's tokens, and as for `generate` a further search of the same prompt
+        draws other samples, unless params have a seed.
         options: see `search_stream`.
         """
         with self.search_stream(fn, problems, params, **options) as run:
@@ -335,31 +400,36 @@ class LLM:
     def search_stream(
         self,
         fn: SearchFn,
-        problems: Sequence[Any],
+        problems: Iterable[Any],
         params: SamplingParams | None = None,
         *,
         concurrency: int = 64,
         budget: Budget | None = None,
         rows: int = 8,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> SearchRun:
         """Results of `search` as they finish. concurrency: searches at once at most.
 
         budget: of each search. rows: how many samples one search is expected to have under way,
-        which decides what of the prompts is read as a part of its own.
+        which decides what of the prompts is read as a part of its own. tools,
+        chat_template_kwargs: for the chat template.
         """
+        from treegen.search.budget import check_budget
         from treegen.search.driver import SearchRun
         from treegen.search.problems import named
         from treegen.search.session import flat_content
 
         for name, value in (("concurrency", concurrency), ("rows", rows)):
-            if value < 1:
-                raise InputError(f"{name} must be at least 1, got {value}")
-        pairs = named(problems, lambda content: flat_content(content, self.tokenizer))
-        params = params or SamplingParams()
+            check_int(name, value, least=1)
+        check_budget(budget)
+        template = chat_arguments(tools, chat_template_kwargs)
+        found = named(problems, lambda content: flat_content(content, self.tokenizer, template))
+        params = _of_tree(params)
         backend = self._search_backend(params)
         return self._claim(
             SearchRun(
-                backend, fn, pairs, params=params, concurrency=concurrency, budget=budget, rows=rows
+                backend, fn, found, params=params, concurrency=concurrency, budget=budget, rows=rows
             )
         )
 
@@ -371,8 +441,9 @@ class LLM:
         options: see `search_stream`.
         """
         from treegen.search.expand import expand
+        from treegen.search.problems import Problem
 
-        params = params or SamplingParams()
+        params = _of_tree(params)
         expansions = {each.id: each for each in expansions_of(tree)}
         requests = expand_requests(tree, self.tokenizer, params, self.spec)
         rows = max(request.rows for request in requests)
@@ -381,7 +452,11 @@ class LLM:
             return await expand(root, expansions[root.search.name].levels)
 
         problems = [
-            (request.id, text if (text := expansions[request.id].text) else request.tokens.tolist())
+            Problem(
+                request.id,
+                expansions[request.id].text or request.tokens.tolist(),
+                is_named=expansions[request.id].path[-1].id is not None,
+            )
             for request in requests
         ]
         return self.search(run, problems, params, **{"rows": rows, **options})
@@ -401,6 +476,7 @@ class LLM:
                 empty, params=params, stopping=stopping, samples=[], on_grown=on_grown
             ),
             make_plan=self._plan,
+            before=self._before,
         )
 
     # Prefixes kept between calls
@@ -438,7 +514,8 @@ class LLM:
                 f"{most * page_size:,} are kept; give more memory"
             )
         try:
-            with self._start(plan, SamplingParams(), [[]] * len(requests), keep_as=name) as stream:
+            params = [SamplingParams()] * len(requests)
+            with self._start(plan, params, [[]] * len(requests), keep_as=name) as stream:
                 list(stream)
         except BaseException:
             self._kept.drop(name)
@@ -455,6 +532,44 @@ class LLM:
         if not self._kept.drop(name):
             names = ", ".join(sorted({kept for kept, _ in self.kept()})) or "none"
             raise InputError(f"no kept prefix is named {name!r}; kept: {names}")
+
+
+def _finished(stream: Stream) -> RunResult:
+    """A run to its end; completions in the order that its prompts have."""
+    with stream:
+        completions = list(stream)
+    place = {request.id: i for i, request in enumerate(stream.plan.requests)}
+    completions.sort(key=lambda c: (place[c.prompt_id], c.sample_index))
+    return RunResult(tuple(completions), stream.usage, stream.plan)
+
+
+def _of_tree(params: SamplingParams | None) -> SamplingParams:
+    """Parameters for what says by itself how many samples it takes."""
+    params = _checked(params)
+    if params.n != 1:
+        raise InputError(
+            f"n={params.n} is for LLM.generate; a tree says how many per node (Node(samples=)), a "
+            "search what it samples (node.sample(n))"
+        )
+    return params
+
+
+def _of_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, num: int
+) -> list[SamplingParams]:
+    """Parameters of each of some prompts."""
+    if params is None or isinstance(params, SamplingParams):
+        return [_checked(params)] * num
+    each = [_checked(own) for own in as_list("params", params)]
+    if len(each) != num:
+        raise InputError(f"there are {len(each)} params for {num} prompts; give one for each")
+    return each
+
+
+def _checked(params: SamplingParams | None) -> SamplingParams:
+    if params is not None and not isinstance(params, SamplingParams):
+        raise InputError(f"params is a {type(params).__name__}; give SamplingParams")
+    return params or SamplingParams()
 
 
 class Kept:

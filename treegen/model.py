@@ -6,6 +6,7 @@ import inspect
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -182,8 +183,11 @@ class Model:
 
         The keys and values of the batch's tokens are in batch.layers afterwards.
         """
+        # Only the last token of a text to score may stand past the context. What is computed of it
+        # is not used, but tables of positions have no place for it.
+        positions_T = batch.positions_T.clamp(max=self.spec.context_length - 1)
         with current(self.device):
-            return self._forward(batch)
+            return self._forward(replace(batch, positions_T=positions_T))
 
     def _forward(self, batch: Batch) -> Tensor:
         if self._compiled is None:

@@ -3,36 +3,47 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import InitVar, dataclass
+from typing import Any
 
 from treegen.errors import InputError
 
 MAX_SEED = 2**63 - 1
 MIN_TEMPERATURE = 1e-4
+MAX_TEMPERATURE = 1e4
+MAX_LOGIT_BIAS = 100.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling parameters, named as in vLLM.
 
-    The order of operations is temperature, min_p, top_k, top_p (each on what the one before it
-    left, renormalised), then one draw.
+    The order of operations is logit_bias and min_tokens, temperature, min_p, top_k, top_p (each
+    filter on what the one before it left, renormalised), then one draw.
 
     temperature: 0 is greedy decoding; then all samples of a prompt are one decode.
     top_p: keep the fewest most likely tokens whose probability reaches this, in (0, 1].
     top_k: keep this many most likely tokens; 0 keeps all.
     min_p: keep tokens at least this fraction as likely as the likeliest, in [0, 1].
     max_tokens: generated tokens at most, the stop token included.
-    stop: strings that end a sample; cut from its text, and may span tokens.
+    min_tokens: generated tokens before a stop token may be drawn or a stop string may end.
+    stop: strings that end a sample; cut from its text, and may span tokens. One that is a special
+    token of the tokenizer stops at that token.
     stop_token_ids: token ids that end a sample, beside the model's own end-of-sequence ids.
     ignore_eos: go on after the model's end-of-sequence ids.
-    seed: with the prompt's id and the sample's index, decides every draw.
+    seed: with the prompt's name and the sample's index, decides every draw. None is 0, but then
+    each call with a prompt that has no name of its own goes on where the last one with that
+    prompt stopped, so that it draws further samples; see `LLM.generate`.
     logprobs: how many likeliest alternatives to report per token.
     n: samples per prompt, for flat prompts (`LLM.generate`); trees say it per node.
-    include_stop: leave the stop string in the text.
+    include_stop: leave the stop string, or the text of the stop token, in the text; also
+    include_stop_str_in_output, as vLLM has it.
+    logit_bias: token id -> what is added to its logit, from -100 (never drawn, near enough) to
+    100.
 
-    Raises InputError for a value out of range.
+    presence_penalty, frequency_penalty, repetition_penalty and bad_words are known by name and
+    refused. Raises InputError for a value out of range.
     """
 
     temperature: float = 1.0
@@ -40,21 +51,50 @@ class SamplingParams:
     top_k: int = 0
     min_p: float = 0.0
     max_tokens: int = 256
-    stop: str | Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
+    min_tokens: int = 0
+    stop: str | Sequence[str] | None = ()
+    stop_token_ids: Sequence[int] | None = ()
     ignore_eos: bool = False
-    seed: int = 0
+    seed: int | None = None
     logprobs: int = 0
     n: int = 1
     include_stop: bool = False
+    logit_bias: Mapping[int, float] | None = None
+    include_stop_str_in_output: InitVar[bool | None] = None
+    presence_penalty: InitVar[float | None] = None
+    frequency_penalty: InitVar[float | None] = None
+    repetition_penalty: InitVar[float | None] = None
+    bad_words: InitVar[Sequence[str] | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(
+        self,
+        include_stop_str_in_output: bool | None,
+        presence_penalty: float | None,
+        frequency_penalty: float | None,
+        repetition_penalty: float | None,
+        bad_words: Sequence[str] | None,
+    ) -> None:
+        _refuse("presence_penalty", presence_penalty, 0)
+        _refuse("frequency_penalty", frequency_penalty, 0)
+        _refuse("repetition_penalty", repetition_penalty, 1)
+        _refuse("bad_words", bad_words or None, None)
+        if include_stop_str_in_output is not None:
+            object.__setattr__(self, "include_stop", include_stop_str_in_output)
+        self._check_numbers()
+        self._check_stops()
+        self._check_bias()
+
+    def _check_numbers(self) -> None:
         for name in ("temperature", "top_p", "min_p"):
-            _check_number(name, getattr(self, name))
-        for name in ("top_k", "max_tokens", "seed", "logprobs", "n"):
-            _check_int(name, getattr(self, name))
+            check_number(name, getattr(self, name))
+        for name in ("top_k", "max_tokens", "min_tokens", "logprobs", "n"):
+            check_int(name, getattr(self, name))
         if self.temperature < 0:
             raise InputError(f"temperature must be at least 0, got {self.temperature}")
+        if self.temperature > MAX_TEMPERATURE:
+            raise InputError(
+                f"temperature must be at most {MAX_TEMPERATURE:g}, got {self.temperature}"
+            )
         if 0 < self.temperature < MIN_TEMPERATURE:
             raise InputError(
                 f"temperature {self.temperature} is too small to divide by; use 0 for greedy "
@@ -68,30 +108,111 @@ class SamplingParams:
             raise InputError(f"min_p must be in [0, 1], got {self.min_p}")
         if self.max_tokens < 1:
             raise InputError(f"max_tokens must be at least 1, got {self.max_tokens}")
-        if not 0 <= self.seed <= MAX_SEED:
-            raise InputError(f"seed must be in [0, 2**63), got {self.seed}")
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            raise InputError(
+                f"min_tokens must be from 0 to max_tokens ({self.max_tokens}), "
+                f"got {self.min_tokens}"
+            )
+        if self.seed is not None:
+            check_int("seed", self.seed)
+            if not 0 <= self.seed <= MAX_SEED:
+                raise InputError(f"seed must be in [0, 2**63), got {self.seed}")
         if self.logprobs < 0:
             raise InputError(f"logprobs must be at least 0, got {self.logprobs}")
         if self.n < 1:
             raise InputError(f"n must be at least 1, got {self.n}")
+
+    def _check_stops(self) -> None:
+        for name in ("ignore_eos", "include_stop"):
+            check_bool(name, getattr(self, name))
+        if not isinstance(self.stop, str):
+            # An iterator could be read only once.
+            object.__setattr__(self, "stop", _as_tuple("stop", self.stop))
         if any(not isinstance(text, str) or not text for text in self.stops):
             raise InputError(f"stop strings must be non-empty text, got {self.stop!r}")
-        for token in self.stop_token_ids:
-            _check_int("stop_token_ids", token)
+        object.__setattr__(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
+        for token in self.stop_ids:
+            check_int("stop_token_ids", token)
             if token < 0:
                 raise InputError(f"stop_token_ids must not be negative, got {token}")
+
+    def _check_bias(self) -> None:
+        if self.logit_bias is None:
+            return
+        if not isinstance(self.logit_bias, Mapping):
+            raise InputError(f"logit_bias must map token ids to numbers, got {self.logit_bias!r}")
+        for token, bias in self.logit_bias.items():
+            check_int("a token of logit_bias", token)
+            check_number(f"logit_bias of token {token}", bias)
+            if token < 0 or abs(bias) > MAX_LOGIT_BIAS:
+                raise InputError(
+                    f"logit_bias has {bias} for token {token}; ids are at least 0, and numbers "
+                    f"from {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}"
+                )
 
     @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings, always as a tuple."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The stop token ids, always as a tuple."""
+        return tuple(self.stop_token_ids or ())
+
+    @property
+    def drawing(self) -> tuple[object, ...]:
+        """By what rows are drawn and ended; how many and how long is each request's own."""
+        return (
+            self.temperature, self.top_p, self.top_k, self.min_p, self.stops, self.stop_ids,
+            self.ignore_eos, self.seed, self.logprobs, self.include_stop, self.min_tokens,
+            self.biases,
+        )  # fmt: skip
+
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """The (token id, number) pairs of logit_bias, by token."""
+        return tuple(sorted((self.logit_bias or {}).items()))
 
 
-def _check_number(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+def check_number(name: str, value: object) -> None:
+    """Raise InputError for what is not a finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
         raise InputError(f"{name} must be a finite number, got {value!r}")
 
 
-def _check_int(name: str, value: object) -> None:
+def check_int(name: str, value: object, least: int | None = None) -> None:
+    """Raise InputError for what is not a whole number, or less than the least."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(f"{name} must be an integer, got {value!r}")
+    if least is not None and value < least:
+        raise InputError(f"{name} must be at least {least}, got {value}")
+
+
+def check_bool(name: str, value: object) -> None:
+    """Raise InputError for what is neither True nor False, such as the word "false"."""
+    if not isinstance(value, bool):
+        raise InputError(f"{name} must be True or False, got {value!r}")
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number too large for a float
+        return False
+
+
+def _as_tuple(name: str, values: Any) -> tuple[Any, ...]:
+    if values is None:
+        return ()
+    if isinstance(values, bytes) or not isinstance(values, Iterable):
+        raise InputError(f"{name} must be a list, got {values!r}")
+    return tuple(values)
+
+
+def _refuse(name: str, value: object, neutral: object) -> None:
+    if value is not None and value != neutral:
+        raise InputError(
+            f"{name} is not supported: a draw depends on its logits alone, not on the tokens "
+            "before; leave it out (logit_bias makes single tokens more or less likely)"
+        )

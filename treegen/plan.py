@@ -34,6 +34,8 @@ class Request:
     rows: decode rows at most; 1 for greedy sampling, whose samples are one decode.
     max_tokens: generated tokens of a sample at most.
     score_from: report log-probabilities of the tokens from this position on; None for none.
+    origin: what the randomness of its samples belongs to; None for the id. first: the index, of
+    all that are drawn of the origin, which its sample 0 has.
     """
 
     id: str
@@ -42,6 +44,8 @@ class Request:
     rows: int
     max_tokens: int
     score_from: int | None = None
+    origin: str | None = None
+    first: int = 0
 
     @property
     def readers(self) -> int:

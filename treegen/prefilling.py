@@ -12,7 +12,7 @@ from treegen.decoding import Flight
 from treegen.layout import Ints
 from treegen.live_tree import LiveRequest, LiveSegment
 from treegen.passes import RunParts, Span, prefill_batch
-from treegen.sampling import SamplingBatch, draw, row_seed
+from treegen.sampling import SamplingBatch, draw, sample_seed
 from treegen.scores import Scored, score_after
 from treegen.spans import pick_spans
 from treegen.transfer import Fetch, to_device
@@ -126,9 +126,12 @@ class PrefillPasses:
             slots_PN = self._add_rows(requests, num_rows)
             device = logits_SV.device
             at_P = to_device(np.array([at for _, at in group]), device)
-            params = [self._run.param_sets[request.params].params for request in requests]
-            index_P = to_device(np.arange(len(params)), device)
-            sampling = SamplingBatch.of(params, index_P)
+            used, index = np.unique([request.params for request in requests], return_inverse=True)
+            sets = [self._run.param_sets[i] for i in used]
+            index_P = to_device(index, device)
+            sampling = SamplingBatch.of(
+                [each.params for each in sets], index_P, [each.bias for each in sets]
+            )
             seeds_PN = to_device(self._run.live.rows.seed[slots_PN], device)
             draws = draw(logits_SV[at_P], seeds_PN, seeds_PN * 0, sampling)
             slots = slots_PN.ravel()
@@ -161,4 +164,5 @@ class PrefillPasses:
         return slots_PN
 
     def _seed(self, request: LiveRequest, sample: int) -> int:
-        return row_seed(self._run.param_sets[request.params].params.seed, request.spec.id, sample)
+        run_seed = self._run.param_sets[request.params].params.seed
+        return sample_seed(run_seed, request.spec, sample)

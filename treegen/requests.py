@@ -12,8 +12,10 @@ from treegen.errors import CapacityError, InputError
 from treegen.expansion import bound_levels
 from treegen.params import SamplingParams
 from treegen.plan import Plan, Request, compile_plan
+from treegen.radix import Tokens
 from treegen.tokens import TokenPrompt, encode_texts, tokenize
-from treegen.tree import Node, expansions_of
+from treegen.tree import MAX_TOKEN_ID, Node, expansions_of
+from treegen.unnamed import origin_of
 
 if TYPE_CHECKING:
     from treegen.model_spec import ModelSpec
@@ -22,13 +24,18 @@ ScoreInput = str | Sequence[int]
 
 
 def sample_requests(
-    tree: Node, tokenizer: Any, params: SamplingParams, spec: ModelSpec
+    tree: Node, tokenizer: Any, params: SamplingParams | Sequence[SamplingParams], spec: ModelSpec
 ) -> list[Request]:
-    """One request per sampled node of a tree, in declared order.
+    """One request per sampled node of a tree, in declared order. params: of all, or of each.
 
     Raises CapacityError for a prompt that leaves no room for a token in the model's context.
     """
-    return [_request(prompt, prompt.samples, params, spec) for prompt in tokenize(tree, tokenizer)]
+    prompts = tokenize(tree, tokenizer)
+    of_each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    return [
+        _request(prompt, prompt.samples, each, spec)
+        for prompt, each in zip(prompts, of_each, strict=True)
+    ]
 
 
 def expand_requests(
@@ -40,9 +47,10 @@ def expand_requests(
     """
     paths = []
     for expansion in expansions_of(tree):
-        prompt = Node(expansion.path[-1].content, samples=1, id=expansion.id)
-        for above in expansion.path[-2::-1]:
-            prompt = Node(above.content, children=[prompt], samples=0)
+        *path, last = expansion.path
+        prompt = Node(last.content, samples=1, id=expansion.id, template=last.template)
+        for above in reversed(path):
+            prompt = Node(above.content, children=[prompt], samples=0, template=above.template)
         rows = max(bound.rows for bound in bound_levels(expansion.levels, params))
         paths.append((prompt, rows))
     prompts = tokenize(Node("", children=[path for path, _ in paths], samples=0), tokenizer)
@@ -67,6 +75,7 @@ def _request(prompt: TokenPrompt, samples: int, params: SamplingParams, spec: Mo
         samples=samples,
         rows=min(samples, 1) if params.temperature == 0 else samples,
         max_tokens=min(params.max_tokens, room),
+        origin=origin_of(prompt.tokens) if prompt.node.id is None else None,
     )
 
 
@@ -80,16 +89,30 @@ def check_vocabulary(name: str, tokens: np.ndarray[Any, Any], spec: ModelSpec) -
         )
 
 
+def token_ids(name: str, ids: Sequence[int]) -> Tokens:
+    """Token ids that a caller gives; raise InputError where they are none."""
+    array = np.asarray(ids)
+    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+        raise InputError(f"{name} has no list of whole numbers for token ids")
+    if len(array) and not 0 <= int(array.min()) <= int(array.max()) <= MAX_TOKEN_ID:
+        raise InputError(f"{name} has token ids that are not from 0 to {MAX_TOKEN_ID:,}")
+    return array.astype(np.int32)
+
+
 def score_requests(
     pairs: Sequence[tuple[ScoreInput, ScoreInput]], tokenizer: Any, spec: ModelSpec
 ) -> list[Request]:
     """One request per (context, continuation) pair, both text or both token ids.
 
     Text is tokenised jointly; the continuation starts where its tokens part from the context's
-    own, so a token that spans the boundary belongs to the continuation.
+    own, so a token that spans the boundary belongs to the continuation. Where that leaves the
+    context no token, it is the token that texts begin with, or else the one that ends them.
     """
     texts: list[str] = []
-    for index, (context, continuation) in enumerate(pairs):
+    for index, pair in enumerate(pairs):
+        if isinstance(pair, str) or len(pair) != 2:
+            raise InputError(f"pair {index} is {pair!r}; give (context, continuation)")
+        context, continuation = pair
         if isinstance(context, str) != isinstance(continuation, str):
             raise InputError(f"pair {index}: give context and continuation both as text or as ids")
         if isinstance(context, str) and isinstance(continuation, str):
@@ -97,26 +120,46 @@ def score_requests(
     encoded = iter(encode_texts(texts, tokenizer))
     requests = []
     for index, (context, continuation) in enumerate(pairs):
+        name = f"pair {index}"
         if isinstance(context, str):
             before, whole = next(encoded), next(encoded)
             shared = min(len(before), len(whole))
             different = before[:shared] != whole[:shared]
             start = int(different.argmax()) if different.any() else shared
         else:
-            start = len(context)
-            whole = np.array([*context, *continuation], dtype=np.int32)
-        name = f"pair {index}"
-        check_vocabulary(name, whole, spec)
-        if start == 0 or start == len(whole):
-            what = "context" if start == 0 else "continuation"
-            raise InputError(f"{name}: the {what} has no token of its own; give it at least one")
-        if len(whole) > spec.context_length:
-            raise CapacityError(
-                f"{name} has {len(whole):,} tokens, {len(whole) - spec.context_length:,} more "
-                f"than the model's context of {spec.context_length:,}; shorten it"
+            parts = [token_ids(name, ids) for ids in (context, continuation)]  # type: ignore[arg-type]
+            start, whole = len(parts[0]), np.concatenate(parts)
+        if start == len(whole):
+            raise InputError(
+                f"{name}: the continuation has no token of its own; give it at least one"
             )
+        if start == 0:
+            whole, start = np.concatenate([_begin(name, tokenizer), whole]), 1
+        check_vocabulary(name, whole, spec)
+        check_scored(name, len(whole), spec)
         requests.append(Request(name, whole, samples=0, rows=0, max_tokens=1, score_from=start))
     return requests
+
+
+def check_scored(name: str, num_tokens: int, spec: ModelSpec) -> None:
+    """Raise CapacityError for too many tokens to score; the last one is no input of the model."""
+    if num_tokens > spec.context_length + 1:
+        raise CapacityError(
+            f"{name} has {num_tokens:,} tokens, {num_tokens - spec.context_length - 1:,} more "
+            f"than fit the model's context of {spec.context_length:,} and one after it; shorten it"
+        )
+
+
+def _begin(name: str, tokenizer: Any) -> Tokens:
+    """The token that stands for an empty context."""
+    for kind in ("bos_token_id", "eos_token_id"):
+        token = getattr(tokenizer, kind, None)
+        if token is not None:
+            return np.array([token], dtype=np.int32)
+    raise InputError(
+        f"{name}: the context has no token of its own, and the tokenizer has none that begins or "
+        "ends a text; give the context at least one token"
+    )
 
 
 def plan_requests(

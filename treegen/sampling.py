@@ -10,15 +10,18 @@ Shape letters: P distributions, N draws from each, V vocabulary.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from treegen.params import MAX_SEED, SamplingParams
+from treegen.plan import Request
 from treegen.transfer import to_device
 
 # Constants of SplitMix64 (Steele, Lea and Flood 2014), as signed 64-bit integers.
@@ -27,10 +30,18 @@ _MIX1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX2 = 0x94D049BB133111EB - 2**64
 
 
-def row_seed(run_seed: int, prompt_id: str, sample_index: int) -> int:
-    """Seed of one sample, from 0 to 2**63 - 1: a hash of what names it and nothing else."""
-    key = f"{run_seed}\0{sample_index}\0{prompt_id}".encode("utf-8", "surrogatepass")
+def row_seed(run_seed: int | None, prompt_id: str, sample_index: int) -> int:
+    """Seed of one sample, from 0 to 2**63 - 1: a hash of what names it and nothing else.
+
+    A run seed of None is 0.
+    """
+    key = f"{run_seed or 0}\0{sample_index}\0{prompt_id}".encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") & MAX_SEED
+
+
+def sample_seed(run_seed: int | None, request: Request, sample_index: int) -> int:
+    """Seed of one sample of a request."""
+    return row_seed(run_seed, request.origin or request.id, request.first + sample_index)
 
 
 def uniforms(seeds: Tensor, steps: Tensor) -> Tensor:
@@ -43,8 +54,50 @@ def uniforms(seeds: Tensor, steps: Tensor) -> Tensor:
     return ((z >> 11) & (2**53 - 1)).to(torch.float64) * 2.0**-53
 
 
+NEVER = 2**62  # more tokens than any sample has
+_MAX_TOP_K = 2**24  # more than any vocabulary has, and exact as a float
 _BLOCK = 64  # tokens of the vocabulary that are summed together first
 _AT_ONCE = 2**24  # logits that are drawn from together, if not by the kernels for plain draws
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bias:
+    """What is added to the logits of tokens [K] while fewer than `until` [K] tokens are drawn."""
+
+    token: NDArray[np.int64]
+    value: NDArray[np.float32]
+    until: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Biases:
+    """Biases of P distributions: of each kind [U, K], filled up with nothing, and its kind [P]."""
+
+    token_UK: Tensor
+    value_UK: Tensor
+    until_UK: Tensor
+    index_P: Tensor
+
+    @staticmethod
+    def of(kinds: Sequence[Bias], index_P: Tensor) -> Biases | None:
+        """Those of P rows, row p having kinds[index_P[p]]; None if there are none."""
+        most = max((len(kind.token) for kind in kinds), default=0)
+        if not most:
+            return None
+
+        def column(name: str) -> Tensor:
+            arrays = [getattr(kind, name) for kind in kinds]
+            rows = [np.pad(array, (0, most - len(array))) for array in arrays]
+            return to_device(np.stack(rows), index_P.device)
+
+        return Biases(column("token"), column("value"), column("until"), index_P)
+
+    def add(self, logits_PV: Tensor, steps_P: Tensor) -> Tensor:
+        """The logits of draws after so many tokens, biased."""
+        index_P = self.index_P
+        holds_PK = steps_P[:, None] < self.until_UK[index_P]
+        value_PK = torch.where(holds_PK, self.value_UK[index_P], 0.0)
+        return logits_PV.scatter_add(1, self.token_UK[index_P], value_PK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +111,12 @@ class SamplingBatch:
     top_k_P: Tensor | None
     min_p_P: Tensor | None
     num_logprobs: int
+    biases: Biases | None = None
 
     @property
     def is_plain(self) -> bool:
-        """Whether every row draws from all tokens, and no alternatives are reported."""
-        filters = (self.top_p_P, self.top_k_P, self.min_p_P)
+        """Whether every row draws from all tokens as they are, and no alternatives are reported."""
+        filters = (self.top_p_P, self.top_k_P, self.min_p_P, self.biases)
         return not self.num_logprobs and all(column is None for column in filters)
 
     @staticmethod
@@ -84,6 +138,9 @@ class SamplingBatch:
             top_p_P=part(self.top_p_P),
             top_k_P=part(self.top_k_P),
             min_p_P=part(self.min_p_P),
+            biases=None
+            if self.biases is None
+            else replace(self.biases, index_P=self.biases.index_P[rows]),
         )
 
     def load(self, other: SamplingBatch) -> None:
@@ -94,8 +151,12 @@ class SamplingBatch:
         self.greedy_P[:num] = False if other.greedy_P is None else other.greedy_P
 
     @staticmethod
-    def of(params: list[SamplingParams], index_P: Tensor) -> SamplingBatch:
-        """Parameters of P rows, row p using params[index_P[p]]."""
+    def of(
+        params: Sequence[SamplingParams],
+        index_P: Tensor,
+        biases: Sequence[Bias] = (),
+    ) -> SamplingBatch:
+        """Parameters of P rows, row p using params[index_P[p]] and biases[index_P[p]], if any."""
 
         def of_each(values: list[float]) -> Tensor:
             return to_device(np.array(values, dtype=np.float32), index_P.device)[index_P]
@@ -104,7 +165,7 @@ class SamplingBatch:
             return None if all(value == default for value in values) else of_each(values)
 
         temperatures = [p.temperature for p in params]
-        top_k = column([p.top_k for p in params], 0)
+        top_k = column([min(p.top_k, _MAX_TOP_K) for p in params], 0)
         return SamplingBatch(
             temperature_P=of_each([t or 1.0 for t in temperatures]),
             greedy_P=of_each(temperatures) == 0 if 0 in temperatures else None,
@@ -113,6 +174,7 @@ class SamplingBatch:
             top_k_P=None if top_k is None else top_k.long(),
             min_p_P=column([p.min_p for p in params], 0.0),
             num_logprobs=max(p.logprobs for p in params),
+            biases=Biases.of(biases, index_P),
         )
 
 
@@ -138,7 +200,10 @@ class Draws:
 
 
 def draw(logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: SamplingBatch) -> Draws:
-    """Draw N tokens from each of P rows of logits, in float32 whatever their type."""
+    """Draw N tokens from each of P rows of logits, in float32 whatever their type.
+
+    steps: tokens drawn before; the same for all draws of a row where it has biases.
+    """
     if logits_PV.device.type == "cuda" and seeds_PN.shape[1] == 1 and params.is_plain:
         tokens_P, logprobs_P, lse_P = _kernels().draw_blocks(
             logits_PV, seeds_PN[:, 0], steps_PN[:, 0], params.temperature_P, params.greedy_P
@@ -167,12 +232,15 @@ def _joined(parts: list[Draws]) -> Draws:
 def _draw(logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: SamplingBatch) -> Draws:
     logits_PV = logits_PV.float()
     lse_P = logits_PV.logsumexp(dim=-1)
+    biased_PV = logits_PV
+    if params.biases is not None:
+        biased_PV = params.biases.add(logits_PV, steps_PN[:, 0])
     if params.all_greedy:
-        tokens_PN = logits_PV.argmax(dim=-1, keepdim=True).expand_as(seeds_PN)
+        tokens_PN = biased_PV.argmax(dim=-1, keepdim=True).expand_as(seeds_PN)
     else:
-        tokens_PN = _inverse_cdf(_weights(logits_PV, params), uniforms(seeds_PN, steps_PN))
+        tokens_PN = _inverse_cdf(_weights(biased_PV, params), uniforms(seeds_PN, steps_PN))
         if params.greedy_P is not None:
-            best_P1 = logits_PV.argmax(dim=-1, keepdim=True)
+            best_P1 = biased_PV.argmax(dim=-1, keepdim=True)
             tokens_PN = torch.where(params.greedy_P[:, None], best_P1, tokens_PN)
     logprobs_PN = logits_PV.gather(1, tokens_PN) - lse_P[:, None]
     top_tokens = top_logprobs = None

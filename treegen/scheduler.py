@@ -77,10 +77,14 @@ class Scheduler:
         graphs: DecodeGraphs | None = None,
         on_prefilled: Callable[[LiveRequest], None] | None = None,
         on_grown: Callable[[LiveRequest, Completion], Grown] | None = None,
+        further: Sequence[ParamSet] = (),
+        params_of: Sequence[int] | None = None,
     ) -> None:
         """A scheduler for one run.
 
-        samples: per request of the plan, the sample indices wanted. max_rows: live rows at most.
+        samples: per request of the plan, the sample indices wanted. further, params_of: more
+        parameters, and which of all, params first, each request has; by default the first.
+        max_rows: live rows at most.
         prefill_chunk: tokens of a prefill pass at most. run_ahead: launch each pass before the
         results of the last one are known, so that a GPU does not wait for the host; rows that
         turn out to have ended are computed once more, in vain. graphs: of the model, to replay
@@ -92,7 +96,8 @@ class Scheduler:
         self.plan, self.model, self.cache, self.kept = plan, model, cache, kept
         self.store = SegmentStore(plan, cache, kept)
         self.param_sets = [ParamSet(params, stopping)]
-        self.rows = RowTable(min(params.logprobs, len(stopping.may_end)))
+        num_logprobs = max(each.params.logprobs for each in (*self.param_sets, *further))
+        self.rows = RowTable(min(num_logprobs, len(stopping.may_end)))
         self.requests: dict[int, LiveRequest] = {}
         cache.pool.peak_used = cache.pool.num_used
         self.live = LiveRows(self.rows, self.store, self.requests)
@@ -109,6 +114,8 @@ class Scheduler:
         # Tokens that may end a row, for each Stopping; and which of these each parameter set has.
         self._may_end, self._stoppings = stopping.may_end[None], {stopping: 0}
         self._stopping_of = np.zeros(1, dtype=np.int64)
+        for each in further:
+            self.add_params(each.params, each.stopping)
         self._run_ahead, self._max_rows = run_ahead, max_rows
         self.flight: PrefillFlight | Flight | None = None
         self._error: Exception | None = None  # raised once all that had ended is returned
@@ -129,7 +136,7 @@ class Scheduler:
                     rank=rank,
                     spec=plan.requests[index],
                     segment=self.store.segments[int(plan.segment_of[index])],
-                    params=0,
+                    params=params_of[index] if params_of is not None else 0,
                     samples=list(samples[index]),
                 )
                 for rank, index in enumerate(plan.order.tolist())

@@ -7,6 +7,7 @@ it could are looked at in Python.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 
 from treegen.params import SamplingParams
 from treegen.results import FinishReason
-from treegen.text import Detokenizer, StopStrings
+from treegen.sampling import NEVER, Bias
+from treegen.text import Detokenizer, StopStrings, special_tokens
 
 if TYPE_CHECKING:
     from treegen.text import Tokens
@@ -30,7 +32,8 @@ Verdict = tuple[FinishReason, str | int | None, str]
 class Stopping:
     """Stop conditions of one set of sampling parameters.
 
-    may_end: bool [vocab_size], tokens after which a sample may be over.
+    may_end: bool [vocab_size], tokens after which a sample may be over. ids: tokens after which
+    it is.
     """
 
     def __init__(
@@ -38,14 +41,18 @@ class Stopping:
     ) -> None:
         """Stop conditions for a model with this vocabulary and these end-of-sequence ids."""
         eos = () if params.ignore_eos else eos_token_ids
-        self._ids = frozenset((*params.stop_token_ids, *eos))
-        self._strings = StopStrings(tokenizer, params.stops, vocab_size) if params.stops else None
         self._detokenizer = Detokenizer(tokenizer)
-        self._include_stop = params.include_stop
+        # No text shows a special token, only tokens that happen to spell it.
+        special = special_tokens(tokenizer, self._detokenizer) if params.stops else {}
+        self._named = {special[stop]: stop for stop in params.stops if stop in special}
+        self._strings = StopStrings(tokenizer, params.stops, vocab_size) if params.stops else None
+        self._eos, self._asked = frozenset(eos), frozenset((*params.stop_ids, *self._named))
+        self.ids = frozenset(id for id in self._eos | self._asked if id < vocab_size)
+        self._include_stop, self._least = params.include_stop, params.min_tokens
         self.may_end: NDArray[np.bool_] = np.zeros(vocab_size, dtype=np.bool_)
         if self._strings is not None:
             self.may_end |= self._strings.may_end
-        self.may_end[[token for token in self._ids if token < vocab_size]] = True
+        self.may_end[list(self.ids)] = True
 
     def verdict(self, prompt: Tokens, tokens: Sequence[int], limit: int) -> Verdict | None:
         """How a sample ends; None if it goes on."""
@@ -59,27 +66,40 @@ class Stopping:
     ) -> list[Verdict | None]:
         """How samples end, each after a prompt and with a number of tokens at most."""
         verdicts: list[Verdict | None] = [None] * len(samples)
-        stops: dict[int, int | None] = {}
+        over: list[int] = []
         for at, (prompt, tokens, limit) in enumerate(zip(prompts, samples, limits, strict=True)):
-            if tokens[-1] in self._ids:
-                stops[at] = tokens[-1]
+            if tokens[-1] in self.ids:
+                over.append(at)
                 continue
             hit = None
             # Tokens before the last cannot have completed a stop, or the sample would be over.
-            if self._strings and self._strings.may_end[tokens[-1]]:
-                hit = self._strings.hit(prompt, tokens, num_new=1)
+            may_end = self._strings is not None and self._strings.may_end[tokens[-1]]
+            if self._strings and may_end and len(tokens) > self._least:
+                hit = self._strings.hit(prompt, tokens, num_new=1, since=self._least)
             if hit is not None:
                 text, stop = hit
                 verdicts[at] = "stop", stop, text + stop * self._include_stop
             elif len(tokens) >= limit:
-                stops[at] = None
+                over.append(at)
         texts = self._detokenizer.texts(
-            [prompts[at] for at in stops],
-            [samples[at][:-1] if stop is not None else samples[at] for at, stop in stops.items()],
+            [prompts[at] for at in over], [self.kept(samples[at]) for at in over]
         )
-        for (at, stop_id), text in zip(stops.items(), texts, strict=True):
-            verdicts[at] = "length" if stop_id is None else "stop", stop_id, text
+        for at, text in zip(over, texts, strict=True):
+            token = samples[at][-1]
+            if token not in self.ids:
+                verdicts[at] = "length", None, text
+                continue
+            name = self._named.get(token, "")
+            # That the model has ended the text is worth more than how its end is written.
+            stop = name if name and token not in self._eos else token
+            verdicts[at] = "stop", stop, text + name * self._include_stop
         return verdicts
+
+    def kept(self, tokens: Sequence[int]) -> Sequence[int]:
+        """The tokens of a sample that is over, without the stop token unless it is to stay."""
+        last = tokens[-1]
+        stays = last not in self.ids or (self._include_stop and last in self._asked)
+        return tokens if stays else tokens[:-1]
 
 
 class Stoppings:
@@ -94,9 +114,11 @@ class Stoppings:
         """Those that sampling parameters ask for, as `Stopping` makes them."""
         stops = SamplingParams(
             stop=params.stops,
-            stop_token_ids=tuple(params.stop_token_ids),
+            stop_token_ids=params.stop_ids,
             ignore_eos=params.ignore_eos,
             include_stop=params.include_stop,
+            min_tokens=params.min_tokens,
+            max_tokens=max(params.min_tokens, 1),
         )
         # A tokenizer may be given further tokens meanwhile.
         return self._made(stops, tokenizer, len(tokenizer), tuple(eos_token_ids), vocab_size)
@@ -108,7 +130,7 @@ def _make(
     return Stopping(stops, tokenizer, eos_ids, vocab_size)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ParamSet:
     """Sampling parameters that requests may have, and when they end a sample."""
 
@@ -119,3 +141,14 @@ class ParamSet:
     def is_greedy(self) -> bool:
         """Whether all samples of a request are the same."""
         return self.params.temperature == 0
+
+    @functools.cached_property
+    def bias(self) -> Bias:
+        """What is added to logits before a draw."""
+        least = self.params.min_tokens
+        stops = [(token, -math.inf, least) for token in sorted(self.stopping.ids) if least]
+        own = [(token, value, NEVER) for token, value in self.params.biases]
+        token, value, until = zip(*stops, *own, strict=True) if stops or own else ((), (), ())
+        return Bias(
+            np.array(token, np.int64), np.array(value, np.float32), np.array(until, np.int64)
+        )

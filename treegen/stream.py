@@ -8,7 +8,7 @@ from types import TracebackType
 from treegen.errors import InputError
 from treegen.model import Model
 from treegen.plan import Plan
-from treegen.results import Completion, Usage
+from treegen.results import Completion, Score, Usage
 from treegen.scheduler import Scheduler
 
 
@@ -91,6 +91,47 @@ class Stream(Iterator[Completion]):
         self.close()
 
     def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.close()
+
+
+class ScoreStream(Iterator[tuple[int, Score]]):
+    """Scores of one run as they are known, with the places of their pairs; `close` ends it.
+
+    usage: the account so far.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        """Made by `LLM.score_stream`."""
+        self._stream = stream
+        self._known: list[tuple[int, Score]] = []
+
+    @property
+    def usage(self) -> Usage:
+        """What was computed so far."""
+        return self._stream.usage
+
+    def __next__(self) -> tuple[int, Score]:
+        scores = self._stream.scheduler.scores
+        while not self._known:
+            if not self._stream.has_work:
+                self.close()
+                raise StopIteration
+            self._stream.step()
+            self._known = sorted(scores.items(), reverse=True)
+            scores.clear()
+        return self._known.pop()
+
+    def close(self) -> None:
+        """Stop; pairs without a score have none."""
+        self._stream.close()
+
+    def __enter__(self) -> ScoreStream:
         return self
 
     def __exit__(

@@ -140,6 +140,15 @@ def _ids(tokens: Tokens) -> tuple[int, ...]:
     return tuple(tokens.tolist() if isinstance(tokens, np.ndarray) else tokens)
 
 
+def special_tokens(tokenizer: PreTrainedTokenizerBase, detokenizer: Detokenizer) -> dict[str, int]:
+    """The tokens that no text shows, by how they are written."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    also = set(getattr(tokenizer, "all_special_ids", ()))
+    found = {str(token): id for id, token in added.items() if token.special or id in also}
+    shown = detokenizer.decode_each([[id] for id in found.values()])
+    return {name: id for (name, id), text in zip(found.items(), shown, strict=True) if not text}
+
+
 class StopStrings:
     """Strings that end a sample: a table of the tokens that may complete one, and a search.
 
@@ -158,26 +167,35 @@ class StopStrings:
         self._longest = max(map(len, self.stops), default=0)
         self.may_end: NDArray[np.bool_] = self._table(vocab_size)
 
-    def find(self, text: str) -> tuple[int, str] | None:
+    def find(self, text: str, after: int = 0) -> tuple[int, str] | None:
         """Return where the earliest stop string starts and which it is; of several there, the
-        one that was given first.
+        one that was given first. after: characters within which it must not end.
         """
-        found = [(text.find(stop), order, stop) for order, stop in enumerate(self.stops)]
+        found = [
+            (text.find(stop, max(after - len(stop) + 1, 0)), order, stop)
+            for order, stop in enumerate(self.stops)
+        ]
         position, _, stop = min((f for f in found if f[0] >= 0), default=(-1, 0, ""))
         return (position, stop) if stop else None
 
     def hit(
-        self, prompt_tokens: Tokens, tokens: Tokens, *, num_new: int | None = None
+        self,
+        prompt_tokens: Tokens,
+        tokens: Tokens,
+        *,
+        num_new: int | None = None,
+        since: int = 0,
     ) -> tuple[str, str] | None:
         """Return the generated text up to the earliest stop string, and that string, if any.
 
         num_new: how many of the last tokens were not searched yet. The text of the others is
         known to have no stop string, so nearly all of it need not be decoded again.
+        since: tokens in the text of which a stop string that ends there does not count.
         """
         if num_new is not None and not self._in_tail(prompt_tokens, tokens, num_new):
             return None
         text = self._detokenizer.text(prompt_tokens, tokens)
-        found = self.find(text)
+        found = self.find(text, len(self._detokenizer.text(prompt_tokens, tokens[:since])))
         return (text[: found[0]], found[1]) if found else None
 
     def _in_tail(self, prompt_tokens: Tokens, tokens: Tokens, num_new: int) -> bool:

@@ -151,6 +151,11 @@ def _runs(
 ) -> Iterator[_Text | Ids]:
     """Yield what a prompt consists of: stretches of text, and token ids."""
     nodes = [node for node in prompt.path if node.content]
+    if prompt.template and not (nodes and nodes[0].has_messages):
+        raise InputError(
+            f"prompt {prompt.id!r} has arguments of the chat template ({', '.join(prompt.template)}"
+            ") but no chat messages; give messages"
+        )
     if not nodes:
         yield _Text("", True)
     elif nodes[0].has_messages:
@@ -178,9 +183,14 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
             "use a chat model, or give text"
         )
     messages = [dict(message) for node in prompt.path for message in node.content]  # type: ignore[arg-type]
-    begun = messages.pop()["content"] if messages[-1]["role"] == "assistant" else ""
+    last = messages[-1]
+    begun = ""
+    if last["role"] == "assistant" and not last.get("tool_calls"):
+        begun = messages.pop()["content"]
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, **prompt.template
+        )
     except Exception as error:  # The template is a program of the model's; it may raise anything.
         raise InputError(
             f"the chat template refuses prompt {prompt.id!r}: {error}; mend its messages"

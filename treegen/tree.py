@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from treegen.errors import TreeError
+from treegen.errors import InputError, TreeError
 from treegen.expansion import Expand
 
-Message = Mapping[str, str]
-"""One chat turn: {"role": ..., "content": ...}."""
+Message = Mapping[str, Any]
+"""One chat turn: {"role": ..., "content": ...}, and what else the chat template reads, such as
+tool_calls, beside which content may be missing."""
+_OWN_ARGUMENTS: Final = (
+    "conversation", "tokenize", "add_generation_prompt", "continue_final_message", "return_dict",
+    "return_tensors", "padding", "truncation", "max_length", "tokenizer_kwargs",
+    "return_assistant_tokens_mask",
+)  # fmt: skip
 
 MAX_TOKEN_ID = 2**31 - 1
 
@@ -33,6 +39,9 @@ class Node:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     expand: Sequence[Expand] = ()
     """Levels to generate after this node, in place of samples; see `LLM.expand`."""
+    template: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the chat template for all prompts below, such as `tools`, `documents` or
+    `enable_thinking`; a node's own stand before those of nodes above it."""
 
     def __post_init__(self) -> None:
         _check_content(self.content)
@@ -48,6 +57,7 @@ class Node:
             raise TreeError(f"id is {self.id!r}; give a string that is not empty, or None")
         if not isinstance(self.metadata, Mapping):
             raise TreeError(f"metadata is a {type(self.metadata).__name__}; give a mapping")
+        _check_template(self.template)
         object.__setattr__(self, "expand", _as_levels(self.expand))
         if self.expand and self.samples:
             raise TreeError("a node has samples or generated levels (expand), not both")
@@ -77,6 +87,11 @@ class Prompt:
     def node(self) -> Node:
         """The sampled node itself."""
         return self.path[-1]
+
+    @property
+    def template(self) -> dict[str, Any]:
+        """Arguments of the chat template."""
+        return {name: value for node in self.path for name, value in node.template.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +144,22 @@ def prompts_of(root: Node) -> list[Prompt]:
     if not found:
         raise TreeError("the tree has no samples; give at least one node samples >= 1")
     return [Prompt(name, path, path[-1].num_samples) for name, path in found.items()]
+
+
+def as_list(name: str, values: Iterable[Any]) -> list[Any]:
+    """What is given as a list; raise InputError for one text or another thing that is none."""
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise InputError(
+            f"{name} must be a list, not a {type(values).__name__}; for one give a list of one"
+        )
+    return list(values)
+
+
+def chat_arguments(
+    tools: Sequence[Any] | None, chat_template_kwargs: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The arguments of a chat template that a call gives."""
+    return {**(chat_template_kwargs or {}), **({} if tools is None else {"tools": list(tools)})}
 
 
 def _walk(root: Node) -> dict[str, tuple[Node, ...]]:
@@ -217,10 +248,22 @@ def _check_content(content: object) -> None:
             )
 
 
+def _check_template(template: object) -> None:
+    if not isinstance(template, Mapping):
+        raise TreeError(f"template is a {type(template).__name__}; give a mapping")
+    for name in template:
+        if not isinstance(name, str) or name in _OWN_ARGUMENTS:
+            raise TreeError(
+                f"template has {name!r}; give arguments of the chat template, such as tools (what "
+                "ends a prompt is decided by its last message)"
+            )
+
+
 def _check_message(index: int, message: object) -> None:
     if not isinstance(message, Mapping):
         raise TreeError(f"content[{index}] is a {type(message).__name__}, not a chat message")
-    for key in ("role", "content"):
+    calls_tools = bool(message.get("tool_calls")) and message.get("content") is None
+    for key in ("role",) if calls_tools else ("role", "content"):
         if not isinstance(message.get(key), str):
             raise TreeError(
                 f"content[{index}][{key!r}] is {message.get(key)!r}; a chat message is "

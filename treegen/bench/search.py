@@ -109,5 +109,5 @@ def _generate(
     from treegen.tree import Node
 
     leaves = [Node(text, samples=params.n, id=str(i)) for i, text in enumerate(texts)]
-    result = llm.run(Node("", children=leaves, samples=0), params)
+    result = llm.run(Node("", children=leaves, samples=0), replace(params, n=1))
     return [result.of(str(i)) for i in range(len(texts))], result.usage.prompt_tokens_computed

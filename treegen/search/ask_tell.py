@@ -21,6 +21,7 @@ from treegen.search.idle import end_tasks, idle_loop, run_apart
 from treegen.search.node import Context, Drawn, Search, SearchFn
 from treegen.search.problems import named
 from treegen.search.result import SearchResult
+from treegen.unnamed import DrawnBefore, origin_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,8 @@ class _Mailbox:
         from treegen.sampling import row_seed
 
         assert isinstance(context, TextContext)
-        seeds = tuple(row_seed(params.seed, key, index) for index in indices)
+        origin = search.origin_of(key)
+        seeds = tuple(row_seed(params.seed, origin, index) for index in indices)
         name = f"{key}{indices.start}:{indices.stop}"
         request = SampleRequest(name, search.name, context, key, indices, seeds, params)
         completions = await self._answer(request, search)
@@ -158,10 +160,14 @@ class AskTell:
         generated tokens count. Raises InputError where two problems have one name.
         """
         self._mail = _Mailbox(count_tokens or (lambda text: 0))
+        before = DrawnBefore()
         self._searches = [
-            Search(self._mail, content, name=name, params=params, budget=budget)
-            for name, content in named(problems, _flat)
-        ]
+            Search(
+                self._mail, each.content, name=each.name, params=params, budget=budget,
+                origin=None if each.is_named else before.search(origin_of(each.content)),
+            )
+            for each in named(problems, _flat)
+        ]  # fmt: skip
         self.results: list[SearchResult | None] = [None] * len(self._searches)
         """In the order of the problems; None for a search that has not ended."""
         self._closing = False

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field, fields
 
 from treegen.errors import InputError, TreegenError
+from treegen.params import check_int, check_number
 
 
 class BudgetReached(TreegenError):
@@ -51,7 +52,10 @@ class Budget:
     def __post_init__(self) -> None:
         for item in fields(self):
             limit = getattr(self, item.name)
-            if limit is not None and not limit > 0:
+            if limit is None:
+                continue
+            (check_number if item.name == "seconds" else check_int)(f"budget {item.name}", limit)
+            if not limit > 0:
                 raise InputError(f"budget {item.name} must be more than 0, got {limit!r}")
 
     def exceeded(
@@ -72,3 +76,9 @@ class Budget:
             if limit is not None and spent >= limit:
                 return f"budget of {limit:,} {name} reached"
         return None
+
+
+def check_budget(budget: object) -> None:
+    """Raise InputError for what is no budget, such as a number of tokens."""
+    if budget is not None and not isinstance(budget, Budget):
+        raise InputError(f"budget is {budget!r}; give a Budget, such as Budget(tokens=1000)")

@@ -12,6 +12,7 @@ from treegen.search.budget import Budget
 from treegen.search.idle import end_tasks, idle_loop, run_apart
 from treegen.search.live import LiveBackend
 from treegen.search.node import Context, Search, SearchFn
+from treegen.search.problems import Problem
 from treegen.search.result import SearchResult
 
 
@@ -26,7 +27,7 @@ class SearchRun(Iterator[SearchResult]):
         self,
         backend: LiveBackend,
         fn: SearchFn,
-        problems: Sequence[tuple[str, str | Sequence[int]]],
+        problems: Sequence[Problem],
         *,
         params: SamplingParams,
         concurrency: int,
@@ -35,13 +36,17 @@ class SearchRun(Iterator[SearchResult]):
     ) -> None:
         """Made by `LLM.search_stream`. rows: how many a search is expected to have at once."""
         self.backend = backend
-        self.names = [name for name, _ in problems]
+        self.names = [problem.name for problem in problems]
         self._fn, self._params, self._budget = fn, params, budget
         self._concurrency = concurrency
-        contexts = backend.prompts_together([content for _, content in problems], rows=rows)
-        self._waiting: deque[tuple[str, str | Sequence[int], Context]] = deque(
-            (name, content, context)
-            for (name, content), context in zip(problems, contexts, strict=True)
+        contexts = backend.prompts_together([each.content for each in problems], rows=rows)
+        self._waiting: deque[tuple[Problem, Context, str | None]] = deque(
+            (
+                problem,
+                context,
+                None if problem.is_named else backend.new_origin(context, params.seed),
+            )
+            for problem, context in zip(problems, contexts, strict=True)
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._results: deque[SearchResult] = deque()
@@ -91,10 +96,10 @@ class SearchRun(Iterator[SearchResult]):
             return True
         return False  # They all wait for something else, such as a tool.
 
-    async def _search(self, name: str, content: str | Sequence[int], context: Context) -> None:
+    async def _search(self, problem: Problem, context: Context, origin: str | None) -> None:
         search = Search(
-            self.backend, content, name=name, params=self._params, budget=self._budget,
-            context=context,
+            self.backend, problem.content, name=problem.name, params=self._params,
+            budget=self._budget, context=context, origin=origin,
         )  # fmt: skip
         returned, failure = None, None
         try:

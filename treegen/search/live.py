@@ -22,7 +22,7 @@ from treegen.model_spec import ModelSpec
 from treegen.params import SamplingParams
 from treegen.plan import Plan, Request, row_pages, segment_pages
 from treegen.radix import Tokens
-from treegen.requests import check_vocabulary
+from treegen.requests import check_scored, check_vocabulary, token_ids
 from treegen.results import Completion, Score
 from treegen.scheduler import Scheduler
 from treegen.search.budget import SearchUsage
@@ -32,6 +32,7 @@ from treegen.segments import path_tokens
 from treegen.stopping import Stopping
 from treegen.text import Detokenizer
 from treegen.tokens import append_text, encode_texts
+from treegen.unnamed import DrawnBefore, origin_of
 
 _TAIL = 32  # tokens of context that text after it may depend on
 
@@ -108,14 +109,18 @@ class LiveBackend:
         stopping_of: Callable[[SamplingParams], Stopping],
         make_scheduler: Callable[[Stopping, Callable[[LiveRequest, Completion], Grown]], Scheduler],
         make_plan: Callable[[Sequence[Request]], Plan],
+        before: DrawnBefore | None = None,
     ) -> None:
         """A backend without any tree yet. params: with the most logprobs that are asked for.
+
+        before: searches of unnamed prompts that go on from those of other backends.
 
         make_scheduler: of stop conditions and what is called with every finished sample.
         """
         self.tokenizer, self.spec, self.params = tokenizer, spec, params
         self._make_plan, self._stopping_of = make_plan, stopping_of
-        self._param_sets = {_sampling_key(params): 0}
+        self._before, self._own_before = before or DrawnBefore(), DrawnBefore()
+        self._param_sets = {params.drawing: 0}
         self.scheduler = make_scheduler(stopping_of(params), self._on_grown)
         self._prompts = PromptIndex(self.scheduler.store, rows=max_rows)
         self._detokenizer = Detokenizer(tokenizer)
@@ -125,6 +130,12 @@ class LiveBackend:
         self.closed = False
 
     # Contexts
+
+    def new_origin(self, context: Context, seed: int | None) -> str:
+        """What the randomness of one more unnamed search of a prompt belongs to."""
+        assert isinstance(context, LiveContext)
+        before = self._before if seed is None else self._own_before
+        return before.search(origin_of(path_tokens(context.segment)))
 
     def prompts_together(
         self, contents: Sequence[str | Sequence[int]], *, rows: int
@@ -141,8 +152,8 @@ class LiveBackend:
         texts = [content for content in contents if isinstance(content, str)]
         encoded = iter(encode_texts(texts, self.tokenizer))
         tokens: list[Tokens] = [
-            next(encoded) if isinstance(content, str) else np.array(content, dtype=np.int32)
-            for content in contents
+            next(encoded) if isinstance(content, str) else token_ids(f"prompt {index}", content)
+            for index, content in enumerate(contents)
         ]
         for index, ids in enumerate(tokens):
             if not len(ids):
@@ -193,7 +204,10 @@ class LiveBackend:
                 "context; nothing can be drawn from it"
             )
         rows = 1 if params.temperature == 0 else len(indices)
-        spec = Request(key, context.tail(), len(indices), rows, min(params.max_tokens, room))
+        spec = Request(
+            key, context.tail(), len(indices), rows, min(params.max_tokens, room),
+            origin=search.origin_of(key),
+        )  # fmt: skip
         self._check_fits(context.segment, spec)
         self.scheduler.store.promote(context.segment, rows)
         param_set = self._param_set(params)
@@ -212,11 +226,7 @@ class LiveBackend:
             if not len(ids):
                 raise InputError(f"text {text!r} has no tokens; give it at least one to score")
             check_vocabulary("score", ids, self.spec)
-            if (length := context.num_tokens + len(ids)) > self.spec.context_length:
-                raise CapacityError(
-                    f"text {text!r} makes {length:,} tokens, more than the model's context of "
-                    f"{self.spec.context_length:,}; shorten it"
-                )
+            check_scored(f"the node with text {text!r}", context.num_tokens + len(ids), self.spec)
         spec = Request("score", tail, 0, 0, 1, score_from=context.num_tokens)
         segments = [store.add(context.segment, ids) for ids in encoded]
         try:
@@ -314,8 +324,11 @@ class LiveBackend:
         """What the segment of a sample holds: the tokens that its text, cut at the stop, has."""
         self._ended[request.index, completion.sample_index] = completion
         tail, tokens, text = request.spec.tokens, completion.tokens, completion.text
-        last = len(tokens) - isinstance(completion.stop, int)
-        for count in range(last, -1, -1):
+        stopping = self.scheduler.param_sets[request.params].stopping
+        if tokens[-1] in stopping.ids:
+            kept = np.array(stopping.kept(tokens), dtype=np.int32)
+            return Grown(kept, num_generated=len(kept))
+        for count in range(len(tokens), -1, -1):
             before = self._detokenizer.text(tail, tokens[:count])
             if text.startswith(before):
                 break
@@ -350,7 +363,7 @@ class LiveBackend:
                 f"logprobs={params.logprobs} in a session that records {self.params.logprobs}; "
                 "ask for them when the session is opened"
             )
-        key = _sampling_key(params)
+        key = params.drawing
         if key not in self._param_sets:
             self._param_sets[key] = self.scheduler.add_params(params, self._stopping_of(params))
         return self._param_sets[key]
@@ -380,12 +393,3 @@ class LiveBackend:
     def _check_open(self) -> None:
         if self.closed:
             raise InputError("the session is closed, and its caches are gone; open another")
-
-
-def _sampling_key(params: SamplingParams) -> tuple[object, ...]:
-    """By what rows are drawn and ended; how many and how long is each request's own."""
-    return (
-        params.temperature, params.top_p, params.top_k, params.min_p, params.stops,
-        tuple(params.stop_token_ids), params.ignore_eos, params.seed, params.logprobs,
-        params.include_stop,
-    )  # fmt: skip

@@ -52,8 +52,9 @@ class Backend(Protocol):
     async def sample(
         self, context: Context, key: str, indices: range, params: SamplingParams, search: Search
     ) -> Sequence[Drawn | None]:
-        """One sample per index, in that order; a sample is a function of (key, index, params).
+        """One sample per index, in that order.
 
+        A sample is a function of (search.origin_of(key), index, params).
         None where the search was stopped before the sample had ended.
         """
         ...
@@ -74,7 +75,8 @@ class Backend(Protocol):
 class Search:
     """One problem's search: its tree, sampling parameters, budget and account.
 
-    name: what the randomness of its samples belongs to, beside their paths and the seed.
+    origin: what the randomness of its samples belongs to, beside their paths and the seed: the
+    name, unless another is given.
     stopped: why nothing more may be asked for; None while it may.
     """
 
@@ -87,9 +89,11 @@ class Search:
         params: SamplingParams | None = None,
         budget: Budget | None = None,
         context: Context | None = None,
+        origin: str | None = None,
     ) -> None:
         """A search whose tree is its prompt alone. context: of the prompt, if there is one."""
         self.backend, self.name = backend, name
+        self.origin = origin if origin is not None else name
         self.params = params or SamplingParams()
         self.budget = budget or Budget()
         self.usage = SearchUsage()
@@ -114,6 +118,10 @@ class Search:
         self._others = [other for other in self._others if other.is_live]
         self._others.append(node)
         return node
+
+    def origin_of(self, key: str) -> str:
+        """What the randomness of a node's samples belongs to."""
+        return self.origin + key.removeprefix(self.name)
 
     def close(self) -> None:
         """End the search for good and free its caches; its tree can still be read."""

@@ -14,11 +14,11 @@ from typing import Any, Generic, TypeVar, cast
 from treegen.errors import InputError
 from treegen.params import SamplingParams
 from treegen.results import Score, Usage
-from treegen.search.budget import Budget
+from treegen.search.budget import Budget, SearchUsage, check_budget
 from treegen.search.live import LiveBackend, Ticket
 from treegen.search.node import Search, SearchNode
 from treegen.tokens import tokenize
-from treegen.tree import Message, Node
+from treegen.tree import Message, Node, chat_arguments
 
 T = TypeVar("T")
 
@@ -68,16 +68,30 @@ class Session:
         name: str | None = None,
         params: SamplingParams | None = None,
         budget: Budget | None = None,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> SearchNode:
         """The root of a new search; what its prompt shares with others is kept once.
 
-        name: what the randomness of its samples belongs to; by default the number of the root.
+        name: what the randomness of its samples belongs to. By default it belongs to the prompt
+        and to how many unnamed roots with it there were before: since the LLM was made, or, where
+        params have a seed, in this session. tools, chat_template_kwargs: for the chat template.
         """
-        name = name if name is not None else str(self._num_roots)
-        self._num_roots += 1
-        flat = flat_content(content, self.backend.tokenizer)
+        check_budget(budget)
+        template = chat_arguments(tools, chat_template_kwargs)
+        flat = flat_content(content, self.backend.tokenizer, template)
         params = params or self.params
-        return Search(self.backend, flat, name=name, params=params, budget=budget).root
+        if params.n != 1:
+            raise InputError(f"n={params.n} is for LLM.generate; a search says it as it samples")
+        context = self.backend.prompt(flat, SearchUsage())
+        origin = None
+        if name is None:
+            name, origin = str(self._num_roots), self.backend.new_origin(context, params.seed)
+        self._num_roots += 1
+        return Search(
+            self.backend, flat, name=name, params=params, budget=budget, context=context,
+            origin=origin,
+        ).root  # fmt: skip
 
     def sample(
         self, wanted: Mapping[SearchNode, int], **overrides: Any
@@ -152,11 +166,13 @@ class Session:
 
 
 def flat_content(
-    content: str | Sequence[int] | Sequence[Message], tokenizer: Any
+    content: str | Sequence[int] | Sequence[Message],
+    tokenizer: Any,
+    template: Mapping[str, Any] | None = None,
 ) -> str | Sequence[int]:
-    """Text or token ids as they are; chat messages as token ids."""
-    node = Node(content)
-    if node.has_messages:
+    """Text or token ids as they are; chat messages as token ids. template: see `Node`."""
+    node = Node(content, template=template or {})
+    if node.has_messages or node.template:
         ids: list[int] = tokenize(node, tokenizer)[0].tokens.tolist()
         return ids
     return cast(str | Sequence[int], content)
