@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from treegen import sampling
 from treegen.errors import InputError
 from treegen.params import SamplingParams
-from treegen.sampling import SamplingBatch, draw, row_seed, uniforms
+from treegen.sampling import NEVER, Bias, SamplingBatch, draw, row_seed, uniforms
 
 
 def batch_of(params: SamplingParams, rows: int) -> SamplingBatch:
@@ -202,3 +203,77 @@ def test_stops_are_a_tuple() -> None:
     assert SamplingParams(stop=["ab", "c"]).stops == ("ab", "c")
     assert SamplingParams().stops == ()
     assert np.isfinite(SamplingParams().temperature)
+
+
+def test_biases_are_added_while_they_hold_and_logprobs_stay_the_models(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    size, rows = 40, 60
+    logits = torch.randn(rows, size, generator=torch.Generator().manual_seed(4))
+    kinds = [
+        Bias(np.array([3, 5]), np.array([-math.inf, -math.inf], np.float32), np.array([2, 2])),
+        Bias(np.array([], np.int64), np.array([], np.float32), np.array([], np.int64)),
+        Bias(
+            np.array([3, 5, 7]), np.array([-math.inf, 2.5, -4], np.float32),
+            np.array([4, NEVER, NEVER]),
+        ),
+    ]  # fmt: skip
+    params = [
+        SamplingParams(temperature=0.7, top_p=0.9),
+        SamplingParams(temperature=0),
+        SamplingParams(top_k=9, min_p=0.02),
+    ]
+    index = torch.arange(rows) % 3
+    seeds, steps = torch.arange(rows)[:, None] * 977, torch.arange(rows)[:, None] % 6
+    batch = SamplingBatch.of(params, index, kinds)
+    assert not batch.is_plain and SamplingBatch.of(params[1:2], index * 0, kinds[1:2]).is_plain
+    drawn = draw(logits, seeds, steps, batch)
+    for row in range(rows):
+        kind, biased = kinds[int(index[row])], logits[row].clone()
+        for token, value, until in zip(kind.token, kind.value, kind.until, strict=True):
+            biased[token] += float(value) if int(steps[row]) < until else 0.0
+        one = SamplingBatch.of([params[int(index[row])]], torch.zeros(1, dtype=torch.int64))
+        want = draw(biased[None], seeds[row : row + 1], steps[row : row + 1], one).tokens_PN
+        assert int(drawn.tokens_PN[row]) == int(want)
+        unbiased = logits[row].log_softmax(-1)[int(want)]
+        assert float(drawn.logprobs_PN[row]) == pytest.approx(float(unbiased), abs=1e-5)
+    monkeypatch.setattr(sampling, "_AT_ONCE", 7 * size)
+    assert torch.equal(draw(logits, seeds, steps, batch).tokens_PN, drawn.tokens_PN)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": 1e300}, "temperature must be at most 10000"),
+        ({"top_p": 10**400}, "top_p must be a finite number"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens must be from 0 to max_tokens"),
+        ({"logit_bias": {3: 101}}, "numbers from -100 to 100"),
+        ({"logit_bias": {"3": 1}}, "a token of logit_bias must be an integer"),
+        ({"logit_bias": [3]}, "logit_bias must map"),
+        ({"ignore_eos": "false"}, "ignore_eos must be True or False"),
+        ({"include_stop": 1}, "include_stop must be True or False"),
+        ({"stop": 5}, "stop must be a list"),
+        ({"stop": [5]}, "stop strings must be"),
+        ({"stop_token_ids": "ab"}, "stop_token_ids must be an integer"),
+        ({"presence_penalty": 0.1}, "presence_penalty is not supported"),
+        ({"frequency_penalty": -1}, "frequency_penalty is not supported"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty is not supported"),
+        ({"bad_words": ["no"]}, "bad_words is not supported"),
+    ],
+)
+def test_parameters_of_others_are_honoured_or_refused(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        SamplingParams(**options)
+
+
+def test_neutral_values_and_none_mean_nothing() -> None:
+    neutral = SamplingParams(
+        stop=None, stop_token_ids=None, presence_penalty=0.0, frequency_penalty=0,
+        repetition_penalty=1.0, bad_words=[], logit_bias=None, min_tokens=0, seed=None,
+    )  # fmt: skip
+    assert neutral == SamplingParams() and neutral.stops == neutral.stop_ids == ()
+    texts = (text for text in ("a", "b"))
+    assert SamplingParams(stop=texts).stops == ("a", "b")  # type: ignore[arg-type]
+    assert SamplingParams(include_stop_str_in_output=True).include_stop

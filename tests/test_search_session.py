@@ -101,7 +101,8 @@ def check_children(
     model: HistoryModel, node: SearchNode, children: list[SearchNode], params: SamplingParams
 ) -> None:
     for child in children:
-        wanted = expected_sample(model, context_of(node), node.key, child.order[1], params)
+        origin = node.search.origin_of(node.key)
+        wanted = expected_sample(model, context_of(node), origin, child.order[1], params)
         assert child.tokens == wanted
         assert child.text == LetterTokenizer().decode(wanted[: len(child.text)])
 

@@ -209,9 +209,11 @@ class LLM:
             skipped[prompt_id].add(index)
         samples = [[i for i in range(r.samples) if i not in skipped[r.id]] for r in requests]
         self._check_ready()
-        again = params.seed is not None or bool(skipped)
+        again = params.seed is not None or any(skipped.values())
         before = DrawnBefore() if again else self._before
         requests = [before.continued(request) for request in requests]
+        if params.seed is None:
+            self._before.update(before)
         return self._start(self._plan(requests), [params] * len(requests), samples)
 
     def run(self, tree: Node, params: SamplingParams | None = None) -> RunResult:

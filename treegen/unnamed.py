@@ -38,6 +38,11 @@ class DrawnBefore:
         self._num[origin] = first + num
         return first
 
+    def update(self, other: DrawnBefore) -> None:
+        """Go on after what others have drawn as well."""
+        for origin, num in other._num.items():
+            self._num[origin] = max(num, self._num.get(origin, 0))
+
     def search(self, origin: str) -> str:
         """The origin of one more search of a prompt, which no search before it has."""
         first = self.take(f"{origin} searched", 1)
