@@ -74,9 +74,9 @@ _SAMPLING: Final = (
     click.option("--n-samples", "-n", "--epochs", "--repeats", "num_samples", type=int,
                  help="Samples per problem."),
     click.option("--temperature", type=float, help="0 is greedy."),
-    click.option("--top-p", type=float),
-    click.option("--top-k", type=int, help="0 keeps all."),
-    click.option("--min-p", type=float),
+    click.option("--top-p", type=float, help="After temperature, --min-p and --top-k."),
+    click.option("--top-k", type=int, help="0 keeps all. After temperature and --min-p."),
+    click.option("--min-p", type=float, help="After temperature, before --top-k and --top-p."),
     click.option("--max-tokens", type=int, help="Tokens per sample at most."),
     click.option("--stop", multiple=True, metavar="TEXT", help=r"Ends a sample; may be repeated, "
                  r"replaces the task's own. \n and \t are a newline and a tab."),

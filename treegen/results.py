@@ -19,12 +19,14 @@ class Completion:
     """One finished sample.
 
     prompt_id, sample_index: which sample of which prompt.
-    seed: what its draws were made from (a function of run seed, prompt id and sample index).
+    seed: what its draws were made from: a function of the run seed, the prompt (its id, or its
+    tokens where it has none) and the number of its samples before this one.
     text: what was generated, cut before the stop string and without special tokens.
     tokens: every generated token id, those of the stop included.
     logprobs: natural-log probability of each token under the model, before temperature.
     finish_reason: "stop" (a stop string, a stop token or end of sequence) or "length".
-    stop: the stop string or stop token id that ended it; None for "length".
+    stop: the stop string or stop token id that ended it (a string that is a special token is told
+    as the string, the model's own end as its id); None for "length".
     top_logprobs: per token the likeliest (token id, logprob) pairs, if asked for.
     """
 

@@ -1,8 +1,9 @@
 """Draw tokens from logits with randomness that belongs to the row, not to the batch.
 
 A draw is a pure function of (row seed, step, logits): one uniform number from a counter-based
-generator, looked up in the row's cumulative distribution. A sample is therefore the same
-whatever batch it is decoded in, in whatever order, and after any preemption or resume.
+generator, looked up in the row's cumulative distribution. A sample therefore draws with the same
+numbers whatever batch it is decoded in, in whatever order, and after any preemption or resume. It
+is the same sample as far as its logits are, which a model may round otherwise in another batch.
 
 Shape letters: P distributions, N draws from each, V vocabulary.
 """

@@ -91,7 +91,7 @@ class Stopping:
                 continue
             name = self._named.get(token, "")
             # That the model has ended the text is worth more than how its end is written.
-            stop = name if name and token not in self._eos else token
+            stop: str | int = name if name and token not in self._eos else token
             verdicts[at] = "stop", stop, text + name * self._include_stop
         return verdicts
 
