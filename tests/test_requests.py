@@ -250,7 +250,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(llm: LLM) -> None:
         ({"trust_remote_code": True}, "trust_remote_code"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=f"{name} is for loading"):
-            LLM(llm.model, tokenizer=llm.tokenizer, memory="1MiB", **options)  # type: ignore[arg-type]
+            LLM(llm.model, tokenizer=llm.tokenizer, memory="1MiB", **options)
     for wrong, why in (
         ({"eager": "false"}, "eager must be True or False"), ({"max_rows": 2.5}, "max_rows must"),
         ({"page_size": "16"}, "page_size must be an integer"),
@@ -281,13 +281,13 @@ def test_what_is_no_list_or_budget_is_refused(llm: LLM) -> None:
         llm.score(["ab"])  # type: ignore[list-item]
     for budget in (100, "100", {"tokens": 5}):
         with pytest.raises(InputError, match="give a Budget"):
-            llm.search(draw_four, ["a"], budget=budget)  # type: ignore[arg-type]
+            llm.search(draw_four, ["a"], budget=budget)
     for limits in ({"tokens": 2.5}, {"calls": "9"}, {"nodes": True}, {"seconds": float("nan")}):
         with pytest.raises(InputError, match=f"budget {next(iter(limits))} must be"):
-            Budget(**limits)  # type: ignore[arg-type]
+            Budget(**limits)
     for count in ("2", 2.5, True):
         with pytest.raises(InputError, match="rows must be an integer"):
-            llm.search(draw_four, ["a"], rows=count)  # type: ignore[arg-type]
+            llm.search(draw_four, ["a"], rows=count)
     for ids in ([5.0, 6.5], ["a"], [2**40], [-1]):
         with pytest.raises(InputError, match=r"token ids|whole numbers"):
             llm.score([(ids, [5])])  # type: ignore[list-item]
@@ -335,7 +335,7 @@ def test_contexts_without_a_token_begin_with_the_tokenizers_own(llm: LLM) -> Non
     merged = llm.tokenizer("Ann", add_special_tokens=False)["input_ids"]
     assert len(merged) < len(llm.tokenizer("A", add_special_tokens=False)["input_ids"]) + 2
     bos = [llm.tokenizer.bos_token_id]
-    pairs = [("", " yes"), ("a context", " yes"), ("A", "nn"), ([], [7, 8])]
+    pairs: list[Any] = [("", " yes"), ("a context", " yes"), ("A", "nn"), ([], [7, 8])]
     empty, plain, spanning, ids = llm.score(pairs)
     yes = llm.tokenizer(" yes", add_special_tokens=False)["input_ids"]
     want = llm.score([(bos, yes), ("a context", " yes"), (bos, merged), (bos, [7, 8])])
@@ -372,9 +372,9 @@ def test_chat_templates_take_tools_and_arguments(llm: LLM) -> None:
         "{{ m.content or m.tool_calls[0].name }}\n{% endfor %}"
         "{% if thinking %}[think]{% endif %}[assistant] "
     )
-    user = {"role": "user", "content": "hi"}
-    call = {"role": "assistant", "tool_calls": [{"name": "add"}]}
-    asked = [user, call, {"role": "tool", "content": "4"}]
+    user: dict[str, Any] = {"role": "user", "content": "hi"}
+    call: dict[str, Any] = {"role": "assistant", "tool_calls": [{"name": "add"}]}
+    asked: list[dict[str, Any]] = [user, call, {"role": "tool", "content": "4"}]
     tools = [{"name": "add"}, {"name": "sub"}]
     text = "<add><sub>[user] hi\n[assistant] add\n[tool] 4\n[think][assistant] "
     want = llm.tokenizer.encode(text, add_special_tokens=False)

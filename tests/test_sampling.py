@@ -270,10 +270,10 @@ def test_parameters_of_others_are_honoured_or_refused(
 
 def test_neutral_values_and_none_mean_nothing() -> None:
     neutral = SamplingParams(
-        stop=None, stop_token_ids=None, presence_penalty=0.0, frequency_penalty=0,
+        stop=None, stop_token_ids=(), presence_penalty=0.0, frequency_penalty=0,
         repetition_penalty=1.0, bad_words=[], logit_bias=None, min_tokens=0, seed=None,
     )  # fmt: skip
-    assert neutral == SamplingParams() and not neutral.stops and not neutral.stop_ids
+    assert neutral == SamplingParams() and not neutral.stops and not neutral.stop_token_ids
     texts = (text for text in ("a", "b"))
     assert SamplingParams(stop=texts).stops == ("a", "b")  # type: ignore[arg-type]
     assert SamplingParams(include_stop_str_in_output=True).include_stop

@@ -191,7 +191,7 @@ def _ending(
     model: ToyModel, tokens: Sequence[int], params: SamplingParams
 ) -> tuple[FinishReason, str | int | None, str] | None:
     text = model.text(tokens)
-    if tokens[-1] == EOS or tokens[-1] in params.stop_ids:
+    if tokens[-1] == EOS or tokens[-1] in params.stop_token_ids:
         return "stop", tokens[-1], model.text(tokens[:-1])
     for stop in params.stops:
         if text.endswith(stop):

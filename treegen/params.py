@@ -53,7 +53,7 @@ class SamplingParams:
     max_tokens: int = 256
     min_tokens: int = 0
     stop: str | Sequence[str] | None = ()
-    stop_token_ids: Sequence[int] | None = ()
+    stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     seed: int | None = None
     logprobs: int = 0
@@ -131,7 +131,7 @@ class SamplingParams:
         if any(not isinstance(text, str) or not text for text in self.stops):
             raise InputError(f"stop strings must be non-empty text, got {self.stop!r}")
         object.__setattr__(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
-        for token in self.stop_ids:
+        for token in self.stop_token_ids:
             check_int("stop_token_ids", token)
             if token < 0:
                 raise InputError(f"stop_token_ids must not be negative, got {token}")
@@ -156,17 +156,12 @@ class SamplingParams:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
-    def stop_ids(self) -> tuple[int, ...]:
-        """The stop token ids, always as a tuple."""
-        return tuple(self.stop_token_ids or ())
-
-    @property
     def drawing(self) -> tuple[object, ...]:
         """By what rows are drawn and ended; how many and how long is each request's own."""
         return (
-            self.temperature, self.top_p, self.top_k, self.min_p, self.stops, self.stop_ids,
-            self.ignore_eos, self.seed, self.logprobs, self.include_stop, self.min_tokens,
-            self.biases,
+            self.temperature, self.top_p, self.top_k, self.min_p, self.stops,
+            tuple(self.stop_token_ids), self.ignore_eos, self.seed, self.logprobs,
+            self.include_stop, self.min_tokens, self.biases,
         )  # fmt: skip
 
     @property

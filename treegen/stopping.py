@@ -46,7 +46,7 @@ class Stopping:
         special = special_tokens(tokenizer, self._detokenizer) if params.stops else {}
         self._named = {special[stop]: stop for stop in params.stops if stop in special}
         self._strings = StopStrings(tokenizer, params.stops, vocab_size) if params.stops else None
-        self._eos, self._asked = frozenset(eos), frozenset((*params.stop_ids, *self._named))
+        self._eos, self._asked = frozenset(eos), frozenset((*params.stop_token_ids, *self._named))
         self.ids = frozenset(id for id in self._eos | self._asked if id < vocab_size)
         self._include_stop, self._least = params.include_stop, params.min_tokens
         self.may_end: NDArray[np.bool_] = np.zeros(vocab_size, dtype=np.bool_)
@@ -91,8 +91,8 @@ class Stopping:
                 continue
             name = self._named.get(token, "")
             # That the model has ended the text is worth more than how its end is written.
-            stop: str | int = name if name and token not in self._eos else token
-            verdicts[at] = "stop", stop, text + name * self._include_stop
+            end = name if name and token not in self._eos else token
+            verdicts[at] = "stop", end, text + name * self._include_stop
         return verdicts
 
     def kept(self, tokens: Sequence[int]) -> Sequence[int]:
@@ -114,7 +114,7 @@ class Stoppings:
         """Those that sampling parameters ask for, as `Stopping` makes them."""
         stops = SamplingParams(
             stop=params.stops,
-            stop_token_ids=params.stop_ids,
+            stop_token_ids=params.stop_token_ids,
             ignore_eos=params.ignore_eos,
             include_stop=params.include_stop,
             min_tokens=params.min_tokens,
