@@ -209,10 +209,10 @@ class LLM:
             skipped[prompt_id].add(index)
         samples = [[i for i in range(r.samples) if i not in skipped[r.id]] for r in requests]
         self._check_ready()
-        again = params.seed is not None or any(skipped.values())
-        before = DrawnBefore() if again else self._before
+        resumes = any(skipped.values())
+        before = self._before if params.seed is None and not resumes else DrawnBefore()
         requests = [before.continued(request) for request in requests]
-        if params.seed is None:
+        if params.seed is None and resumes:
             self._before.update(before)
         return self._start(self._plan(requests), [params] * len(requests), samples)
 

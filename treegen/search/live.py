@@ -113,9 +113,8 @@ class LiveBackend:
     ) -> None:
         """A backend without any tree yet. params: with the most logprobs that are asked for.
 
-        before: searches of unnamed prompts that go on from those of other backends.
-
         make_scheduler: of stop conditions and what is called with every finished sample.
+        before: searches of unnamed prompts by other backends, from which those here go on.
         """
         self.tokenizer, self.spec, self.params = tokenizer, spec, params
         self._make_plan, self._stopping_of = make_plan, stopping_of
