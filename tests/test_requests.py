@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+from fakes import LetterTokenizer, stopping_of
 from transformers import AutoModelForCausalLM
 
 from treegen import LLM, Node, SamplingParams
@@ -406,3 +407,29 @@ def test_chat_templates_take_tools_and_arguments(llm: LLM) -> None:
             Node([{"role": "assistant", "content": None}])
     finally:
         llm.tokenizer.chat_template = None
+
+
+def test_min_tokens_and_stop_strings_by_hand() -> None:
+    rng = np.random.default_rng(6)
+    ended = 0
+    for _ in range(300):
+        least = int(rng.integers(0, 6))
+        stops = ["".join(rng.choice(list("cde"), rng.integers(1, 4))) for _ in range(2)]
+        stopping = stopping_of(SamplingParams(stop=stops, min_tokens=least, max_tokens=12))
+        tokens = rng.integers(2, 5, 12).tolist()
+        text = LetterTokenizer().decode(tokens)
+        wanted = None
+        for count in range(least + 1, 13):
+            found = [(count - len(s), s) for s in stops if text[:count].endswith(s)]
+            if found:
+                start, stop = min(found)
+                wanted = count, ("stop", stop, text[:start])
+                break
+        got = None
+        for count in range(1, 13):
+            if verdict := stopping.verdict([2], tokens[:count], 99):
+                got = count, verdict
+                break
+        assert got == wanted
+        ended += wanted is not None
+    assert ended > 100

@@ -195,7 +195,8 @@ class StopStrings:
         if num_new is not None and not self._in_tail(prompt_tokens, tokens, num_new):
             return None
         text = self._detokenizer.text(prompt_tokens, tokens)
-        found = self.find(text, len(self._detokenizer.text(prompt_tokens, tokens[:since])))
+        before = self._detokenizer.text(prompt_tokens, tokens[:since]) if since else ""
+        found = self.find(text, len(before))
         return (text[: found[0]], found[1]) if found else None
 
     def _in_tail(self, prompt_tokens: Tokens, tokens: Tokens, num_new: int) -> bool:
