@@ -25,7 +25,7 @@ from treegen.plan import Plan, Request, compile_plan
 from treegen.results import Completion
 from treegen.sampling import SamplingBatch, draw, row_seed
 from treegen.scheduler import Scheduler
-from treegen.stopping import Stopping
+from treegen.stopping import ParamSet, Stopping
 
 if TYPE_CHECKING:
     from treegen.graphs import DecodeGraphs
@@ -213,7 +213,8 @@ def expected(
 ) -> dict[tuple[str, int], tuple[int, ...]]:
     """Tokens of every sample, one sample at a time without any cache."""
     stopping = stopping_of(params, model.vocab_size)
-    one = SamplingBatch.of([params], torch.zeros(1, dtype=torch.int64))
+    bias = ParamSet(params, stopping).bias
+    one = SamplingBatch.of([params], torch.zeros(1, dtype=torch.int64), [bias])
     wanted = {}
     for request in plan.requests:
         for index in range(request.samples):

@@ -243,7 +243,15 @@ def test_where_nothing_can_be_captured_steps_run_eagerly(
     max_rows=st.integers(1, 24),
     extra_pages=st.integers(0, 12),
     eos_bias=st.sampled_from([-20.0, 1.0]),
-    how=st.sampled_from([{}, {"temperature": 0.0}, {"temperature": 0.7}, {"top_k": 3}]),
+    how=st.sampled_from(
+        [
+            {},
+            {"temperature": 0.0},
+            {"temperature": 0.7},
+            {"top_k": 3},
+            {"min_tokens": 5, "logit_bias": {1: 2.0, 3: -4.0}},
+        ]
+    ),
     run_ahead=st.booleans(),
 )
 def test_replayed_steps_draw_what_steps_without_graphs_draw(
