@@ -6,6 +6,7 @@ user can mend, 128 plus the number of a signal.
 """
 
 import difflib
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -16,7 +17,7 @@ import click
 
 import treegen
 from treegen.cli.interrupts import Interrupted, raising_signals
-from treegen.errors import TreegenError
+from treegen.errors import ModelWarning, TreegenError
 from treegen.terminal import safe_text
 
 # Name -> module, and the help that the list of commands shows.
@@ -81,7 +82,7 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
-        with _in_one_line():
+        with _in_one_line(), _warnings_in_one_line():
             return super().invoke(ctx)
 
 
@@ -104,6 +105,22 @@ def _in_one_line() -> Iterator[None]:
 @click.version_option(treegen.__version__, prog_name="treegen", message="%(prog)s %(version)s")
 def cli() -> None:
     """Sample from language models in trees: what prompts share is computed and kept once."""
+
+
+@contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    """Print what there is to know about a model as one line on stderr; other warnings as ever."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def one_line(message: Warning | str, category: type[Warning], *place: Any) -> None:
+            if issubclass(category, ModelWarning):
+                click.echo(f"Warning: {safe_text(' '.join(str(message).split()))}", err=True)
+            else:
+                show(message, category, *place)
+
+        warnings.showwarning = one_line
+        yield
 
 
 def main() -> int:

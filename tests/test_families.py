@@ -16,6 +16,7 @@ from treegen.batch import Batch
 from treegen.cache import LayerKV
 from treegen.errors import ModelError
 from treegen.model import Model, load_model, load_spec
+from treegen.text_part import auto_class
 
 PREFIX = 13
 PROBLEMS = (3, 7, 1)
@@ -169,7 +170,7 @@ def test_a_tree_decodes_like_each_prompt_alone(family: str, tmp_path: Path) -> N
     prefix, *problems = ids.split([PREFIX, *PROBLEMS])
     tokens, logits = greedy_in_a_tree(model, prefix, problems)
     # Not sdpa, which some versions choose for gemma2 though it drops the soft cap.
-    stock = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager")
+    stock = auto_class(model.module.config).from_pretrained(directory, attn_implementation="eager")
     for i, problem in enumerate(problems):
         want_tokens, want_logits = greedy_alone(stock, torch.cat([prefix, problem]))
         assert tokens[i].tolist() == want_tokens.tolist()

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,12 @@ import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import EXACT, config_of, save_tiny_model, spread_weights, tiny_tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM
+from tiny_models import EXACT, config_of, save_tiny_model, tiny_tokenizer
 
 from treegen import model_attention
 from treegen.attention import Level, attend, prepare
 from treegen.batch import Batch
-from treegen.errors import InputError, ModelError
+from treegen.errors import InputError, ModelError, ModelWarning
 from treegen.load_check import check_model
 from treegen.model import Model, load_model, load_spec, load_tokenizer
 from treegen.model_attention import ATTENTION, read_call
@@ -63,6 +63,25 @@ def test_a_file_is_not_a_model(copy: Path) -> None:
     assert "is a file" in refusal(lambda: load_model(copy / "config.json"))
 
 
+def test_gguf_is_refused_with_the_way_out(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "downloads"
+    folder.mkdir()
+    (folder / "tiny-Q4.gguf").touch()
+    for path in (folder / "tiny-Q4.gguf", folder):
+        for load in (load_model, load_spec, load_tokenizer):
+            told = refusal(lambda load=load, path=path: load(path))  # type: ignore[misc]
+            assert told.startswith(f"{path} is GGUF")
+            assert "use the safetensors checkpoint" in told
+            assert f"({str(folder)!r}, gguf_file='tiny-Q4.gguf').save_pretrained" in told
+    (copy / "model.safetensors").unlink()
+    (copy / "tiny.gguf").touch()
+    assert "gguf_file='tiny.gguf'" in refusal(lambda: load_model(copy))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: str(tmp_path))
+    assert "someone/tiny-GGUF is GGUF" in refusal(lambda: load_spec("someone/tiny-GGUF"))
+
+
 def test_a_hub_name_that_cannot_be_had_is_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -96,6 +115,9 @@ def test_weights_must_be_safetensors_and_complete(copy: Path) -> None:
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (copy / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "model-1.safetensors and 1 more" in refusal(lambda: load_model(copy))
+    for broken in ({"weight_map": [1]}, {"weight_map": {"a": 1}}, {}):
+        (copy / "model.safetensors.index.json").write_text(json.dumps(broken))
+        assert "no weight_map" in refusal(lambda: load_model(copy))
     (copy / "model.safetensors.index.json").unlink()
     weights.write_bytes(data[: len(data) // 2])
     assert "cannot be loaded" in refusal(lambda: load_model(copy))
@@ -108,7 +130,36 @@ def test_weights_that_transformers_would_make_up_are_refused(copy: Path) -> None
     save_file({k: v for k, v in tensors.items() if k != name}, weights, {"format": "pt"})
     assert name in refusal(lambda: load_model(copy))
     save_file(tensors | {name: tensors[name][:3].clone()}, weights, {"format": "pt"})
-    assert "cannot be loaded" in refusal(lambda: load_model(copy)) or name
+    told = refusal(lambda: load_model(copy))
+    assert f"{name} is [3, 32] where the configuration makes it [16, 32]" in told
+    save_file(tensors, weights, {"format": "pt"})
+    edit(copy, intermediate_size=40)
+    told = refusal(lambda: load_model(copy))
+    assert "down_proj.weight is [32, 48] where the configuration makes it [32, 40], and 5" in told
+
+
+def test_experts_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "qwen3_moe")
+    weights = tmp_path / "model.safetensors"
+    tensors = load_file(weights)
+    name = "model.layers.1.mlp.experts.2.up_proj.weight"
+    save_file(tensors | {name: tensors[name][:3].clone()}, weights, {"format": "pt"})
+    told = refusal(lambda: load_model(tmp_path))
+    assert "do not fit config.json: model.layers.1.mlp.experts" in told
+
+
+def test_weights_that_are_not_used_are_named(copy: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_model(copy, device="cpu", check=False)
+    weights = copy / "model.safetensors"
+    tensors = load_file(weights)
+    save_file(tensors | {"model.extra.weight": torch.zeros(2)}, weights, {"format": "pt"})
+    with pytest.warns(ModelWarning, match=r": 1 tensors of .* not used.*: model\.extra\.weight$"):
+        load_model(copy, device="cpu")
+    edit(copy, num_hidden_layers=1)
+    with pytest.warns(ModelWarning, match=r"10 tensors .*model\.layers\.1\.input.* and 7 more$"):
+        load_model(copy, device="cpu")
 
 
 def test_a_missing_or_broken_tokenizer_is_refused(copy: Path) -> None:
@@ -165,13 +216,17 @@ def test_configs_that_fetch_kernels_are_refused(copy: Path, settings: dict[str, 
         ({"model_type": "llamma"}, "not known"),
         ({"model_type": None}, "not known"),
         ({"model_type": "t5", "d_model": 32}, "encoder-decoder"),
-        ({"model_type": "vit"}, "not a causal language model"),
-        ({"model_type": "bert"}, "bert models cannot be used"),
+        ({"model_type": "vit"}, "no class that generates text"),
+        ({"model_type": "bert"}, "not causal"),
         ({"model_type": "codegen"}, "codegen models cannot be used"),
+        ({"model_type": "gpt_neo"}, "`len(config.attention_layers)`"),
+        ({"model_type": "git"}, "without transformers' attention interface"),
+        ({"model_type": "hrm_text"}, "times in one pass"),
+        ({"model_type": "mllama"}, "8 of its 40 layers, first layer 3, do not attend"),
+        ({"model_type": "blip-2"}, "pixel_values"),
         ({"layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
         ({"layer_types": ["chunked_attention", "full_attention"]}, "chunked_attention"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
         ({"max_position_embeddings": 0}, "max_position_embeddings"),
         ({"hidden_size": "wide"}, "not valid"),
     ],
@@ -221,22 +276,22 @@ def test_keys_and_values_may_differ_in_size(tmp_path: Path) -> None:
     assert {(x.kv_heads, x.k_dim, x.v_dim) for x in load_spec(tmp_path).layers} == {(4, 12, 6)}
 
 
+_LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
 @pytest.mark.parametrize(
     ("rope", "length"),
     [
         ({"rope_type": "default"}, 256),
         ({"rope_type": "linear", "factor": 2.0}, 256),
         ({"rope_type": "dynamic", "factor": 2.0}, 256),
-        (
-            {
-                "rope_type": "longrope",
-                "short_factor": [1.0] * 4,
-                "long_factor": [2.0] * 4,
-                "factor": 4.0,
-                "original_max_position_embeddings": 64,
-            },
-            64,
-        ),
+        (_LONGROPE, 64),
     ],
 )
 def test_context_ends_where_rope_depends_on_the_batch(
@@ -244,7 +299,16 @@ def test_context_ends_where_rope_depends_on_the_batch(
 ) -> None:
     rope = {"rope_theta": 10000.0, **rope}
     save_tiny_model(tmp_path, rope_parameters=rope)
-    assert load_model(tmp_path, device="cpu").spec.context_length == length
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        spec = load_spec(tmp_path)
+        model = load_model(tmp_path, device="cpu")
+    assert model.spec.context_length == spec.context_length == length
+    assert bool(told) == (length < 256)
+    for warning in told:
+        assert warning.category is ModelWarning
+        assert "the context is 64 tokens, not 256: beyond 64 " in str(warning.message)
+        assert "longrope" in str(warning.message)
 
 
 def test_every_end_of_text_id_counts(copy: Path) -> None:
@@ -266,28 +330,23 @@ def test_sizes_that_do_not_fit_together_are_one_line(tmp_path: Path) -> None:
     assert "not valid" in refusal(lambda: load_model(tmp_path, device="cpu"))
 
 
-def test_a_model_wrapped_for_images_decodes_text(tmp_path: Path) -> None:
-    model_type, settings = EXACT["gemma3"]
-    vision = {
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "image_size": 28,
-        "patch_size": 14,
-    }
-    config = AutoConfig.for_model(
-        "gemma3",
-        text_config=config_of(model_type, **settings).to_dict(),
-        vision_config=vision,
-        mm_tokens_per_image=4,
-    )
-    stock = AutoModelForCausalLM.from_config(config)
-    spread_weights(stock, 0)
-    stock.save_pretrained(tmp_path)
-    model = load_model(tmp_path, device="cpu")
-    assert len(model.spec.layers) == 4
-    assert model.spec.vocab_size == 320
+def test_what_a_text_never_reaches_is_left_out(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "mistral3_on_text")
+    stored = load_file(tmp_path / "model.safetensors")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = load_model(tmp_path, device="cpu")
+    left_out = ("model.vision_tower", "model.multi_modal_projector")
+    assert model.spec.unreached == load_spec(tmp_path).unreached == left_out
+    kept = sum(weight.numel() for weight in model.module.parameters())
+    text = ("language_model.", "model.language_model.", "lm_head")
+    assert kept == sum(w.numel() for name, w in stored.items() if name.startswith(text))
+    assert load_spec("demo").unreached == ()
+
+
+def test_a_tower_that_is_only_asked_for_its_device_stays(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "qwen2_audio_on_text")
+    assert load_model(tmp_path, device="cpu").spec.unreached == ()
 
 
 # --- attention calls -----------------------------------------------------------------------------
@@ -413,6 +472,29 @@ def test_weights_in_mxfp4_are_expanded(tmp_path: Path) -> None:
     edit(tmp_path, quantization_config={"quant_method": "mxfp4"})
     model = load_model(tmp_path, device="cpu")
     assert {weight.dtype for weight in model.module.parameters()} == {torch.float32}
+
+
+def test_weights_in_fp8_are_expanded(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    save_tiny_model(tmp_path / "fp8")
+    weights = tmp_path / "fp8" / "model.safetensors"
+    tensors, expanded = {}, {}
+    for name, value in load_file(weights).items():
+        expanded[name] = tensors[name] = value
+        if "_proj" in name:
+            scale = torch.full((1, 1), 2.0**-6)
+            tensors[name] = (value / scale).to(torch.float8_e4m3fn)
+            tensors[f"{name}_scale_inv"] = scale
+            expanded[name] = tensors[name].float() * scale
+    shutil.copytree(tmp_path / "fp8", tmp_path / "plain")
+    save_file(tensors, weights, {"format": "pt"})
+    save_file(expanded, tmp_path / "plain" / "model.safetensors", {"format": "pt"})
+    settings = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    edit(tmp_path / "fp8", quantization_config=settings)
+    model = load_model(tmp_path / "fp8", device="cpu")
+    assert {weight.dtype for weight in model.module.parameters()} == {torch.float32}
+    plain = load_model(tmp_path / "plain", device="cpu")
+    torch.testing.assert_close(one_pass(model, [0, 1, 2]), one_pass(plain, [0, 1, 2]))
 
 
 # --- fingerprint ---------------------------------------------------------------------------------

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from treegen.text_part import auto_class
 
 VOCAB_SIZE = 320
 CONTEXT_LENGTH = 256
@@ -60,6 +62,54 @@ _DEEPSEEK = {
     "first_k_dense_replace": 1,
     "n_group": 2,
     "topk_group": 1,
+}
+_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT_LENGTH}
+_GEMMA2 = {
+    **_HEAD,
+    **_MIXED,
+    "query_pre_attn_scalar": 8,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 5.0,
+}
+_GEMMA4 = {
+    **_HEAD,
+    **_MIXED,
+    "global_head_dim": 16,
+    "num_kv_shared_layers": 2,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+    "hidden_size_per_layer_input": 8,
+}
+_ONE_GROUP = {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+# Positions in three dimensions, which are the same three for text.
+_MROPE = {
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "mrope_section": [1, 1, 2],
+    }
+}
+# Sizes of image and sound towers, under all the names that they have.
+_TOWER = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "out_hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_layers": 1,
+    "n_layers": 1,
+    "encoder_layers": 1,
+    "depth": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "num_heads": 2,
+    "attention_heads": 2,
+    "encoder_attention_heads": 2,
+    "embed_dim": 16,
+    "d_model": 16,
+    "encoder_ffn_dim": 16,
+    "head_dim": 8,
+    "image_size": 28,
+    "patch_size": 14,
+    "vocab_size": VOCAB_SIZE,
 }
 
 # Name of a family here -> (model_type, settings beside the base)
@@ -112,18 +162,9 @@ EXACT: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax_m2": ("minimax_m2", {**_HEAD, **_LOCAL_EXPERTS, "intermediate_size": 16}),
     "nanochat": ("nanochat", {}),
     "ministral3": ("ministral3", _HEAD),
-    "gpt2": ("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT_LENGTH}),
+    "gpt2": ("gpt2", _GPT2),
     "opt": ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
-    "gemma2": (
-        "gemma2",
-        {
-            **_HEAD,
-            **_MIXED,
-            "query_pre_attn_scalar": 8,
-            "attn_logit_softcapping": 2.0,
-            "final_logit_softcapping": 5.0,
-        },
-    ),
+    "gemma2": ("gemma2", _GEMMA2),
     "gemma3": ("gemma3_text", {**_HEAD, **_MIXED, "query_pre_attn_scalar": 8}),
     "gemma3n": (
         "gemma3n_text",
@@ -138,23 +179,157 @@ EXACT: dict[str, tuple[str, dict[str, Any]]] = {
             "laurel_rank": 4,
         },
     ),
-    "gemma4": (
-        "gemma4_text",
-        {
-            **_HEAD,
-            **_MIXED,
-            "global_head_dim": 16,
-            "num_kv_shared_layers": 2,
-            "vocab_size_per_layer_input": VOCAB_SIZE,
-            "hidden_size_per_layer_input": 8,
-        },
-    ),
+    "gemma4": ("gemma4_text", _GEMMA4),
     "olmo3": ("olmo3", _MIXED),
     "cohere2": ("cohere2", {**_MIXED, "logit_scale": 0.5}),
     "exaone4": ("exaone4", {**_HEAD, **_MIXED}),
     "ministral": ("ministral", {**_HEAD, **_MIXED}),
     "gpt_oss": ("gpt_oss", {**_HEAD, **_MIXED, **_LOCAL_EXPERTS}),
+    "afmoe": ("afmoe", {**_HEAD, **_MIXED, **_EXPERTS, "num_dense_layers": 1}),
+    "aria_text": (
+        "aria_text",
+        {**_HEAD, "moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1},
+    ),
+    "axk1": ("axk1", _DEEPSEEK),
+    "beam": ("beam", {}),
+    "biogpt": ("biogpt", {}),
+    "cohere2_moe": ("cohere2_moe", {**_HEAD, **_MIXED, **_EXPERTS, "logit_scale": 0.5}),
+    "ctrl": ("ctrl", {**_GPT2, "dff": 48, "tie_word_embeddings": False}),
+    "cwm": ("cwm", {**_HEAD, **_MIXED}),
+    "dbrx": (
+        "dbrx",
+        {
+            "d_model": 32,
+            "n_layers": 2,
+            "n_heads": 4,
+            "max_seq_len": CONTEXT_LENGTH,
+            "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
+            "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
+        },
+    ),
+    "dots1": ("dots1", {**_HEAD, **_DEEPSEEK}),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        {
+            **_HEAD,
+            "moe_num_experts": 4,
+            "moe_k": 2,
+            "moe_intermediate_size": 16,
+            "moe_layer_start_index": 1,
+        },
+    ),
+    "exaone_moe": ("exaone_moe", {**_HEAD, **_MIXED, **_EXPERTS, **_ONE_GROUP}),
+    "flex_olmo": ("flex_olmo", _EXPERTS),
+    "flint": ("flint", _HEAD),
+    "gemma4_unified": ("gemma4_unified_text", _GEMMA4),
+    "glm4_moe_lite": ("glm4_moe_lite", {**_DEEPSEEK, "n_group": 1}),
+    "gpt_sw3": ("gpt-sw3", _GPT2),
+    "gpt_bigcode": ("gpt_bigcode", _GPT2),
+    "granite_swa": ("granite_swa", _MIXED),
+    "granitemoe_swa": ("granitemoe_swa", {**_MIXED, **_LOCAL_EXPERTS}),
+    "granitemoeshared": ("granitemoeshared", {**_LOCAL_EXPERTS, "shared_intermediate_size": 16}),
+    "hunyuan_v1_moe": ("hunyuan_v1_moe", {**_HEAD, "num_experts": 4, "moe_topk": 2}),
+    "hy_v3": (
+        "hy_v3",
+        {**_HEAD, **_EXPERTS, "num_shared_experts": 1, "first_k_dense_replace": 1},
+    ),
+    "hyperclovax": ("hyperclovax", {}),
+    "internlm3": ("internlm3", _HEAD),
+    "iquestcoder": ("iquestcoder", _HEAD),
+    "jais2": ("jais2", _HEAD),
+    "jetmoe": ("jetmoe", {**_LOCAL_EXPERTS, "kv_channels": 8}),
+    "kolibri1": ("kolibri1", {**_HEAD, **_EXPERTS}),
+    "laguna": ("laguna", {**_HEAD, **_MIXED, **_EXPERTS}),
+    "longcat_flash": (
+        "longcat_flash",
+        {
+            **_MLA,
+            "head_dim": 4,
+            "num_layers": 2,
+            "ffn_hidden_size": 48,
+            "expert_ffn_hidden_size": 16,
+            "n_routed_experts": 4,
+            "moe_topk": 2,
+            "zero_expert_num": 2,
+        },
+    ),
+    "mellum": ("mellum", {**_HEAD, **_MIXED, **_EXPERTS}),
+    "mimo_v2_flash": (
+        "mimo_v2_flash",
+        {
+            **_HEAD,
+            **_MIXED,
+            "v_head_dim": 6,
+            "swa_head_dim": 8,
+            "swa_v_head_dim": 6,
+            "swa_num_attention_heads": 4,
+            "swa_num_key_value_heads": 2,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+        },
+    ),
+    "minicpm3": ("minicpm3", _MLA),
+    "mistral4": ("mistral4", _DEEPSEEK),
+    "modernbert_decoder": ("modernbert-decoder", {**_MIXED, **_FULL, "local_attention": 16}),
+    "moshi": ("moshi", {**_HEAD, "ffn_dim": 48}),
+    "phimoe": ("phimoe", {**_LOCAL_EXPERTS, "sliding_window": None}),
+    "qwen2_moe": ("qwen2_moe", {**_EXPERTS, "shared_expert_intermediate_size": 16}),
+    "solar_open": (
+        "solar_open",
+        {**_HEAD, **_EXPERTS, **_ONE_GROUP, "n_routed_experts": 4, "n_shared_experts": 1},
+    ),
+    "vaultgemma": ("vaultgemma", _GEMMA2),
+    "youtu": ("youtu", _MLA),
 }
+# Models that take images or sound too: the settings are the text part's.
+_WRAPPED: dict[str, dict[str, Any]] = {
+    "aria": {},
+    "aya_vision": {},
+    "cohere2_vision": {},
+    "cosmos3_edge": {**_HEAD, **_MROPE},
+    "cosmos3_omni": {**_HEAD, **_MROPE},
+    "deepseek_vl": {},
+    "deepseek_vl_hybrid": {},
+    "exaone4_5": {},
+    "fuyu": {},
+    "gemma3": {**_HEAD, **_MIXED, "query_pre_attn_scalar": 8},
+    "gemma4": _GEMMA4,
+    "gemma4_unified": _GEMMA4,
+    "glm46v": {**_HEAD, **_MROPE},
+    "glm4v": {**_HEAD, **_MROPE},
+    "glm_ocr": {**_HEAD, **_MROPE},
+    "glmasr": {},
+    "got_ocr2": {},
+    "granite_docling": {},
+    "granite_speech": {},
+    "granite_speech_plus": {},
+    "hyperclovax_vision_v2": {},
+    "idefics2": {},
+    "idefics3": {},
+    "internvl": {},
+    "lighton_ocr": {},
+    "llava": {},
+    "llava_next": {},
+    "llava_next_video": {},
+    "llava_onevision": {},
+    "mistral3": {},
+    "paddleocr_vl": {**_HEAD, **_MROPE},
+    "pp_chart2table": {},
+    "qianfan_ocr": {},
+    "qwen2_5_vl": _MROPE,
+    "qwen2_audio": {},
+    "qwen2_vl": _MROPE,
+    "qwen3_asr": {},
+    "qwen3_vl": {**_HEAD, **_MROPE},
+    "qwen3_vl_moe": {**_HEAD, **_MROPE, **_EXPERTS},
+    "smolvlm": {},
+    "video_llama_3": {},
+    "video_llava": {},
+    "vipllava": {},
+    "voxtral": {},
+}
+EXACT |= {f"{name}_on_text": (name, settings) for name, settings in _WRAPPED.items()}
 
 _MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_ssm": 64, "mamba_d_state": 8}
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -182,12 +357,28 @@ def known(model_type: str) -> bool:
 
 
 def config_of(model_type: str, **settings: Any) -> Any:
-    """Return a tiny configuration; settings override the base."""
+    """Return a tiny configuration; settings override the base, of a wrapper those of its text."""
+    if "text_config" in CONFIG_MAPPING[model_type].sub_configs:
+        return _wrapper(model_type, settings)
     # Families that spell sizes their own way refuse or ignore the common names.
     own_names = {"n_embd", "n_layer", "d_model"} & set(settings)
     base = {} if own_names else _BASE
     small = {key: _BASE[key] for key in ("vocab_size", "bos_token_id", "eos_token_id")}
     return AutoConfig.for_model(model_type, **{**small, **base, **settings})
+
+
+def _wrapper(model_type: str, settings: dict[str, Any]) -> Any:
+    """A tiny configuration with a text part, made by the settings, and towers for the rest."""
+    full = CONFIG_MAPPING[model_type]()
+    parts: dict[str, Any] = {}
+    for name in full.sub_configs:
+        part = full.to_dict().get(name)
+        if isinstance(part, dict):
+            sizes = {**_BASE, **settings} if name == "text_config" else _TOWER
+            own = {"model_type": part["model_type"]} if "model_type" in part else {}
+            known = sizes if name == "text_config" else {k: sizes[k] for k in sizes if k in part}
+            parts[name] = {**known, **own}
+    return AutoConfig.for_model(model_type, **parts, tie_word_embeddings=False)
 
 
 def save_tiny_model(
@@ -201,7 +392,7 @@ def save_tiny_model(
     """Write a checkpoint with random weights and a tokenizer to a directory and return it."""
     model_type, own = EXACT[family]
     config = config_of(model_type, **{**own, **settings})
-    model = AutoModelForCausalLM.from_config(config)
+    model = auto_class(config).from_config(config)
     spread_weights(model, seed)
     model.to(dtype).save_pretrained(directory)
     tiny_tokenizer().save_pretrained(directory)

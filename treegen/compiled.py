@@ -24,6 +24,7 @@ from treegen.cache import LayerKV
 from treegen.errors import ModelError
 from treegen.joined import JoinedLinears
 from treegen.model_attention import ATTENTION, KEYS, PROBE, VALUES, Probe, write_and_attend
+from treegen.text_part import attention_of_text
 
 # T tokens, H query heads, G key-value heads, K key dim, V value dim
 
@@ -133,9 +134,9 @@ def _probed(module: Any) -> Probe:
     """How the layers call attention, found by running one token."""
     probe = Probe()
     ids_11 = torch.zeros(1, 1, dtype=torch.int64, device=module.device)
-    module.set_attn_implementation(PROBE)
+    module.set_attn_implementation(attention_of_text(module.config, PROBE))
     try:
         module(input_ids=ids_11, position_ids=ids_11, use_cache=False, treegen=probe)
     finally:
-        module.set_attn_implementation(ATTENTION)
+        module.set_attn_implementation(attention_of_text(module.config, ATTENTION))
     return probe

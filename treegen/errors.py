@@ -31,3 +31,7 @@ class RunError(TreegenError):
 
 class NumericsError(TreegenError):
     """The model returned logits that are not numbers."""
+
+
+class ModelWarning(UserWarning):
+    """The model can be used, but not quite as its files make one expect."""

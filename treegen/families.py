@@ -7,7 +7,7 @@ from transformers import PretrainedConfig
 from treegen.errors import ModelError
 
 _RECURRENT: Final = "its recurrent layers keep a state that cannot be shared between branches"
-_OWN_ATTENTION: Final = "its layers compute attention without transformers' attention interface"
+OWN_ATTENTION: Final = "its layers compute attention without transformers' attention interface"
 _DROPS: Final = "its layers drop the keyword arguments that carry the batch to attention"
 
 # What a configuration does not tell. Families that are absent are judged by their layer types, by
@@ -15,8 +15,8 @@ _DROPS: Final = "its layers drop the keyword arguments that carry the batch to a
 REFUSED: Final = {
     "bloom": "its attention adds ALiBi position biases, which are not supported",
     "mpt": "its attention adds ALiBi position biases, which are not supported",
-    "falcon": _OWN_ATTENTION,
-    "gptj": _OWN_ATTENTION,
+    "falcon": OWN_ATTENTION,
+    "gptj": OWN_ATTENTION,
     "stablelm": _DROPS,
     "nemotron": _DROPS,
     "diffllama": "it subtracts two attentions in each layer (differential attention)",
@@ -35,7 +35,7 @@ REFUSED: Final = {
 }
 _LAYER_TYPES: Final = frozenset({"full_attention", "sliding_attention"})
 # Expanded to 16 bits by transformers while the weights load; the rest need kernels of their own.
-DEQUANTISED: Final = ("mxfp4",)
+DEQUANTISED: Final = ("mxfp4", "fp8")
 
 
 def refuse_family(config: PretrainedConfig) -> None:

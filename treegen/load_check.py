@@ -17,6 +17,7 @@ from treegen.cache import LayerKV
 from treegen.errors import ModelError
 from treegen.model_attention import ATTENTION
 from treegen.model_files import one_line
+from treegen.text_part import attention_of_text
 
 if TYPE_CHECKING:
     from treegen.model import Model
@@ -241,7 +242,7 @@ def _stock_logits(
     try:
         return [module(input_ids=s[None], use_cache=False).logits[0].float() for s in sequences]
     finally:
-        model.module.set_attn_implementation(ATTENTION)
+        model.module.set_attn_implementation(attention_of_text(model.module.config, ATTENTION))
         for hook in hooks:
             hook.remove()
 

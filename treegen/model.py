@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.utils import logging
+from transformers import PretrainedConfig, PreTrainedModel
 
 from treegen.batch import Batch
 from treegen.cache import LayerKV
 from treegen.errors import CapacityError, InputError, ModelError
 from treegen.families import refuse_family
 from treegen.load_check import check_model
+from treegen.load_report import check_complete, loading_error, quiet_loading, warn_unused
 from treegen.memory import free_unused
 from treegen.model_attention import ATTENTION
 from treegen.model_files import check_weights, fingerprint, load_tokenizer, locate, one_line
@@ -34,6 +34,7 @@ from treegen.model_spec import (
     resolve_dtype,
     spec_of,
 )
+from treegen.text_part import attention_of_text, auto_class, drop_parts
 from treegen.transfer import current
 from treegen.units import format_bytes
 
@@ -89,7 +90,7 @@ class Model:
             raise InputError(f"a module must be in one of {', '.join(DTYPES)}, got {module.dtype}")
         spec = spec_of(name or config.model_type, None, config, module.dtype)
         _prepare(module)
-        module.set_attn_implementation(ATTENTION)
+        module.set_attn_implementation(attention_of_text(config, ATTENTION))
         model = cls(module, spec, module.dtype, fingerprint="", impl=impl)
         if check:
             check_model(model)
@@ -260,7 +261,7 @@ def load_model(
     kind = resolve_dtype(dtype, config, target)
     check_weights(directory)
     spec = spec_of(os.fspath(path), directory, config, kind, trust_remote_code=trust_remote_code)
-    module = _load_weights(directory, config, kind, target, trust_remote_code)
+    module = _load_weights(directory, config, spec, kind, target, trust_remote_code)
     model = Model(module, spec, kind, fingerprint=fingerprint(directory), impl=impl)
     if check:
         check_model(model)
@@ -270,39 +271,32 @@ def load_model(
 def _load_weights(
     directory: Path,
     config: PretrainedConfig,
+    spec: ModelSpec,
     dtype: torch.dtype,
     device: torch.device,
     trust_remote_code: bool,
 ) -> PreTrainedModel:
     """Return the transformers model with every weight from the checkpoint, none made up."""
-    bars = logging.is_progress_bar_enabled()  # the CLI shows progress of its own
-    logging.disable_progress_bar()
-    try:
-        loaded, info = AutoModelForCausalLM.from_pretrained(
-            directory,
-            config=config,
-            dtype=dtype,
-            attn_implementation=ATTENTION,
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-        )
-    except Exception as error:
-        raise ModelError(
-            f"the weights in {directory} cannot be loaded: {one_line(error)}"
-        ) from None
-    finally:
-        if bars:
-            logging.enable_progress_bar()
-    # transformers fills such weights with random numbers and logs a warning.
-    made_up = sorted(str(key) for key in (*info["missing_keys"], *info["mismatched_keys"]))
-    if made_up:
-        raise ModelError(
-            f"the weights in {directory} lack {made_up[0]} and {len(made_up) - 1} more tensors "
-            "of the right shape; the checkpoint does not fit its config.json"
-        )
+    with quiet_loading() as told:
+        try:
+            loaded, info = auto_class(config).from_pretrained(
+                directory,
+                config=config,
+                dtype=dtype,
+                attn_implementation=attention_of_text(config, ATTENTION),
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=trust_remote_code,
+                # Said better below, with names and shapes.
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+        except Exception as error:
+            raise loading_error(directory, error, told) from None
+    check_complete(directory, info)
+    warn_unused(directory, info)
     module: PreTrainedModel = loaded
+    drop_parts(module, spec.unreached)
     _prepare(module)
     if dtype == torch.float32:
         # Some versions leave weights that they dequantised in 16 bits.

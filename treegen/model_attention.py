@@ -27,7 +27,7 @@ VALUES: Final = "treegen_values"
 """Buffers of attention modules with their page pools, where the layers are compiled."""
 
 # Reach the function in some families and change nothing that it computes.
-_HARMLESS: Final = frozenset({"position_ids", "cache_position"})
+_HARMLESS: Final = frozenset({"position_ids", "cache_position", "logits_to_keep"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,8 +56,11 @@ def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool)
         return demo.model_path()
     directory = Path(name).expanduser()
     if directory.is_dir():
+        _refuse_gguf(directory)
         return directory
     if directory.is_file():
+        if directory.suffix.lower() == ".gguf":
+            raise ModelError(_gguf_reason(name, directory.parent, directory.name))
         raise ModelError(f"{name} is a file; give the directory that holds config.json and weights")
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name or not name:
         raise ModelError(f"model directory {name!r} does not exist; check the path")
@@ -84,21 +87,35 @@ def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool)
         raise ModelError(
             f"{name!r} is not a directory and could not be fetched from the hub: {one_line(error)}"
         ) from None
+    if not (Path(found) / "config.json").is_file() and "gguf" in name.lower():
+        raise ModelError(_gguf_reason(name, name, "FILE.gguf"))
     return Path(found)
+
+
+def _refuse_gguf(directory: Path) -> None:
+    """Raise ModelError for a directory with GGUF files and nothing that describes a model."""
+    files = sorted(directory.glob("*.gguf"))
+    if files and not (directory / "config.json").is_file():
+        raise ModelError(_gguf_reason(str(directory), directory, files[0].name))
+
+
+def _gguf_reason(name: str, folder: Path | str, file: str) -> str:
+    return (
+        f"{name} is GGUF, which treegen does not read; use the safetensors checkpoint that it was "
+        f"made from, or make one: AutoModelForCausalLM.from_pretrained({str(folder)!r}, "
+        f"gguf_file={file!r}).save_pretrained(DIR), and the same with AutoTokenizer "
+        "(pip install gguf)"
+    )
 
 
 def one_line(error: BaseException) -> str:
     """Return the first line of an error's text that says something, at most 300 characters.
 
-    A line that ends in a colon, as those of failed validations do, says nothing without the next.
+    A line that ends in a colon says it with the next one.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = lines[:1] or [type(error).__name__]
-    for line in lines[1:]:
-        if not said[-1].endswith(":"):
-            break
-        said.append(line)
-    return " ".join(said)[:300]
+    last = next((i for i, line in enumerate(lines) if not line.endswith(":")), len(lines))
+    return (" ".join(lines[: last + 1]) if lines else type(error).__name__)[:300]
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -132,8 +149,13 @@ def check_weights(directory: Path) -> None:
     """Raise ModelError unless the directory has every safetensors file that its index names."""
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        named = read_json(index).get("weight_map", {})
-        missing = sorted({str(f) for f in named.values()} - {f.name for f in directory.iterdir()})
+        named = read_json(index).get("weight_map")
+        if not isinstance(named, dict) or not all(isinstance(f, str) for f in named.values()):
+            raise ModelError(
+                f"{index} has no weight_map from the names of tensors to files; finish the "
+                "download, or save the model again"
+            )
+        missing = sorted({*named.values()} - {f.name for f in directory.iterdir()})
         if missing:
             raise ModelError(
                 f"{directory} lacks {missing[0]} and {len(missing) - 1} more weight files that its "
@@ -148,8 +170,9 @@ def check_weights(directory: Path) -> None:
             f"{directory} has weights only as {unsafe[0]}, which can run code when loaded; convert "
             "them to safetensors with save_pretrained"
         )
-    if any(directory.glob("*.gguf")):
-        raise ModelError(f"{directory} has weights only as GGUF; use the safetensors checkpoint")
+    gguf = sorted(directory.glob("*.gguf"))
+    if gguf:
+        raise ModelError(_gguf_reason(f"{gguf[0]}, its only weights,", directory, gguf[0].name))
     raise ModelError(f"{directory} has no *.safetensors weights; finish the download")
 
 

@@ -1,6 +1,7 @@
 """What a model looks like from outside, found without loading its weights."""
 
 import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +10,12 @@ from typing import Any, Final
 import torch
 from transformers import AutoConfig, PretrainedConfig, __version__
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from treegen.errors import InputError, ModelError
+from treegen.errors import InputError, ModelError, ModelWarning
 from treegen.families import refuse_family
 from treegen.model_files import check_trust, locate, one_line, read_json, read_raw_config
 from treegen.model_probe import probe_layers
+from treegen.text_part import generates_text
 
 DTYPES: Final = {
     "float32": torch.float32,
@@ -42,6 +43,7 @@ class ModelSpec:
     """A model's shape: what a plan and a cache need to know of it.
 
     itemsize: bytes of one number in the cache. windows: the sliding window of each layer.
+    unreached: parts of the model that a text never reaches (image and sound towers).
     """
 
     name: str
@@ -52,6 +54,7 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...]
     itemsize: int
     windows: tuple[int | None, ...] = ()
+    unreached: tuple[str, ...] = ()
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -134,8 +137,11 @@ def read_config(
     except Exception as error:
         raise ModelError(f"{directory / 'config.json'} is not valid: {one_line(error)}") from None
     refuse_family(config)
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not raw.get("auto_map"):
-        raise ModelError(f"{config.model_type} is not a causal language model; it cannot generate")
+    if not generates_text(config) and not raw.get("auto_map"):
+        raise ModelError(
+            f"{config.model_type} is not a causal language model: transformers has no class that "
+            "generates text from it"
+        )
     for part in (config, config.get_text_config(decoder=True)):
         if isinstance(getattr(part, "quantization_config", None), dict):
             part.quantization_config["dequantize"] = True
@@ -174,32 +180,50 @@ def spec_of(
 
     directory: the checkpoint's, None for a model that was built in memory.
     """
-    probe, vocab_size = probe_layers(config, dtype, trust_remote_code)
+    probed = probe_layers(config, dtype, trust_remote_code)
+    probe = probed.probe
     layers: list[LayerSpec] = []
     for call, source in zip(probe.calls, probe.sources, strict=True):
         _, kv_heads, k_dim = call.k_TGK.shape
         shared_with = None if source == call.layer else source
         layers.append(LayerSpec(kv_heads, k_dim, call.v_TGV.shape[-1], shared_with))
+    text = config.get_text_config(decoder=True)
+    declared, length = _declared_length(text), _context_length(text)
+    if length < declared:
+        warnings.warn(
+            f"{name}: the context is {length:,} tokens, not {declared:,}: beyond {length:,} the "
+            "model's longrope turns every position of a text by other factors, and the keys that "
+            "are kept were turned by those for shorter texts",
+            ModelWarning,
+            stacklevel=1,  # the same place for a plan and a load, so that it is told once
+        )
     return ModelSpec(
         name=name,
         model_type=config.model_type,
         layers=tuple(layers),
-        vocab_size=vocab_size,
-        context_length=_context_length(config.get_text_config(decoder=True)),
+        vocab_size=probed.vocab_size,
+        context_length=length,
         eos_token_ids=_eos_token_ids(directory, config),
         itemsize=dtype.itemsize,
         windows=tuple(call.window for call in probe.calls),
+        unreached=probed.unreached,
     )
 
 
-def _context_length(text: PretrainedConfig) -> int:
-    """Return how many positions keep their meaning whatever else is in the batch."""
+def _declared_length(text: PretrainedConfig) -> int:
+    """Return the longest text that the configuration declares."""
     length = getattr(text, "max_position_embeddings", None)
     length = length or getattr(text, "max_sequence_length", None) or getattr(text, "n_ctx", None)
     if not isinstance(length, int) or length < 1:
         raise ModelError(
             f"the {text.model_type} configuration has no max_position_embeddings; add it"
         )
+    return length
+
+
+def _context_length(text: PretrainedConfig) -> int:
+    """Return how many positions keep their meaning whatever else is in the batch."""
+    length = _declared_length(text)
     for rope in _ropes(text):
         # Beyond its original length longrope changes the rotation of every position of a batch as
         # soon as one row is longer. (dynamic does so beyond max_position_embeddings.)
