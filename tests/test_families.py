@@ -1,5 +1,6 @@
 """Every family said to be exact, against transformers' own generate on each prompt alone."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from tiny_models import EXACT, REFUSED, config_of, known, save_tiny_model, spread_weights
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from treegen import families
 from treegen.attention import Level, prepare
@@ -214,3 +216,40 @@ def test_the_load_check_sees_state_that_leaks_between_branches(
     monkeypatch.setattr(families, "_LAYER_TYPES", frozenset({"full_attention", "conv"}))
     with pytest.raises(ModelError, match=r"lfm2.*cannot be used"):
         load_model(tmp_path, device="cpu")
+
+
+# --- docs/models.md ------------------------------------------------------------------------------
+
+
+def section(repository: Path, title: str) -> str:
+    """The text under one heading of docs/models.md."""
+    page = (repository / "docs" / "models.md").read_text(encoding="utf-8")
+    return page.split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def names_in(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
+
+
+def test_the_documented_families_are_those_tested_here(repository: Path) -> None:
+    wrapped = {EXACT[name][0] for name in EXACT if name.endswith("_on_text")}
+    plain = {model_type for model_type, _ in EXACT.values()} - wrapped
+    for title, tested in (("Exact", plain), ("Exact on text", wrapped)):
+        names = names_in(section(repository, title))
+        assert names == sorted(tested)
+        assert f"{len(names)} families" in section(repository, title)
+    told = f"{len(plain)} families of text models and {len(wrapped)} that take images or sound too"
+    assert told in " ".join((repository / "README.md").read_text(encoding="utf-8").split())
+
+
+def test_the_documented_refusals_are_those_of_the_code(repository: Path) -> None:
+    rows = re.findall(r"^\| (.+?) \| (.+?) \|$", section(repository, "Refused"), re.MULTILINE)[1:]
+    documented = {name: reason for reason, names in rows for name in names_in(names)}
+    for name, reason in families.REFUSED.items():
+        assert documented.pop(name) == reason
+    # The rest is refused for what its configuration says of its layers.
+    for name, reason in documented.items():
+        if known(name):
+            with pytest.raises(ModelError) as caught:
+                families.refuse_family(CONFIG_MAPPING[name]())
+            assert reason in str(caught.value)

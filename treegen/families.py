@@ -7,6 +7,7 @@ from transformers import PretrainedConfig
 from treegen.errors import ModelError
 
 _RECURRENT: Final = "its recurrent layers keep a state that cannot be shared between branches"
+_CONVOLUTIONS: Final = "its short convolutions keep a state that cannot be shared between branches"
 OWN_ATTENTION: Final = "its layers compute attention without transformers' attention interface"
 _DROPS: Final = "its layers drop the keyword arguments that carry the batch to attention"
 
@@ -15,8 +16,24 @@ _DROPS: Final = "its layers drop the keyword arguments that carry the batch to a
 REFUSED: Final = {
     "bloom": "its attention adds ALiBi position biases, which are not supported",
     "mpt": "its attention adds ALiBi position biases, which are not supported",
+    "big_bird": OWN_ATTENTION,
+    "codegen": OWN_ATTENTION,
+    "cpmant": OWN_ATTENTION,
     "falcon": OWN_ATTENTION,
+    "git": OWN_ATTENTION,
+    "gpt_neo": OWN_ATTENTION,
+    "gpt_neox_japanese": OWN_ATTENTION,
     "gptj": OWN_ATTENTION,
+    "megatron-bert": OWN_ATTENTION,
+    "openai-gpt": OWN_ATTENTION,
+    "reformer": OWN_ATTENTION,
+    "rembert": OWN_ATTENTION,
+    "roformer": OWN_ATTENTION,
+    "trocr": OWN_ATTENTION,
+    "xglm": OWN_ATTENTION,
+    "xlm": OWN_ATTENTION,
+    "xlnet": OWN_ATTENTION,
+    "blt": _DROPS,
     "stablelm": _DROPS,
     "nemotron": _DROPS,
     "diffllama": "it subtracts two attentions in each layer (differential attention)",
@@ -31,7 +48,9 @@ REFUSED: Final = {
     "qwen3_next": _RECURRENT,
     "qwen3_5": _RECURRENT,
     "qwen3_5_text": _RECURRENT,
-    "lfm2": "its short convolutions keep a state that cannot be shared between branches",
+    "xlstm": _RECURRENT,
+    "lfm2": _CONVOLUTIONS,
+    "lfm2_moe": _CONVOLUTIONS,
 }
 _LAYER_TYPES: Final = frozenset({"full_attention", "sliding_attention"})
 # Expanded to 16 bits by transformers while the weights load; the rest need kernels of their own.
