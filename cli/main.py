@@ -113,12 +113,15 @@ def _warnings_in_one_line() -> Iterator[None]:
     with warnings.catch_warnings():
         show = warnings.showwarning
 
-        def one_line(message: Warning | str, category: type[Warning], *place: Any) -> None:
+        def one_line(
+            message: Warning | str, category: type[Warning], *place: Any, **more: Any
+        ) -> None:
             if issubclass(category, ModelWarning):
                 click.echo(f"Warning: {safe_text(' '.join(str(message).split()))}", err=True)
             else:
-                show(message, category, *place)
+                show(message, category, *place, **more)
 
+        warnings.simplefilter("default", ModelWarning)
         warnings.showwarning = one_line
         yield
 

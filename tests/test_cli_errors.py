@@ -189,6 +189,29 @@ def test_weights_that_do_not_fit_the_config_leave_no_run(
     assert treegen(*command).code == 0
 
 
+def test_what_to_know_about_a_model_is_told_once_in_one_line(
+    treegen: Command, model: Path, tmp_path: Path
+) -> None:
+    factors = [1.0] * 8
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0,
+            "short_factor": factors, "long_factor": factors}  # fmt: skip
+    rope["original_max_position_embeddings"] = 2048
+    edit_config(model, rope_parameters=rope)
+    weights = load_file(model / "model.safetensors")
+    save_file(
+        weights | {"extra.weight": weights["model.norm.weight"].clone()},
+        model / "model.safetensors",
+        {"format": "pt"},
+    )
+    done = treegen("eval", "gsm8k", "-M", model, "-L", 1, *FEW, "-o", tmp_path / "run")
+    assert done.code == 0
+    told = [line for line in done.err.splitlines() if "Warning" in line]
+    assert len(told) == 2, done.err
+    assert told[0].startswith(f"Warning: {model}: the context is 2,048 tokens, not 4,096")
+    assert told[1].startswith(f"Warning: {model}: 1 tensors of the checkpoint are not used")
+    assert told[1].endswith(": extra.weight")
+
+
 def test_weights_that_are_not_numbers(treegen: Command, model: Path, tmp_path: Path) -> None:
     weights = load_file(model / "model.safetensors")
     weights["model.norm.weight"][3] = torch.nan
