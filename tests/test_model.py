@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import EXACT, config_of, save_tiny_model, tiny_tokenizer
 
-from treegen import model_attention
+from treegen import families, model_attention
 from treegen.attention import Level, attend, prepare
 from treegen.batch import Batch
 from treegen.errors import InputError, ModelError, ModelWarning
@@ -472,6 +472,12 @@ def test_weights_in_mxfp4_are_expanded(tmp_path: Path) -> None:
     edit(tmp_path, quantization_config={"quant_method": "mxfp4"})
     model = load_model(tmp_path, device="cpu")
     assert {weight.dtype for weight in model.module.parameters()} == {torch.float32}
+
+
+def test_fp8_needs_accelerate(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    edit(copy, quantization_config={"quant_method": "fp8"})
+    monkeypatch.setattr(families, "find_spec", lambda name: None)
+    assert "pip install 'treegen[fp8]'" in refusal(lambda: load_spec(copy))
 
 
 def test_weights_in_fp8_are_expanded(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Which model families cannot be used, and why."""
 
+from importlib.util import find_spec
 from typing import Final
 
 from transformers import PretrainedConfig
@@ -79,6 +80,11 @@ def refuse_family(config: PretrainedConfig) -> None:
         raise ModelError(
             f"quantised weights ({method}) are not supported; use the checkpoint in bfloat16 or "
             "float32"
+        )
+    if method == "fp8" and find_spec("accelerate") is None:
+        raise ModelError(
+            "weights in FP8 are expanded by accelerate, which is not installed: pip install "
+            "'treegen[fp8]'"
         )
 
 
