@@ -160,6 +160,8 @@ def _reason(error: Exception) -> str:
     """Why a pass without data failed, as far as the error tells."""
     if isinstance(error, KeyError) and error.args == (PROBE,):
         return OWN_ATTENTION
+    if isinstance(error, NotImplementedError) and "meta tensor" in str(error):
+        return "its layers go by values that only a pass with data has"
     if isinstance(error, ImportError):
         return f"a package is missing: {one_line(error)}"
     return (
