@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from tiny_models import EXACT, REFUSED, config_of, known, save_tiny_model, spread_weights
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -23,6 +25,8 @@ from treegen.text_part import auto_class
 PREFIX = 13
 PROBLEMS = (3, 7, 1)
 STEPS = 6
+# Seen to be refused under transformers 5.17.
+NEWER = {"aria_text", "aria_on_text", "moshi"}
 PAGE = 4
 
 
@@ -163,6 +167,8 @@ def greedy_alone(stock: Any, prompt: Tensor) -> tuple[Tensor, Tensor]:
 def test_a_tree_decodes_like_each_prompt_alone(family: str, tmp_path: Path) -> None:
     if not known(EXACT[family][0]):
         pytest.skip(f"this transformers has no {EXACT[family][0]}")
+    if family in NEWER and Version(transformers.__version__) < Version("5.23"):
+        pytest.skip(f"{family} is refused under older transformers")
     directory = save_tiny_model(tmp_path, family, seed=1)
     model = load_model(directory, device="cpu")
     # eos and the like are ordinary tokens here: nothing stops.
