@@ -208,22 +208,35 @@ def drain(scheduler: Scheduler, *, check: bool = True) -> list[Completion]:
     return finished
 
 
-def expected(
-    model: HistoryModel, plan: Plan, params: SamplingParams
-) -> dict[tuple[str, int], tuple[int, ...]]:
-    """Tokens of every sample, one sample at a time without any cache."""
+def sample_alone(
+    model: HistoryModel,
+    prompt: list[int],
+    name: str,
+    index: int,
+    params: SamplingParams,
+    *,
+    limit: int,
+) -> tuple[int, ...]:
+    """Tokens of one sample, drawn without any cache."""
     stopping = stopping_of(params, model.vocab_size)
     bias = ParamSet(params, stopping).bias
     one = SamplingBatch.of([params], torch.zeros(1, dtype=torch.int64), [bias])
-    wanted = {}
-    for request in plan.requests:
-        for index in range(request.samples):
-            seed = torch.tensor([[row_seed(params.seed, request.id, index)]])
-            tokens: list[int] = []
-            prompt = request.tokens.tolist()
-            while not tokens or stopping.verdict(prompt, tokens, request.max_tokens) is None:
-                logits = model.logits([*prompt, *tokens])[None]
-                step = torch.tensor([[len(tokens)]])
-                tokens.append(int(draw(logits, seed, step, one).tokens_PN))
-            wanted[request.id, index] = tuple(tokens)
-    return wanted
+    seed = torch.tensor([[row_seed(params.seed, name, index)]])
+    tokens: list[int] = []
+    while not tokens or stopping.verdict(prompt, tokens, limit) is None:
+        logits = model.logits([*prompt, *tokens])[None]
+        tokens.append(int(draw(logits, seed, torch.tensor([[len(tokens)]]), one).tokens_PN))
+    return tuple(tokens)
+
+
+def expected(
+    model: HistoryModel, plan: Plan, params: SamplingParams
+) -> dict[tuple[str, int], tuple[int, ...]]:
+    """Tokens of every sample, one sample at a time."""
+    return {
+        (request.id, index): sample_alone(
+            model, request.tokens.tolist(), request.id, index, params, limit=request.max_tokens
+        )
+        for request in plan.requests
+        for index in range(request.samples)
+    }

@@ -16,7 +16,7 @@ from torch import Tensor
 from treegen import passes
 from treegen.batch import Batch
 from treegen.cost import SHARING, Sharing
-from treegen.errors import CapacityError, NumericsError
+from treegen.errors import CapacityError, InternalError, NumericsError
 from treegen.kept import KeptPrefixes
 from treegen.params import SamplingParams
 from treegen.plan import Plan, Request, compile_plan
@@ -153,6 +153,27 @@ def test_rows_are_preempted_and_come_back_the_same(run_ahead: bool) -> None:
     assert tokens_of(drain(scheduler)) == expected(model, plan, params)
     assert scheduler.usage.preemptions > 0
     assert scheduler.usage.recomputed_tokens > 0
+
+
+@pytest.mark.parametrize("run_ahead", [False, True])
+def test_a_lost_row_is_told_and_does_not_hang_the_run(run_ahead: bool) -> None:
+    params = SamplingParams(max_tokens=4)
+    model = HistoryModel(eos_bias=-20.0)
+    plan = plan_of([([2, 3], 4), ([2, 4], 2)], params)
+    scheduler = scheduler_of(
+        plan, model, model.new_cache(50, 4), params, max_rows=4, run_ahead=run_ahead
+    )
+    while len(scheduler.live.ready) < 2:
+        scheduler.step()
+    scheduler.live.ready = scheduler.live.ready[:-1]
+    with pytest.raises(AssertionError, match="a row is in no queue"):
+        scheduler.check()
+    finished: list[Completion] = []
+    with pytest.raises(InternalError, match=r"cannot go on with prompts 'p1'; .* please report"):
+        while True:
+            finished += scheduler.step()
+    assert len(finished) == 5
+    assert tokens_of(finished).items() <= expected(model, plan, params).items()
 
 
 def test_greedy_samples_are_one_decode() -> None:

@@ -615,3 +615,21 @@ def test_what_ends_while_its_search_is_stopped_is_dropped(
     check_children(model, other, last.result, replace(PARAMS, max_tokens=3))
     session.close()
     backend.scheduler.cache.pool.check([])
+
+
+@pytest.mark.parametrize("steps", range(4))
+def test_a_score_that_comes_while_another_is_stopped_is_not_lost(steps: int) -> None:
+    """Both are in the pass under way, which stopping one of them waits for."""
+    model = HistoryModel()
+    backend = backend_of(model, run_ahead=True)
+    session = Session(backend, PARAMS)
+    root, other = session.root("cdefghij"), session.root("ggg")
+    session.ask(root.score(["kkk"]))
+    last = session.ask(other.score(["lll"]))
+    for _ in range(steps):
+        session.tell()
+    backend.cancel(root.search)
+    for _ in range(10):
+        session.tell()
+    (score,) = last.result
+    assert score.tokens == tuple(text_ids("lll"))

@@ -46,7 +46,8 @@ class Admission:
         self._waiting: deque[LiveRequest] = deque()
         self._open: dict[LiveRequest, None] = {}  # in the order they were opened
         self._undrawn: set[LiveRequest] = set()  # of the open ones
-        self._parked: dict[LiveRequest, list[int]] = {}  # ready slots of requests not open
+        # Drawn slots of requests that are not open, or whose keys are not all in place.
+        self._parked: dict[LiveRequest, list[int]] = {}
 
     @property
     def has_work(self) -> bool:
@@ -175,7 +176,8 @@ class Admission:
             return False
         request = max(idle, key=lambda r: r.rank)
         if request.slots is not None:
-            self._parked[request] = self.live.park(request.index)
+            # Rows that an earlier closing parked are still there if they are not ready again.
+            self._parked.setdefault(request, []).extend(self.live.park(request.index))
         self._close(request, finished=False)
         self._waiting.appendleft(request)
         return True
@@ -217,6 +219,19 @@ class Admission:
                 self.retire({request: mine.tolist()}, ended=False)
         elif gone and not wanted:
             self.leave(request)
+
+    def parked(self) -> list[int]:
+        """Slots of rows that wait for their request."""
+        return [slot for slots in self._parked.values() for slot in slots]
+
+    def check(self) -> None:
+        """Assert that every request is open or waiting, and what rows hold pages is open."""
+        requests = [*self._waiting, *self._open]
+        assert len(set(requests)) == len(requests), "a request is in two queues"
+        assert set(requests) == set(self.requests.values()), "a request is in no queue"
+        assert self._undrawn <= self._open.keys(), "a request that is not open is to be drawn"
+        started = np.unique(self.live.rows.request[self.live.started()]).tolist()
+        assert all(self.requests[i] in self._open for i in started), "a row's request is not open"
 
     def clear(self) -> None:
         """Forget all requests, as when a run is abandoned."""

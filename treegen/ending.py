@@ -61,6 +61,11 @@ class Endings:
         """Whether samples have ended that were not taken."""
         return bool(self._finished or self._owners)
 
+    @property
+    def waiting(self) -> Ints:
+        """Slots whose samples are over and not reported."""
+        return self._waiting
+
     def end(self, slots: Ints) -> None:
         """End the samples of slots whose last token may be their last, where it is."""
         rows = self._rows

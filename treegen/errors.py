@@ -29,6 +29,10 @@ class RunError(TreegenError):
     """A run directory cannot be written, resumed or read."""
 
 
+class InternalError(TreegenError):
+    """A mistake of treegen's own, such as a run that cannot go on; please report it."""
+
+
 class NumericsError(TreegenError):
     """The model returned logits that are not numbers."""
 

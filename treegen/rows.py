@@ -87,6 +87,10 @@ class RowTable:
         """Slots in use."""
         return len(self.request) - len(self._free)
 
+    def used(self) -> NDArray[np.int64]:
+        """Slots in use, in order."""
+        return np.setdiff1d(np.arange(len(self.request)), self._free)
+
     def append(
         self,
         slots: NDArray[np.int64],

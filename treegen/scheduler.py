@@ -22,7 +22,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from treegen.batch import Forward
 from treegen.cache import PagedCache
 from treegen.decoding import DecodeSteps, Flight
 from treegen.ending import Endings, Grown
-from treegen.errors import CapacityError, NumericsError
+from treegen.errors import CapacityError, InternalError, NumericsError
 from treegen.kept import KeptPrefixes
 from treegen.live import LiveRows
 from treegen.live_tree import LiveRequest, LiveSegment
@@ -50,6 +50,8 @@ from treegen.transfer import current
 
 if TYPE_CHECKING:
     from treegen.graphs import DecodeGraphs
+
+_MOST_NAMED: Final = 5  # prompts in a message
 
 
 class Scheduler:
@@ -118,6 +120,7 @@ class Scheduler:
             self.add_params(each.params, each.stopping)
         self._run_ahead, self._max_rows = run_ahead, max_rows
         self.flight: PrefillFlight | Flight | None = None
+        self._num_noted = 0  # passes whose results are noted
         self._error: Exception | None = None  # raised once all that had ended is returned
         run = RunParts(model, cache, self.store, self.live, self.usage, self.param_sets, impl)
         self._passes = PrefillPasses(run, chunk=prefill_chunk)
@@ -184,7 +187,8 @@ class Scheduler:
         """Run one forward pass; returns samples that are known to have ended.
 
         Raises NumericsError if the model's logits are not numbers, CapacityError if the GPU's
-        memory is full; what had finished before that is returned first.
+        memory is full, InternalError if nothing that is left can be done; what had finished before
+        that is returned first.
         """
         if self._error is None:
             try:
@@ -223,6 +227,7 @@ class Scheduler:
 
     def _step(self) -> None:
         start = time.perf_counter()
+        done_before = self._num_noted, len(self.requests)
         self._admission.admit()
         launched: PrefillFlight | Flight | None
         if self._prefills_next:
@@ -239,6 +244,19 @@ class Scheduler:
         else:
             self._endings.report_all()
         self._count_seconds(before or launched, time.perf_counter() - start)
+        if launched is None and (self._num_noted, len(self.requests)) == done_before:
+            self._check_goes_on()
+
+    def _check_goes_on(self) -> None:
+        """Raise InternalError if work is left, for the next step will do as little as this one."""
+        if not self._admission.has_work or self._endings.has_more:
+            return
+        names = [repr(request.spec.id) for request in self.requests.values()]
+        more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+        raise InternalError(
+            f"the scheduler cannot go on with prompts {', '.join(names[:_MOST_NAMED])}{more}; "
+            "samples that had finished are kept; please report this with the command or program"
+        )
 
     def _count_seconds(self, waited_for: PrefillFlight | Flight | None, seconds: float) -> None:
         usage = self.usage
@@ -273,12 +291,26 @@ class Scheduler:
         self._admission.clear()
 
     def check(self) -> None:
-        """Assert that every page reference is accounted for and that rows are depth first."""
+        """Assert that pages, rows and requests are accounted for and that rows are depth first."""
         tables = [*self.store.owned(), *self.live.tables(), *self.kept.tables()]
         self.cache.pool.check(tables)
+        self._admission.check()
+        self._check_slots()
         for ids in self.rows.chain[self.live.order].T:
             runs = ids[np.flatnonzero(np.diff(ids, prepend=-2))]
             assert len(np.unique(runs[runs >= 0])) == (runs >= 0).sum(), "rows are not depth first"
+
+    def _check_slots(self) -> None:
+        """Assert that every slot in use is in one place: on its way, parked or to be reported."""
+        flight, rows = self.flight, self.rows
+        draws = [drawn for drawn, _ in flight.first] if isinstance(flight, PrefillFlight) else []
+        first = [drawn.slots[rows.serial[drawn.slots] == drawn.serials] for drawn in draws]
+        parked = np.array(self._admission.parked(), dtype=np.int64)
+        alive = np.concatenate([self.live.started(), parked, *first])
+        found = np.sort(np.concatenate([alive, self._endings.waiting]))
+        assert np.array_equal(found, rows.used()), "a row is in no queue, or in two"
+        owned = [slot for request in self.requests.values() for slot in request.slots or ()]
+        assert sorted(owned) == sorted(alive.tolist()), "a row and its request do not agree"
 
     def _land(self) -> None:
         """Wait for the pass under way, if there is one, and note its results."""
@@ -287,6 +319,7 @@ class Scheduler:
             self._note(flight)
 
     def _note(self, flight: PrefillFlight | Flight) -> None:
+        self._num_noted += 1
         if isinstance(flight, PrefillFlight):
             self._note_prefill(flight)
         else:

@@ -283,7 +283,8 @@ class LiveBackend:
     @property
     def has_work(self) -> bool:
         """Whether anything was asked for that is not done."""
-        return self.scheduler.has_work
+        # Scores may have come while something else was cancelled, outside any step.
+        return self.scheduler.has_work or bool(self.scheduler.scores)
 
     def step(self) -> None:
         """Run one forward pass over what all searches wait for."""

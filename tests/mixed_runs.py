@@ -1,0 +1,284 @@
+"""Runs that mix everything at once, each drawn from a seed: what is asked, memory, passes, chance.
+
+Prompts with samples and limits of their own, scores, kept prefixes and searches share one scheduler
+with few pages; some are cancelled on the way. All that comes out must be what it would be alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes import (
+    EOS,
+    HistoryModel,
+    LetterTokenizer,
+    keep_prefix,
+    sample_alone,
+    stopping_of,
+)  # fmt: skip
+
+from treegen.cost import SHARING
+from treegen.ending import Grown
+from treegen.errors import CapacityError, TreegenError
+from treegen.kept import KeptPrefixes
+from treegen.live_tree import LiveRequest
+from treegen.model_spec import LayerSpec, ModelSpec
+from treegen.params import SamplingParams
+from treegen.plan import Plan, Request, compile_plan
+from treegen.results import Completion, Score
+from treegen.scheduler import Scheduler
+from treegen.search.budget import BudgetReached
+from treegen.search.live import LiveBackend
+from treegen.search.node import SearchNode
+from treegen.search.session import Asked, Session
+from treegen.stopping import Stopping
+
+_MOST_STEPS = 5_000
+_OVERRIDES: list[dict[str, Any]] = [
+    {}, {}, {"stop": "c"}, {"stop": ["cd", "h"], "include_stop": True}, {"temperature": 0},
+    {"stop_token_ids": [4]}, {"temperature": 0.5, "top_k": 3},
+]  # fmt: skip
+
+
+class _Recorded(Scheduler):
+    """A scheduler that remembers what it has returned beside what searches asked for."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.finished: list[Completion] = []
+        self.all_scores: dict[int, Score] = {}
+
+    def step(self) -> list[Completion]:
+        finished = super().step()
+        self.finished += finished
+        self.all_scores |= self.scores
+        return finished
+
+
+@dataclass(frozen=True)
+class _Call:
+    """Something that a search was asked for. texts: to score, or params: of samples."""
+
+    node: SearchNode
+    asked: Asked[Any]
+    params: SamplingParams | None = None
+    texts: Sequence[str] = ()
+
+
+class MixedRun:
+    """One run, made of a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = np.random.default_rng(seed)
+        self.model = HistoryModel(eos_bias=rng.choice([-20.0, -20.0, 0.0, 1.5]))
+        self.params = SamplingParams(seed=seed % 7, max_tokens=12, **self._pick(_OVERRIDES))
+        self.page_size = int(rng.integers(1, 6))
+        self.long = int(rng.choice([4, 20, 60]))
+        self.trunk = self._letters(0, self.long)
+        self.plan = self._plan([self._request(i) for i in range(rng.integers(0, 6))])
+        self.cancelled: set[tuple[str, int]] = set()
+        self.calls: list[_Call] = []
+        self.scheduler = self._make()
+        self.session = Session(self.backend, self.params)
+        self.nodes: list[SearchNode] = []
+
+    def run(self) -> None:
+        """To the end, asking for more on the way; asserts that all is as it should be."""
+        num_actions, steps = int(self.rng.integers(0, 30)), 0
+        haste, squeeze = self.rng.choice([0.2, 0.6, 0.9]), self.rng.choice([0.0, 0.1, 0.4])
+        while num_actions or self.backend.has_work:
+            while num_actions and (self.rng.random() < haste or not self.backend.has_work):
+                num_actions -= 1
+                self._act()
+                self.scheduler.check()
+            if self.rng.random() < squeeze:
+                self._give_way()
+            self.session.tell()
+            self.scheduler.check()
+            steps += 1
+            assert steps < _MOST_STEPS, "the run does not come to an end"
+        self.session.tell()  # of what was stopped last
+        self._check_plan()
+        for call in self.calls:
+            self._check_call(call)
+        assert not self.scheduler.rows.num_used
+        for node in self.nodes:
+            node.drop()
+        self.session.close()
+        self.kept_cache.pool.check(self.kept.tables())
+
+    # What is asked
+
+    def _pick(self, choices: Sequence[Any]) -> Any:
+        return choices[int(self.rng.integers(len(choices)))]
+
+    def _letters(self, least: int, most: int) -> str:
+        return "".join(self._pick("acd") for _ in range(self.rng.integers(least, most + 1)))
+
+    def _request(self, index: int) -> Request:
+        rng = self.rng
+        cut = int(rng.integers(0, len(self.trunk) + 1))
+        text = self.trunk[:cut] + self._letters(1, self._pick([2, 14, self.long]))
+        tokens = np.array([ord(letter) - 97 for letter in text], np.int32)
+        if len(tokens) > 1 and rng.random() < 0.25:
+            start = int(rng.integers(1, len(tokens)))
+            return Request(f"s{index}", tokens, 0, 0, max_tokens=1, score_from=start)
+        samples = int(rng.integers(0, 7))
+        rows = min(samples, 1) if self.params.temperature == 0 else samples
+        return Request(f"p{index}", tokens, samples, rows, self._limit())
+
+    def _limit(self) -> int:
+        return int(self.rng.integers(1, self._pick([3, 8, 24, 60]) + 1))
+
+    def _plan(self, requests: Sequence[Request], split_at: Sequence[Any] = ()) -> Plan:
+        if not hasattr(self, "_sharing"):
+            self._sharing = self._pick(SHARING)
+        return compile_plan(
+            requests, token_bytes=64, num_layers=1, sharing=self._sharing, split_at=split_at
+        )
+
+    def _act(self) -> None:
+        live = [node for node in self.nodes if node.is_live and node.search.stopped is None]
+        action = self._pick(["root", *["sample"] * 5, "score", "score", "extend", "drop", "stop"])
+        if self.rng.random() < 0.1 and self.plan.requests:
+            self._cancel()
+        elif action == "root" or not live:
+            cut = int(self.rng.integers(0, len(self.trunk) + 1))
+            own = self._letters(1, self._pick([9, self.long]))
+            self.nodes.append(self.session.root(self.trunk[:cut] + own))
+        elif action == "sample":
+            self._sample(self._pick(live))
+        elif action == "score":
+            node = self._pick(live)
+            texts = [self._letters(1, self._pick([3, 20])) for _ in range(self.rng.integers(1, 4))]
+            self._ask(node, node.score(texts), texts=texts)
+        elif action == "extend":
+            self.nodes.append(self._pick(live).extend(self._letters(0, self._pick([3, 20]))))
+        elif action == "drop":
+            self._pick(live).drop()
+        elif self.rng.random() < 0.3:
+            self._pick(live).search.stop("enough")
+
+    def _sample(self, node: SearchNode) -> None:
+        overrides = {**self._pick(_OVERRIDES), "max_tokens": self._limit()}
+        params = replace(self.params, **overrides)
+        count = 1 if params.temperature == 0 else int(self.rng.integers(1, 7))
+        self._ask(node, node.sample(count, **overrides), params=params)
+
+    def _ask(self, node: SearchNode, call: Coroutine[Any, Any, Any], **what: Any) -> None:
+        asked = self.session.ask(call)
+        self.calls.append(_Call(node, asked, **what))
+        self.nodes += [child for child in node.children if child not in self.nodes]
+
+    def _cancel(self) -> None:
+        index = int(self.rng.integers(len(self.plan.requests)))
+        request = self.plan.requests[index]
+        sample = self._pick([None, *range(request.samples)])
+        self.scheduler.cancel(index, sample)
+        chosen = range(request.samples) if sample is None else [sample]
+        self.cancelled |= {(request.id, i) for i in chosen}
+        if sample is None:
+            self.cancelled.add((request.id, -1))
+
+    def _give_way(self) -> None:
+        """As when pages run out in a decode step, which happens at few moments by itself."""
+        self.scheduler._land()
+        self.scheduler._admission.give_way()
+        self.scheduler.check()
+
+    # What it runs on
+
+    def _make(self) -> _Recorded:
+        rng, size = self.rng, self.page_size
+        prefixes = [
+            np.array([ord(letter) - 97 for letter in self.trunk[: rng.integers(1, 30)]], np.int32)
+            for _ in range(rng.integers(0, 3) if self.trunk else 0)
+        ]
+        kept_pages = sum(-(-len(tokens) // size) + 1 for tokens in prefixes)
+        self.plan = self._plan(self.plan.requests, prefixes)
+        alone = [self.plan.alone_pages(i, size) for i in range(len(self.plan.requests))]
+        room = int(rng.choice([50, 80, 130])) // size
+        num_pages = max(*alone, 2 * kept_pages, room, 0) + int(rng.integers(0, 9))
+        self.kept_cache = cache = self.model.new_cache(num_pages, size)
+        self.kept = kept = KeptPrefixes(cache, kept_pages)
+        for index, tokens in enumerate(prefixes):
+            keep_prefix(f"k{index}", tokens.tolist(), self.model, cache, kept)
+        max_rows, chunk = int(rng.integers(1, 9)), int(rng.choice([2, 4, 8, 30]))
+        run_ahead = bool(rng.random() < 0.7)
+        wanted = [list(range(request.samples)) for request in self.plan.requests]
+
+        def make_scheduler(
+            stopping: Stopping, on_grown: Callable[[LiveRequest, Completion], Grown]
+        ) -> Scheduler:
+            return _Recorded(
+                self.plan, self.model, cache, kept, params=self.params, stopping=stopping,
+                samples=wanted, max_rows=max_rows, prefill_chunk=chunk, impl="reference",
+                run_ahead=run_ahead, on_grown=on_grown,
+            )  # fmt: skip
+
+        vocab_size = self.model.vocab_size
+        self.backend = LiveBackend(
+            tokenizer=LetterTokenizer(vocab_size),
+            spec=ModelSpec("fake", "fake", (LayerSpec(1, 1, 1),), vocab_size, 200, (EOS,), 4),
+            params=self.params,
+            max_rows=max_rows,
+            stopping_of=lambda params: stopping_of(params, vocab_size),
+            make_scheduler=make_scheduler,
+            make_plan=self._plan,
+        )
+        assert isinstance(self.backend.scheduler, _Recorded)
+        return self.backend.scheduler
+
+    # What must come of it
+
+    def _check_plan(self) -> None:
+        got = {(c.prompt_id, c.sample_index): c.tokens for c in self.scheduler.finished}
+        for index, request in enumerate(self.plan.requests):
+            prompt = request.tokens.tolist()
+            if request.score_from is not None:
+                score = self.scheduler.all_scores.get(index)
+                assert score or (request.id, -1) in self.cancelled
+                if score:
+                    self._check_score(score, prompt[: request.score_from], score.tokens)
+            for sample in range(request.samples):
+                name = request.id, sample
+                assert name in got or name in self.cancelled, f"{name} is lost"
+                if name in got:
+                    wanted = sample_alone(
+                        self.model, prompt, *name, self.params, limit=request.max_tokens
+                    )
+                    assert got.pop(name) == wanted
+        drawn = {call.node.key for call in self.calls if call.params is not None}
+        assert {name for name, _ in got} <= drawn
+
+    def _check_score(self, score: Score, context: list[int], tokens: Sequence[int]) -> None:
+        assert score.tokens == tuple(tokens)
+        logprobs = [
+            float(self.model.logits([*context, *tokens[:at]]).log_softmax(-1)[token])
+            for at, token in enumerate(tokens)
+        ]
+        assert score.logprobs == pytest.approx(logprobs, abs=1e-4)
+
+    def _check_call(self, call: _Call) -> None:
+        assert call.asked.is_done, "a call was never done"
+        node = call.node
+        text = node.path[0].text + node.path_text
+        context = [ord(letter) - 97 for letter in text]
+        try:
+            result = call.asked.result
+        except (CapacityError, BudgetReached) as error:
+            assert isinstance(error, TreegenError)
+            return
+        if call.params is None:
+            for each, score in zip(call.texts, result, strict=True):
+                self._check_score(score, context, [ord(letter) - 97 for letter in each])
+            return
+        for child in result:
+            assert child.tokens == sample_alone(
+                self.model, context, node.key, child.order[1], call.params,
+                limit=min(call.params.max_tokens, 200 - len(context)),
+            )  # fmt: skip

@@ -1,0 +1,11 @@
+"""Everything at once, by chance; for more of it call `MixedRun(seed).run()` with other seeds."""
+
+from __future__ import annotations
+
+import pytest
+from mixed_runs import MixedRun
+
+
+@pytest.mark.parametrize("seed", range(14))
+def test_whatever_runs_together_comes_out_as_if_alone(seed: int) -> None:
+    MixedRun(seed).run()
