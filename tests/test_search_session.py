@@ -14,6 +14,8 @@ from fakes import EOS, HistoryModel, LetterTokenizer, stopping_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from treegen import prefilling
+from treegen.batch import Batch
 from treegen.cost import Sharing
 from treegen.ending import Grown
 from treegen.errors import CapacityError, InputError
@@ -615,6 +617,29 @@ def test_what_ends_while_its_search_is_stopped_is_dropped(
     check_children(model, other, last.result, replace(PARAMS, max_tokens=3))
     session.close()
     backend.scheduler.cache.pool.check([])
+
+
+def test_scores_are_computed_a_bounded_number_of_logits_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefilling, "_LOGITS", 32 * 24)
+    model = HistoryModel()
+    rows: list[int] = []
+
+    def watched(batch: Batch) -> torch.Tensor:
+        rows.append(len(batch.logits_at_S))
+        return HistoryModel.forward(model, batch)
+
+    monkeypatch.setattr(model, "forward", watched)
+    session = Session(backend_of(model, prefill_chunk=1000), PARAMS)
+    root = session.root("cdef" * 30)
+    texts = ["acd" * 30, "c", "hgf" * 20]
+    for text, score in zip(texts, session.score({root: texts})[root], strict=True):
+        context = context_of(root)
+        for token, logprob in zip(text_ids(text), score.logprobs, strict=True):
+            assert logprob == pytest.approx(float(model.logits(context).log_softmax(-1)[token]))
+            context.append(token)
+    assert max(rows) == 32 and len(rows) < 8
 
 
 @pytest.mark.parametrize("steps", range(4))

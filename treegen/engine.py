@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 MAX_ROWS = {"cpu": 256, "cuda": 4096}
 PREFILL_CHUNK = {"cpu": 2048, "cuda": 8192}
-_SCORE_LOGITS = 2**26  # numbers in the logits of one scoring pass at most
 
 
 class Run(Protocol):
@@ -281,9 +280,8 @@ class LLM:
         """What `score` returns, as it is known; an iterator over (index of the pair, score)."""
         requests = score_requests(as_list("pairs", pairs), self.tokenizer, self.spec)
         plan = self._plan(requests)
-        chunk = min(self.prefill_chunk, max(_SCORE_LOGITS // self.spec.vocab_size, 16))
         params = [SamplingParams()] * len(requests)
-        return ScoreStream(self._start(plan, params, [[] for _ in requests], chunk=chunk))
+        return ScoreStream(self._start(plan, params, [[] for _ in requests]))
 
     def _plan(self, requests: Sequence[Request]) -> Plan:
         return plan_requests(
@@ -302,7 +300,6 @@ class LLM:
         params: Sequence[SamplingParams],
         samples: Sequence[Sequence[int]],
         *,
-        chunk: int | None = None,
         keep_as: str | None = None,
     ) -> Stream:
         self._check_ready()
@@ -324,14 +321,11 @@ class LLM:
             further=further,
             params_of=[place[each.drawing] for each in params],
             samples=samples,
-            prefill_chunk=chunk or self.prefill_chunk,
             on_prefilled=keep if keep_as is not None else None,
         )
         return self._claim(Stream(plan, scheduler, self.model))
 
-    def _scheduler(
-        self, plan: Plan, *, prefill_chunk: int | None = None, **options: Any
-    ) -> Scheduler:
+    def _scheduler(self, plan: Plan, **options: Any) -> Scheduler:
         return Scheduler(
             plan,
             self.model,
@@ -339,7 +333,7 @@ class LLM:
             self._kept,
             graphs=self.model.graphs,
             max_rows=self.max_rows,
-            prefill_chunk=prefill_chunk or self.prefill_chunk,
+            prefill_chunk=self.prefill_chunk,
             impl=self._impl,
             run_ahead=self._run_ahead,
             **options,

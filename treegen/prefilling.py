@@ -17,7 +17,8 @@ from treegen.scores import Scored, score_after
 from treegen.spans import pick_spans
 from treegen.transfer import Fetch, to_device
 
-_LOGITS = 2**27  # numbers in the logits of a pass, about
+_LOGITS = 2**26  # numbers in the logits of a pass at most, but
+_MIN_ROWS = 16  # so many rows of them may be wanted whatever the vocabulary
 _KEY_BITS = 32  # sort keys: rank of the request, sample index below
 
 
@@ -58,7 +59,9 @@ class PrefillPasses:
         """Passes of so many tokens at most; `usage` is kept up."""
         self._run = run
         self._chunk = chunk
-        self._max_logits = max(_LOGITS // max(len(run.param_sets[0].stopping.may_end), 1), 1)
+        self._max_logits = max(
+            _LOGITS // max(len(run.param_sets[0].stopping.may_end), 1), _MIN_ROWS
+        )
 
     def launch(self, to_compute: Mapping[int, LiveSegment]) -> PrefillFlight:
         """Queue a pass over some segments, by index, and over rows whose pages were taken."""

@@ -20,7 +20,7 @@ def pick_spans(
     """Spans of the next pass, in the order in which they are computed.
 
     to_compute: segments by index; some may be computed already. room: tokens at most.
-    max_logits: rows of logits, about.
+    max_logits: rows of logits at most.
     """
     spans: list[Span] = []
     reached: dict[int, int] = {}
@@ -35,7 +35,7 @@ def pick_spans(
         if room == 0 or logits >= max_logits:
             break
         if segment.computed < segment.stop and live.store.is_ready(segment, reached):
-            span = _segment_span(live.store, segment, room)
+            span = _segment_span(live.store, segment, room, max_logits - logits)
             spans.append(span)
             reached[index] = span.stop
             room -= len(span.tokens)
@@ -62,10 +62,11 @@ def _row_span(live: LiveRows, slot: int, start: int, room: int) -> Span:
     )
 
 
-def _segment_span(store: SegmentStore, segment: LiveSegment, room: int) -> Span:
+def _segment_span(store: SegmentStore, segment: LiveSegment, room: int, max_logits: int) -> Span:
     store.continue_parent(segment)
     start = segment.computed
-    stop = min(segment.stop, start + room)
+    first_logit = max(start, segment.first_logit)
+    stop = min(segment.stop, start + room, first_logit + max_logits)
     assert segment.table is not None
     return Span(
         key=segment.index << _KEY_BITS,
@@ -74,6 +75,6 @@ def _segment_span(store: SegmentStore, segment: LiveSegment, room: int) -> Span:
         table=segment.table,
         base=segment.base,
         chain=segment.above,
-        wanted=np.arange(max(start, segment.first_logit), stop),
+        wanted=np.arange(first_logit, stop),
         segment=segment,
     )
