@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -306,6 +309,27 @@ def test_chat_messages_are_prompts_too(llm: LLM) -> None:
         assert len(result.completions) == 6
     finally:
         llm.tokenizer.chat_template = None
+
+
+def test_of_threads_that_start_runs_at_once_one_does(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both_are_here = threading.Barrier(2)
+    check_weights = llm.model.check_weights
+
+    def meet() -> None:
+        with suppress(threading.BrokenBarrierError):
+            both_are_here.wait(0.5)
+        check_weights()
+
+    monkeypatch.setattr(llm.model, "check_weights", meet)
+    with ThreadPoolExecutor(2) as threads:
+        starts = [threads.submit(llm.stream, tree_of(), SamplingParams()) for _ in range(2)]
+    failures = [start.exception() for start in starts]
+    (stream,) = [start.result() for start in starts if start.exception() is None]
+    assert sum(isinstance(each, InputError) for each in failures) == 1
+    stream.close()
+    llm.cache.pool.check(llm._kept.tables())
 
 
 def test_a_stream_yields_as_samples_finish_and_can_be_left(llm: LLM) -> None:

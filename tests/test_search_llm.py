@@ -167,6 +167,10 @@ def test_one_run_at_a_time(llm: LLM) -> None:
         llm.search(explore, QUESTIONS, concurrency=0)
     with pytest.raises(InputError, match="two problems are named 'a'"):
         llm.search(explore, [("a", "x"), ("a", "y")])
+    for _ in range(2):
+        with pytest.raises(InputError, match="token id") as failure:
+            llm.search(explore, [[10**6]])
+        assert failure.traceback  # which has hold of what was begun
 
 
 def test_kept_prefixes_serve_searches(llm: LLM) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from treegen import memory as mem
 from treegen.cache import PagedCache
@@ -45,18 +46,6 @@ if TYPE_CHECKING:
 
 MAX_ROWS = {"cpu": 256, "cuda": 4096}
 PREFILL_CHUNK = {"cpu": 2048, "cuda": 8192}
-
-
-class Run(Protocol):
-    """What an LLM does one of at a time."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether it is over."""
-        ...
-
-
-_R = TypeVar("_R", bound=Run)
 
 
 class LLM:
@@ -166,7 +155,8 @@ class LLM:
         self._kept = KeptPrefixes(self.cache, max_pages=num_pages // 2)
         self._num_named = 0
         self._before = DrawnBefore()
-        self._running: weakref.ref[Run] | None = None
+        self._starting = threading.Lock()
+        self._running: weakref.ref[Scheduler] | None = None
 
     # Sampling
 
@@ -302,7 +292,6 @@ class LLM:
         *,
         keep_as: str | None = None,
     ) -> Stream:
-        self._check_ready()
         plan.check_fits(self.cache.pool.num_pages, self.cache.page_size)
 
         def keep(request: LiveRequest) -> None:
@@ -323,21 +312,27 @@ class LLM:
             samples=samples,
             on_prefilled=keep if keep_as is not None else None,
         )
-        return self._claim(Stream(plan, scheduler, self.model))
+        return Stream(plan, scheduler, self.model)
 
     def _scheduler(self, plan: Plan, **options: Any) -> Scheduler:
-        return Scheduler(
-            plan,
-            self.model,
-            self.cache,
-            self._kept,
-            graphs=self.model.graphs,
-            max_rows=self.max_rows,
-            prefill_chunk=self.prefill_chunk,
-            impl=self._impl,
-            run_ahead=self._run_ahead,
-            **options,
-        )
+        """The scheduler of a run, which has the cache until it is closed."""
+        with self._starting:  # Threads that ask at once must not both find the cache free.
+            self._check_ready()
+            scheduler = Scheduler(
+                plan,
+                self.model,
+                self.cache,
+                self._kept,
+                graphs=self.model.graphs,
+                max_rows=self.max_rows,
+                prefill_chunk=self.prefill_chunk,
+                impl=self._impl,
+                run_ahead=self._run_ahead,
+                **options,
+            )
+            # Weak, so that a run that nobody holds any more ends.
+            self._running = weakref.ref(scheduler)
+        return scheduler
 
     def _stopping_of(self, params: SamplingParams) -> Stopping:
         spec = self.spec
@@ -358,11 +353,6 @@ class LLM:
         running = self._running() if self._running is not None else None
         return running is not None and not running.closed
 
-    def _claim(self, run: _R) -> _R:
-        # Weak, so that a run that nobody holds any more ends.
-        self._running = weakref.ref(run)
-        return run
-
     # Search
 
     def session(self, params: SamplingParams | None = None) -> Session:
@@ -373,7 +363,7 @@ class LLM:
         from treegen.search.session import Session
 
         params = _of_tree(params)
-        return self._claim(Session(self._search_backend(params), params))
+        return Session(self._search_backend(params), params)
 
     def search(
         self, fn: SearchFn, problems: Iterable[Any], params: SamplingParams | None = None,
@@ -423,11 +413,13 @@ class LLM:
         found = named(problems, lambda content: flat_content(content, self.tokenizer, template))
         params = _of_tree(params)
         backend = self._search_backend(params)
-        return self._claim(
-            SearchRun(
+        try:
+            return SearchRun(
                 backend, fn, found, params=params, concurrency=concurrency, budget=budget, rows=rows
             )
-        )
+        except BaseException:
+            backend.close()
+            raise
 
     def expand(
         self, tree: Node, params: SamplingParams | None = None, **options: Any
@@ -460,7 +452,6 @@ class LLM:
     def _search_backend(self, params: SamplingParams) -> LiveBackend:
         from treegen.search.live import LiveBackend
 
-        self._check_ready()
         empty = self._plan([])
         return LiveBackend(
             tokenizer=self.tokenizer,

@@ -57,7 +57,7 @@ _MOST_NAMED: Final = 5  # prompts in a message
 class Scheduler:
     """Runs a plan, and what is added to it, a forward pass at a time.
 
-    flight: the pass whose results are not noted yet.
+    flight: the pass whose results are not noted yet. closed: all pages are free for another run.
     scores: of requests that asked for them and are over, by index. grown: segments of samples that
     have ended, by request and sample, each with a reference for whoever takes them from here.
     """
@@ -120,6 +120,7 @@ class Scheduler:
             self.add_params(each.params, each.stopping)
         self._run_ahead, self._max_rows = run_ahead, max_rows
         self.flight: PrefillFlight | Flight | None = None
+        self.closed = False
         self._num_noted = 0  # passes whose results are noted
         self._error: Exception | None = None  # raised once all that had ended is returned
         run = RunParts(model, cache, self.store, self.live, self.usage, self.param_sets, impl)
@@ -289,6 +290,7 @@ class Scheduler:
         self.store.clear()
         self.live.clear()
         self._admission.clear()
+        self.closed = True
 
     def check(self) -> None:
         """Assert that pages, rows and requests are accounted for and that rows are depth first."""
