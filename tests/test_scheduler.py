@@ -581,6 +581,8 @@ def test_what_cannot_fit_alone_is_refused_with_the_numbers() -> None:
     params = SamplingParams(max_tokens=50)
     plan = plan_of([([2, 3, 4], 4), ([5] * 100, 1)], params)
     plan.check_fits(smallest_pool(plan, 4), 4)
+    with pytest.raises(CapacityError, match="'p1'"):  # not the first one that is too large
+        plan.check_fits(1, 4)
     with pytest.raises(CapacityError, match=r"'p1' \(100 tokens, max_tokens 50\) needs 152 .* 148"):
         plan.check_fits(smallest_pool(plan, 4) - 1, 4)
 

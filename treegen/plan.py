@@ -247,17 +247,21 @@ class Plan:
         return rows
 
     def check_fits(self, num_pages: int, page_size: int) -> None:
-        """Raise CapacityError if some prompt cannot be decoded even with one row alone."""
-        for index, request in enumerate(self.requests):
-            needed = self.alone_pages(index, page_size)
-            if needed > num_pages:
-                raise CapacityError(
-                    f"prompt {request.id!r} ({len(request.tokens):,} tokens, max_tokens "
-                    f"{request.max_tokens:,}) needs {needed * page_size:,} cache tokens even "
-                    f"alone, but {num_pages * page_size:,} fit "
-                    f"({format_bytes(num_pages * page_size * self.token_bytes)}); "
-                    "give more memory, shorten the prompt or lower max_tokens"
-                )
+        """Raise CapacityError if some prompt cannot be decoded even with one row alone.
+
+        It names the prompt that needs most, so that what is enough for it is enough for all.
+        """
+        pages = [self.alone_pages(index, page_size) for index in range(len(self.requests))]
+        needed = max(pages, default=0)
+        if needed > num_pages:
+            request = self.requests[pages.index(needed)]
+            raise CapacityError(
+                f"prompt {request.id!r} ({len(request.tokens):,} tokens, max_tokens "
+                f"{request.max_tokens:,}) needs {needed * page_size:,} cache tokens even "
+                f"alone, but {num_pages * page_size:,} fit "
+                f"({format_bytes(num_pages * page_size * self.token_bytes)}); "
+                "give more memory, shorten the prompt or lower max_tokens"
+            )
 
 
 def segment_pages(base: int, start: int, stop: int, page_size: int) -> int:
