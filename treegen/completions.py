@@ -37,7 +37,7 @@ def completions_of(
     requests: of each slot. The slot of a greedy request has all its samples.
     """
     found: list[tuple[int, list[Completion]]] = []
-    tokens = rows.generated(slots, rows.tokens)
+    tokens = rows.tokens(slots)
     verdicts = _verdicts(rows, slots, tokens, requests, param_sets)
     over = sorted(verdicts)
     slots = slots[over]
@@ -45,7 +45,7 @@ def completions_of(
         over,
         rows.sample[slots].tolist(),
         rows.seed[slots].tolist(),
-        rows.generated(slots, rows.logprobs),
+        rows.logprobs(slots),
         _alternatives(rows, slots),
         strict=True,
     )
@@ -100,7 +100,7 @@ def _alternatives(rows: RowTable, slots: Ints) -> list[Sequence[tuple[tuple[int,
     """The likeliest (token, logprob) pairs at each token of slots."""
     if not rows.num_logprobs:
         return [()] * len(slots)
-    both = rows.generated(slots, rows.top_tokens), rows.generated(slots, rows.top_logprobs)
-    pairs = (zip(ids, values, strict=True) for ids, values in zip(*both, strict=True))
+    both = zip(*rows.alternatives(slots), strict=True)
+    pairs = (zip(ids, values, strict=True) for ids, values in both)
     # So many pairs at a time are those of one token.
     return [list(zip(*[each] * rows.num_logprobs, strict=True)) for each in pairs]

@@ -71,9 +71,8 @@ class DecodeSteps:
         pages = rows.table[order, : int(rows.num_pages[order].max())]
         index = np.arange(len(order) + 1)
         own = make_level(index[:-1], index[1:], pages, ends - base, base, causal=False)
-        tokens = rows.tokens[order, rows.count[order] - 1]
         slots = slots_of(pages, ends - 1 - base, page_size)
-        inputs = np.stack([tokens, source, ends - 1, slots, rows.seed[order], counts])
+        inputs = np.stack([rows.last[order], source, ends - 1, slots, rows.seed[order], counts])
         inputs_6T = to_device(inputs, device)
         levels = prepare_host([*shared, own], inputs_6T[POSITION], device, run.impl)
         drawn_P1 = before.draws.tokens_PN if before is not None else None

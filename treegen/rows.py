@@ -6,8 +6,6 @@ Slots are reused; the order in which rows are decoded is kept apart, as an array
 
 from __future__ import annotations
 
-import math
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treegen.cache import Pages
+from treegen.token_store import TokenStore
 
 
 class RowTable:
@@ -23,11 +22,10 @@ class RowTable:
     request, sample: which sample of which request. key: sorts slots depth first.
     seed: of the sample's draws. stop: number of prompt tokens. limit: generated tokens at most.
     params: which sampling parameters. serial: a number that no other row has.
-    count: tokens generated so far.
+    count: tokens generated so far. last: the last of them.
     base: first position of the row's own page table. num_pages, table: that table.
     chain: kept segments above that table, root first, -1 where there are no more.
-    tokens, logprobs: what was generated.
-    top_tokens, top_logprobs: alternatives per token, if asked for.
+    generated: tokens, and what is recorded of each.
     """
 
     def __init__(self, num_logprobs: int = 0) -> None:
@@ -40,6 +38,7 @@ class RowTable:
         self.stop = np.zeros(0, dtype=np.int64)
         self.limit = np.zeros(0, dtype=np.int64)
         self.count = np.zeros(0, dtype=np.int64)
+        self.last = np.zeros(0, dtype=np.int64)
         self.base = np.zeros(0, dtype=np.int64)
         self.num_pages = np.zeros(0, dtype=np.int64)
         self.params = np.zeros(0, dtype=np.int64)
@@ -47,28 +46,25 @@ class RowTable:
         self._num_added = 0
         self.chain = np.full((0, 1), -1, dtype=np.int64)
         self.table = np.zeros((0, 4), dtype=np.int32)
-        self.tokens = np.zeros((0, 16), dtype=np.int32)
-        self.logprobs = np.zeros((0, 16), dtype=np.float32)
-        self.top_tokens = np.zeros((0, 16, num_logprobs), dtype=np.int32)
-        self.top_logprobs = np.zeros((0, 16, num_logprobs), dtype=np.float32)
+        self.generated = TokenStore(num_logprobs)
         self._free: list[int] = []
 
     _PER_SLOT = (
-        "request", "sample", "key", "seed", "stop", "limit", "params", "serial", "count", "base",
-        "num_pages",
+        "request", "sample", "key", "seed", "stop", "limit", "params", "serial", "count", "last",
+        "base", "num_pages",
     )  # fmt: skip
-    _PER_TOKEN = ("tokens", "logprobs", "top_tokens", "top_logprobs")
 
     def add(self, num: int) -> NDArray[np.int64]:
         """Take `num` slots; their contents are the caller's to set."""
         if num > len(self._free):
             old = len(self.request)
             new = max(2 * old, old + num, 64)
-            for name in (*self._PER_SLOT, "table", "chain", *self._PER_TOKEN):
+            for name in (*self._PER_SLOT, "table", "chain"):
                 array = getattr(self, name)
                 grown = np.zeros((new, *array.shape[1:]), dtype=array.dtype)
                 grown[:old] = array
                 setattr(self, name, grown)
+            self.generated.add_slots(new)
             self._free.extend(range(new - 1, old - 1, -1))
         slots = np.array([self._free.pop() for _ in range(num)], dtype=np.int64)
         self.serial[slots] = np.arange(self._num_added, self._num_added + num)
@@ -77,10 +73,11 @@ class RowTable:
         self.num_pages[slots] = 0
         return slots
 
-    def release(self, slots: NDArray[np.int64] | int) -> None:
+    def release(self, slots: NDArray[np.int64]) -> None:
         """Give slots back."""
         self.serial[slots] = -1
-        self._free.extend(np.atleast_1d(slots).tolist())
+        self.generated.release(slots, self.count[slots])
+        self._free.extend(slots.tolist())
 
     @property
     def num_used(self) -> int:
@@ -100,31 +97,30 @@ class RowTable:
         top_logprobs: NDArray[np.float32] | None = None,
     ) -> None:
         """Record one generated token for each of some slots."""
-        at = self.count[slots]
-        if len(at) and int(at.max()) >= self.tokens.shape[1]:
-            for name in self._PER_TOKEN:
-                array = getattr(self, name)
-                grown = np.zeros((len(array), 2 * array.shape[1], *array.shape[2:]), array.dtype)
-                grown[:, : array.shape[1]] = array
-                setattr(self, name, grown)
-        self.tokens[slots, at] = tokens
-        self.logprobs[slots, at] = logprobs
-        if top_tokens is not None and top_logprobs is not None:
-            self.top_tokens[slots, at, : top_tokens.shape[-1]] = top_tokens
-            self.top_logprobs[slots, at, : top_tokens.shape[-1]] = top_logprobs
-        self.count[slots] = at + 1
+        counts = self.count[slots]
+        self.generated.append(slots, counts, tokens, logprobs, top_tokens, top_logprobs)
+        self.last[slots] = tokens
+        self.count[slots] = counts + 1
 
-    def generated(
+    def tokens(self, slots: NDArray[np.int64]) -> list[tuple[int, ...]]:
+        """Tokens of each of some slots."""
+        return self._numbers(slots, self.generated.tokens)
+
+    def logprobs(self, slots: NDArray[np.int64]) -> list[tuple[float, ...]]:
+        """Log-probability of each token of each of some slots."""
+        return self._numbers(slots, self.generated.logprobs)
+
+    def alternatives(
+        self, slots: NDArray[np.int64]
+    ) -> tuple[list[tuple[int, ...]], list[tuple[float, ...]]]:
+        """The likeliest tokens at each token of slots, one after another, and their logprobs."""
+        store = self.generated
+        return self._numbers(slots, store.top_tokens), self._numbers(slots, store.top_logprobs)
+
+    def _numbers(
         self, slots: NDArray[np.int64], array: NDArray[np.generic]
     ) -> list[tuple[Any, ...]]:
-        """What one of the arrays per token holds for each of some slots, as flat Python numbers."""
-        counts = self.count[slots]
-        held = array[slots, : counts.max(initial=0)]
-        numbers, stride = held.tobytes(), held[:1].nbytes
-        sizes = (counts * math.prod(array.shape[2:])).tolist()
-        # Unlike tolist(), this makes tuples at once, with no list before.
-        unpack = {n: struct.Struct(f"{n}{array.dtype.char}").unpack_from for n in set(sizes)}
-        return [unpack[size](numbers, place * stride) for place, size in enumerate(sizes)]
+        return self.generated.numbers(slots, self.count[slots], array)
 
     def set_chain(self, slots: NDArray[np.int64], chain: Sequence[int]) -> None:
         """Give slots the kept segments that they read as parts of their own."""

@@ -52,7 +52,7 @@ def _row_span(live: LiveRows, slot: int, start: int, room: int) -> Span:
     last = min(int(rows.count[slot]) - 1, first + room)
     return Span(
         key=(segment.index << _KEY_BITS) + 1 + int(rows.sample[slot]),
-        tokens=rows.tokens[slot, first:last],
+        tokens=rows.generated.between(slot, first, last),
         start=start,
         table=rows.table[slot, : rows.num_pages[slot]],
         base=int(rows.base[slot]),

@@ -1,0 +1,124 @@
+"""What samples have generated, in blocks that they take as they grow.
+
+Memory follows the tokens of all samples, not their number times the length of the longest.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+_BITS: Final = 6
+_BLOCK: Final = 1 << _BITS  # tokens
+
+_Ints = NDArray[np.int64]
+
+
+class TokenStore:
+    """Tokens of slots and what is recorded of each, in the order they were generated.
+
+    By block and place in it: tokens, logprobs [blocks, block], and top_tokens, top_logprobs
+    [blocks, block, num_logprobs], the likeliest alternatives.
+    """
+
+    _PER_TOKEN = ("tokens", "logprobs", "top_tokens", "top_logprobs")
+
+    def __init__(self, num_logprobs: int) -> None:
+        """An empty store that records `num_logprobs` alternatives per token."""
+        self.tokens = np.zeros((0, _BLOCK), dtype=np.int32)
+        self.logprobs = np.zeros((0, _BLOCK), dtype=np.float32)
+        self.top_tokens = np.zeros((0, _BLOCK, num_logprobs), dtype=np.int32)
+        self.top_logprobs = np.zeros((0, _BLOCK, num_logprobs), dtype=np.float32)
+        self._blocks = np.zeros((0, 4), dtype=np.int64)  # of each slot
+        self._free = np.empty(0, dtype=np.int64)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+        arrays = [self._blocks, *(getattr(self, name) for name in self._PER_TOKEN)]
+        return sum(array.nbytes for array in arrays)
+
+    def add_slots(self, num: int) -> None:
+        """Have so many slots from now on, at least as many as before."""
+        self._blocks = _grown(self._blocks, num, self._blocks.shape[1])
+
+    def append(
+        self,
+        slots: _Ints,
+        counts: _Ints,
+        tokens: NDArray[np.int64],
+        logprobs: NDArray[np.float32],
+        top_tokens: NDArray[np.int64] | None,
+        top_logprobs: NDArray[np.float32] | None,
+    ) -> None:
+        """Record one more token for each of some slots, which have so many."""
+        column, within = counts >> _BITS, counts & (_BLOCK - 1)
+        fresh = np.flatnonzero(within == 0)
+        if len(fresh):
+            self._take(slots[fresh], column[fresh])
+        block = self._blocks[slots, column]
+        at = (block << _BITS) + within
+        self.tokens.reshape(-1)[at] = tokens
+        self.logprobs.reshape(-1)[at] = logprobs
+        if top_tokens is not None and top_logprobs is not None:
+            num = top_tokens.shape[-1]
+            self.top_tokens[block, within, :num] = top_tokens
+            self.top_logprobs[block, within, :num] = top_logprobs
+
+    def release(self, slots: _Ints, counts: _Ints) -> None:
+        """Forget what slots have generated, which is so many tokens each."""
+        blocks, _ = self._blocks_of(slots, counts)
+        self._free = np.concatenate([self._free, blocks])
+
+    def between(self, slot: int, start: int, stop: int) -> NDArray[np.int32]:
+        """Tokens start to stop of a slot."""
+        first = start >> _BITS
+        blocks = self._blocks[slot, first : -(-stop >> _BITS)]
+        return self.tokens[blocks].reshape(-1)[start - (first << _BITS) : stop - (first << _BITS)]
+
+    def numbers(
+        self, slots: _Ints, counts: _Ints, array: NDArray[np.generic]
+    ) -> list[tuple[Any, ...]]:
+        """What one of the arrays holds for each of some slots, as flat Python numbers."""
+        blocks, first = self._blocks_of(slots, counts)
+        numbers, stride = array[blocks].tobytes(), array[:1].nbytes
+        sizes = (counts * math.prod(array.shape[2:])).tolist()
+        # Unlike tolist(), this makes tuples at once, with no list before.
+        unpack = {n: struct.Struct(f"{n}{array.dtype.char}").unpack_from for n in set(sizes)}
+        starts = (first * stride).tolist()
+        return [unpack[n](numbers, start) for n, start in zip(sizes, starts, strict=True)]
+
+    def _blocks_of(self, slots: _Ints, counts: _Ints) -> tuple[_Ints, _Ints]:
+        """Blocks of slots with so many tokens, slot by slot, and the place of each slot's first."""
+        num = (counts + _BLOCK - 1) >> _BITS
+        columns = np.arange(num.max(initial=0))
+        blocks = self._blocks[slots, : len(columns)][columns < num[:, None]]
+        return blocks, num.cumsum() - num
+
+    def _take(self, slots: _Ints, column: _Ints) -> None:
+        """Give each of some slots one more block, at a column of its own."""
+        lacking = len(slots) - len(self._free)
+        if lacking > 0:
+            old = len(self.tokens)
+            new = old + max(lacking, old // 2)
+            for name in self._PER_TOKEN:
+                array = getattr(self, name)
+                setattr(self, name, _grown(array, new, *array.shape[1:]))
+            self._free = np.concatenate([self._free, np.arange(old, new)])
+        width = int(column.max()) + 1
+        if width > self._blocks.shape[1]:
+            num_slots, old_width = self._blocks.shape
+            self._blocks = _grown(self._blocks, num_slots, max(width, 2 * old_width))
+        self._blocks[slots, column] = self._free[len(self._free) - len(slots) :]
+        self._free = self._free[: len(self._free) - len(slots)]
+
+
+def _grown(array: NDArray[Any], *shape: int) -> NDArray[Any]:
+    """A copy of an array with more rows, or wider ones, which are 0."""
+    grown = np.zeros(shape, dtype=array.dtype)
+    grown[tuple(map(slice, array.shape))] = array
+    return grown
