@@ -93,14 +93,13 @@ def test_rows_keep_what_was_recorded_while_the_arrays_grow() -> None:
         rows.append(slots, want[:, step], np.full(100, -step), top, -top.astype(np.float32))
         some = slots[step % 3 :: 3]
         rows.add_pages(some, np.arange(1, len(some) + 1, dtype=np.int32))
-    assert (rows.tokens[slots, :70] == want).all()
-    assert (rows.top_tokens[slots, 69] == top).all()
-    assert rows.logprobs[slots[5], 3] == -3
+    assert rows.tokens(slots) == [tuple(row) for row in want.tolist()]
+    assert [row[-2:] for row in rows.alternatives(slots)[0]] == [tuple(row) for row in top.tolist()]
+    assert rows.logprobs(slots[5:6])[0][3] == -3
     pages = rows.take_pages(slots[:50])
     assert len(pages) == sum(24 if i % 3 == 0 else 23 for i in range(50))
     assert not rows.num_pages[slots[:50]].any()
-    for slot in slots[:30].tolist():
-        rows.release(slot)
+    rows.release(slots[:30])
     assert rows.num_used == 70
     again = rows.add(40)
     assert len(set(again.tolist()) | set(slots[30:].tolist())) == 110
