@@ -41,7 +41,7 @@ def test_slots_that_come_and_go_keep_what_is_theirs(num_logprobs: int) -> None:
         some = np.array([slot for slot in held if rng.random() < 0.7], dtype=np.int64)
         tokens, logprobs = rng.integers(0, 999, len(some)), rng.random(len(some), np.float32)
         top = rng.integers(0, 999, (len(some), num_logprobs))
-        rows.append(some, tokens, logprobs, *([top, -top.astype(np.float32)] if some.size else []))
+        rows.append(some, tokens, logprobs, top, -top.astype(np.float32))
         assert rows.last[some].tolist() == tokens.tolist()
         for slot, *each in zip(
             some.tolist(), tokens.tolist(), logprobs.tolist(), top.tolist(), strict=True
@@ -74,7 +74,7 @@ def test_memory_follows_the_tokens_of_all_not_the_longest() -> None:
     slots = rows.add(4096)
     for step in range(20_000):
         some = slots if step < 8 else slots[:1]
-        top = np.zeros((len(some), 5))
-        rows.append(some, some, some.astype(np.float32), top.astype(np.int64), top)
+        top = np.zeros((len(some), 5), np.int64)
+        rows.append(some, some, some.astype(np.float32), top, top.astype(np.float32))
     assert rows.generated.num_bytes < 50 * 2**20
     assert len(rows.tokens(slots)[0]) == 20_000

@@ -297,7 +297,8 @@ class Scheduler:
         tables = [*self.store.owned(), *self.live.tables(), *self.kept.tables()]
         self.cache.pool.check(tables)
         self._admission.check()
-        self._check_slots()
+        if self._error is None:  # else rows may be gone with the pass that failed
+            self._check_slots()
         for ids in self.rows.chain[self.live.order].T:
             runs = ids[np.flatnonzero(np.diff(ids, prepend=-2))]
             assert len(np.unique(runs[runs >= 0])) == (runs >= 0).sum(), "rows are not depth first"

@@ -387,6 +387,7 @@ class LiveBackend:
             return
         self.closed = True
         self.scheduler.close()
+        self.scheduler.scores.clear()
         for search in {ticket.search for ticket, _ in self._tickets.values()}:
             search.stop("the session was closed")
 
