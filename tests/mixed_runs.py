@@ -95,7 +95,7 @@ class MixedRun:
                 num_actions -= 1
                 self._act()
                 self.scheduler.check()
-            if self.rng.random() < squeeze:
+            if steps < 300 and self.rng.random() < squeeze:  # for ever, nothing would get on
                 self._give_way()
             self.session.tell()
             self.scheduler.check()
