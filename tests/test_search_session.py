@@ -658,3 +658,125 @@ def test_a_score_that_comes_while_another_is_stopped_is_not_lost(steps: int) -> 
         session.tell()
     (score,) = last.result
     assert score.tokens == tuple(text_ids("lll"))
+
+
+# What prompts share
+
+
+def alike(num: int, shared: int, own: int) -> list[str]:
+    """Prompts that share their first letters, and part at the next one."""
+    text = "acdefghacdfhgeda" * (shared // 16 + 1)
+    return [text[:shared] + (chr(97 + i % 26) + chr(97 + i // 26) * own)[:own] for i in range(num)]
+
+
+async def one_token(root: SearchNode) -> None:
+    await root.sample(1, max_tokens=1)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("sharing", ["auto", "all", "off"])
+def test_prompts_made_before_the_first_is_computed_share_what_searches_share(
+    page_size: int, sharing: Sharing
+) -> None:
+    model, prompts = HistoryModel(eos_bias=-9.0), alike(10, 295, 13)
+    backend = backend_of(model, page_size=page_size, sharing=sharing, num_pages=4000)
+    run = SearchRun(
+        backend, one_token, named(prompts, str), params=PARAMS, concurrency=10, budget=None, rows=1
+    )
+    assert len(list(run)) == 10
+    wanted = backend.scheduler.usage.prompt_tokens_computed
+    assert wanted == 295 + 10 * 13
+
+    session = Session(
+        backend_of(model, page_size=page_size, sharing=sharing, num_pages=4000), PARAMS
+    )
+    roots = [session.root(prompt) for prompt in prompts]
+    drawn = session.sample(dict.fromkeys(roots, 2), max_tokens=3)
+    assert session.usage.prompt_tokens_computed == wanted
+    for root in roots:
+        check_children(model, root, drawn[root], replace(PARAMS, max_tokens=3))
+    session.backend.scheduler.check()
+
+
+def test_prompts_made_after_the_first_is_computed_share_its_pages_and_then_each_others() -> None:
+    model, prompts = HistoryModel(eos_bias=-9.0), alike(10, 295, 13)
+    session = Session(backend_of(model, page_size=16), PARAMS)
+    first = session.root(prompts[0])
+    session.sample({first: 1})
+    roots = [session.root(prompt) for prompt in prompts[1:]]
+    drawn = session.sample(dict.fromkeys(roots, 2))
+    # The last page that the first one fills is whole up to 288; what follows is computed once more.
+    assert session.usage.prompt_tokens_computed == 308 + (295 - 288) + 9 * 13
+    for root in roots:
+        check_children(model, root, drawn[root], PARAMS)
+
+
+def test_questions_that_are_asked_side_by_side_share_their_start() -> None:
+    async def judge(root: SearchNode) -> int:
+        async def ask(text: str) -> float:
+            question = root.search.prompt(text)
+            (score,) = await question.score(["a"])
+            question.drop()
+            return score.logprob
+
+        return len(await asyncio.gather(*map(ask, alike(24, 160, 18))))
+
+    backend = backend_of(HistoryModel(), page_size=16, num_pages=4000)
+    (result,) = run_of(backend, judge, 1)
+    assert result.value == 24 and result.error is None
+    # The text that is scored has a token, and the last token before it is computed for its logits.
+    assert backend.scheduler.usage.prompt_tokens_computed <= 160 + 24 * (18 + 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    data=st.data(),
+    page_size=st.sampled_from([1, 4, 16]),
+    sharing=st.sampled_from(["auto", "all", "one", "off"]),
+    num_pages=st.integers(40, 100),
+    run_ahead=st.booleans(),
+)
+def test_prompts_that_part_anywhere_are_split_while_others_wait(
+    data: st.DataObject, page_size: int, sharing: Sharing, num_pages: int, run_ahead: bool
+) -> None:
+    """Roots, questions and given text of shared starts, before and while calls are under way."""
+    model = HistoryModel(eos_bias=1.0)
+    backend = backend_of(
+        model, page_size=page_size, sharing=sharing, num_pages=num_pages * 4 // page_size + 20,
+        max_rows=data.draw(st.integers(1, 12)), run_ahead=run_ahead,
+        prefill_chunk=data.draw(st.sampled_from([5, 64])),
+    )  # fmt: skip
+    session = Session(backend, PARAMS)
+    texts, nodes, asked = ["acdefgh" * 4], [], []
+    for _ in range(data.draw(st.integers(2, 14))):
+        action = data.draw(st.sampled_from(["root", "root", "sample", "score", "extend", "tell"]))
+        if action == "root" or not nodes:
+            before = data.draw(st.sampled_from(texts))
+            cut = data.draw(st.integers(0, len(before)))
+            texts.append(before[:cut] + data.draw(st.text("acd", min_size=1, max_size=9)))
+            nodes.append(session.root(texts[-1]))
+        elif action == "extend":
+            nodes.append(data.draw(st.sampled_from(nodes)).extend(data.draw(st.text("ac"))))
+        elif action == "tell":
+            session.tell()
+        else:
+            node = data.draw(st.sampled_from(nodes))
+            call = node.sample(2) if action == "sample" else node.score(["ac", "d"])
+            asked.append((node, action, session.ask(call)))  # type: ignore[arg-type]
+        backend.scheduler.check()
+    while backend.has_work:
+        session.tell()
+        backend.scheduler.check()
+    session.tell()
+    for node, action, each in asked:
+        if action == "sample":
+            check_children(model, node, each.result, PARAMS)
+            continue
+        for text, score in zip(["ac", "d"], each.result, strict=True):
+            context = context_of(node)
+            for token, logprob in zip(text_ids(text), score.logprobs, strict=True):
+                wanted = model.logits(context).log_softmax(-1)[token]
+                assert logprob == pytest.approx(float(wanted), abs=1e-4)
+                context.append(token)
+    session.close()
+    assert backend.scheduler.cache.pool.num_used == 0

@@ -100,6 +100,41 @@ class SegmentStore:
         self.promote(part, rows)
         return part
 
+    def can_split(self, segment: LiveSegment) -> bool:
+        """Whether nothing of a segment was ever computed, nor of what hangs below it."""
+        return segment.table is None and segment.was_computed == segment.start
+
+    def split(self, segment: LiveSegment, cut: int, *, rows: int = 1) -> LiveSegment:
+        """Make the tokens up to position `cut` a segment of their own above the rest.
+
+        Returns the new one, with one reference for the caller; `segment` goes on from there. Only
+        for what `can_split`: rows and pages refer to what is above them.
+        """
+        assert self.can_split(segment) and segment.start < cut < segment.stop
+        parent, count = segment.parent, cut - segment.start
+        head = self._add(parent, segment.tokens[:count], kept=False)
+        head.refs, head.children[segment.index] = 2, segment
+        if parent is not None:
+            del parent.children[segment.index]
+            parent.refs -= 1
+        for name in ("first_logit", "scored"):
+            if getattr(segment, name) < cut:
+                setattr(head, name, getattr(segment, name))
+        if segment.reuse is not None:
+            prefix, covered = segment.reuse
+            head.reuse = prefix, min(covered, cut)
+            segment.reuse = segment.reuse if covered > cut else None
+        segment.parent, segment.start, segment.tokens = head, cut, segment.tokens[count:]
+        segment.computed = segment.was_computed = cut
+        self.promote(head, rows)
+        below = [segment]
+        while below:
+            each = below.pop()
+            assert each.parent is not None
+            each.base, each.above = each.parent.base_below, each.parent.chain
+            below += each.children.values()
+        return head
+
     def _add(self, parent: LiveSegment | None, tokens: Tokens, *, kept: bool) -> LiveSegment:
         start = parent.stop if parent is not None else 0
         segment = LiveSegment(

@@ -1,8 +1,8 @@
 """Given text in a session: which tokens it has, and which segments have them already.
 
 Prompts are matched against those before them from the root down. One that parts inside a segment
-goes on from a view of the segment's first pages, so that what two prompts share is computed and
-kept once, whatever order they come in.
+splits it where nothing of it was computed yet, and else goes on from a view of its first pages, so
+that what two prompts share is computed and kept once, whatever order they come in.
 """
 
 from __future__ import annotations
@@ -43,15 +43,11 @@ class PromptIndex:
         parent: LiveSegment | None = None
         rest = tokens
         while len(rest):
-            match, shared = self._longest(parent, rest)
+            match, cut = self._furthest(parent, rest)
             if match is None:
                 break
-            if shared < len(match.tokens):
-                cut = match.start + shared
-                cut -= (cut - match.base) % self._page_size
-                if cut <= match.start:
-                    break
-                match = self._hold(self._store.view(match, cut, rows=self._rows))
+            if cut < match.stop:
+                match = self._part(match, cut)
             elif match.index in self._held:
                 self._held.move_to_end(match.index)
             rest = rest[len(match.tokens) :]
@@ -65,23 +61,45 @@ class PromptIndex:
         segment.refs += 1
         return segment
 
-    def _longest(
+    def _furthest(
         self, parent: LiveSegment | None, tokens: Tokens
     ) -> tuple[LiveSegment | None, int]:
-        """The segment below `parent` that shares most tokens; of several, one that ends there."""
-        key = (parent.index if parent is not None else -1, int(tokens[0]))
+        """Of the segments below `parent` the one that most tokens can be shared with.
+
+        And up to which position: of several one that ends there. None if no token can be.
+        """
+        key = self._key(parent, tokens)
         alive = [s for s in self._below.get(key, ()) if s.refs > 0]
         if not alive:
             self._below.pop(key, None)
             return None, 0
         self._below[key] = alive
-        shared = [common_prefix(s.tokens, tokens) for s in alive]
-        best = max(range(len(alive)), key=lambda i: (shared[i], -len(alive[i].tokens)))
-        return alive[best], shared[best]
+        cuts = [self._cut(s, common_prefix(s.tokens, tokens)) for s in alive]
+        best = max(range(len(alive)), key=lambda i: (cuts[i], -len(alive[i].tokens)))
+        return (alive[best], cuts[best]) if cuts[best] > alive[best].start else (None, 0)
+
+    def _cut(self, segment: LiveSegment, shared: int) -> int:
+        """Where a segment can be parted whose first tokens are shared."""
+        cut = segment.start + shared
+        if cut == segment.stop or self._store.can_split(segment):
+            return cut
+        return cut - (cut - segment.base) % self._page_size
+
+    def _part(self, segment: LiveSegment, cut: int) -> LiveSegment:
+        """The part of a segment up to position `cut`, which stays known."""
+        if not self._store.can_split(segment):
+            return self._hold(self._store.view(segment, cut, rows=self._rows))
+        self._below[self._key(segment.parent, segment.tokens)].remove(segment)
+        part = self._hold(self._store.split(segment, cut, rows=self._rows))
+        self._note(segment)
+        return part
+
+    @staticmethod
+    def _key(parent: LiveSegment | None, tokens: Tokens) -> tuple[int, int]:
+        return parent.index if parent is not None else -1, int(tokens[0])
 
     def _note(self, segment: LiveSegment) -> None:
-        parent = segment.parent.index if segment.parent is not None else -1
-        self._below.setdefault((parent, int(segment.tokens[0])), []).append(segment)
+        self._below.setdefault(self._key(segment.parent, segment.tokens), []).append(segment)
 
     def _hold(self, segment: LiveSegment) -> LiveSegment:
         """Keep the caller's reference on a new segment until many others have been used since."""
