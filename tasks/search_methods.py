@@ -193,7 +193,10 @@ class _Searcher:
             (only,) = await self._root.sample(1)
             return Found(only, (only,))
         try:
-            samples = await self._root.sample(self._settings.width)
+            fitting = self._root.search.fitting(
+                self._settings.width, self._settings.whole.max_tokens
+            )
+            samples = await self._root.sample(max(1, fitting))
         except BudgetReached as end:
             return Found(None, stopped=str(end))
         return Found(None, tuple(samples))

@@ -10,13 +10,20 @@ from toy_search import ToyBackend, hashed, run, start
 from treegen.errors import InputError
 from treegen.params import SamplingParams
 from treegen.results import Completion, Score
-from treegen.search.ask_tell import AskTell, Request, SampleRequest, ScoreRequest, TextContext
+from treegen.search.ask_tell import (
+    MODEL_END,
+    AskTell,
+    Request,
+    SampleRequest,
+    ScoreRequest,
+    TextContext,
+)
 from treegen.search.beam import beam
-from treegen.search.budget import Budget
+from treegen.search.budget import Budget, BudgetReached
 from treegen.search.evaluate import choice_scores, value_prompt
 from treegen.search.majority import majority
 from treegen.search.node import Search, SearchNode
-from treegen.search.propose import sample_steps
+from treegen.search.propose import ended, sample_steps
 from treegen.search.result import Found
 
 MODEL = hashed("abc.", eos=0.02)
@@ -242,3 +249,105 @@ def test_token_ids_are_prompts() -> None:
 def test_no_problems_are_done_at_once() -> None:
     searches = AskTell(by_beam, [])
     assert searches.done and searches.ask() == [] and searches.results == []
+
+
+# Plain texts
+
+
+def letters_of(text: str) -> int:
+    return len(text)
+
+
+def test_texts_are_charged_to_the_budget() -> None:
+    async def endless(root: SearchNode) -> None:
+        while True:
+            await root.sample(1)
+
+    searches = AskTell(endless, ["a"], budget=Budget(tokens=50), count_tokens=letters_of)
+    answered = 0
+    while requests := searches.ask():
+        for request in requests:
+            assert searches.tell(request, ["seven. "])
+            answered += 1
+    (result,) = searches.results
+    assert answered == 8 and result is not None
+    assert result.usage.tokens_decoded == 56 and result.stopped == "budget of 50 tokens reached"
+
+
+def test_texts_that_nothing_counts_are_refused_under_a_budget_of_tokens() -> None:
+    async def once(root: SearchNode) -> list[SearchNode]:
+        return await root.sample(1)
+
+    with AskTell(once, ["a"], budget=Budget(tokens=50)) as searches:
+        (request,) = searches.ask()
+        assert isinstance(request, SampleRequest)
+        with pytest.raises(InputError, match="give AskTell count_tokens"):
+            searches.tell(request, ["a"])
+        counted = Completion("a", 0, 0, "abc", (1, 2, 3), (-1.0, -1.0, -1.0), "stop", 0)
+        assert searches.tell(request, [counted])
+        assert searches.ask() == []
+    (result,) = searches.results
+    assert result is not None and result.usage.tokens_decoded == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "end", "is_end"),
+    [
+        ("It is 4.", {}, ("stop", MODEL_END), True),
+        ("2 + 2\n", {"stop": "\n", "include_stop": True}, ("stop", "\n"), False),
+        ("It is 4.", {"stop": ["\n", ";"], "include_stop": True}, ("stop", MODEL_END), True),
+        ("a\n\n", {"stop": ["\n", "\n\n"], "include_stop": True}, ("stop", "\n\n"), False),
+        ("2 + 2", {"stop": "\n"}, ("stop", None), False),
+        ("0123456789", {"max_tokens": 10}, ("length", None), False),
+        ("0123456789", {"max_tokens": 10, "stop": "\n"}, ("length", None), False),
+    ],
+)
+def test_a_text_ends_as_it_shows(
+    text: str, overrides: dict[str, object], end: tuple[str, object], is_end: bool
+) -> None:
+    async def once(root: SearchNode) -> list[object]:
+        (node,) = await root.sample(1, **overrides)
+        return [node.finish_reason, node.stop, ended(node), node.num_context_tokens]
+
+    searches = AskTell(once, ["a"], count_tokens=letters_of)
+    searches.tell(searches.ask()[0], [text])
+    assert searches.ask() == []
+    (result,) = searches.results
+    assert result is not None and result.value == [*end, is_end, 1 + len(text)]
+
+
+def test_a_text_by_which_the_model_ends_is_not_gone_on_from() -> None:
+    """Steps of lines, of which the model's last one has no newline."""
+    texts = {"q": "one\n", "qone\n": "two\n", "qone\ntwo\n": "The end."}
+
+    async def fn(root: SearchNode) -> Found:
+        async def length(nodes: Sequence[SearchNode]) -> list[float]:
+            return [float(len(node.path_text)) for node in nodes]
+
+        return await beam(root, sample_steps(1, "\n"), length, ended, width=1, depth=9)
+
+    searches = AskTell(fn, ["q"], count_tokens=letters_of)
+    while requests := searches.ask():
+        for request in requests:
+            searches.tell(request, [texts[request.context.text]])
+    (result,) = searches.results
+    assert result is not None and result.best_text == "one\ntwo\nThe end."
+    assert result.candidates == (3,) and result.stopped == "" and result.usage.calls == 3
+
+
+def test_seconds_end_a_wait_for_a_tool() -> None:
+    async def fn(root: SearchNode) -> Found:
+        (node,) = await root.sample(1)
+        try:
+            await asyncio.sleep(1000)
+        except BudgetReached as end:
+            return Found(node, (node,), stopped=str(end))
+        return Found(None)
+
+    searches = AskTell(fn, ["a", "b"], budget=Budget(seconds=0.05))
+    while requests := searches.ask():
+        for request in requests:
+            searches.tell(request, ["x"])
+    for result in searches.results:
+        assert result is not None and result.stopped == "budget of 0.05 seconds reached"
+        assert result.best_text == "x" and result.error is None

@@ -1,22 +1,25 @@
 """A budget may end a search anywhere; what was drawn by then is in the tree, and in the result."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_search import hashed, run, start
+from toy_search import hashed, run, run_all, start
 
 from treegen.expansion import Expand
 from treegen.params import SamplingParams
 from treegen.search.beam import beam
 from treegen.search.best_first import best_first
 from treegen.search.best_of_n import best_of_n
-from treegen.search.budget import Budget
+from treegen.search.budget import Budget, BudgetReached
 from treegen.search.dvts import dvts
 from treegen.search.evaluate import mean_logprob, rollouts, value_prompt
 from treegen.search.expand import expand
+from treegen.search.gathering import gather
 from treegen.search.majority import majority
 from treegen.search.mcts import mcts
 from treegen.search.node import SearchNode
@@ -111,3 +114,82 @@ def test_stopping_a_search_ends_it_with_what_it_has(name: str) -> None:
 
     result = run(search, fn)
     assert result.stopped == "enough of it" and result.best is None and result.error is None
+
+
+# What each limit holds
+
+
+async def eager(root: SearchNode) -> None:
+    await gather(root.sample(16, max_tokens=3) for _ in range(3))
+
+
+async def listing(root: SearchNode) -> None:
+    for letter in "abcabcabc":
+        (await root.sample(1))[0].extend(letter)
+
+
+async def streaming(root: SearchNode) -> None:
+    async with aclosing(root.stream(20)) as children:
+        async for child in children:
+            child.value = 1.0
+
+
+@pytest.mark.parametrize("fn", [eager, listing, streaming])
+@pytest.mark.parametrize("limit", [1, 5, 17])
+def test_no_node_is_made_beyond_the_budget(
+    fn: Callable[[SearchNode], Awaitable[None]], limit: int
+) -> None:
+    search, backend = start(hashed("abc"), budget=Budget(nodes=limit))
+    (result,) = run_all([search], fn)
+    assert result.stopped == f"budget of {limit} nodes reached" and result.error is None
+    assert len(result.tree.nodes) - 1 == result.usage.nodes == limit
+    assert len(backend.drawn) <= limit
+    with pytest.raises(BudgetReached, match=f"budget of {limit} nodes"):
+        search.root.extend("a")
+
+
+def test_no_more_samples_are_begun_than_there_are_tokens_left() -> None:
+    async def wide(root: SearchNode) -> None:
+        await gather([root.sample(4), root.sample(1_000_000)])
+
+    search, backend = start(hashed("abc", eos=0.5), budget=Budget(tokens=10))
+    (result,) = run_all([search], wide)
+    assert result.stopped == "budget of 10 tokens reached"
+    assert result.usage.tokens_decoded == 10 and len(backend.drawn) <= 10
+
+
+def test_what_is_cancelled_makes_room_again() -> None:
+    async def fn(root: SearchNode) -> int:
+        call = asyncio.ensure_future(root.sample(5))
+        await asyncio.sleep(0)
+        with pytest.raises(BudgetReached, match="5 nodes"):
+            await root.sample(1)
+        call.cancel()
+        await asyncio.wait([call])
+        return len(await root.sample(5, max_tokens=1))
+
+    assert run(start(hashed("abc"), budget=Budget(nodes=5))[0], fn).value == 5
+
+
+@pytest.mark.parametrize("tokens", [13, 50, 200])
+def test_best_of_n_draws_as_many_as_its_budget_has_room_for(tokens: int) -> None:
+    params = SamplingParams(max_tokens=12)
+    model = hashed("abc", eos=0.1)
+    search, backend = start(model, params=params, budget=Budget(tokens=tokens))
+    result = run(search, lambda root: best_of_n(root, 400, mean_logprob))
+    assert result.stopped == f"budget of {tokens} tokens reached"
+    # Each of them was sure to end, and there is not room for another.
+    assert tokens - 12 < result.usage.tokens_decoded <= tokens
+    assert result.usage.tokens_decoded == sum(node.n_tokens for node in result.tree.nodes)
+    assert len(result.candidates) == len(backend.drawn) >= tokens // 12
+    assert all(node.score is not None for node in result.tree.nodes[1:])
+    whole = run(start(model, params=params)[0], lambda root: best_of_n(root, 400, mean_logprob))
+    count = len(result.tree.nodes)
+    assert [node.text for node in whole.tree.nodes[:count]] == [n.text for n in result.tree.nodes]
+
+
+def test_a_vote_draws_as_many_as_its_budget_has_room_for() -> None:
+    params = SamplingParams(max_tokens=12)
+    search, _ = start(hashed("abc"), params=params, budget=Budget(tokens=50))
+    result = run(search, lambda root: majority(root, lambda node: node.text[:1], batch=40))
+    assert result.stopped == "budget of 50 tokens reached" and len(result.candidates) == 4

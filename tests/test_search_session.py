@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,11 +28,14 @@ from treegen.plan import Request, compile_plan
 from treegen.results import Completion
 from treegen.sampling import SamplingBatch, draw, row_seed
 from treegen.scheduler import Scheduler
+from treegen.search.beam import beam
 from treegen.search.budget import Budget, BudgetReached
 from treegen.search.driver import SearchRun
 from treegen.search.live import LiveBackend
 from treegen.search.node import SearchFn, SearchNode
 from treegen.search.problems import named
+from treegen.search.propose import sample_steps
+from treegen.search.result import Found
 from treegen.search.session import Asked, Session
 from treegen.stopping import Stopping
 
@@ -780,3 +784,59 @@ def test_prompts_that_part_anywhere_are_split_while_others_wait(
                 context.append(token)
     session.close()
     assert backend.scheduler.cache.pool.num_used == 0
+
+
+# Time
+
+
+async def beside_a_tool(root: SearchNode) -> Found:
+    """A strategy whose judge is a tool that takes for ever."""
+
+    async def judge(nodes: Sequence[SearchNode]) -> list[float]:
+        await asyncio.sleep(0 if all(node.depth == 1 for node in nodes) else 1000)
+        return [node.logprob for node in nodes]
+
+    steps = sample_steps(2, stop=(), max_tokens=2)
+    return await beam(root, steps, judge, lambda node: node.depth == 2, width=2, depth=3)
+
+
+async def in_a_task(root: SearchNode) -> None:
+    async def call() -> None:
+        await asyncio.to_thread(event.wait, 20)
+
+    event = threading.Event()
+    try:
+        await asyncio.gather(call(), root.sample(2))
+    finally:
+        event.set()
+
+
+async def cleans_up(root: SearchNode) -> None:
+    try:
+        await asyncio.sleep(1000)
+    finally:
+        await asyncio.sleep(0.001)
+        root.data = "clean"
+        await root.sample(1)  # which the budget does not allow any more
+
+
+@pytest.mark.parametrize("fn", [beside_a_tool, in_a_task, cleans_up])
+def test_seconds_end_what_a_search_waits_for_beside_the_model(fn: SearchFn) -> None:
+    backend = backend_of(HistoryModel(eos_bias=-9.0))
+    results = list(run_of(backend, fn, 5, concurrency=3, budget=Budget(seconds=0.2)))
+    assert len(results) == 5
+    for result in results:
+        assert result.error is None and result.stopped == "budget of 0.2 seconds reached"
+        assert (result.best is not None) == (fn is beside_a_tool)
+    assert backend.scheduler.cache.pool.num_used == 0
+
+
+def test_a_search_whose_time_is_over_leaves_the_others_alone() -> None:
+    async def some_slow(root: SearchNode) -> int:
+        if root.search.name == "1":
+            await asyncio.sleep(1000)
+        return len(await root.sample(1))
+
+    results = run_of(backend_of(HistoryModel()), some_slow, 3, budget=Budget(seconds=2))
+    stops = {result.name: (result.value, result.stopped) for result in results}
+    assert stops == {"0": (1, ""), "1": (None, "budget of 2 seconds reached"), "2": (1, "")}

@@ -378,9 +378,15 @@ class LLM:
         belong to the prompt's tokens, and as for `generate` a further search of the same prompt
         draws other samples, unless params have a seed.
         options: see `search_stream`.
+
+        Of a search that fails, the result has the error and the tree so far; where all fail, that
+        is warned of.
         """
+        from treegen.search.result import warn_if_all_failed
+
         with self.search_stream(fn, problems, params, **options) as run:
             results = {result.name: result for result in run}
+        warn_if_all_failed(list(results.values()))
         return [results[name] for name in run.names]
 
     def search_stream(

@@ -7,7 +7,7 @@ step with `LLM.session`, or against a model of your own with `AskTell`.
 # Not imported lazily, as names of the treegen package are: some functions have the names of their
 # modules, and would be hidden by them. Nothing here imports torch.
 from treegen.expansion import Expand
-from treegen.search.ask_tell import AskTell, SampleRequest, ScoreRequest
+from treegen.search.ask_tell import MODEL_END, AskTell, SampleRequest, ScoreRequest
 from treegen.search.beam import beam
 from treegen.search.best_first import best_first
 from treegen.search.best_of_n import best_of_n
@@ -50,6 +50,7 @@ from treegen.search.thoughts import bfs, dfs
 from treegen.search.tree import NodeRecord, SearchTree
 
 __all__ = [
+    "MODEL_END",
     "Arm",
     "AskTell",
     "Backend",

@@ -11,17 +11,22 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from functools import partial
+from typing import Any, Final, Self
 
 from treegen.errors import InputError
 from treegen.params import SamplingParams
-from treegen.results import Completion, Score
+from treegen.results import Completion, FinishReason, Score
 from treegen.search.budget import Budget, SearchUsage
-from treegen.search.idle import end_tasks, idle_loop, run_apart
+from treegen.search.idle import IdleLoop, end_tasks, run_apart
 from treegen.search.node import Context, Drawn, Search, SearchFn
 from treegen.search.problems import named
 from treegen.search.result import SearchResult
+from treegen.search.running import Running
 from treegen.unnamed import DrawnBefore, origin_of
+
+MODEL_END: Final = -1
+"""As `Completion.stop`: the model itself ended the text, by a token that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +77,14 @@ Request = SampleRequest | ScoreRequest
 class _Mailbox:
     """The backend: puts requests out, and waits for what they are answered with."""
 
-    count_tokens: Callable[[str], int]
+    count_tokens: Callable[[str], int] | None
     new: list[Request] = field(default_factory=list)
     # An answer of None is a request withdrawn.
     waiting: dict[Request, tuple[Search, asyncio.Future[Any]]] = field(default_factory=dict)
 
     def prompt(self, content: str | Sequence[int], usage: SearchUsage) -> Context:
         if isinstance(content, str):
-            context = TextContext((), content, self.count_tokens(content))
+            context = TextContext((), content, self._count(content))
         else:
             context = TextContext(tuple(content), "", len(content))
         usage.tokens_prefilled += context.num_tokens
@@ -87,7 +92,7 @@ class _Mailbox:
 
     def extend(self, context: Context, text: str) -> Context:
         assert isinstance(context, TextContext)
-        return context.extended(text, self.count_tokens(text))
+        return context.extended(text, self._count(text))
 
     async def sample(
         self, context: Context, key: str, indices: range, params: SamplingParams, search: Search
@@ -101,7 +106,8 @@ class _Mailbox:
         request = SampleRequest(name, search.name, context, key, indices, seeds, params)
         completions = await self._answer(request, search)
         return [
-            Drawn(each, context.extended(each.text, each.num_tokens)) for each in completions or ()
+            Drawn(each, context.extended(each.text, self.num_tokens(each)))
+            for each in completions or ()
         ]
 
     async def score(self, context: Context, texts: Sequence[str], search: Search) -> list[Score]:
@@ -118,6 +124,28 @@ class _Mailbox:
         for owner, future in list(self.waiting.values()):
             if owner is search and not future.done():
                 future.set_result(None)
+
+    def completion(self, request: SampleRequest, place: int, text: str) -> Completion:
+        """The sample that a plain text is."""
+        params, stops = request.params, request.params.stops
+        count = None if self.count_tokens is None else self.count_tokens(text)
+        reason: FinishReason = "stop"
+        stop: str | int | None = MODEL_END
+        if params.include_stop and (ending := [each for each in stops if text.endswith(each)]):
+            stop = max(ending, key=len)
+        elif count is not None and count >= params.max_tokens:
+            reason, stop = "length", None
+        elif stops and not params.include_stop:
+            stop = None  # which of them, or the model's end, the text does not show
+        seed, index = request.seeds[place], request.indices[place]
+        return Completion(request.key, index, seed, text, (), (), reason, stop)
+
+    def num_tokens(self, completion: Completion) -> int:
+        """Generated tokens of an answer; what its text has if no tokens are told."""
+        return completion.num_tokens or self._count(completion.text)
+
+    def _count(self, text: str) -> int:
+        return 0 if self.count_tokens is None else self.count_tokens(text)
 
     async def _answer(self, request: Request, search: Search) -> Any:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -156,10 +184,10 @@ class AskTell:
         """Searches that have not begun.
 
         problems: prompts, or pairs of a name and a prompt; unnamed ones are named by their number.
-        budget: of each. count_tokens: tokens of a given text, for the account; without it only
-        generated tokens count. Raises InputError where two problems have one name.
+        budget: of each. count_tokens: tokens of a text, for the account and the budget; without it
+        only those of Completions count. Raises InputError where two problems have one name.
         """
-        self._mail = _Mailbox(count_tokens or (lambda text: 0))
+        self._mail = _Mailbox(count_tokens)
         before = DrawnBefore()
         self._searches = [
             Search(
@@ -171,9 +199,10 @@ class AskTell:
         self.results: list[SearchResult | None] = [None] * len(self._searches)
         """In the order of the problems; None for a search that has not ended."""
         self._closing = False
-        self._loop = idle_loop(self._on_idle)
-        self._tasks = [
-            self._loop.create_task(self._search(fn, index)) for index in range(len(self._searches))
+        self._loop = IdleLoop(self._on_idle, self._mail)
+        self._running = [
+            Running(self._loop, fn, search, partial(self._note, index))
+            for index, search in enumerate(self._searches)
         ]
 
     @property
@@ -204,6 +233,12 @@ class AskTell:
         answers: for samples a Completion for each index, or just the text that the node is to
         have; for scores a Score for each text. Returns False, and forgets them, if the search no
         longer waits for them.
+
+        A text is taken to end as it shows: with a stop string that the request includes, after
+        max_tokens tokens (by count_tokens), or else by the model itself. Where stop strings are
+        not included, a text does not show which it was, and counts as one that goes on; give a
+        Completion with stop=MODEL_END if the model ended it. Raises InputError for texts under a
+        budget of tokens without count_tokens, for nothing would ever reach it.
         """
         if not self.is_wanted(request):
             return False
@@ -213,7 +248,9 @@ class AskTell:
             wanted, kind = len(request.indices), Completion
             if len(answers) == wanted:
                 answers = [
-                    _completion(request, place, answer) if isinstance(answer, str) else answer
+                    self._mail.completion(request, place, answer)
+                    if isinstance(answer, str)
+                    else answer
                     for place, answer in enumerate(answers)
                 ]
         else:
@@ -222,10 +259,15 @@ class AskTell:
             raise InputError(
                 f"request {request.id!r} takes {wanted} answers, each a {kind.__name__}"
             )
+        completions = [answer for answer in answers if isinstance(answer, Completion)]
+        uncounted = any(each.text and not each.tokens for each in completions)
+        if uncounted and search.budget.tokens and self._mail.count_tokens is None:
+            raise InputError(
+                "a budget of tokens needs to know how many tokens an answer has; give AskTell "
+                "count_tokens, or answer with Completions that have their tokens"
+            )
         future.set_result(answers)
-        for answer in answers:
-            if isinstance(answer, Completion):
-                search.usage.tokens_decoded += answer.num_tokens
+        search.usage.tokens_decoded += sum(map(self._mail.num_tokens, completions))
         if reason := search.budget.exceeded(search.usage, drawing=True):
             search.stop(reason)
         return True
@@ -250,28 +292,20 @@ class AskTell:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    async def _search(self, fn: SearchFn, index: int) -> None:
-        search = self._searches[index]
-        returned, failure = None, None
-        try:
-            returned = await fn(search.root)
-        except Exception as error:  # One failing search fails alone.
-            failure = error
-        self.results[index] = SearchResult.of(search, returned, failure)
+    def _note(self, index: int, result: SearchResult) -> None:
+        if not self._closing:
+            self.results[index] = result
 
     def _on_idle(self) -> bool:
         if self._closing:
             return False
+        if any(each.end_wait() for each in self._running):
+            return True
         unanswered = any(not future.done() for _, future in self._mail.waiting.values())
-        if unanswered or all(task.done() for task in self._tasks):
+        if unanswered or all(each.task.done() for each in self._running):
             self._loop.stop()
             return True
         return False
-
-
-def _completion(request: SampleRequest, place: int, text: str) -> Completion:
-    seed = request.seeds[place]
-    return Completion(request.key, request.indices[place], seed, text, (), (), "stop")
 
 
 def _flat(content: Any) -> str | Sequence[int]:

@@ -40,8 +40,14 @@ class SearchUsage:
 class Budget:
     """Limits of one search; None is no limit.
 
-    tokens: decoded tokens. calls: sample and score calls. seconds: wall time. nodes: children.
-    Each is checked before a call; tokens and seconds also while samples are being drawn.
+    tokens: decoded tokens, of prompts that ask for values too. calls: sample and score calls.
+    seconds: wall time. nodes: children, of given text too.
+
+    calls and nodes are never exceeded: of a call for more children than are left, only those are
+    drawn. tokens is looked at after each pass of the model, so it is exceeded by less than a token
+    for each sample under way (two on a GPU); with `AskTell`, where samples come whole, by those
+    that were asked for. seconds ends samples after the pass under way, and whatever else a search
+    awaits at once; code that does not await, such as a loop or `time.sleep`, cannot be ended.
     """
 
     tokens: int | None = None
@@ -74,8 +80,12 @@ class Budget:
             if drawing and name in ("calls", "nodes"):
                 continue
             if limit is not None and spent >= limit:
-                return f"budget of {limit:,} {name} reached"
+                return self.reached(name)
         return None
+
+    def reached(self, name: str) -> str:
+        """What is said where the limit of that name ends something."""
+        return f"budget of {getattr(self, name):,} {name} reached"
 
 
 def check_budget(budget: object) -> None:

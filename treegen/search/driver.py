@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
 from treegen.params import SamplingParams
 from treegen.search.budget import Budget
-from treegen.search.idle import end_tasks, idle_loop, run_apart
+from treegen.search.idle import IdleLoop, end_tasks, run_apart
 from treegen.search.live import LiveBackend
 from treegen.search.node import Context, Search, SearchFn
 from treegen.search.problems import Problem
 from treegen.search.result import SearchResult
+from treegen.search.running import Running
 
 
 class SearchRun(Iterator[SearchResult]):
@@ -48,19 +48,19 @@ class SearchRun(Iterator[SearchResult]):
             )
             for problem, context in zip(problems, contexts, strict=True)
         )
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._running: set[Running] = set()
         self._results: deque[SearchResult] = deque()
-        self._loop = idle_loop(self._on_idle)
+        self._loop = IdleLoop(self._on_idle, backend)
         self.closed = False
 
     @property
     def num_running(self) -> int:
         """Searches under way."""
-        return len(self._tasks)
+        return len(self._running)
 
     def __next__(self) -> SearchResult:
         while not self._results and not self.closed:
-            if not self._waiting and not self._tasks:
+            if not self._waiting and not self._running:
                 self.close()
                 break
             self.step()
@@ -74,10 +74,8 @@ class SearchRun(Iterator[SearchResult]):
         For a caller that wants to look around between passes; results come from the iterator.
         """
         try:
-            while self._waiting and len(self._tasks) < self._concurrency:
-                task = self._loop.create_task(self._search(*self._waiting.popleft()))
-                task.add_done_callback(self._tasks.discard)
-                self._tasks.add(task)
+            while self._waiting and len(self._running) < self._concurrency:
+                self._begin(*self._waiting.popleft())
             run_apart(self._loop.run_forever)
             if self.closed:  # By a search.
                 self.close()
@@ -91,24 +89,25 @@ class SearchRun(Iterator[SearchResult]):
         """Leave the loop for a forward pass, for a result, or for further searches."""
         if self.closed:
             return False
-        if self.backend.has_work or self._results or not self._tasks:
+        if any(each.end_wait() for each in self._running):
+            return True
+        if self.backend.has_work or self._results or not self._running:
             self._loop.stop()
             return True
         return False  # They all wait for something else, such as a tool.
 
-    async def _search(self, problem: Problem, context: Context, origin: str | None) -> None:
+    def _begin(self, problem: Problem, context: Context, origin: str | None) -> None:
         search = Search(
             self.backend, problem.content, name=problem.name, params=self._params,
             budget=self._budget, context=context, origin=origin,
         )  # fmt: skip
-        returned, failure = None, None
-        try:
-            returned = await self._fn(search.root)
-        except (Exception, asyncio.CancelledError) as error:
-            failure = error  # It is this search's alone, and goes into its result.
-        search.close()  # First, for it settles what the search did not wait for.
+        running = Running(self._loop, self._fn, search, self._note)
+        running.task.add_done_callback(lambda _: self._running.discard(running))
+        self._running.add(running)
+
+    def _note(self, result: SearchResult) -> None:
         if not self.closed:
-            self._results.append(SearchResult.of(search, returned, failure))
+            self._results.append(result)
 
     def close(self) -> None:
         """End all searches; those that have not finished have no result."""

@@ -7,6 +7,8 @@ import selectors
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from treegen.errors import InputError
+
 
 class _IdleSelector(selectors.DefaultSelector):
     """Is asked to wait when an event loop has nothing left to run."""
@@ -21,13 +23,30 @@ class _IdleSelector(selectors.DefaultSelector):
         return super().select(timeout)
 
 
-def idle_loop(on_idle: Callable[[], bool]) -> asyncio.SelectorEventLoop:
+class IdleLoop(asyncio.SelectorEventLoop):
     """An event loop that calls `on_idle` whenever it would wait; it does not wait if that is true.
 
     To wait is right where coroutines wait for something that the loop itself knows of, such as
-    the network or a timer.
+    the network or a timer. backend: what computes the samples that are awaited in it.
     """
-    return asyncio.SelectorEventLoop(_IdleSelector(on_idle))
+
+    def __init__(self, on_idle: Callable[[], bool], backend: object) -> None:
+        """A loop in which nothing runs yet."""
+        super().__init__(_IdleSelector(on_idle))
+        self.backend = backend
+
+
+def check_loop(backend: object) -> None:
+    """Raise InputError where nothing would ever compute what is awaited of a backend."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    if isinstance(loop, IdleLoop) and loop.backend is not backend:
+        raise InputError(
+            "a search awaits a node of another session or run, which computes nothing meanwhile; "
+            "call `sample` and `score` of that session instead, which do not need to be awaited"
+        )
 
 
 def run_apart(run: Callable[[], object]) -> None:

@@ -47,15 +47,16 @@ async def majority(
 ) -> Found:
     """Draw solutions until the beta rule says that the vote is decided, and let them vote.
 
-    batch: solutions drawn side by side; when the vote is decided those still being drawn are
-    cancelled. confidence: of the rule; None draws max_samples. overrides: as for
-    `SearchNode.sample`. Solutions are read in the order in which they were started, so what is
-    counted, and the tree, do not depend on which end first.
+    batch: solutions drawn side by side, fewer where the budget of tokens has no room for so many;
+    when the vote is decided those still being drawn are cancelled. confidence: of the rule; None
+    draws max_samples. overrides: as for `SearchNode.sample`. Solutions are read in the order in
+    which they were started, so what is counted, and the tree, do not depend on which end first.
     """
     check_counts(max_samples=max_samples, batch=batch)
     if confidence is not None and not 0 < confidence < 1:
         raise InputError(f"confidence must be between 0 and 1, got {confidence!r}")
-    if replace(root.search.params, **overrides).temperature == 0:
+    params = replace(root.search.params, **overrides)
+    if params.temperature == 0:
         raise InputError("a vote needs different samples; give a temperature above 0")
     samples: list[SearchNode] = []
     answers: list[str | None] = []
@@ -63,6 +64,7 @@ async def majority(
     try:
         while len(samples) < max_samples and not stopped:
             n = min(batch, max_samples - len(samples))
+            n = max(1, root.search.fitting(n, params.max_tokens))
             async with aclosing(root.stream(n, **overrides)) as drawn:
                 async for sample in drawn:
                     samples.append(sample)

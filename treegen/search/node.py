@@ -9,7 +9,9 @@ account, the budget and the randomness of one problem.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -17,6 +19,8 @@ from treegen.errors import InputError
 from treegen.params import SamplingParams
 from treegen.results import Completion, Score
 from treegen.search.budget import Budget, BudgetReached, SearchUsage
+from treegen.search.idle import check_loop
+from treegen.search.uncopied import Uncopied
 
 NodeEnd = Literal["stop", "length", "given"]
 
@@ -72,7 +76,7 @@ class Backend(Protocol):
         ...
 
 
-class Search:
+class Search(Uncopied):
     """One problem's search: its tree, sampling parameters, budget and account.
 
     origin: what the randomness of its samples belongs to, beside their paths and the seed: the
@@ -98,7 +102,7 @@ class Search:
         self.budget = budget or Budget()
         self.usage = SearchUsage()
         self.stopped: BudgetReached | None = None
-        self._num_prompts = 0
+        self._num_prompts = self._num_drawing = 0
         self._others: list[SearchNode] = []
         context = context or backend.prompt(content, self.usage)
         self.root = SearchNode(self, None, f"{name}/", _text(content), context)
@@ -149,8 +153,44 @@ class Search:
         if self.stopped is not None:
             raise BudgetReached(*self.stopped.args)
 
+    def fitting(self, n: int, max_tokens: int) -> int:
+        """How many of n samples are sure to end within the budget of tokens; 0 if none is."""
+        if self.budget.tokens is None:
+            return n
+        left = self.budget.tokens - self.usage.tokens_decoded
+        return max(0, min(n, left // max_tokens))
 
-class SearchNode:
+    @contextmanager
+    def drawing(self, n: int) -> Iterator[int]:
+        """Draw samples inside; gives how many of n the budget has room for.
+
+        Each is a node, and has a token. Raises BudgetReached if there is no room for one.
+        """
+        self.check()
+        granted = min(n, self.check_room("nodes", "tokens"))
+        self._num_drawing += granted
+        try:
+            yield granted
+        finally:
+            self._num_drawing -= granted
+
+    def check_room(self, *names: Literal["nodes", "tokens"]) -> int:
+        """How many samples the named limits have room for beside those under way.
+
+        Raises BudgetReached if there is none for one.
+        """
+        spent = {"nodes": self.usage.nodes, "tokens": self.usage.tokens_decoded}
+        room = sys.maxsize
+        for name in names:
+            limit = getattr(self.budget, name)
+            if limit is not None:
+                room = min(room, limit - spent[name] - self._num_drawing)
+            if room < 1:
+                raise BudgetReached(self.budget.reached(name))
+        return room
+
+
+class SearchNode(Uncopied):
     """A piece of text in a search tree.
 
     text: its own text. tokens: its own token ids, empty for given text. logprobs: of its tokens.
@@ -271,6 +311,7 @@ class SearchNode:
         children = await self._sample(n, overrides)
         if len(children) < n:
             self.search.check()
+            self.search.check_room("nodes", "tokens")  # which other calls may have taken
         return children
 
     async def stream(self, n: int, **overrides: Any) -> AsyncGenerator[SearchNode]:
@@ -315,16 +356,17 @@ class SearchNode:
         if n == 0:
             return []
         context = self._live()
-        self.search.check()
-        if first is None:
-            first = self._num_drawn
-            self._num_drawn += n
-        usage = self.search.usage
-        usage.calls += 1
-        usage.tokens_reprompted += context.num_tokens
-        drawn = await self.search.backend.sample(
-            context, self.key, range(first, first + n), params, self.search
-        )
+        check_loop(self.search.backend)
+        with self.search.drawing(n) as granted:
+            if first is None:
+                first = self._num_drawn
+                self._num_drawn += granted
+            usage = self.search.usage
+            usage.calls += 1
+            usage.tokens_reprompted += context.num_tokens
+            drawn = await self.search.backend.sample(
+                context, self.key, range(first, first + granted), params, self.search
+            )
         children = [
             SearchNode(
                 self.search,
@@ -345,7 +387,11 @@ class SearchNode:
         return children
 
     def extend(self, text: str) -> SearchNode:
-        """Append given text: a tool's result, a question, a delimiter. Computed when needed."""
+        """Append given text: a tool's result, a question, a delimiter. Computed when needed.
+
+        Raises BudgetReached where the budget has no room for a further node.
+        """
+        self.search.check_room("nodes")
         context = self.search.backend.extend(self._live(), text)
         child = SearchNode(
             self.search,
@@ -366,6 +412,7 @@ class SearchNode:
         if not texts:
             return []
         context = self._live()
+        check_loop(self.search.backend)
         self.search.check()
         self.search.usage.calls += 1
         self.search.usage.tokens_reprompted += context.num_tokens

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
-from treegen.errors import DataError
+from treegen.errors import DataError, InputError
 from treegen.search.budget import BudgetReached, SearchUsage
 from treegen.search.node import Search, SearchNode
 from treegen.search.tree import SearchTree
@@ -35,8 +38,9 @@ class SearchResult:
     """One finished, stopped or failed search, detached from the caches that it used.
 
     best, candidates: ids of nodes in the tree. answers, votes, stopped: see Found. usage: what the
-    search cost. error: the failure that ended it, in one line. value: what the search function
-    returned where that was no Found, no node and no list of nodes.
+    search cost. error: the failure that ended it, in one line; exception: that failure itself, with
+    its traceback, which is not stored. value: what the search function returned where that was no
+    Found, no node and no list of nodes.
     """
 
     name: str
@@ -49,6 +53,7 @@ class SearchResult:
     stopped: str = ""
     error: str | None = None
     value: object = None
+    exception: BaseException | None = field(default=None, repr=False, compare=False)
 
     @property
     def best_text(self) -> str | None:
@@ -64,27 +69,40 @@ class SearchResult:
 
     @staticmethod
     def of(search: Search, returned: object, error: BaseException | None) -> SearchResult:
-        """The record of a search whose function returned something or raised an error."""
-        found = _as_found(returned)
+        """The record of a search whose function returned something or raised an error.
+
+        What is returned may have no other nodes than those of the search's own tree; a search that
+        returns others has failed.
+        """
         nodes = search.nodes()
         ids = {node: index for index, node in enumerate(nodes)}
+        found: Found | None = None
+        try:
+            found = _as_found(returned)
+            _check_own(found, ids)
+        except InputError as wrong:
+            error, found, returned = wrong, None, None
         stopped = found.stopped if found else ""
         if isinstance(error, BudgetReached):
             stopped, error = str(error), None
         return SearchResult(
             name=search.name,
             tree=SearchTree.of(nodes),
-            best=ids.get(found.best) if found and found.best is not None else None,
-            candidates=tuple(ids[node] for node in found.candidates if node in ids)
-            if found
-            else (),
+            best=ids[found.best] if found and found.best is not None else None,
+            candidates=tuple(ids[node] for node in found.candidates) if found else (),
             answers=found.answers if found else (),
             votes=dict(found.votes) if found else {},
             usage=replace(search.usage, seconds=search.usage.elapsed()),
             stopped=stopped,
             error=None if error is None else _one_line(error),
             value=None if found else returned,
+            exception=None if error is None else _without_locals(error),
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Not with the exception, which may be of any class.
+        names = [each.name for each in fields(self) if each.name != "exception"]
+        return partial(SearchResult, **{name: getattr(self, name) for name in names}), ()
 
     def to_json(self) -> dict[str, Any]:
         """The record as a JSON object; a value that is no JSON is kept as its repr."""
@@ -121,19 +139,62 @@ class SearchResult:
             raise DataError(f"the record of a search cannot be read: {error!r}") from None
 
 
+def warn_if_all_failed(results: Sequence[SearchResult]) -> None:
+    """Warn if no search of some came to its end, with the first one's failure."""
+    if results and all(result.error is not None for result in results):
+        warnings.warn(
+            f"all {len(results):,} searches failed; the first: {results[0].error} (its exception "
+            "and traceback are in result.exception)",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
 def _as_found(returned: object) -> Found | None:
-    """What was found, if what was returned says so."""
+    """What was found, if what was returned says so; raise InputError where it does only partly."""
     if returned is None or isinstance(returned, Found):
         return returned or Found(None)
     if isinstance(returned, SearchNode):
         return Found(returned, (returned,))
-    if (
-        isinstance(returned, Sequence)
-        and returned
-        and all(isinstance(node, SearchNode) for node in returned)
-    ):
-        return Found(returned[0], tuple(returned))
+    if isinstance(returned, Sequence) and not isinstance(returned, str):
+        are_nodes = [isinstance(each, SearchNode) for each in returned]
+        if returned and all(are_nodes):
+            return Found(returned[0], tuple(returned))
+        if any(are_nodes):
+            kinds = ", ".join(dict.fromkeys(type(each).__name__ for each in returned))
+            raise InputError(
+                f"a search returned a {type(returned).__name__} of {kinds}; return nodes alone, "
+                "the best first, or a Found, and keep what belongs to a node in its value or data"
+            )
     return None
+
+
+def _check_own(found: Found | None, own: Mapping[SearchNode, int]) -> None:
+    """Raise InputError if something that was found is no node of the search's own tree."""
+    if found is None:
+        return
+    best = () if found.best is None else (found.best,)
+    for node in (*best, *found.candidates):
+        if not isinstance(node, SearchNode):
+            raise InputError(f"a search returned a Found with {node!r:.80}, which is no node")
+        if node not in own:
+            raise InputError(
+                f"a search returned node {node.key!r}, which is not in its tree; return nodes "
+                "below its root that are not of another search, nor of a prompt made with `prompt`"
+            )
+
+
+def _without_locals(error: BaseException) -> BaseException:
+    """An error whose traceback holds no variables, which would hold on to the model's memory."""
+    seen: list[BaseException] = []
+    todo: list[BaseException | None] = [error]
+    while todo:
+        each = todo.pop()
+        if each is not None and not any(each is other for other in seen):
+            seen.append(each)
+            traceback.clear_frames(each.__traceback__)
+            todo += [each.__cause__, each.__context__]
+    return error
 
 
 def _is_json(value: object) -> bool:

@@ -6,7 +6,7 @@ Two ways to use it: `sample` and `score` wait for what they ask of many nodes at
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Generic, TypeVar, cast
@@ -17,6 +17,7 @@ from treegen.results import Score, Usage
 from treegen.search.budget import Budget, SearchUsage, check_budget
 from treegen.search.live import LiveBackend, Ticket
 from treegen.search.node import Search, SearchNode
+from treegen.search.uncopied import Uncopied
 from treegen.tokens import tokenize
 from treegen.tree import Message, Node, chat_arguments
 
@@ -51,8 +52,13 @@ class Asked(Generic[T]):
         except Exception as error:  # It belongs to whoever looks at the result.
             self.error, self.is_done = error, True
 
+    def fail(self, error: Exception) -> None:
+        """End the call with an error."""
+        self.call.close()
+        self.error, self.is_done = error, True
 
-class Session:
+
+class Session(Uncopied):
     """Search trees over one model; made by `LLM.session`, ended by `close` or a `with` block."""
 
     def __init__(self, backend: LiveBackend, params: SamplingParams) -> None:
@@ -97,13 +103,22 @@ class Session:
         self, wanted: Mapping[SearchNode, int], **overrides: Any
     ) -> dict[SearchNode, list[SearchNode]]:
         """Draw children of several nodes at once, so many of each; see `SearchNode.sample`."""
+        self._check_own(wanted)
         calls = [node.sample(n, **overrides) for node, n in wanted.items()]
         return dict(zip(wanted, self._wait(calls), strict=True))
 
     def score(self, wanted: Mapping[SearchNode, Sequence[str]]) -> dict[SearchNode, list[Score]]:
         """Log-likelihoods of texts after several nodes at once; see `SearchNode.score`."""
+        self._check_own(wanted)
         calls = [node.score(texts) for node, texts in wanted.items()]
         return dict(zip(wanted, self._wait(calls), strict=True))
+
+    def _check_own(self, nodes: Iterable[SearchNode]) -> None:
+        for node in nodes:
+            if not isinstance(node, SearchNode):
+                raise InputError(f"a session samples from its nodes, not from {node!r:.80}")
+            if node.search.backend is not self.backend:
+                raise InputError(f"node {node.key!r} is of another session; ask that one")
 
     def _wait(self, calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         asked = [self.ask(call) for call in calls]
@@ -137,6 +152,11 @@ class Session:
         self.backend.new.clear()
         asked.advance()
         asked.tickets = self.backend.new.copy()
+        if not asked.is_done and not asked.tickets:
+            asked.fail(InputError(
+                "what was asked for waits for nothing of this session; ask for calls of its own "
+                "nodes, such as node.sample(5)"
+            ))  # fmt: skip
 
     @property
     def usage(self) -> Usage:

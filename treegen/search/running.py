@@ -1,0 +1,99 @@
+"""One search function under way: its time, its end, and what comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import types
+from collections.abc import Callable, Coroutine, Generator
+from functools import partial
+from types import TracebackType
+from typing import Any, Final
+
+from treegen.search.budget import BudgetReached
+from treegen.search.idle import IdleLoop
+from treegen.search.node import Search, SearchFn
+from treegen.search.result import SearchResult
+
+_AGAIN: Final = 0.1
+"""Seconds between the ends of two waits of one search, for what cleans up after the first."""
+
+
+class Running:
+    """A search function in an event loop, which ends when its seconds are over.
+
+    What it awaits of the model then ends by itself. Whatever else it awaits, such as a tool, is
+    cancelled, and BudgetReached is raised there, so that a strategy returns what it has found.
+    """
+
+    def __init__(
+        self, loop: IdleLoop, fn: SearchFn, search: Search, on_end: Callable[[SearchResult], None]
+    ) -> None:
+        """Begin. on_end: called with the result."""
+        self.search = search
+        self._loop, self._on_end = loop, on_end
+        self._due: float | None = None  # when its next wait may be ended, once its time is over
+        self._raises: BudgetReached | None = None  # in place of the cancellation that is under way
+        self.task = loop.create_task(self._run(fn))
+        if (seconds := search.budget.seconds) is not None:
+            loop.call_later(max(0.0, seconds - search.usage.elapsed()), self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        if not self.task.done():
+            self.search.stop(self.search.budget.reached("seconds"))
+            self._due = self._loop.time()
+
+    def end_wait(self) -> bool:
+        """End what a search waits for whose time is over; False if it is not, or was just ended.
+
+        Only while nothing in the loop can go on: then it waits for nothing of the model.
+        """
+        if self._due is None or self._loop.time() < self._due or self.task.done():
+            return False
+        self._due = self._loop.time() + _AGAIN
+        self._loop.call_later(_AGAIN, lambda: None)  # so that the loop looks again
+        self._raises = self.search.stopped
+        self.task.cancel()
+        return True
+
+    async def _run(self, fn: SearchFn) -> None:
+        returned: object = None
+        failure: BaseException | None = None
+        try:
+            returned = await self._relayed(_call(fn, self.search))
+        except (Exception, asyncio.CancelledError) as error:
+            failure = error  # It is this search's alone, and goes into its result.
+            failure.__traceback__ = _outside(error.__traceback__)
+        self.search.close()  # First, for it settles what the search did not wait for.
+        self._on_end(SearchResult.of(self.search, returned, failure))
+
+    @types.coroutine
+    def _relayed(self, call: Coroutine[Any, Any, object]) -> Generator[Any, Any, object]:
+        """Await a call, in which `end_wait` raises BudgetReached."""
+        go_on: Callable[[], Any] = partial(call.send, None)
+        while True:
+            try:
+                awaited = go_on()
+            except StopIteration as end:
+                return end.value
+            error: BaseException | None = None
+            try:
+                value = yield awaited
+            except BaseException as thrown:
+                error = thrown
+            if (ending := self._raises) is not None:
+                self._raises = None
+                self.task.uncancel()
+                if isinstance(error, asyncio.CancelledError):
+                    error = BudgetReached(*ending.args)
+            go_on = partial(call.send, value) if error is None else partial(call.throw, error)
+
+
+def _outside(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback from the search function on; its last entry if that is not reached."""
+    while trace is not None and trace.tb_next and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
+
+
+async def _call(fn: SearchFn, search: Search) -> object:
+    return await fn(search.root)

@@ -1,0 +1,29 @@
+"""What lives in a model's memory, and so is neither copied nor pickled."""
+
+from __future__ import annotations
+
+from typing import NoReturn, Self
+
+from treegen.errors import InputError
+
+
+class Uncopied:
+    """A copy of what holds it refers to the very same one; pickling says what to do instead.
+
+    Libraries that copy their states, such as controllers of searches, may hold nodes in them. A
+    copied node would bring a copy of its session, its caches and its model.
+    """
+
+    __slots__ = ()
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise InputError(
+            f"a {type(self).__name__} cannot be pickled: it lives in the memory of a model. Keep "
+            "its key, path_text or data, or the records of its tree (SearchTree, SearchResult)"
+        )
