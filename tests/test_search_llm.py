@@ -184,3 +184,12 @@ def test_kept_prefixes_serve_searches(llm: LLM) -> None:
     for mine, wanted in zip(results, fresh, strict=True):
         assert [n.text for n in mine.tree.nodes] == [n.text for n in wanted.tree.nodes]
         assert mine.usage.tokens_prefilled < wanted.usage.tokens_prefilled or mine is results[1]
+
+
+def test_a_call_whose_searches_all_fail_warns(llm: LLM) -> None:
+    async def broken(root: SearchNode) -> None:
+        raise KeyError(root.search.name)
+
+    with pytest.warns(RuntimeWarning, match=r"all 2 searches failed; the first: KeyError: '0'"):
+        results = llm.search(broken, ["a", "b"], PARAMS)
+    assert [type(result.exception) for result in results] == [KeyError, KeyError]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from treegen.errors import InputError
 
@@ -36,8 +38,23 @@ class IdleLoop(asyncio.SelectorEventLoop):
         self.backend = backend
 
 
+_driven: ContextVar[object] = ContextVar("_driven", default=None)
+
+
+@contextmanager
+def driven(backend: object) -> Iterator[None]:
+    """Inside, what is awaited of a backend is computed by whoever runs the awaiting code."""
+    token = _driven.set(backend)
+    try:
+        yield
+    finally:
+        _driven.reset(token)
+
+
 def check_loop(backend: object) -> None:
     """Raise InputError where nothing would ever compute what is awaited of a backend."""
+    if _driven.get() is backend:
+        return
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:

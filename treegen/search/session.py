@@ -15,6 +15,7 @@ from treegen.errors import InputError
 from treegen.params import SamplingParams
 from treegen.results import Score, Usage
 from treegen.search.budget import Budget, SearchUsage, check_budget
+from treegen.search.idle import driven
 from treegen.search.live import LiveBackend, Ticket
 from treegen.search.node import Search, SearchNode
 from treegen.search.uncopied import Uncopied
@@ -150,7 +151,8 @@ class Session(Uncopied):
 
     def _advance(self, asked: Asked[Any]) -> None:
         self.backend.new.clear()
-        asked.advance()
+        with driven(self.backend):
+            asked.advance()
         asked.tickets = self.backend.new.copy()
         if not asked.is_done and not asked.tickets:
             asked.fail(InputError(

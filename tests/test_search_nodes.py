@@ -1,0 +1,223 @@
+"""Nodes in other hands: copied, pickled, of another session, and what a search may return."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import pickle
+import traceback
+import weakref
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from fakes import HistoryModel
+from test_search_session import PARAMS, backend_of, run_of
+from toy_search import hashed, run, run_all, start
+
+from treegen.errors import InputError
+from treegen.search.ask_tell import AskTell
+from treegen.search.node import SearchNode
+from treegen.search.result import Found, SearchResult, warn_if_all_failed
+from treegen.search.session import Session
+
+
+def session_of(model: HistoryModel | None = None) -> Session:
+    return Session(backend_of(model or HistoryModel(eos_bias=-9.0)), PARAMS)
+
+
+# Copies
+
+
+@dataclass
+class State:
+    """What a controller of another library keeps and copies at each step."""
+
+    nodes: dict[str, list[SearchNode]] = field(default_factory=dict)
+    session: Session | None = None
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copied_state_has_the_very_same_nodes(copied: Callable[[State], State]) -> None:
+    session = session_of()
+    root = session.root("acde")
+    state = State({"all": [root]}, session)
+    for _ in range(3):
+        state = copied(state)
+        node = state.nodes["all"][-1]
+        state.nodes["all"] += session.sample({node: 2})[node]
+    assert copied(root) is root and copied(root.search) is root.search  # type: ignore[arg-type,comparison-overlap]
+    assert state.session is session and state.nodes["all"][0] is root
+    assert len(root.search.nodes()) == 7 and session.backend.scheduler.usage.decoded_tokens == 36
+
+
+def test_pickling_says_why_not() -> None:
+    session = session_of()
+    root = session.root("acde")
+    for live in (root, root.search, session, {"nodes": [root]}):
+        with pytest.raises(InputError, match="cannot be pickled: it lives in the memory"):
+            pickle.dumps(live)
+
+
+def test_results_are_pickled_without_their_exceptions() -> None:
+    class Peculiar(Exception):
+        def __init__(self, *, node: SearchNode) -> None:
+            super().__init__("peculiar")
+
+    async def fn(root: SearchNode) -> None:
+        raise Peculiar(node=root)
+
+    (result,) = run_all([start(hashed("abc"))[0]], fn)
+    again = pickle.loads(pickle.dumps(result))
+    assert again == result and again.exception is None and isinstance(result.exception, Peculiar)
+
+
+# Nodes of another session
+
+
+def test_a_session_refuses_nodes_of_another() -> None:
+    mine, other = session_of(), session_of()
+    node, foreign = mine.root("acde"), other.root("acde")
+    for use in (
+        lambda: mine.sample({node: 1, foreign: 2}),
+        lambda: mine.score({foreign: ["a"]}),
+    ):
+        with pytest.raises(InputError, match="node '0/' is of another session"):
+            use()
+    with pytest.raises(InputError, match="not from 'acde'"):
+        mine.sample({"acde": 1})  # type: ignore[dict-item]
+    assert not mine.backend.has_work and not other.backend.has_work
+
+
+def test_a_call_of_another_session_is_refused_and_leaves_nothing_behind() -> None:
+    mine, other = session_of(), session_of()
+    foreign = other.root("acde")
+    calls: list[Coroutine[Any, Any, Any]] = [foreign.sample(2), foreign.score(["a"])]
+    for call in calls:
+        asked = mine.ask(call)
+        assert asked in mine.tell()
+        with pytest.raises(InputError, match="waits for nothing of this session"):
+            _ = asked.result
+    assert not other.backend.has_work
+    assert len(other.sample({foreign: 2})[foreign]) == 2
+    other.close()
+    assert other.backend.scheduler.cache.pool.num_used == 0
+
+
+def test_a_search_cannot_await_what_nobody_computes() -> None:
+    session = session_of()
+    judge = session.root("acde")
+
+    async def fn(root: SearchNode) -> int:
+        with pytest.raises(InputError, match="another session or run"):
+            await judge.sample(1)
+        with pytest.raises(InputError, match="another session or run"):
+            await judge.score(["a"])
+        return len(session.sample({judge: 1})[judge])  # which does compute
+
+    assert [r.value for r in run_of(backend_of(HistoryModel()), fn, 2)] == [1, 1]
+    searches = AskTell(fn, ["a"])
+    assert searches.ask() == [] and searches.results[0] is not None
+    assert searches.results[0].value == 1
+
+
+# What a search returns
+
+
+def returning(what: Callable[[SearchNode], Any]) -> SearchResult:
+    async def fn(root: SearchNode) -> Any:
+        await root.sample(2, max_tokens=1)
+        return what(root)
+
+    (result,) = run_all([start(hashed("abc"))[0]], fn)
+    assert len(result.tree.nodes) == 3 and result.best is None and result.candidates == ()
+    return result
+
+
+def other_root() -> SearchNode:
+    return start(hashed("abc"), name="other")[0].root
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        (lambda root: (root.children[0], 0.5), "a tuple of SearchNode, float; return nodes alone"),
+        (lambda root: [root.children[0], None], "a list of SearchNode, NoneType"),
+        (lambda root: other_root(), "'other/', which is not in its tree"),
+        (lambda root: [root.children[0], other_root()], "'other/', which is not in its tree"),
+        (lambda root: Found(other_root()), "'other/', which is not in its tree"),
+        (lambda root: Found(None, (other_root(),)), "'other/', which is not in its tree"),
+        (lambda root: Found("text"), "with 'text', which is no node"),
+        (lambda root: root.search.prompt("b"), "'toy/@1/', which is not in its tree"),
+    ],
+)
+def test_what_is_no_node_of_the_search_is_told(
+    what: Callable[[SearchNode], Any], told: str
+) -> None:
+    result = returning(what)
+    assert result.error is not None and result.error.startswith("InputError: a search returned")
+    assert told in result.error and isinstance(result.exception, InputError)
+
+
+@pytest.mark.parametrize("value", [(0.5, "x"), [], "text", {"a": 1}])
+def test_what_has_no_nodes_is_a_value(value: Any) -> None:
+    result = returning(lambda root: value)
+    assert result.error is None and result.value == value
+
+
+# Failures
+
+
+async def broken(root: SearchNode) -> None:
+    (node,) = await root.sample(1)
+    await helper(node)
+
+
+async def helper(node: SearchNode) -> None:
+    secret = node
+    try:
+        int(secret.path_text + "x")
+    except ValueError as error:
+        raise RuntimeError("no number") from error
+
+
+def test_a_failure_keeps_its_exception_and_traceback_but_not_the_model() -> None:
+    backend = backend_of(HistoryModel(eos_bias=-9.0))
+    results = list(run_of(backend, broken, 2))
+    alive = weakref.ref(backend)
+    for result in results:
+        assert result.error == "RuntimeError: no number"
+        assert isinstance(result.exception, RuntimeError)
+        told = "".join(traceback.format_exception(result.exception))
+        for line in ("await helper(node)", "int(secret.path_text", 'RuntimeError("no number")'):
+            assert line in told
+        names = [frame.name for frame in traceback.extract_tb(result.exception.__traceback__)]
+        assert names == ["broken", "helper"]
+        assert "exception" not in result.to_json() and "exception" not in repr(result)
+    del backend
+    gc.collect()
+    assert alive() is None
+
+
+def test_what_is_no_coroutine_function_is_told() -> None:
+    def plain(root: SearchNode) -> int:
+        return 3
+
+    (result,) = run_of(backend_of(HistoryModel()), plain, 1)  # type: ignore[arg-type]
+    assert result.error is not None and "await" in result.error
+
+
+def test_it_is_warned_if_all_fail() -> None:
+    async def some(root: SearchNode) -> None:
+        if root.search.name != "1":
+            await broken(root)
+
+    results = list(run_of(backend_of(HistoryModel(eos_bias=-9.0)), some, 3))
+    warn_if_all_failed(results)
+    warn_if_all_failed([])
+    failed = [result for result in results if result.error]
+    with pytest.warns(RuntimeWarning, match="all 2 searches failed; the first: RuntimeError: no n"):
+        warn_if_all_failed(failed)
+    assert run(start(hashed("abc"))[0], lambda root: asyncio.sleep(0)).exception is None
