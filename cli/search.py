@@ -56,6 +56,10 @@ class _Work:
 @click.option("--prune-below", type=float, help="tot-dfs: do not look into states worth less.")
 @click.option("--exploration", type=float, help="mcts: its constant c.")
 @click.option("--iterations", type=int, help="mcts: visits at most.")
+@click.option("--rollouts", type=int, help="mcts: samples played to their end from a new state, "
+              "whose ends are judged (1); 0 judges the state itself.")  # fmt: skip
+@click.option("--choose", metavar="HOW", help="Of the solutions found: best, by the evaluation, "
+              "or vote, weighted by it, as the papers on rebase and dvts do.")  # fmt: skip
 @click.option("--temperature", type=float)
 @click.option("--top-p", type=float, help="After temperature, --min-p and --top-k.")
 @click.option("--top-k", type=int, help="0 keeps all. After temperature and --min-p.")

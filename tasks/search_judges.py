@@ -20,20 +20,19 @@ class Judge:
     """A way to judge states.
 
     lost, won: what a state is worth that leads nowhere, and a right solution. chance: puts its
-    values on a scale from 0 to 1. foresees: it says where a state leads, not how it began.
+    values on a scale from 0 to 1.
     """
 
     evaluate: Evaluate
     lost: float
     won: float
     chance: Callable[[float], float]
-    foresees: bool
 
 
 def own_judge(task: SearchTask, problem: Problem, how: str) -> Judge:
     """Return one of the task's own ways."""
     worth = task.search_defaults.worth
-    return Judge(task.evaluate(problem, how), 0.0, worth, lambda value: value / worth, True)
+    return Judge(task.evaluate(problem, how), 0.0, worth, lambda value: value / worth)
 
 
 def general_judge(how: str, problems: Mapping[str, Problem]) -> Judge | None:
@@ -46,8 +45,8 @@ def general_judge(how: str, problems: Mapping[str, Problem]) -> Judge | None:
             return f"{problems[node.search.name].question}\n{node.path_text}"
 
         reward = reward_model(how.removeprefix(REWARD), text_of=text_of)
-        return Judge(reward, 0.0, 1.0, lambda value: value, True)
+        return Judge(reward, 0.0, 1.0, lambda value: value)
     found = {"logprob": mean_logprob, "min-logprob": min_logprob}.get(how)
     if found is None:
         return None
-    return Judge(found, _LOST, 0.0, lambda value: math.exp(min(0.0, value)), False)
+    return Judge(found, _LOST, 0.0, lambda value: math.exp(min(0.0, value)))

@@ -17,7 +17,7 @@ from treegen.search.best_of_n import best_of_n
 from treegen.search.budget import BudgetReached
 from treegen.search.dvts import dvts
 from treegen.search.evaluate import Evaluate, rollouts
-from treegen.search.majority import majority
+from treegen.search.majority import majority, vote
 from treegen.search.mcts import mcts
 from treegen.search.node import Search, SearchNode
 from treegen.search.propose import Propose, ended, sample_step
@@ -96,6 +96,8 @@ class _Searcher:
             if right is not None:
                 others = tuple(each for each in found.candidates if each is not right)
                 return replace(found, best=right, candidates=(right, *others), stopped=SOLVED)
+            if self._settings.choose == "vote" and self._settings.method != "majority":
+                found = vote(found, self.answer, self._weight)
             again = self._task.checkable and self._root.search.stopped is None
             # What a list of next steps says is the same each time.
             if not again or usage.tokens_decoded == spent or self._settings.propose != "sample":
@@ -124,6 +126,13 @@ class _Searcher:
     def answer(self, node: SearchNode) -> str | None:
         return self._task.answer(self._problem, node.path_text)
 
+    def _weight(self, node: SearchNode) -> float:
+        """Votes of a solution; none where the budget did not allow to judge it."""
+        if node.value is None:
+            return 0.0
+        on_scale = self._settings.method in ("rebase", "mcts")
+        return node.value if on_scale else self._judge.chance(node.value)
+
     async def step(self, node: SearchNode, n: int) -> Sequence[SearchNode]:
         """Sample next steps, and prune those that lead nowhere."""
         self._check()
@@ -143,6 +152,7 @@ class _Searcher:
         """Judge the nodes whose worth is not plain to see."""
         self._check()
         plain = {node: value for node in nodes if (value := self._plain(node)) is not None}
+        self._is_solved |= self._judge.won in plain.values() and self._task.checkable
         unknown = [node for node in nodes if node not in plain]
         judged = dict(
             zip(unknown, await self._judge.evaluate(unknown) if unknown else (), strict=True)
@@ -246,11 +256,11 @@ class _Searcher:
         return await best_first(*self._tools(), solutions=self._enough(), state=self.state)
 
     async def mcts(self) -> Found:
-        play = rollouts(1, self.done, self.chance)
+        num = self._settings.rollouts
         return await mcts(
             self._root,
             self.propose,
-            self.chance if self._judge.foresees else play,
+            rollouts(num, self.done, self.chance) if num else self.chance,
             self.done,
             iterations=self._settings.iterations,
             c=self._settings.exploration,

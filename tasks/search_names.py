@@ -14,6 +14,11 @@ METHODS: Final = {
     "best-first": "always the best state that is not looked into yet",
     "mcts": "Monte Carlo tree search with rollouts",
 }
+# Which of the solutions that a method found is its answer.
+CHOOSE: Final = {
+    "best": "the one that the evaluation finds best",
+    "vote": "the answer of most weight, each solution weighing what the evaluation makes of it",
+}
 # Ways that every task has, beside its own.
 PROPOSE: Final = ("sample",)
 EVALUATE: Final = ("logprob", "min-logprob")

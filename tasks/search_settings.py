@@ -14,7 +14,7 @@ from treegen.params import SamplingParams
 from treegen.search.budget import Budget
 from treegen.tasks.base import TaskOptions
 from treegen.tasks.search_base import SearchDefaults, get_search_task
-from treegen.tasks.search_names import EVALUATE, METHODS, PROPOSE, REWARD
+from treegen.tasks.search_names import CHOOSE, EVALUATE, METHODS, PROPOSE, REWARD
 from treegen.tasks.selection import did_you_mean
 from treegen.tasks.settings import EngineOptions, absolute_task, merged, take_fields
 
@@ -35,6 +35,8 @@ class SearchSettings:
     propose, evaluate: ways to make next steps and to judge states.
     prune_below: what depth-first search does not look into; None prunes nothing.
     exploration, iterations: the constant of MCTS, and how often it visits the tree at most.
+    rollouts: samples that MCTS plays to their end from a new state; 0 takes what the evaluation
+    makes of the state itself. choose: one of CHOOSE, for methods that find several solutions.
     step, whole: how one step and a whole solution are sampled.
     concurrency: problems searched at once.
     """
@@ -55,6 +57,8 @@ class SearchSettings:
     prune_below: float | None = None
     exploration: float = 1.4
     iterations: int = 1000
+    rollouts: int = 1
+    choose: str = "best"
     concurrency: int = 64
 
     def __post_init__(self) -> None:
@@ -63,6 +67,8 @@ class SearchSettings:
             if value < 1:
                 flag = "n-samples" if name == "num_samples" else name.replace("_", "-")
                 raise InputError(f"--{flag} must be at least 1, got {value}")
+        if self.rollouts < 0:
+            raise InputError(f"--rollouts must be at least 0, got {self.rollouts}")
         if not self.exploration >= 0:
             raise InputError(f"--exploration must be at least 0, got {self.exploration}")
         if self.step.temperature == 0 and (self.expand > 1 or self.num_samples > 1):
@@ -100,6 +106,7 @@ def settle_search(
     prune = defaults.prune_below if evaluate in defaults.evaluate else None
     settings = SearchSettings(
         method=method,
+        choose=_known("way to choose", given.pop("choose", "best"), CHOOSE),
         propose=propose,
         evaluate=evaluate,
         prune_below=given.pop("prune_below", prune),
@@ -134,6 +141,8 @@ def identity(settings: SearchSettings) -> dict[str, Any]:
             "prune_below": settings.prune_below,
             "exploration": settings.exploration,
             "iterations": settings.iterations,
+            "rollouts": settings.rollouts,
+            "choose": settings.choose,
         },
         "budget": asdict(settings.budget),
         "draw": {

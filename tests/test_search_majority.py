@@ -1,5 +1,6 @@
 """Votes: the beta rule, adaptive stopping, invalid answers, ties."""
 
+import math
 import random
 from collections import Counter
 from fractions import Fraction
@@ -11,7 +12,7 @@ from treegen.errors import InputError
 from treegen.params import SamplingParams
 from treegen.search.best_of_n import best_of_n
 from treegen.search.budget import Budget
-from treegen.search.evaluate import by_function
+from treegen.search.evaluate import by_function, sum_logprob
 from treegen.search.majority import agreement, is_decided, majority, vote
 from treegen.search.node import SearchNode
 from treegen.search.result import Found
@@ -174,6 +175,22 @@ def test_candidates_of_another_search_vote() -> None:
     result = run(start(one_letter(x=0.6, y=0.3, i=0.1), params=SamplingParams(max_tokens=1))[0], fn)
     assert result.answer == max(result.votes, key=lambda answer: result.votes[answer])
     assert result.answers[-1] is None or None not in result.answers
+
+
+def test_a_log_probability_is_no_weight() -> None:
+    """Two likely samples of one answer against an unlikely one of another."""
+
+    async def fn(root: SearchNode) -> Found:
+        found = await best_of_n(root, 60, sum_logprob)
+        for wrong in (lambda node: node.value, lambda node: math.nan, lambda node: math.inf):
+            with pytest.raises(InputError, match="votes; weigh by finite numbers from 0 on"):
+                vote(found, letter, wrong)
+        return vote(found, letter, lambda node: math.exp(node.value))
+
+    result = run(start(one_letter(x=0.7, y=0.3), params=SamplingParams(max_tokens=1))[0], fn)
+    counts = Counter(result.answers)
+    assert result.answer == "x"
+    assert result.votes == pytest.approx({"x": 0.7 * counts["x"], "y": 0.3 * counts["y"]})
 
 
 def test_greedy_votes_are_refused() -> None:

@@ -1,6 +1,7 @@
 """Methods of search over a task's problems, and the run directories that they leave."""
 
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,7 +90,9 @@ def test_a_tree_holds_no_dead_end_that_is_followed(method: str, data: str) -> No
             state = job.task.state(problems[record["problem_id"]], tree.path_text(node.id))
             if state is None:
                 num_dead += 1
-                assert node.leaf and node.pruned and node.score is not None
+                assert node.leaf
+                # Ends of rollouts are not followed anyway.
+                assert (node.pruned and node.score is not None) or method == "mcts"
     assert num_dead > 5
 
 
@@ -160,6 +163,19 @@ def test_a_search_that_fails_fails_alone(data: str, monkeypatch: pytest.MonkeyPa
     assert sum(record["solved"] for record in records.values()) >= 2
 
 
+def test_mcts_plays_rollouts_on_puzzles_unless_told_otherwise(data: str) -> None:
+    drawn: dict[int, int] = {}
+    for rollouts in (0, 1, 3):
+        job = job_of(data, method="mcts", rollouts=rollouts, limit=3, budget={"calls": 60})
+        *_, record = records_of(job, ToyLLM(puzzle_model(mistakes=3.0)))
+        tree = SearchTree.from_json(record["nodes"])
+        # A step is a line of its own; what a rollout draws is all lines to the end.
+        drawn[rollouts] = sum(node.text.count("\n") != 1 for node in tree.nodes[1:])
+        assert record["error"] is None
+    assert drawn[0] == 0 < drawn[1]
+    assert settle_search({"task": "countdown", "model": "m", "method": "mcts"}).rollouts == 1
+
+
 # Tasks that cannot be checked
 
 
@@ -212,6 +228,32 @@ def test_what_a_budget_cuts_short_has_no_answer(tmp_path: Path) -> None:
     assert (record["answer"], record["text"], record["solved"]) == (None, None, False)
 
 
+@pytest.mark.parametrize("method", ["best-of-n", "beam", "dvts", "rebase", "tot-bfs", "mcts"])
+def test_solutions_may_vote_with_the_weight_of_their_values(tmp_path: Path, method: str) -> None:
+    file = write_jsonl(tmp_path / "d.jsonl", [{"question": "How many?", "answer": "#### 12"}])
+    asked = {
+        "task": "gsm8k", "data": str(file), "model": "toy", "num_fewshot": 0, "num_samples": 12,
+        "budget": {"tokens": 3000}, "width": 3, "expand": 3, "method": method,
+    }  # fmt: skip
+    found = {}
+    for choose in ("best", "vote"):
+        job = load_search_job(settle_search({**asked, "choose": choose}))
+        (found[choose],) = records_of(job, ToyLLM(words_model()))
+    assert found["best"]["nodes"] == found["vote"]["nodes"] and not found["best"]["votes"]
+    votes, job_task = found["vote"]["votes"], job.task
+    tree = SearchTree.from_json(found["vote"]["nodes"])
+    weights: dict[str, float] = {}
+    for index in found["best"]["candidates"]:
+        answer = job_task.answer(job.data.problems[0], tree.path_text(index))
+        score = tree.nodes[index].score
+        if answer is not None and score is not None:
+            # Values are mean log-probabilities; those of rebase and mcts are from 0 to 1.
+            weight = score if method in ("rebase", "mcts") else math.exp(score)
+            weights[answer] = weights.get(answer, 0) + weight
+    assert votes == pytest.approx(weights) and votes
+    assert found["vote"]["answer"] == max(votes, key=lambda answer: votes[answer])
+
+
 # Settings
 
 
@@ -243,6 +285,8 @@ def test_settings_come_from_the_task_and_the_user(data: str) -> None:
         ({"num_samples": -1}, "--n-samples must be at least 1"),
         ({"step_tokens": 0}, "--step-tokens must be at least 1, got 0"),
         ({"concurrency": 0}, "concurrency must be at least 1"),
+        ({"rollouts": -1}, "rollouts must be at least 0, got -1"),
+        ({"choose": "votes"}, "there is no way to choose 'votes'; did you mean 'vote'"),
         ({"exploration": float("nan")}, "exploration must be at least 0"),
         ({"temperature": 0.0}, "temperature 0 gives the same"),
         ({"top_p": 2.0}, "top_p must be in"),

@@ -34,7 +34,8 @@ async def beam(
     """Take all paths on by a step, keep the best ones, and so on.
 
     width: paths that are kept, finished ones among them, so `width` solutions at most are found.
-    depth: steps at most. Of nodes with equal states one is kept.
+    depth: steps at most. Of nodes with equal states one is kept. Found is the solution of most
+    value; for a vote weighted by values give what is found to `vote`.
     """
     check_counts(width=width, depth=depth)
     try:

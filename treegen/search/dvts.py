@@ -25,7 +25,9 @@ async def dvts(
     """Grow independent subtrees, each of which keeps the best of the steps proposed at a time.
 
     Unlike in a beam, no good start crowds out the others. Each subtree asks for first steps of
-    its own, so `propose` must sample (`sample_steps`). It ends in one solution per subtree.
+    its own, so `propose` must sample (`sample_steps`). It ends in one solution per subtree;
+    found is the one of most value. For a vote weighted by values, as its authors report, give
+    what is found to `vote`.
     """
     check_counts(subtrees=subtrees, depth=depth)
     try:

@@ -82,11 +82,24 @@ def vote(
 ) -> Found:
     """Let the candidates that a search found vote on the answer, and put the winner's first.
 
-    weight: votes of a candidate, such as its value; 1 by default.
+    weight: votes of a candidate, a finite number from 0 on; 1 by default. Weighted by what a
+    verifier makes of them, `lambda node: node.value or 0.0`, candidates of `rebase`, `dvts` and
+    `beam` vote as in their papers. A log-probability is no weight, for the least likely candidate
+    would have the most to say; its exponential is: `lambda node: math.exp(node.value)`.
     """
     answers = [answer(candidate) for candidate in found.candidates]
     elected = _elect(found.candidates, answers, weight)
     return replace(elected, best=elected.best or found.best, stopped=found.stopped)
+
+
+def _weight(sample: SearchNode, weight: Callable[[SearchNode], float]) -> float:
+    votes = weight(sample)
+    if not (math.isfinite(votes) and votes >= 0):
+        raise InputError(
+            f"a candidate cannot have {votes!r} votes; weigh by finite numbers from 0 on, and by "
+            "math.exp of a log-probability"
+        )
+    return votes
 
 
 def _elect(
@@ -98,7 +111,7 @@ def _elect(
     votes: dict[str, float] = {}
     for sample, answer in zip(samples, answers, strict=True):
         if answer is not None:
-            votes[answer] = votes.get(answer, 0) + (weight(sample) if weight else 1)
+            votes[answer] = votes.get(answer, 0) + (_weight(sample, weight) if weight else 1)
     # Of answers with equal votes the one given first is first.
     rank = {answer: place for place, answer in enumerate(sorted(votes, key=lambda a: -votes[a]))}
     places = [len(rank) if answer is None else rank[answer] for answer in answers]

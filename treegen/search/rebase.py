@@ -30,7 +30,9 @@ def allocate(values: Sequence[float], budget: int, temperature: float) -> list[i
     """Share a budget of children out in proportion to exp(value / temperature).
 
     The best node comes first: each gets its share of what is left, rounded up. So the numbers add
-    up to the budget, and no node gets more than its exact share rounded up.
+    up to the budget, and no node gets more than its exact share rounded up. (The paper rounds each
+    share to the nearest whole number, and so draws more or fewer than its budget at some levels:
+    four equal nodes get 2 each of a budget of 6, and none of a budget of 1.)
     """
     if not temperature > 0:
         raise InputError(f"temperature must be more than 0, got {temperature!r}")
@@ -62,6 +64,8 @@ async def rebase(
 
     step: draws so many next steps of a node (`sample_step`). width: steps drawn per level, less
     one for each solution finished above. temperature: the smaller, the more goes to the best.
+    Found is the solution of most value; for the paper's vote, in which each counts as much as its
+    value, give what is found to `vote`.
     """
     check_counts(width=width, depth=depth)
     allocate((), 0, temperature)  # Says what is wrong with a temperature before anything is drawn.
