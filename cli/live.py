@@ -64,8 +64,10 @@ def details(now: "Progress") -> str:
 def accuracy_text(now: "Progress") -> str:
     """Return the accuracy so far with its interval; nothing where none is judged."""
     if now.estimate is not None:
-        found = now.estimate
-        return f"accuracy {found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
+        found, least, more = now.estimate, "", ""
+        if now.unknown:
+            least, more = "at least ", f", {now.unknown:,} unknown"
+        return f"accuracy {least}{found.value:.3f} ({found.low:.3f} to {found.high:.3f}){more}"
     return "" if now.accuracy is None else f"accuracy {now.accuracy:.3f}"
 
 

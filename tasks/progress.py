@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -38,7 +38,9 @@ class Progress:
     `seconds` ago; where nothing is decoded, prompt tokens computed. accuracy: share of right
     samples so far, None where none is judged. started: samples that were there when this part
     began. estimate: the accuracy as a mean over problems, with its interval, and levels: the rows
-    by level, both as of the last glance. unit: what is counted.
+    by level, both as of the last glance. unit: what is counted. unknown: how many more are under
+    way that do not end independently of how they turn out, as searches end when they are solved;
+    the estimate then counts them as open either way.
     """
 
     done: int
@@ -53,6 +55,7 @@ class Progress:
     estimate: Estimate | None = None
     levels: tuple[LevelRows, ...] = ()
     unit: str = "samples"
+    unknown: int = 0
 
     @property
     def tokens_per_second(self) -> float:
@@ -87,10 +90,17 @@ class RightSoFar:
         """Share of right samples; None before the first."""
         return self.num_right / self.num_judged if self.num_judged else None
 
-    def estimate(self) -> Estimate | None:
-        """Return the mean over the problems begun, with an interval; None before the first."""
+    def estimate(self, unknown: int = 0) -> Estimate | None:
+        """Return the mean over the problems begun, with an interval; None before the first.
+
+        unknown: problems begun that are not judged, which may turn out either way: the value is
+        what it comes to at least, the interval what it may come to.
+        """
         values = [self._right[problem] / judged for problem, judged in self._judged.items()]
-        return estimate(values) if values else None
+        if not values or not unknown:
+            return estimate(values) if values else None
+        worst, best = (estimate([*values, *[each] * unknown]) for each in (0.0, 1.0))
+        return replace(worst, high=best.high)
 
 
 class Glance:

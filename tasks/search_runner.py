@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.runs import SearchRunDir
-from treegen.stats import estimate
 from treegen.tasks.account import stored_parts
 from treegen.tasks.progress import Progress, RightSoFar
 from treegen.tasks.search_job import SearchJob
@@ -70,6 +69,8 @@ def search(
             tally.count(record["problem_id"], record["solved"])
             tokens += record["usage"]["tokens_decoded"]
             clock.save()
+            unknown = results.num_unknown
+            found = tally.estimate(unknown)
             yield Progress(
                 done=len(run.done),
                 planned=run.info.planned,
@@ -78,10 +79,11 @@ def search(
                 num_pages=pool.num_pages,
                 tokens=tokens,
                 seconds=time.monotonic() - start,
-                accuracy=tally.accuracy,
+                accuracy=found.value if found else None,
                 started=started,
-                estimate=tally.estimate(),
+                estimate=found,
                 unit="searches",
+                unknown=unknown,
             )
             if stop():
                 break
@@ -133,22 +135,25 @@ def make_record(job: SearchJob, result: "SearchResult") -> dict[str, Any]:
 
 def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
     """Write results.json from the trees of a run; returns its content."""
-    solved: list[bool] = []
+    tally = RightSoFar()
     errors: dict[str, str] = {}
     stopped: Counter[str] = Counter()
     costs: dict[str, list[float]] = {name: [] for name in COSTS}
     for record in run.records():
-        solved.append(record["solved"])
+        tally.count(record["problem_id"], bool(record["solved"]))
         if record["error"]:
             errors[record["problem_id"]] = record["error"]
         stopped[record["stopped"]] += 1
         for name in COSTS:
             costs[name].append(record["usage"][name])
     info, parts = run.info, stored_parts(run)
+    # Of those that were under way when a run was stopped, more are hard than of those that ended.
+    unknown = min(max(run.missing, 0), job.settings.concurrency)
+    solved = tally.estimate(unknown)
     results = {
         "complete": run.missing == 0,
         "planned": info.planned,
-        "done": len(solved),
+        "done": tally.num_judged,
         "task": {"name": job.task.name, "version": job.task.version, "source": job.data.source},
         "model": dict(info.identity["model"]),
         "settings": stored_choices(info),
@@ -159,8 +164,8 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
             for row in job.data.skipped
         ],
         "method": job.settings.method,
-        "solved": asdict(estimate([float(each) for each in solved])) if solved else None,
-        "num_solved": sum(solved),
+        "solved": asdict(solved) if solved else None,
+        "num_solved": tally.num_right,
         "errors": errors,
         "stopped": dict(stopped.most_common()),
         "cost": {name: _sums(values) for name, values in costs.items()},

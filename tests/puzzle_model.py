@@ -96,14 +96,16 @@ class Results:
 
     backend = Count()
 
-    def __init__(self, results: Generator[SearchResult, None, None]) -> None:
-        self._results = results
+    def __init__(self, results: Generator[SearchResult, None, None], num_begun: int) -> None:
+        self._results, self.num_unknown = results, num_begun
 
     def __iter__(self) -> "Results":
         return self
 
     def __next__(self) -> SearchResult:
-        return next(self._results)
+        result = next(self._results)
+        self.num_unknown -= 1
+        return result
 
     def close(self) -> None:
         self._results.close()
@@ -126,7 +128,7 @@ class ToyLLM:
         concurrency: int,
         budget: Budget,
     ) -> Results:
-        return Results(self._results(fn, problems, params, budget))
+        return Results(self._results(fn, problems, params, budget), len(problems))
 
     def _results(
         self,

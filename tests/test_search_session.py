@@ -840,3 +840,9 @@ def test_a_search_whose_time_is_over_leaves_the_others_alone() -> None:
     results = run_of(backend_of(HistoryModel()), some_slow, 3, budget=Budget(seconds=2))
     stops = {result.name: (result.value, result.stopped) for result in results}
     assert stops == {"0": (1, ""), "1": (None, "budget of 2 seconds reached"), "2": (1, "")}
+
+
+def test_a_run_knows_how_many_results_are_still_open() -> None:
+    run = run_of(backend_of(HistoryModel()), two_levels, 7, concurrency=3)
+    open_ones = [run.num_unknown for _ in run]
+    assert max(open_ones) <= 3 + 2 and open_ones[-1] == 0 and open_ones[0] > 0

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -335,6 +336,11 @@ def whole(job: SearchJob, tmp_path: Path) -> Path:
         steps = steps_of(job, run)
         assert [step.done for step in steps] == [1, 2, 3, 4, 5]
         assert steps[-1].unit == "searches" and steps[-1].estimate is not None
+        assert [step.unknown for step in steps] == [4, 3, 2, 1, 0]
+        least = [step.estimate.value for step in steps if step.estimate]
+        assert least == sorted(least) and all(
+            step.estimate and step.estimate.num_problems == 5 for step in steps
+        )
         write_search_results(job, run)
     return path
 
@@ -354,6 +360,22 @@ def test_results_add_up(whole: Path) -> None:
     }  # fmt: skip
     assert sum(results["stopped"].values()) == 5 and results["errors"] == {}
     assert results["seconds"] > 0 and results["method"] == "best-first"
+
+
+def test_results_of_a_stopped_run_count_those_under_way_as_unknown(
+    job: SearchJob, whole: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(whole, tmp_path / "cut"))
+    lines = (path / "trees.jsonl").read_bytes().splitlines(keepends=True)
+    solved = [line for line in lines if json.loads(line)["solved"]]
+    (path / "trees.jsonl").write_bytes(b"".join(solved[:2]))
+    for concurrency, unknown in ((64, 3), (1, 1)):
+        few = replace(job, settings=replace(job.settings, concurrency=concurrency))
+        with SearchRunDir.resume(path, asked_by(job)) as run:
+            results = write_search_results(few, run)
+        assert (results["complete"], results["done"], results["num_solved"]) == (False, 2, 2)
+        assert results["solved"]["value"] == 2 / (2 + unknown)
+        assert results["solved"]["low"] < results["solved"]["value"] < results["solved"]["high"]
 
 
 def test_a_run_can_be_stopped_and_continued_anywhere(

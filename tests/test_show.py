@@ -261,6 +261,19 @@ def test_accuracy_so_far_is_a_mean_over_problems() -> None:
     assert found is not None and found == estimate([1.0, 0.0])
 
 
+def test_what_is_under_way_may_turn_out_either_way() -> None:
+    so_far = RightSoFar()
+    assert so_far.estimate(3) is None
+    for problem in "abcd":  # the easy ones, which end first
+        so_far.count(problem, True)
+    found = so_far.estimate(8)
+    assert found is not None and found.value == 4 / 12 and found.num_problems == 12
+    assert found.low == estimate([1.0] * 4 + [0.0] * 8).low and found.high == 1
+    shown = live.accuracy_text(moment(4, estimate=found, unknown=8))
+    assert shown == f"accuracy at least 0.333 ({found.low:.3f} to 1.000), 8 unknown"
+    assert so_far.estimate() == so_far.estimate(0) == estimate([1.0] * 4)
+
+
 def test_a_real_run_knows_its_rows_by_level(treegen: Command, tiny: Path, tmp_path: Path) -> None:
     from treegen.runs import RunDir
     from treegen.tasks.job import load_job, load_llm, run_settings, weights_fingerprint

@@ -58,6 +58,11 @@ class SearchRun(Iterator[SearchResult]):
         """Searches under way."""
         return len(self._running)
 
+    @property
+    def num_unknown(self) -> int:
+        """Searches begun whose results have not come out."""
+        return len(self._running) + len(self._results)
+
     def __next__(self) -> SearchResult:
         while not self._results and not self.closed:
             if not self._waiting and not self._running:
