@@ -191,6 +191,17 @@ def test_a_failing_search_fails_alone() -> None:
     assert searches.results[1] is not None and len(searches.results[1].tree.nodes) == 2
 
 
+def test_it_is_warned_if_all_searches_fail() -> None:
+    async def fn(root: SearchNode) -> None:
+        await root.sample(1)
+        raise ValueError("no")
+
+    searches = AskTell(fn, ["a", "b"], PARAMS)
+    with pytest.warns(RuntimeWarning, match="all 2 searches failed; the first: ValueError: no"):
+        drive(searches, answer)
+    assert searches.ask() == []
+
+
 def test_asking_waits_for_tools() -> None:
     async def fn(root: SearchNode) -> list[SearchNode]:
         await asyncio.sleep(0.02)

@@ -185,7 +185,7 @@ def test_a_log_probability_is_no_weight() -> None:
         for wrong in (lambda node: node.value, lambda node: math.nan, lambda node: math.inf):
             with pytest.raises(InputError, match="votes; weigh by finite numbers from 0 on"):
                 vote(found, letter, wrong)
-        return vote(found, letter, lambda node: math.exp(node.value))
+        return vote(found, letter, lambda node: math.exp(node.logprob))
 
     result = run(start(one_letter(x=0.7, y=0.3), params=SamplingParams(max_tokens=1))[0], fn)
     counts = Counter(result.answers)

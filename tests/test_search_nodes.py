@@ -10,7 +10,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from fakes import HistoryModel
@@ -149,7 +149,7 @@ def other_root() -> SearchNode:
         (lambda root: [root.children[0], other_root()], "'other/', which is not in its tree"),
         (lambda root: Found(other_root()), "'other/', which is not in its tree"),
         (lambda root: Found(None, (other_root(),)), "'other/', which is not in its tree"),
-        (lambda root: Found("text"), "with 'text', which is no node"),
+        (lambda root: Found(cast(Any, "text")), "with 'text', which is no node"),
         (lambda root: root.search.prompt("b"), "'toy/@1/', which is not in its tree"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -751,7 +751,9 @@ def test_prompts_that_part_anywhere_are_split_while_others_wait(
         prefill_chunk=data.draw(st.sampled_from([5, 64])),
     )  # fmt: skip
     session = Session(backend, PARAMS)
-    texts, nodes, asked = ["acdefgh" * 4], [], []
+    texts = ["acdefgh" * 4]
+    nodes: list[SearchNode] = []
+    asked: list[tuple[SearchNode, str, Asked[Any]]] = []
     for _ in range(data.draw(st.integers(2, 14))):
         action = data.draw(st.sampled_from(["root", "root", "sample", "score", "extend", "tell"]))
         if action == "root" or not nodes:
@@ -765,8 +767,9 @@ def test_prompts_that_part_anywhere_are_split_while_others_wait(
             session.tell()
         else:
             node = data.draw(st.sampled_from(nodes))
+            call: Coroutine[Any, Any, Any]
             call = node.sample(2) if action == "sample" else node.score(["ac", "d"])
-            asked.append((node, action, session.ask(call)))  # type: ignore[arg-type]
+            asked.append((node, action, session.ask(call)))
         backend.scheduler.check()
     while backend.has_work:
         session.tell()

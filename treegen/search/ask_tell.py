@@ -21,7 +21,7 @@ from treegen.search.budget import Budget, SearchUsage
 from treegen.search.idle import IdleLoop, end_tasks, run_apart
 from treegen.search.node import Context, Drawn, Search, SearchFn
 from treegen.search.problems import named
-from treegen.search.result import SearchResult
+from treegen.search.result import SearchResult, warn_if_all_failed
 from treegen.search.running import Running
 from treegen.unnamed import DrawnBefore, origin_of
 
@@ -220,6 +220,7 @@ class AskTell:
             run_apart(self._loop.run_forever)
             if self.done:
                 self.close()
+                warn_if_all_failed([result for result in self.results if result is not None])
         new, self._mail.new = self._mail.new, []
         return [request for request in new if self.is_wanted(request)]
 

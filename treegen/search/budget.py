@@ -46,8 +46,8 @@ class Budget:
     calls and nodes are never exceeded: of a call for more children than are left, only those are
     drawn. tokens is looked at after each pass of the model, so it is exceeded by less than a token
     for each sample under way; with `AskTell`, where samples come whole, by those that were asked
-    for. seconds ends samples after the pass under way, and whatever else a search
-    awaits at once; code that does not await, such as a loop or `time.sleep`, cannot be ended.
+    for. seconds ends samples after the pass under way, and whatever else a search awaits, such as
+    a tool, at once; code that does not await, such as a loop or `time.sleep`, cannot be ended.
     """
 
     tokens: int | None = None
