@@ -193,3 +193,20 @@ def test_a_call_whose_searches_all_fail_warns(llm: LLM) -> None:
     with pytest.warns(RuntimeWarning, match=r"all 2 searches failed; the first: KeyError: '0'"):
         results = llm.search(broken, ["a", "b"], PARAMS)
     assert [type(result.exception) for result in results] == [KeyError, KeyError]
+
+
+def test_roots_that_are_split_below_a_kept_prefix_reuse_it(llm: LLM) -> None:
+    greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    prompts = [FEW_SHOT + question for question in QUESTIONS]
+    wanted = llm.generate(prompts, greedy)
+    kept_tokens = len(llm.tokenizer(FEW_SHOT)["input_ids"]) - 1
+    with llm.keep(FEW_SHOT), llm.session(greedy) as session:
+        roots = [session.root(prompt) for prompt in prompts]
+        drawn = session.sample(dict.fromkeys(roots, 1))
+        session.backend.scheduler.check()
+        usage = session.usage
+    for root, (completion,) in zip(roots, wanted, strict=True):
+        assert drawn[root][0].tokens == completion.tokens
+    assert usage.prompt_tokens_reused >= kept_tokens
+    whole = sum(len(llm.tokenizer(prompt)["input_ids"]) for prompt in prompts)
+    assert usage.prompt_tokens_computed < whole - len(prompts) * kept_tokens
