@@ -17,6 +17,7 @@ import click
 
 import treegen
 from treegen.cli.interrupts import Interrupted, raising_signals
+from treegen.cli.streams import guarded_streams
 from treegen.errors import ModelWarning, TreegenError
 from treegen.terminal import safe_text
 
@@ -99,6 +100,11 @@ def _in_one_line() -> Iterator[None]:
         raise Failure(f"{told} ({where})" if where else told) from error
     except TreegenError as error:
         raise Failure(str(error)) from error
+    except MemoryError as error:
+        raise Failure(
+            f"there is not enough memory ({error}); use a smaller --memory, --max-rows or model, "
+            "or a machine with more"
+        ) from error
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -128,10 +134,11 @@ def _warnings_in_one_line() -> Iterator[None]:
 
 def main() -> int:
     """Run the command line; the exit code of a command that a signal ended."""
-    try:
-        with raising_signals():
-            cli.main(prog_name="treegen")
-    except Interrupted as stopped:
-        click.echo(safe_text(str(stopped)), err=True)
-        return stopped.exit_code
+    with guarded_streams():
+        try:
+            with raising_signals():
+                cli.main(prog_name="treegen")
+        except Interrupted as stopped:
+            click.echo(safe_text(str(stopped)), err=True)
+            return stopped.exit_code
     return 0

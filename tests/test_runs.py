@@ -20,7 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treegen.errors import InputError, RunError
-from treegen.runs import RunDir, RunSettings, StopFlag, graceful_signals
+from treegen.leftovers import hold, sweep
+from treegen.runs import RunDir, RunSettings, SearchRunDir, StopFlag, graceful_signals, versions
 
 HOSTILE_IDS = (
     "../../etc/passwd",
@@ -653,8 +654,10 @@ def test_a_run_is_not_started_over_another(run_path: Path, fast: Path) -> None:
         RunDir.create(run_path, settings())
     assert stored(run_path) == WANTED
     (run_path / "run.json").unlink()
-    with pytest.raises(RunError, match="holds samples but no run"):
-        RunDir.create(run_path, settings())
+    for kind in (RunDir, SearchRunDir):
+        with pytest.raises(RunError, match="has lost its run") as lost:
+            kind.create(run_path, settings())
+        assert str(lost.value) == refusal(run_path)  # neither way sends the user to the other
     # Stopped before run.json was there: nothing is lost by starting again.
     (run_path / "samples.jsonl").write_bytes(b"")
     RunDir.create(run_path, settings()).close()
@@ -676,7 +679,7 @@ def test_a_run_is_not_started_over_another(run_path: Path, fast: Path) -> None:
         (b'{"schema": 2}', "schema 2, and this treegen reads up to 1; upgrade"),
         (b'{"schema": 1}', "is damaged"),
         (b'{"schema": 1, "planned": NaN}', "NaN is not JSON"),
-        (None, "has no run.json"),
+        (None, "has lost its run.json"),
     ],
 )
 def test_a_bad_run_json_is_refused(run_path: Path, content: bytes | None, message: str) -> None:
@@ -708,6 +711,178 @@ def test_results_are_replaced_as_a_whole(run_path: Path) -> None:
         with pytest.raises(InputError, match=r"results\.json\.stderr is nan"):
             run.write_results({"stderr": float("nan")})
         assert run.results() == {"accuracy": 0.5, "by_k": {"1": None}}
+
+
+# Runs that never begin
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_new_run_can_be_discarded(fast: Path, there: bool) -> None:
+    path = fast / "runs" / "of today" / "run"
+    if there:
+        path.mkdir(parents=True)
+        for name in ("results.json", "empty", "notes"):
+            (path / name).write_text("" if name == "empty" else "mine")
+    before = sorted(fast.rglob("*"))
+    with RunDir.create(path, settings()) as run:
+        assert run.is_new
+        if not there:
+            run.write_results({"parts": []})
+            (path / "verdicts-strict.jsonl").touch()
+        run.discard()
+    assert sorted(fast.rglob("*")) == before
+    RunDir.create(path, settings()).close()  # so that the same command works afterwards
+
+
+def test_a_run_with_samples_is_not_discarded(fast: Path) -> None:
+    with RunDir.create(fast / "run", settings()) as run:
+        run.append(SAMPLES[0])
+        run.discard()
+        run.append(SAMPLES[1])
+    with RunDir.resume(fast / "run", settings()) as run:
+        run.discard()
+    with RunDir.create(fast / "empty", settings()):
+        pass
+    with RunDir.resume(fast / "empty", settings()) as run:  # this process did not begin it
+        run.discard()
+    assert len(stored(fast / "run")) == 2 and (fast / "empty" / "run.json").exists()
+
+
+def test_what_else_is_in_the_directory_of_a_discarded_run_stays(fast: Path) -> None:
+    with RunDir.create(fast / "run", settings()) as run:
+        (run.path / "notes").write_text("mine")
+        run.discard()
+    assert [file.name for file in (fast / "run").iterdir()] == ["notes"]
+
+
+def test_a_run_that_cannot_be_begun_leaves_nothing(
+    fast: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(RunError, match="no space left"):
+        RunDir.create(fast / "a" / "run", settings())
+    assert not list(fast.iterdir())
+
+
+def test_a_lock_that_was_removed_under_us_is_taken_anew(fast: Path) -> None:
+    """Of many that begin and discard one run at once, never two hold it."""
+    path, held, most = fast / "run", [0], [0]
+    guard = threading.Lock()
+
+    def work(seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(40):
+            try:
+                run = RunDir.create(path, settings())
+            except RunError:
+                continue
+            with guard:
+                held[0] += 1
+                most[0] = max(most[0], held[0])
+            time.sleep(chance.uniform(0, 0.001))
+            with guard:
+                held[0] -= 1
+            run.discard()
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most[0] == 1
+
+
+# Other versions
+
+
+def test_other_versions_are_told_in_one_line(
+    run_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = run_path / "samples.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))
+    with RunDir.resume(run_path, settings()) as run:
+        assert run.notices == ()
+    now = {**versions(), "torch": "9.9.0", "python": "3.99.1", "platform": "elsewhere"}
+    monkeypatch.setattr("treegen.runs.directory.versions", lambda: dict(now))
+    monkeypatch.setattr("treegen.runs.settings.versions", lambda: dict(now))
+    old = versions()
+    with RunDir.resume(run_path, settings()) as run:
+        assert run.notices == (
+            f"resumed with python 3.99.1 instead of {old['python']}, torch 9.9.0 instead of "
+            f"{old['torch']}: samples may differ from those drawn before",
+        )
+    with RunDir.resume(run_path, settings()) as run:
+        assert run.notices == ()  # compared with the last time
+    monkeypatch.undo()
+    file.write_bytes(whole)
+    with RunDir.resume(run_path, settings()) as run:
+        assert run.notices == ()  # nothing is drawn any more
+
+
+# What a kill leaves over
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from treegen.leftovers import hold
+with hold(Path(sys.argv[1]) / "results.1.tmp"), hold(Path(sys.argv[1]) / "c-1", folder=True):
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_leftovers_of_the_dead_are_removed_and_never_those_of_the_living(
+    run_path: Path, fast: Path
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(run_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    # Of a process id that is used again, and of an earlier version.
+    for name in (f"results.{os.getpid()}.tmp", "run.json.tmp", "run.1.tmp"):
+        (run_path / name).write_text("{")
+    (run_path / "c-2").mkdir()
+    (run_path / "c-2" / "secret").write_text("x")
+    (run_path / "c-3").symlink_to(fast)
+    try:
+        with RunDir.resume(run_path, settings()) as run:
+            assert [file.name for file in run_path.glob("*.tmp")] == ["results.1.tmp"]
+            run.write_results({})
+        sweep(run_path, "c-*")
+        assert sorted(file.name for file in run_path.glob("c-*")) == ["c-1", "c-3"]
+    finally:
+        process.kill()
+        process.communicate()
+    RunDir.resume(run_path, settings()).close()
+    sweep(run_path, "c-*")
+    assert not list(run_path.glob("*.tmp"))
+    assert [file.name for file in run_path.glob("c-*")] == ["c-3"]
+    assert stored(run_path) == WANTED
+
+
+def test_what_is_swept_before_it_is_held_is_made_again(fast: Path) -> None:
+    done = threading.Event()
+
+    def keep_sweeping() -> None:
+        while not done.is_set():
+            sweep(fast, "x*")
+
+    sweeper = threading.Thread(target=keep_sweeping)
+    sweeper.start()
+    try:
+        for number in range(300):
+            folder = number % 2 == 0
+            path = fast / f"x{number % 3}"
+            with hold(path, folder=folder):
+                assert path.exists()
+                shutil.rmtree(path) if folder else path.unlink()
+    finally:
+        done.set()
+        sweeper.join()
 
 
 # Signals

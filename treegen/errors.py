@@ -25,6 +25,14 @@ class CapacityError(TreegenError):
     """The work needs more key-value memory or context than there is."""
 
 
+class CacheFullError(CapacityError):
+    """The work needs more key-value memory than there is; with more of it, it can be done."""
+
+
+class TaskError(TreegenError):
+    """The code of a task fails, or gives what no task may."""
+
+
 class RunError(TreegenError):
     """A run directory cannot be written, resumed or read."""
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from treegen.errors import InputError
+from treegen.leftovers import hold, sweep
 from treegen.tasks.judge.cell import Cell
 from treegen.tasks.judge.limits import MIB, Limits
 from treegen.tasks.judge.program import REPORT
@@ -224,9 +225,12 @@ def _run(tier: Tier, runtime: Runtime, source: str, stdin: str) -> str:
 def _bait() -> Iterator[dict[str, Any]]:
     """Things that a program must not get at: a file, a variable, two servers, a process."""
     token = secrets.token_hex(16)
-    folder = Path(tempfile.mkdtemp(prefix="treegen-canary-"))
+    above = Path(tempfile.gettempdir())
+    sweep(above, "treegen-canary-*")  # of processes that were killed
+    folder = above / f"treegen-canary-{secrets.token_hex(8)}"
     try:
         with (
+            hold(folder, folder=True),
             socket.create_server(("127.0.0.1", 0)) as tcp,
             socket.socket(socket.AF_UNIX) as unix,
         ):

@@ -11,7 +11,7 @@ searches has trees.jsonl in its place.
 """
 
 import os
-from collections.abc import Iterator, KeysView, Mapping
+from collections.abc import Iterator, KeysView, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,11 +25,19 @@ from treegen.runs.files import (
     read_json,
     reason,
     resume_flag,
-    sync_directory,
     write_json,
 )
+from treegen.runs.made import Made, tidy
 from treegen.runs.records import Key, RecordFile
-from treegen.runs.settings import RunInfo, RunSettings, differences, from_json, to_json, versions
+from treegen.runs.settings import (
+    RunInfo,
+    RunSettings,
+    changed_versions,
+    differences,
+    from_json,
+    to_json,
+    versions,
+)
 
 # The file of records of each kind of run, and the command that makes such runs.
 _MADE_BY: Final = {"samples.jsonl": "treegen eval", "trees.jsonl": "treegen search"}
@@ -43,13 +51,26 @@ class RunDir:
 
     records_file: ClassVar[str] = "samples.jsonl"
 
-    def __init__(self, path: Path, info: RunInfo, samples: RecordFile, lock: Lock | None) -> None:
-        """Hold the parts that `create`, `resume` and `open` have read or made."""
+    def __init__(
+        self,
+        path: Path,
+        info: RunInfo,
+        samples: RecordFile,
+        lock: Lock | None,
+        *,
+        notices: Sequence[str] = (),
+        made: Made | None = None,
+    ) -> None:
+        """Hold the parts that `create`, `resume` and `open` have read or made.
+
+        made: what `create` has made; None for a run that was there before.
+        """
         self.path = path
         self.info = info
         self._samples = samples
         self._problems = frozenset(info.problem_ids)
         self._lock = lock
+        self._notices, self._made = tuple(notices), made
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], settings: RunSettings) -> Self:
@@ -59,15 +80,16 @@ class RunDir:
             RunError: it holds a run already, is in use, or cannot be written.
         """
         path = Path(path)
+        made = Made.directory(path)
+        lock = made.lock()
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            sync_directory(path.parent)
-        except OSError as error:
-            raise RunError(f"cannot make the directory {path}: {reason(error)}") from error
-        lock = Lock(path / "run.lock")
+            _check_new(path)
+        except BaseException:
+            lock.release()
+            raise
         try:
+            tidy(path)
             samples = path / cls.records_file
-            _check_new(path, samples)
             try:
                 samples.touch()
             except OSError as error:
@@ -83,9 +105,9 @@ class RunDir:
                 resumes=(),
             )
             _write_info(path, info)
-            return cls(path, info, _read_samples(samples, info, writable=True), lock)
+            return cls(path, info, _read_samples(samples, info, writable=True), lock, made=made)
         except BaseException:
-            lock.release()
+            made.undo(lock)
             raise
 
     @classmethod
@@ -107,6 +129,7 @@ class RunDir:
                     f"{path} was begun with other settings, so its samples would not go with new "
                     f"ones: {'; '.join(changes)}; resume with the old values or start a new run"
                 )
+            tidy(path)
             samples = _read_samples(path / cls.records_file, info, writable=True)
             try:
                 began = {"free": info.free, "versions": info.versions}
@@ -115,7 +138,9 @@ class RunDir:
                 if any(before.get(name) != value for name, value in now.items()):
                     info = replace(info, resumes=(*info.resumes, {"time": _now(), **now}))
                     _write_info(path, info)
-                return cls(path, info, samples, lock)
+                missing = len(samples.keys) < info.planned
+                changed = changed_versions(before.get("versions")) if missing else ()
+                return cls(path, info, samples, lock, notices=changed)
             except BaseException:
                 samples.close()
                 raise
@@ -148,8 +173,12 @@ class RunDir:
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What was found wrong at the end of the samples and mended, one sentence each."""
-        return tuple(self._samples.notices)
+        """What the user should hear of a run that was opened, one sentence each.
+
+        That is what was found wrong at the end of the samples and mended, and that the rest is
+        drawn by other versions than before.
+        """
+        return (*self._samples.notices, *self._notices)
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Store one finished sample; `record` names it by problem_id and sample_index.
@@ -174,8 +203,7 @@ class RunDir:
             InputError: a value that JSON cannot hold (NaN and infinity are such: use None).
             RunError: the system refused the write; the former results are kept.
         """
-        # Rescoring takes no lock, so two processes may be here at once: each has its own scratch.
-        write_json(self.path / "results.json", results, self.path / f"results.{os.getpid()}.tmp")
+        write_json(self.path / "results.json", results)
 
     def results(self) -> Any:
         """Return the content of results.json, None when there is none."""
@@ -185,6 +213,17 @@ class RunDir:
     def sync(self) -> None:
         """Make all appended samples survive a power failure; `append` does so every second."""
         self._samples.sync()
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the run was begun here and has no sample yet."""
+        return self._made is not None and not self._samples.keys
+
+    def discard(self) -> None:
+        """Remove the run and close it, if it is new; else nothing happens."""
+        if self.is_new and self._made is not None and self._lock is not None:
+            self._samples.close()
+            self._made.undo(self._lock)
 
     def close(self) -> None:
         """Flush the samples and let other processes have the run."""
@@ -222,14 +261,24 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _check_new(path: Path, samples: Path) -> None:
+def _check_new(path: Path) -> None:
     """Refuse a directory in which samples could be lost or mixed."""
     if (path / "run.json").exists():
         raise RunError(
             f"{path} already holds a run; continue it with {resume_flag(path)}, or use another path"
         )
-    if samples.exists() and samples.stat().st_size:
-        raise RunError(f"{samples} holds samples but no run.json is with it; use another path")
+    _check_not_lost(path)
+
+
+def _check_not_lost(path: Path) -> None:
+    """Refuse a directory whose records are there and whose run.json is not."""
+    for name in _MADE_BY:
+        file = path / name
+        if os.path.exists(file) and os.path.getsize(file):
+            raise RunError(
+                f"{path} has lost its run.json, without which nobody knows how {name} was made; "
+                "restore it from a copy, or begin a new run in another directory"
+            )
 
 
 def _check_present(path: Path, records_file: str) -> None:
@@ -237,9 +286,10 @@ def _check_present(path: Path, records_file: str) -> None:
     if not os.path.isdir(path):
         raise RunError(f"there is no run directory {path}")
     if not os.path.exists(path / "run.json"):
+        _check_not_lost(path)
         raise RunError(
             f"{path} has no run.json: it is not a run directory, or the run was stopped before its "
-            f"first sample; start it again without --resume"
+            "first sample; start it again without --resume"
         )
     if os.path.exists(path / records_file):
         return
@@ -258,8 +308,7 @@ def _read_info(path: Path) -> RunInfo:
 
 
 def _write_info(path: Path, info: RunInfo) -> None:
-    # Only the holder of the lock writes it, so one scratch name is enough and none is left over.
-    write_json(path / "run.json", to_json(info), path / "run.json.tmp")
+    write_json(path / "run.json", to_json(info))
 
 
 def _read_samples(path: Path, info: RunInfo, *, writable: bool) -> RecordFile:

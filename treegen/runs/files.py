@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from treegen.errors import InputError, RunError
+from treegen.leftovers import hold, is_at
 
 # Some file systems cannot fsync a directory, and say so with one of these; EACCES is a parent that
 # may be searched but not read.
@@ -83,10 +84,11 @@ def read_json(path: Path) -> Any:
         raise RunError(f"{path} is damaged ({error}); restore it from a copy") from None
 
 
-def write_json(path: Path, value: object, scratch: Path) -> None:
-    """Replace `path` by `value` as indented ASCII JSON, by way of `scratch` in the same directory.
+def write_json(path: Path, value: object) -> None:
+    """Replace `path` by `value` as indented ASCII JSON, by way of a scratch file beside it.
 
-    After a crash at any moment `path` holds either the old value or the new one, whole.
+    After a crash at any moment `path` holds either the old value or the new one, whole. Several
+    processes may write at once: each has a scratch of its own.
     """
     try:
         text = json.dumps(value, indent=2, ensure_ascii=True, allow_nan=False)
@@ -94,15 +96,17 @@ def write_json(path: Path, value: object, scratch: Path) -> None:
         plain(value, path.name)  # says which field it is
         raise InputError(f"{path.name} cannot be written as JSON: {error}") from None
     try:
-        try:
-            with open(scratch, "wb") as file:
-                file.write(f"{text}\n".encode())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(scratch, path)
-        except BaseException:
-            scratch.unlink(missing_ok=True)
-            raise
+        scratch = path.with_name(f"{path.stem}.{os.getpid()}.tmp")
+        with hold(scratch) as fd:
+            try:
+                os.ftruncate(fd, 0)
+                with open(fd, "wb", closefd=False) as file:
+                    file.write(f"{text}\n".encode())
+                os.fsync(fd)
+                os.replace(scratch, path)
+            except BaseException:
+                scratch.unlink(missing_ok=True)
+                raise
         sync_directory(path.parent)
     except OSError as error:
         raise RunError(f"cannot write {path}: {reason(error)}; what it held is kept") from error
@@ -140,6 +144,17 @@ class Lock:
         """Take the lock file `path`; raise RunError, naming the holder, when it is taken."""
         self.path = path
         self._fd = -1
+        while self._fd < 0:
+            fd = self._take(path)
+            if is_at(fd, path):
+                self._fd = fd
+            else:  # its holder has just removed it
+                os.close(fd)
+        _held.add(self)
+
+    @staticmethod
+    def _take(path: Path) -> int:
+        """Lock the file `path` and write our name into it; returns its descriptor."""
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
@@ -157,14 +172,20 @@ class Lock:
         except OSError as error:
             os.close(fd)
             raise RunError(f"cannot lock {path}: {reason(error)}") from error
-        self._fd = fd
-        _held.add(self)
+        return fd
 
     def release(self) -> None:
-        """Give the lock back; the file stays, since removing it could free a lock just taken."""
+        """Give the lock back; the file stays, for the next who takes it."""
         if self._fd >= 0:
             with suppress(OSError):  # the name of the holder is a courtesy
                 os.ftruncate(self._fd, 0)
+            self.close()
+
+    def remove(self) -> None:
+        """Give the lock back and remove its file; whoever opened that meanwhile makes a new one."""
+        if self._fd >= 0:
+            with suppress(OSError):
+                self.path.unlink()
             self.close()
 
     def close(self) -> None:

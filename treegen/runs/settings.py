@@ -95,6 +95,19 @@ def _versions() -> Mapping[str, str]:
     return found
 
 
+def changed_versions(before: object) -> list[str]:
+    """Return in one sentence which versions are not those of `before`; nothing if none."""
+    now, old = versions(), before if isinstance(before, Mapping) else {}
+    changed = [
+        f"{name} {now[name]} instead of {old[name]}"
+        for name in ("python", *_PACKAGES)
+        if name in now and name in old and now[name] != old[name]
+    ]
+    if not changed:
+        return []
+    return [f"resumed with {', '.join(changed)}: samples may differ from those drawn before"]
+
+
 def to_json(info: RunInfo) -> dict[str, Any]:
     """Return the content of run.json."""
     return {

@@ -1,0 +1,70 @@
+"""Temporary files and folders that are known to be left over once their process has died.
+
+A process holds a lock on what it has made for as long as it lives. The lock goes with the process,
+however that ends, so what can be locked belongs to nobody any more. Process ids would not do: they
+are used again, and mean nothing on another machine that shares the file system.
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+@contextmanager
+def hold(path: Path, *, folder: bool = False) -> Iterator[int]:
+    """Make a file, or a folder, and hold it meanwhile; yields its descriptor.
+
+    It is the caller's to remove or rename. Raises OSError where it cannot be made.
+    """
+    while True:
+        if folder:
+            path.mkdir(mode=0o700, exist_ok=True)
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            except FileNotFoundError:  # it was swept
+                continue
+        else:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            with suppress(OSError):  # a file system without locks: then nothing is ever swept
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            if is_at(fd, path):  # else it was swept, or replaced by its former holder
+                yield fd
+                return
+        finally:
+            os.close(fd)
+
+
+def sweep(folder: Path, pattern: str) -> None:
+    """Remove the files and folders that nobody holds; pattern: of their names.
+
+    What cannot be looked at or removed stays.
+    """
+    for path in folder.glob(pattern):
+        with suppress(OSError):
+            _remove_if_free(path)
+
+
+def _remove_if_free(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(fd).st_uid != os.geteuid() or not is_at(fd, path):
+            return
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    finally:
+        os.close(fd)
+
+
+def is_at(fd: int, path: Path) -> bool:
+    """Return whether an open file is still the one of that name."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.lstat(path))
+    except FileNotFoundError:
+        return False
