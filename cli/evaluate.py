@@ -22,22 +22,18 @@ from treegen.terminal import safe_text
 
 if TYPE_CHECKING:
     from treegen.engine import LLM
-    from treegen.runs import RunDir
-    from treegen.tasks.execution import Execution, Judging
+    from treegen.runs import RunDir, RunSettings
+    from treegen.tasks.execution import Judging
     from treegen.tasks.job import Job
     from treegen.tasks.settings import EngineOptions
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """One task and its open run; fresh: the run was begun by this command.
-
-    judging: of programs that may be run.
-    """
+    """One task and its open run; judging: of programs that may be run."""
 
     job: "Job"
     run: "RunDir"
-    fresh: bool
     judging: "Judging | None"
 
 
@@ -70,7 +66,9 @@ def command(
     plug, continues with --resume and ends with the samples it would have had.
     """
     from treegen.cli.destinations import destinations
+    from treegen.cli.discarding import discarding
     from treegen.cli.render import demo_notice
+    from treegen.errors import RunError
     from treegen.tasks import get_task
     from treegen.tasks.job import load_job
 
@@ -82,18 +80,24 @@ def command(
         demo_notice(given, [each.settings.engine.model for each in targets if not each.resume])
     check_of_use([get_task(target.settings.task) for target in targets], execution)
     jobs = [load_job(target.settings) for target in targets]
+    asked = [_checked(job, write_out=write_out, quiet=quiet) for job in jobs]
     again = shlex.quote(resume or output_path or str(targets[0].path))
     allowed = " --allow-code-execution" if execution else ""
     advice = f"continue with: treegen eval --resume {again}{allowed}"
     with ExitStack() as stack:
+        runs: list[RunDir] = []
         work: Work = []
-        for target, job in zip(targets, jobs, strict=True):
-            run = _open(job, target.path, resume=target.resume, write_out=write_out, quiet=quiet)
-            stack.enter_context(run)
-            judging = _judging(job, run, execution, fresh=not target.resume, quiet=quiet)
+        with discarding(runs):
+            for target, wanted in zip(targets, asked, strict=True):
+                run = _open(wanted, target.path, resume=target.resume, quiet=quiet)
+                runs.append(stack.enter_context(run))
+        # After the judges are closed, which write in the run directories.
+        stack.enter_context(discarding(runs, but=RunError))
+        for job, run in zip(jobs, runs, strict=True):
+            judging = open_judging(job, run, execution, quiet=quiet)
             if judging:
                 stack.callback(judging.close)
-            work.append(_Work(job, run, fresh=not target.resume, judging=judging))
+            work.append(_Work(job, run, judging=judging))
         try:
             _sample_all(work, advice, quiet=quiet)
             for item in work:
@@ -111,24 +115,11 @@ def command(
         raise SystemExit(1)
 
 
-def _judging(
-    job: "Job", run: "RunDir", execution: "Execution | None", *, fresh: bool, quiet: bool
-) -> "Judging | None":
-    from treegen.errors import TreegenError
-
-    try:
-        return open_judging(job, run, execution, quiet=quiet)
-    except TreegenError:
-        if fresh:  # else the same command would be refused once there is a sandbox
-            (run.path / "run.json").unlink()
-        raise
-
-
-def _open(job: "Job", path: Path, *, resume: bool, write_out: bool, quiet: bool) -> "RunDir":
-    """Check all that can be checked without weights, then begin or continue the run."""
-    from treegen.cli.render import notice, show_prompt, skipped_rows
-    from treegen.runs import RunDir
+def _checked(job: "Job", *, write_out: bool, quiet: bool) -> "RunSettings":
+    """Check all that can be checked without weights; returns what the run is asked for."""
+    from treegen.cli.render import show_prompt, skipped_rows
     from treegen.tasks.job import (
+        check_machine,
         first_prompt,
         look_at_model,
         plan_job,
@@ -139,15 +130,23 @@ def _open(job: "Job", path: Path, *, resume: bool, write_out: bool, quiet: bool)
     if not quiet:
         skipped_rows(job.data.skipped)
     facts = look_at_model(job.settings.engine)
+    check_machine(job.settings.engine)
     plan_job(job, facts)
     if write_out:
         show_prompt(first_prompt(job, facts), quiet=quiet)
-    asked = run_settings(
+    return run_settings(
         job,
         dtype=facts.dtype,
         fingerprint=weights_fingerprint(job.settings.engine),
         flags=FLAGS,
     )
+
+
+def _open(asked: "RunSettings", path: Path, *, resume: bool, quiet: bool) -> "RunDir":
+    """Begin or continue a run."""
+    from treegen.cli.render import notice
+    from treegen.runs import RunDir
+
     run = RunDir.resume(path, asked) if resume else RunDir.create(path, asked)
     for line in run.notices:
         notice(line)
@@ -159,6 +158,7 @@ def _open(job: "Job", path: Path, *, resume: bool, write_out: bool, quiet: bool)
 
 def _sample_all(work: Work, advice: str, *, quiet: bool) -> None:
     """Draw what each run lacks; the model is loaded once if there is anything to draw."""
+    from treegen.cli.discarding import all_new
     from treegen.cli.progress import draw
     from treegen.cli.render import notice
     from treegen.errors import RunError, TreegenError
@@ -175,7 +175,7 @@ def _sample_all(work: Work, advice: str, *, quiet: bool) -> None:
             llm = None  # gives its memory back before the next one is loaded
             if not quiet:
                 notice(f"loading {engine.model}")
-            llm, loaded = _load(work, engine, run.info.identity["model"]["fingerprint"]), engine
+            llm, loaded = _load(engine, run.info.identity["model"]["fingerprint"]), engine
         with graceful_signals() as graceful:
             stop = _either(received, graceful)
             try:
@@ -184,29 +184,22 @@ def _sample_all(work: Work, advice: str, *, quiet: bool) -> None:
             except RunError:
                 raise  # says itself what is kept, and how to go on
             except TreegenError as error:
+                if all_new([each.run for each in work]):
+                    raise  # there is nothing to continue
                 raise type(error)(f"{error}; {_kept(work)}; {advice}") from error
             if signum := stop():
                 raise Interrupted(signum)
 
 
-def _load(work: Work, engine: "EngineOptions", fingerprint: str) -> "LLM":
-    """Load the model; if it cannot be used, forget the runs that were begun for it."""
+def _load(engine: "EngineOptions", fingerprint: str) -> "LLM":
     from transformers.utils import logging
 
-    from treegen.errors import TreegenError
     from treegen.tasks.job import load_llm
 
     # transformers' bars and advice would stand between ours.
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    try:
-        return load_llm(engine, fingerprint)
-    except TreegenError:
-        for item in work:
-            if item.fresh and not item.run.done:
-                # Else the same command would be refused once the model is mended.
-                (item.run.path / "run.json").unlink()
-        raise
+    return load_llm(engine, fingerprint)
 
 
 def _report(work: Work, *, quiet: bool) -> None:

@@ -2,7 +2,7 @@
 
 import shlex
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,10 +11,12 @@ import click
 from treegen.cli.interrupts import Interrupted, received
 from treegen.cli.options import CONTEXT, FLAGS, QUIET, asked_for, options_of
 from treegen.errors import InputError
+from treegen.terminal import safe_text
 
 if TYPE_CHECKING:
     from treegen.engine import LLM
-    from treegen.runs import SearchRunDir
+    from treegen.errors import CacheFullError
+    from treegen.runs import RunSettings, SearchRunDir
     from treegen.tasks.search_job import SearchJob
     from treegen.tasks.settings import EngineOptions
 
@@ -28,11 +30,11 @@ _FLAGS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """One method and its open run; fresh: the run was begun by this command."""
+    """One method and its open run; no_room: its searches that lacked memory."""
 
     job: "SearchJob"
     run: "SearchRunDir"
-    fresh: bool
+    no_room: "dict[str, CacheFullError]" = field(default_factory=dict)
 
 
 @click.command("search", context_settings=CONTEXT)
@@ -93,8 +95,10 @@ def command(
     """
     given = _given(params)
     methods = _methods(method, compare)
+    from treegen.cli.discarding import discarding
     from treegen.cli.render import demo_notice
     from treegen.cli.search_targets import targets
+    from treegen.errors import RunError
     from treegen.tasks.search_job import load_search_job
 
     found = targets(methods, given, output_path, resume, compare=compare is not None)
@@ -102,21 +106,36 @@ def command(
         demo_notice(given, [each.settings.engine.model for each in found if not each.resume])
     jobs = [load_search_job(target.settings) for target in found]
     _check_alike(jobs)
+    asked = [_checked(job, quiet=quiet) for job in jobs]
     folder = found[0].path.parent if compare and len(found) > 1 else found[0].path
     advice = f"continue with: treegen search --resume {shlex.quote(str(resume or folder))}"
     with ExitStack() as stack:
-        work = []
-        for target, job in zip(found, jobs, strict=True):
-            run = stack.enter_context(_open(job, target.path, resume=target.resume, quiet=quiet))
-            work.append(_Work(job, run, fresh=not target.resume))
+        runs: list[SearchRunDir] = []
+        with discarding(runs):
+            for target, wanted in zip(found, asked, strict=True):
+                run = _open(wanted, target.path, resume=target.resume, quiet=quiet)
+                runs.append(stack.enter_context(run))
+        stack.enter_context(discarding(runs, but=RunError))
+        work = [_Work(job, run) for job, run in zip(jobs, runs, strict=True)]
         try:
             _search_all(work, advice, quiet=quiet)
             _report(work, quiet=quiet)
         except Interrupted as stopped:
             raise Interrupted(stopped.signum, f"{_kept(work)}; {advice}") from None
     if missing := sum(max(item.run.missing, 0) for item in work):
-        click.echo(f"Error: {missing:,} problems were not searched; {advice}", err=True)
+        why = _no_room(work)
+        click.echo(safe_text(f"Error: {missing:,} problems were not searched{why}; {advice}"),
+                   err=True)  # fmt: skip
         raise SystemExit(1)
+
+
+def _no_room(work: list[_Work]) -> str:
+    """Return why searches came to nothing, where that was for want of memory."""
+    found = [error for item in work for error in item.no_room.values()]
+    if not found:
+        return ""
+    largest = f" ({found[0]})"
+    return f", {len(found):,} of them for want of memory{largest}; add a larger --memory SIZE"
 
 
 def _given(params: dict[str, Any]) -> dict[str, Any]:
@@ -153,24 +172,37 @@ def _methods(method: str | None, compare: str | None) -> list[str]:
     return names
 
 
-def _open(job: "SearchJob", path: Path, *, resume: bool, quiet: bool) -> "SearchRunDir":
-    """Check all that can be checked without weights, then begin or continue the run."""
-    from treegen.cli.render import notice, skipped_rows
-    from treegen.runs import SearchRunDir
-    from treegen.tasks.job import look_at_model, weights_fingerprint
-    from treegen.tasks.search_job import check_prompts_fit, check_reward, search_run_settings
+def _checked(job: "SearchJob", *, quiet: bool) -> "RunSettings":
+    """Check all that can be checked without weights; returns what the run is asked for."""
+    from treegen.cli.render import skipped_rows
+    from treegen.tasks.job import check_machine, look_at_model, weights_fingerprint
+    from treegen.tasks.search_job import (
+        check_memory,
+        check_prompts_fit,
+        check_reward,
+        search_run_settings,
+    )
 
     if not quiet:
         skipped_rows(job.data.skipped)
     facts = look_at_model(job.settings.engine)
+    check_machine(job.settings.engine)
     check_prompts_fit(job, facts)
+    check_memory(job, facts)
     check_reward(job.settings)
-    asked = search_run_settings(
+    return search_run_settings(
         job,
         dtype=facts.dtype,
         fingerprint=weights_fingerprint(job.settings.engine),
         flags=_FLAGS,
     )
+
+
+def _open(asked: "RunSettings", path: Path, *, resume: bool, quiet: bool) -> "SearchRunDir":
+    """Begin or continue a run."""
+    from treegen.cli.render import notice
+    from treegen.runs import SearchRunDir
+
     run = SearchRunDir.resume(path, asked) if resume else SearchRunDir.create(path, asked)
     for line in run.notices:
         notice(line)
@@ -182,12 +214,17 @@ def _open(job: "SearchJob", path: Path, *, resume: bool, quiet: bool) -> "Search
 
 def _search_all(work: list[_Work], advice: str, *, quiet: bool) -> None:
     """Search what each run lacks; the model is loaded once if there is anything to search."""
+    from treegen.cli.discarding import all_new
     from treegen.cli.progress import draw
     from treegen.cli.render import notice
     from treegen.errors import RunError, TreegenError
     from treegen.runs import graceful_signals
+    from treegen.tasks.search_methods import load_judge
     from treegen.tasks.search_runner import search
 
+    # They have the same problems, so what judges the states of one can judge those of another.
+    judges = {item.job.settings.evaluate: item.job for item in work if item.run.missing > 0}
+    judge_of = {how: load_judge(job.data, job.settings) for how, job in judges.items()}
     llm: LLM | None = None
     loaded: EngineOptions | None = None
     for item in work:
@@ -198,37 +235,37 @@ def _search_all(work: list[_Work], advice: str, *, quiet: bool) -> None:
             llm = None  # gives its memory back before the next one is loaded
             if not quiet:
                 notice(f"loading {engine.model}")
-            llm, loaded = _load(work, engine, run.info.identity["model"]["fingerprint"]), engine
+            llm, loaded = _load(engine, run.info.identity["model"]["fingerprint"]), engine
         with graceful_signals() as graceful:
             try:
-                steps = search(job, run, llm, stop=lambda: received() or graceful())
+                steps = search(
+                    job,
+                    run,
+                    llm,
+                    stop=lambda: received() or graceful(),
+                    judge=judge_of[job.settings.evaluate],
+                    no_room=item.no_room,
+                )
                 draw(steps, f"{job.task.name} {job.settings.method}", quiet=quiet)
             except RunError:
                 raise  # says itself what is kept, and how to go on
             except TreegenError as error:
+                if all_new([each.run for each in work]):
+                    raise  # there is nothing to continue
                 raise type(error)(f"{error}; {_kept(work)}; {advice}") from error
             if signum := received() or graceful():
                 raise Interrupted(signum)
 
 
-def _load(work: list[_Work], engine: "EngineOptions", fingerprint: str) -> "LLM":
-    """Load the model; if it cannot be used, forget the runs that were begun for it."""
+def _load(engine: "EngineOptions", fingerprint: str) -> "LLM":
     from transformers.utils import logging
 
-    from treegen.errors import TreegenError
     from treegen.tasks.job import load_llm
 
     # transformers' bars and advice would stand between ours.
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    try:
-        return load_llm(engine, fingerprint)
-    except TreegenError:
-        for item in work:
-            if item.fresh and not item.run.done:
-                # Else the same command would be refused once the model is mended.
-                (item.run.path / "run.json").unlink()
-        raise
+    return load_llm(engine, fingerprint)
 
 
 def _report(work: list[_Work], *, quiet: bool) -> None:

@@ -92,13 +92,38 @@ def describe(plan: "Plan") -> dict[str, Any]:
 
 
 def stored_parts(run: RunDir) -> list[dict[str, Any]]:
-    """Return the parts that a run's results.json tells of; none if it cannot be read."""
+    """Return the parts that a run's results.json tells of; what cannot be read is left out."""
     try:
         results = run.results()
     except RunError:
         return []
     parts = results.get("parts") if isinstance(results, dict) else None
-    return [part for part in parts or [] if isinstance(part, dict)]
+    return [part for part in parts if _is_part(part)] if isinstance(parts, list) else []
+
+
+def _is_part(part: object) -> bool:
+    """Whether JSON holds what `Account.parts`, or a run of searches, has written."""
+    if not isinstance(part, dict) or not _is_number(part.get("seconds")):
+        return False
+    kinds = {**asdict(Usage()), "samples": 0}
+    for name, value in part.items():
+        like = kinds.get(name)
+        if name == "kernels":
+            steps = value.values() if isinstance(value, dict) else [None]
+            right = all(isinstance(s, dict) and all(map(_is_number, s.values())) for s in steps)
+        elif name == "plan":
+            right = isinstance(value, dict) and _is_number(value.get("token_bytes"))
+        elif isinstance(like, int | float):
+            right = _is_number(value)
+        else:
+            right = like is None or isinstance(value, type(like))
+        if not right:
+            return False
+    return True
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
 
 def add_up(

@@ -134,6 +134,19 @@ def look_at_model(engine: EngineOptions) -> ModelFacts:
     )
 
 
+def check_machine(engine: EngineOptions) -> None:
+    """Raise InputError or CapacityError for what this machine cannot do, whatever the model."""
+    from treegen.attention.api import choose
+    from treegen.memory import check_cache_bytes
+    from treegen.model_spec import resolve_device
+    from treegen.units import parse_bytes
+
+    device = resolve_device(engine.device)
+    choose(engine.impl, device)
+    if engine.memory is not None:
+        check_cache_bytes(parse_bytes(engine.memory), device)
+
+
 def plan_job(job: Job, facts: ModelFacts) -> Plan:
     """Return how a job's prompts are laid out.
 

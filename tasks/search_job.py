@@ -13,6 +13,7 @@ from treegen.tasks.base import TaskData
 from treegen.tasks.search_base import SearchTask, get_search_task
 from treegen.tasks.search_names import REWARD
 from treegen.tasks.search_settings import SearchSettings, free, identity
+from treegen.tree import Node
 
 if TYPE_CHECKING:
     from treegen.tasks.job import ModelFacts
@@ -47,6 +48,24 @@ def check_prompts_fit(job: SearchJob, facts: "ModelFacts") -> None:
                 f"the prompt of {name!r} has {length:,} tokens; with {most:,} to sample that is "
                 f"more than the model's context of {context:,}; lower --num-fewshot or --max-tokens"
             )
+
+
+def check_memory(job: SearchJob, facts: "ModelFacts") -> None:
+    """Raise CacheFullError for a prompt that does not fit with one whole solution even alone."""
+    from treegen.requests import plan_requests, sample_requests
+
+    if facts.num_pages is None:  # only the loaded model can say
+        return
+    leaves = [Node(root, id=name, samples=1) for name, root in job.roots.items()]
+    tree = Node("", children=leaves, samples=0)
+    plan = plan_requests(
+        sample_requests(tree, facts.tokenizer, job.settings.whole, facts.spec),
+        facts.spec,
+        device_type=facts.device_type,
+        sharing=facts.engine.sharing,
+        max_rows=facts.max_rows,
+    )
+    plan.check_fits(facts.num_pages, facts.page_size)
 
 
 def search_run_settings(

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from treegen.errors import CacheFullError
 from treegen.search.beam import beam
 from treegen.search.best_first import best_first
 from treegen.search.best_of_n import best_of_n
@@ -30,7 +31,7 @@ from treegen.tasks.search_base import SearchTask
 from treegen.tasks.search_judges import Judge, general_judge, own_judge
 from treegen.tasks.search_settings import SearchSettings
 
-SearchFn = Callable[[SearchNode], Awaitable[Found]]
+SearchFn = Callable[[SearchNode], Awaitable[Found | CacheFullError]]
 
 SOLVED: Final = "solved"
 INTERRUPTED: Final = "interrupted"
@@ -42,24 +43,38 @@ def search_function(
     data: TaskData,
     settings: SearchSettings,
     interrupted: Callable[[], object] = lambda: None,
+    judge: Judge | None = None,
 ) -> SearchFn:
     """Return what searches any of a task's problems; a search bears its problem's id as name.
 
     interrupted: polled while a search is under way; once it returns something true, it is stopped.
+    judge: of `load_judge`; by default it is loaded here.
+
+    A search that lacks memory returns that error: it has come to nothing that could stand.
     """
     problems = {problem.id: problem for problem in data.problems}
-    general = general_judge(settings.evaluate, problems)
+    general = judge or load_judge(data, settings)
 
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> Found | CacheFullError:
         problem = problems[root.search.name]
-        judge = general or own_judge(task, problem, settings.evaluate)
+        how = general or own_judge(task, problem, settings.evaluate)
         watcher = asyncio.ensure_future(_stop_when(interrupted, root.search))
         try:
-            return await _Searcher(task, problem, settings, root, judge).search()
+            return await _Searcher(task, problem, settings, root, how).search()
+        except CacheFullError as error:
+            return error
         finally:
             watcher.cancel()
 
     return search
+
+
+def load_judge(data: TaskData, settings: SearchSettings) -> Judge | None:
+    """Load what judges states in a way that every task has; None for one of the task's own.
+
+    A reward model takes memory, so it comes before the model that samples, which takes the rest.
+    """
+    return general_judge(settings.evaluate, {problem.id: problem for problem in data.problems})
 
 
 async def _stop_when(interrupted: Callable[[], object], search: Search) -> None:

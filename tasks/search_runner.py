@@ -13,6 +13,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from treegen.errors import CacheFullError
 from treegen.runs import SearchRunDir
 from treegen.tasks.account import stored_parts
 from treegen.tasks.progress import Progress, RightSoFar
@@ -22,6 +23,7 @@ from treegen.tasks.search_settings import stored_choices
 if TYPE_CHECKING:
     from treegen.engine import LLM
     from treegen.search.result import SearchResult
+    from treegen.tasks.search_judges import Judge
 
 _SAVE_SECONDS: Final = 10.0
 COSTS: Final = (
@@ -35,9 +37,13 @@ def search(
     llm: "LLM",
     *,
     stop: Callable[[], object] = lambda: None,
+    judge: "Judge | None" = None,
+    no_room: dict[str, CacheFullError] | None = None,
 ) -> Iterator[Progress]:
     """Search the problems that a run lacks and store each as it ends; yields after each.
 
+    judge: of `search_methods.load_judge`. no_room: takes the searches that lack memory, which are
+    not stored: with more of it, resuming does them.
     stop: polled during and after every search; once it returns something true, the iteration ends.
     What had finished by then, or before an error, is in the run.
     """
@@ -53,7 +59,7 @@ def search(
     todo = [(name, root) for name, root in job.roots.items() if name not in done]
     started, start, tokens = len(done), time.monotonic(), 0
     results = llm.search_stream(
-        search_function(job.task, job.data, settings, stop),
+        search_function(job.task, job.data, settings, stop, judge),
         todo,
         settings.whole,
         concurrency=settings.concurrency,
@@ -64,6 +70,10 @@ def search(
         for result in results:
             if result.stopped == INTERRUPTED:
                 break
+            if isinstance(result.value, CacheFullError):
+                if no_room is not None:
+                    no_room[result.name] = result.value
+                continue
             record = make_record(job, result)
             run.append(record)
             tally.count(record["problem_id"], record["solved"])

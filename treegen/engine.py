@@ -19,6 +19,7 @@ from treegen.expansion import sum_levels
 from treegen.kept import KeptPrefix, KeptPrefixes
 from treegen.live_tree import LiveRequest
 from treegen.model import Model, load_model, load_tokenizer
+from treegen.model_spec import resolve_device
 from treegen.params import SamplingParams, check_bool, check_int
 from treegen.plan import Plan, Request
 from treegen.requests import (
@@ -110,6 +111,9 @@ class LLM:
         size = None if memory is None else parse_bytes(memory)
         if isinstance(model, Model) != (tokenizer is not None):
             raise InputError("a loaded Model needs tokenizer=; a model's name must not have one")
+        if size is not None:
+            where = model.device if isinstance(model, Model) else resolve_device(device)
+            mem.check_cache_bytes(size, where)
         if isinstance(model, Model):
             for name, given in (
                 ("dtype", dtype != "auto"), ("device", device != "auto"), ("check", not check),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import nn
 
-from treegen.errors import CapacityError
+from treegen.errors import CacheFullError, CapacityError
 from treegen.model_spec import ModelSpec
 from treegen.units import format_bytes
 
@@ -18,6 +20,26 @@ if TYPE_CHECKING:
 
 PAGE_SIZE = {"cpu": 16, "cuda": 64}
 _LOGITS: Final = 2**28  # bytes left for logits at least
+
+
+def total_bytes(device: torch.device) -> int:
+    """All memory of a GPU, or of the host, where a container may have less of it."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    total: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):  # "max" is no limit
+        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return total
+
+
+def check_cache_bytes(size: int, device: torch.device) -> None:
+    """Raise CapacityError for a cache that is larger than all memory of a device."""
+    total = total_bytes(device)
+    if size > total:
+        raise CapacityError(
+            f"memory {format_bytes(size)} is more than all that {device} has "
+            f"({format_bytes(total)}); give the cache less (memory=, --memory)"
+        )
 
 
 def default_bytes(device: torch.device, activations: int = 0) -> int:
@@ -30,8 +52,7 @@ def default_bytes(device: torch.device, activations: int = 0) -> int:
         free_unused(device)
         free, _ = torch.cuda.mem_get_info(device)
         return max(free - max(int(free * 0.15), activations * 5 // 4 + _LOGITS), 0)
-    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(2**30, available // 8)
+    return min(2**30, total_bytes(device) // 8)
 
 
 def activation_bytes(module: PreTrainedModel, num_tokens: int) -> int:
@@ -73,7 +94,7 @@ def pages_in(memory: int, spec: ModelSpec, page_size: int) -> int:
     page_bytes = page_size * spec.kv_bytes_per_token
     pages = memory // page_bytes - 1
     if pages < 1:
-        raise CapacityError(
+        raise CacheFullError(
             f"{format_bytes(memory)} hold no page of {page_size} tokens at "
             f"{spec.kv_bytes_per_token:,} bytes each; give at least {2 * page_bytes:,} bytes"
         )

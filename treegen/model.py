@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from treegen.attention.api import choose
 from treegen.batch import Batch
 from treegen.cache import LayerKV
 from treegen.errors import CapacityError, InputError, ModelError
@@ -156,7 +157,7 @@ class Model:
             )
         try:
             return self._new_cache(num_pages, page_size)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, MemoryError):
             size = num_pages * page_size * self.spec.kv_bytes_per_token
         raise CapacityError(
             f"a cache of {format_bytes(size)} is more than is free on {self.device}; give it less "
@@ -259,6 +260,7 @@ def load_model(
     config = read_config(path, directory, revision=revision, trust_remote_code=trust_remote_code)
     target = resolve_device(device)
     kind = resolve_dtype(dtype, config, target)
+    choose(impl, target)
     check_weights(directory)
     spec = spec_of(os.fspath(path), directory, config, kind, trust_remote_code=trust_remote_code)
     module = _load_weights(directory, config, spec, kind, target, trust_remote_code)

@@ -73,8 +73,10 @@ def resolve_device(device: str | torch.device) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         found = torch.device(device)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise InputError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}") from None
+    if found.type not in ("cpu", "cuda") or (found.type == "cpu" and found.index):
+        raise InputError(f"device must be auto, cpu, cuda or cuda:N, got {str(device)!r}")
     if found.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"device {device} was asked for but torch sees no CUDA; use device='cpu'")
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():

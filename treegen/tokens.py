@@ -12,6 +12,7 @@ import numpy as np
 from treegen.errors import InputError
 from treegen.radix import common_prefix
 from treegen.splice import ID, Splicer, shared_starts
+from treegen.surrogates import lone_surrogate
 from treegen.tree import Node, Prompt, prompts_of
 
 if TYPE_CHECKING:
@@ -89,6 +90,9 @@ def encode_texts(
     """
     if not texts:
         return []
+    for index, text in enumerate(texts):
+        if found := lone_surrogate(text):
+            raise InputError(f"text {index} {found}")
     template = _template(tokenizer, add_special_tokens)
     if template is None or not getattr(tokenizer, "is_fast", False):
         batch = tokenizer(list(texts), add_special_tokens=add_special_tokens, verbose=False)
@@ -130,6 +134,8 @@ def append_text(
 
     if not text:
         return 0, np.empty(0, dtype=np.int32)
+    if found := lone_surrogate(text):
+        raise InputError(f"text {found}")
     before = tokenizer.decode(tail.tolist(), clean_up_tokenization_spaces=False)
     alone, joint = encode(before), encode(before + text)
     width = min(len(alone), len(tail))

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from treegen.errors import InputError, TreeError
 from treegen.expansion import Expand
+from treegen.surrogates import lone_surrogate
 
 Message = Mapping[str, Any]
 """One chat turn: {"role": ..., "content": ...}, and what else the chat template reads, such as
@@ -228,6 +229,8 @@ def _as_levels(levels: object) -> tuple[Expand, ...]:
 
 def _check_content(content: object) -> None:
     if isinstance(content, str):
+        if found := lone_surrogate(content):
+            raise TreeError(f"content {found}")
         return
     if isinstance(content, bytes) or not isinstance(content, Sequence):
         raise TreeError(
@@ -269,3 +272,5 @@ def _check_message(index: int, message: object) -> None:
                 f"content[{index}][{key!r}] is {message.get(key)!r}; a chat message is "
                 '{"role": "...", "content": "..."}, both strings'
             )
+        if found := lone_surrogate(message[key]):
+            raise TreeError(f"content[{index}][{key!r}] {found}")

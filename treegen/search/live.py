@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from treegen.ending import Grown
-from treegen.errors import CapacityError, InputError
+from treegen.errors import CacheFullError, CapacityError, InputError
 from treegen.live_tree import LiveRequest, LiveSegment
 from treegen.model_spec import ModelSpec
 from treegen.params import SamplingParams
@@ -374,7 +374,7 @@ class LiveBackend:
         if spec.rows:
             needed += row_pages(segment.base_below, segment.stop, spec.max_tokens, size)
         if needed > cache.pool.num_pages:
-            raise CapacityError(
+            raise CacheFullError(
                 f"node {spec.id!r} ({segment.stop:,} tokens, max_tokens {spec.max_tokens:,}) needs "
                 f"{needed * size:,} cache tokens even alone, but "
                 f"{cache.pool.num_pages * size:,} fit; give more memory or lower "

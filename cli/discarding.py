@@ -1,0 +1,28 @@
+"""Runs that an error ends before they have anything are not left behind."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from treegen.runs import RunDir
+
+
+@contextmanager
+def discarding(runs: "Sequence[RunDir]", *, but: type[Exception] | None = None) -> Iterator[None]:
+    """Remove the runs if an error comes while all are new, so that the command can be given again.
+
+    but: errors after which they stay, to be continued. A signal is no error.
+    """
+    try:
+        yield
+    except Exception as error:
+        if all_new(runs) and not (but and isinstance(error, but)):
+            for run in reversed(runs):
+                run.discard()
+        raise
+
+
+def all_new(runs: "Sequence[RunDir]") -> bool:
+    """Return whether all runs were begun by this command and have nothing yet."""
+    return all(run.is_new for run in runs)

@@ -1,0 +1,13 @@
+"""Halves of surrogate pairs that stand alone: text in Python, and in no encoding of text."""
+
+from __future__ import annotations
+
+
+def lone_surrogate(text: str) -> str | None:
+    """Say which one is in a text, and where; None if there is none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        return f"has the lone surrogate U+{code:04X} at character {error.start:,}; replace it"
+    return None
