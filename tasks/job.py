@@ -12,6 +12,7 @@ from treegen.plan import Plan
 from treegen.runs import RunSettings
 from treegen.tasks.arguments import check_arguments, configured, known_arguments
 from treegen.tasks.base import Task, TaskData
+from treegen.tasks.calls import asked, load_data
 from treegen.tasks.chat import as_chat
 from treegen.tasks.choices import by_likelihood, check_settings, choice_prompts, choice_requests
 from treegen.tasks.fitting import fit
@@ -84,11 +85,11 @@ def load_job(settings: EvalSettings) -> Job:
     """Return a task's problems and tree; raise DataError or InputError for what cannot be run."""
     task = configured(get_task(settings.task), settings.options.extra)
     check_arguments(task.name, settings.options.extra, known_arguments(task))
-    data = task.load(settings.options)
+    data = load_data(task, asked(task.load, task.name)(settings.options))
     if by_likelihood(data):
         default = default_sampling(task.defaults, chat=settings.apply_chat_template)
         check_settings(task, settings.num_samples, settings.sampling, default)
-    tree = task.tree(data, settings.num_samples)
+    tree = asked(task.tree, task.name)(data, settings.num_samples)
     prompts = prompts_of(tree)
     wanted = {(problem.id, settings.num_samples) for problem in data.problems}
     if {(prompt.id, prompt.samples) for prompt in prompts} != wanted:

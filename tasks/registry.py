@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -11,7 +12,7 @@ from types import ModuleType
 from typing import Final
 
 from treegen.errors import InputError
-from treegen.tasks.base import Task
+from treegen.tasks.base import Task, TaskDefaults
 from treegen.tasks.selection import did_you_mean
 
 ENTRY_POINT_GROUP: Final = "treegen.tasks"
@@ -84,7 +85,7 @@ def _entry_points() -> list[EntryPoint]:
 def _load_point(point: EntryPoint) -> object:
     try:
         return point.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(
             f"cannot load task {point.name!r} ({point.value}): {_told(error)}"
         ) from error
@@ -115,7 +116,7 @@ def _load_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise InputError(f"cannot load {path}: {_told(error)}") from error
     return module
@@ -126,13 +127,32 @@ def _make(found: object, name: str) -> Task:
         raise InputError(f"task {name!r} is not a class")
     try:
         task = found()
-    except Exception as error:
+        missing = [member for member in _MEMBERS if not hasattr(task, member)]
+        is_task = not missing and isinstance(task, Task)
+        wrong = _wrong(task) if is_task else f"it has no {', '.join(missing)}"
+    except (Exception, SystemExit) as error:
         raise InputError(f"cannot make task {name!r}: {_told(error)}") from error
-    missing = [member for member in _MEMBERS if not hasattr(task, member)]
-    if missing or not isinstance(task, Task):
-        raise InputError(f"{name!r} is not a task: it has no {', '.join(missing)}")
+    if wrong or not isinstance(task, Task):
+        raise InputError(f"{name!r} is not a task: {wrong}")
     return task
 
 
-def _told(error: Exception) -> str:
+def _wrong(task: Task) -> str:
+    """Return what is wrong with what a task says of itself; "" if nothing is."""
+    for member in ("name", "version"):
+        value = getattr(task, member)
+        if not isinstance(value, str) or not value:
+            return f"its {member} must be text, such as '1', got {value!r:.60}"
+    filters = task.filters
+    listed = isinstance(filters, list | tuple) and all(isinstance(f, str) and f for f in filters)
+    if not listed or not filters or len(set(filters)) < len(filters):
+        return f"its filters must be a tuple of names that differ, got {filters!r:.60}"
+    if not isinstance(task.defaults, TaskDefaults):
+        return f"its defaults must be TaskDefaults, got {task.defaults!r:.60}"
+    if not isinstance(getattr(task, "arguments", {}), Mapping):
+        return "its arguments must be a mapping from names to a line of help each"
+    return ""
+
+
+def _told(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())

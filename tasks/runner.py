@@ -12,11 +12,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from treegen.errors import RunError
+from treegen.errors import RunError, TaskError
 from treegen.results import Completion
 from treegen.runs import RunDir
 from treegen.stats import Estimate
 from treegen.tasks.account import Account, add_up, stored_parts
+from treegen.tasks.calls import asked, verdicts_of
 from treegen.tasks.choices import likeliest_by_length
 from treegen.tasks.execution import Judging, executing
 from treegen.tasks.job import Job, fit_job
@@ -107,7 +108,8 @@ def judged(
         if judging:
             yield record, judging.verdicts(record)
         else:
-            yield record, job.task.score(problems[record["problem_id"]], record["text"])
+            problem = problems[record["problem_id"]]
+            yield record, verdicts_of(job.task, problem, record["text"])
 
 
 def score(job: Job, run: RunDir, judging: Judging | None = None) -> Report:
@@ -152,7 +154,11 @@ def aggregate(job: Job, scores: Sequence[SampleScore]) -> Report:
         maj_ks=settings.maj_ks,
         problems=job.data.problems,
     )
-    return replace(job.task.aggregate(scores, options), label=job.data.label)
+    report = asked(job.task.aggregate, job.task.name)(scores, options)
+    if not isinstance(report, Report):
+        name = type(report).__name__
+        raise TaskError(f"aggregate of task {job.task.name!r} gives a {name}; it must be a Report")
+    return replace(report, label=job.data.label)
 
 
 def write_results(
@@ -285,7 +291,7 @@ class Tally:
     def add(self, record: dict[str, Any]) -> None:
         """Judge a stored sample."""
         problem_id = record["problem_id"]
-        verdicts = self._job.task.score(self._problems[problem_id], record["text"])
+        verdicts = verdicts_of(self._job.task, self._problems[problem_id], record["text"])
         self._so_far.count(problem_id, verdicts[self._job.task.filters[0]].correct)
 
     @property

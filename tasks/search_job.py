@@ -10,6 +10,7 @@ from treegen.errors import CapacityError
 from treegen.runs import RunSettings
 from treegen.tasks.arguments import check_arguments, known_arguments
 from treegen.tasks.base import TaskData
+from treegen.tasks.calls import asked, load_data
 from treegen.tasks.search_base import SearchTask, get_search_task
 from treegen.tasks.search_names import REWARD
 from treegen.tasks.search_settings import SearchSettings, free, identity
@@ -33,8 +34,11 @@ def load_search_job(settings: SearchSettings) -> SearchJob:
     """Return a task's problems and prompts; raise DataError or InputError for what cannot run."""
     task = get_search_task(settings.task)
     check_arguments(task.name, settings.options.extra, known_arguments(task))
-    data = task.load(settings.options)
-    roots = {problem.id: task.root(data, problem) for problem in data.problems}
+    data = load_data(task, asked(task.load, task.name)(settings.options))
+    roots = {
+        problem.id: asked(task.root, task.name, problem.id)(data, problem)
+        for problem in data.problems
+    }
     return SearchJob(settings, task, data, roots)
 
 

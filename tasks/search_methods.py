@@ -9,7 +9,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar
 
 from treegen.errors import CacheFullError
 from treegen.search.beam import beam
@@ -27,11 +27,15 @@ from treegen.search.result import Found
 from treegen.search.strategy import Done
 from treegen.search.thoughts import bfs, dfs
 from treegen.tasks.base import Problem, TaskData
+from treegen.tasks.calls import asked
 from treegen.tasks.search_base import SearchTask
 from treegen.tasks.search_judges import Judge, general_judge, own_judge
 from treegen.tasks.search_settings import SearchSettings
 
 SearchFn = Callable[[SearchNode], Awaitable[Found | CacheFullError]]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 SOLVED: Final = "solved"
 INTERRUPTED: Final = "interrupted"
@@ -126,20 +130,23 @@ class _Searcher:
         nodes = (node for node in self._root.walk() if node.is_leaf)
         return next((node for node in nodes if self._solved(node)), None)
 
+    def _ask(self, method: Callable[P, T]) -> Callable[P, T]:
+        return asked(method, self._task.name, self._problem.id)
+
     # What strategies ask for
 
     def done(self, node: SearchNode) -> bool:
-        return self._is_over(node) or self._task.done(self._problem, node.path_text)
+        return self._is_over(node) or self._ask(self._task.done)(self._problem, node.path_text)
 
     def _is_over(self, node: SearchNode) -> bool:
         """Whether the model has ended the text, by a token or as a whole solution ends."""
         return ended(node) or node.stop in self._settings.whole.stops
 
     def state(self, node: SearchNode) -> Hashable:
-        return self._task.state(self._problem, node.path_text), ended(node)
+        return self._ask(self._task.state)(self._problem, node.path_text), ended(node)
 
     def answer(self, node: SearchNode) -> str | None:
-        return self._task.answer(self._problem, node.path_text)
+        return self._ask(self._task.answer)(self._problem, node.path_text)
 
     def _weight(self, node: SearchNode) -> float:
         """Votes of a solution; none where the budget did not allow to judge it."""
@@ -160,7 +167,7 @@ class _Searcher:
         if self._settings.propose == "sample":
             return await self.step(node, self._settings.expand)
         self._check()
-        way = self._task.propose(self._problem, self._settings.propose)
+        way = self._ask(self._task.propose)(self._problem, self._settings.propose)
         return self._weeded(await way(node))
 
     async def evaluate(self, nodes: Sequence[SearchNode]) -> list[float]:
@@ -202,13 +209,15 @@ class _Searcher:
         text, checkable = node.path_text, self._task.checkable
         if checkable and self._solved(node):
             return self._judge.won
-        if self._task.done(self._problem, text):
+        if self._ask(self._task.done)(self._problem, text):
             return self._judge.lost if checkable else None
-        gone = self._task.state(self._problem, text) is None
+        gone = self._ask(self._task.state)(self._problem, text) is None
         return self._judge.lost if gone or (checkable and self._is_over(node)) else None
 
     def _solved(self, node: SearchNode) -> bool:
-        return node is not self._root and self._task.solved(self._problem, node.path_text)
+        return node is not self._root and self._ask(self._task.solved)(
+            self._problem, node.path_text
+        )
 
     # The methods
 

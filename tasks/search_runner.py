@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from treegen.errors import CacheFullError
 from treegen.runs import SearchRunDir
 from treegen.tasks.account import stored_parts
+from treegen.tasks.calls import asked
 from treegen.tasks.progress import Progress, RightSoFar
 from treegen.tasks.search_job import SearchJob
 from treegen.tasks.search_settings import stored_choices
@@ -126,6 +127,7 @@ def make_record(job: SearchJob, result: "SearchResult") -> dict[str, Any]:
 
     Only a whole solution has an answer and can be solved: what a budget cut short has none.
     """
+    task = job.task
     problem = next(problem for problem in job.data.problems if problem.id == result.name)
     text = result.best_text if result.best in result.candidates else None
     found = result.to_json()
@@ -133,8 +135,10 @@ def make_record(job: SearchJob, result: "SearchResult") -> dict[str, Any]:
         "problem_id": result.name,
         "sample_index": 0,
         "method": job.settings.method,
-        "solved": text is not None and job.task.solved(problem, text),
-        "answer": None if text is None else job.task.answer(problem, text),
+        "solved": text is not None and asked(task.solved, task.name, problem.id)(problem, text),
+        "answer": None
+        if text is None
+        else asked(task.answer, task.name, problem.id)(problem, text),
         "text": text,
         **{name: found[name] for name in ("best", "candidates", "votes", "stopped", "error")},
         "usage": found["usage"],

@@ -6,9 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hostile_cases import LIMITS, MIB, compare, traces
@@ -230,6 +232,18 @@ def test_every_canary_was_able_to_get_out(sandbox: str) -> None:
     assert len(held) + len(not_checked) == 17
     assert {"read_host_file", "write_host_file", "fork", "exceed_memory"} <= set(held)
     assert {"read_installed_package", "map_shared_memory", "lock_host_file"} <= set(held)
+
+
+def test_folders_of_canaries_that_died_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "treegen-canary-dead").mkdir()
+    (tmp_path / "treegen-canary-dead" / "secret").touch()
+    with canaries._bait() as living, canaries._bait() as other:
+        folders = {str(folder) for folder in tmp_path.iterdir()}
+        assert folders == {os.path.dirname(bait["secret"]) for bait in (living, other)}
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.02, 0.05, 0.1, 0.2, 0.4])
