@@ -1,6 +1,8 @@
 """Faults of machines, models and a user's own tasks: one line each, and nothing left behind."""
 
+import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -14,7 +16,6 @@ from test_tasks import OWN_TASK
 
 from treegen.errors import CapacityError, InputError, TreeError
 from treegen.runs import SearchRunDir
-from treegen.search.tree import SearchTree
 from treegen.tree import Node
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -31,7 +32,7 @@ FEW = ["-n", "2", "--max-tokens", "3", "-f", "1"]
         (["--device", "mps"], "device must be auto, cpu, cuda or cuda:N, got 'mps'"),
         (["--device", "meta"], "device must be auto, cpu, cuda or cuda:N, got 'meta'"),
         (["--device", "cpu:1"], "device must be auto, cpu, cuda or cuda:N, got 'cpu:1'"),
-        (["--device", "cpu", "--memory", "500TiB"], "memory 500.0 TiB is more than all that cpu has"),
+        (["--device", "cpu", "--memory", "500TiB"], "memory 500.0 TiB is more than all that cpu"),
         (["-a", "impl=foo"], "impl must be auto or one of cpu, flash, reference"),
         (["--device", "cpu", "-a", "impl=triton"], "attention impl 'triton' cannot run on cpu"),
     ],
@@ -125,7 +126,7 @@ def test_a_search_that_lacks_memory_is_not_stored_and_done_with_more(
     assert again.code == 0, again.err
     assert again.document["runs"][0]["complete"] and again.document["runs"][0]["errors"] == {}
     with SearchRunDir.open("run") as run:
-        assert all(len(SearchTree.from_json(r["nodes"]).nodes) > 1 for r in run.records())
+        assert all(record["usage"]["tokens_decoded"] >= 60 for record in run.records())
 
 
 def test_a_reward_model_that_is_none_is_found_before_weights_are_loaded(
@@ -145,8 +146,8 @@ def test_a_reward_model_that_is_none_is_found_before_weights_are_loaded(
         ("from dataclasses", "import sys; sys.exit(3)\nfrom dataclasses", "SystemExit: 3"),
         ('version = "1"', "version = 1", "its version must be text, such as '1', got 1"),
         ('("exact",)', '"exact"', "its filters must be a tuple of names that differ, got 'exact'"),
-        ('("exact",)', "()", "its filters must be a tuple of names that differ, got ()"),
-        ("defaults = TaskDefaults", "defaults = dict", "its defaults must be TaskDefaults, got"),
+        ('("exact",)', "()", r"its filters must be a tuple of names that differ, got \(\)"),
+        ("defaults = Task", "defaults = {} or 7 or Task", "its defaults must be TaskDefaults, got"),
         (
             'name = "echo"',
             "@property\n    def name(self): return 1 / 0",
@@ -165,7 +166,7 @@ def test_a_reward_model_that_is_none_is_found_before_weights_are_loaded(
             "raise KeyError('x')\n        return Node('', children=[",
             r"tree fails in task 'echo': KeyError: 'x' \(own.py:\d+\)",
         ),
-        ('return Node("", children=[', "return (['no', ", "the tree is a tuple; give its root Node"),
+        ('return Node("", children=[', "return (7,) or Node('', children=[", "the tree is a tuple; give its root"),
     ],
 )  # fmt: skip
 def test_faults_of_a_task_are_told_before_weights_are_loaded(
@@ -173,16 +174,10 @@ def test_faults_of_a_task_are_told_before_weights_are_loaded(
 ) -> None:
     assert old in OWN_TASK
     own = tmp_path / "own.py"
-    own.write_text(OWN_TASK.replace(old, new, 1).replace("children=[\n", "children=["))
+    own.write_text(OWN_TASK.replace(old, new, 1))
     command = ["eval", f"{own}:Echo", "-M", tiny, "-o", "run"]
     error = treegen(*command).error
-    pattern = message if "\\" in message or ".*" in message else None
-    if pattern:
-        import re
-
-        assert re.search(pattern, error), error
-    else:
-        assert message in error
+    assert re.search(message, error), error
     assert not Path("run").exists()
 
 
@@ -229,8 +224,6 @@ def test_faults_in_scoring_name_the_problem_and_keep_what_was_drawn(
 def test_wrongly_typed_parts_of_an_account_are_left_out(
     treegen: Command, tiny: Path, tmp_path: Path
 ) -> None:
-    import json
-
     assert treegen("eval", "gsm8k", "-M", tiny, "-L", 1, *FEW, "-o", "whole").code == 0
     (good,) = results_of(Path("whole"))["parts"]
     for number, parts in enumerate(
