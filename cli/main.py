@@ -36,6 +36,10 @@ _COMMANDS: Final = {
 }
 
 
+# How torch says that the host has no memory left; it has no error of its own for that.
+_CPU_ALLOCATOR: Final = "DefaultCPUAllocator: can't allocate memory"
+
+
 class Failure(click.ClickException):
     """Something that the user can mend, in one line."""
 
@@ -100,10 +104,12 @@ def _in_one_line() -> Iterator[None]:
         raise Failure(f"{told} ({where})" if where else told) from error
     except TreegenError as error:
         raise Failure(str(error)) from error
-    except MemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and _CPU_ALLOCATOR not in str(error):
+            raise
         raise Failure(
             f"there is not enough memory ({error}); use a smaller --memory, --max-rows or model, "
-            "or a machine with more"
+            "or a machine with more; what a run has done is kept"
         ) from error
 
 

@@ -123,9 +123,8 @@ def command(
         except Interrupted as stopped:
             raise Interrupted(stopped.signum, f"{_kept(work)}; {advice}") from None
     if missing := sum(max(item.run.missing, 0) for item in work):
-        why = _no_room(work)
-        click.echo(safe_text(f"Error: {missing:,} problems were not searched{why}; {advice}"),
-                   err=True)  # fmt: skip
+        told = f"Error: {missing:,} problems were not searched{_no_room(work)}; {advice}"
+        click.echo(safe_text(told), err=True)
         raise SystemExit(1)
 
 
@@ -134,8 +133,7 @@ def _no_room(work: list[_Work]) -> str:
     found = [error for item in work for error in item.no_room.values()]
     if not found:
         return ""
-    largest = f" ({found[0]})"
-    return f", {len(found):,} of them for want of memory{largest}; add a larger --memory SIZE"
+    return f", {len(found):,} of them for want of memory ({found[0]}); add a larger --memory SIZE"
 
 
 def _given(params: dict[str, Any]) -> dict[str, Any]:

@@ -17,14 +17,14 @@ from treegen.errors import RunError
 @contextmanager
 def guarded_streams() -> Iterator[None]:
     """Put a guard before stdout and stderr meanwhile."""
-    before = sys.stdin, sys.stdout, sys.stderr
+    before = sys.stdout, sys.stderr
     _open_closed()
     sys.stdout = cast(TextIO, _Guarded(sys.stdout or _nowhere(), _refuse))
     sys.stderr = cast(TextIO, _Guarded(sys.stderr or _nowhere(), _lose))
     try:
         yield
     finally:
-        sys.stdin, sys.stdout, sys.stderr = before
+        sys.stdout, sys.stderr = before
 
 
 class _Guarded:

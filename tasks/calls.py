@@ -26,7 +26,8 @@ def asked(method: Callable[P, T], task: str, problem: str | None = None) -> Call
         try:
             return method(*args, **kwargs)
         except (Exception, SystemExit) as error:
-            if isinstance(error, MemoryError) or (isinstance(error, TreegenError) and not problem):
+            on_purpose = isinstance(error, TreegenError) and problem is None
+            if on_purpose or isinstance(error, MemoryError):
                 raise
             of = "" if problem is None else f" of problem {problem!r}"
             name = getattr(method, "__name__", "a method")

@@ -184,6 +184,7 @@ def test_weights_that_do_not_fit_the_config_leave_no_run(
     command = ["eval", "gsm8k", "-M", model, "-L", 1, *FEW, "-o", tmp_path / "run"]
     done = treegen(*command)
     assert "lack model.layers.1.mlp.up_proj.weight" in done.error
+    assert not (tmp_path / "run").exists()
     # So the same command works once the model is mended.
     (model / "model.safetensors").write_bytes(whole)
     assert treegen(*command).code == 0

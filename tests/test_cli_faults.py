@@ -166,7 +166,11 @@ def test_a_reward_model_that_is_none_is_found_before_weights_are_loaded(
             "raise KeyError('x')\n        return Node('', children=[",
             r"tree fails in task 'echo': KeyError: 'x' \(own.py:\d+\)",
         ),
-        ('return Node("", children=[', "return (7,) or Node('', children=[", "the tree is a tuple; give its root"),
+        (
+            'return Node("", children=[',
+            "return (7,) or Node('', children=[",
+            "the tree is a tuple; give its root Node",
+        ),
     ],
 )  # fmt: skip
 def test_faults_of_a_task_are_told_before_weights_are_loaded(

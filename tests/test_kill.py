@@ -188,6 +188,7 @@ def kill_and_resume(
         ended = server.run(*command)
         assert ended.code == 0, ended.err
         assert_same_samples(path, whole.path)
+    assert not list(path.glob("*.tmp"))
     results, wanted = results_of(path), results_of(whole.path)
     assert results["report"] == wanted["report"] and results["complete"]
 
