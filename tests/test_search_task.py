@@ -13,7 +13,7 @@ from cli_cases import write_jsonl
 from puzzle_model import ToyLLM, puzzle_model
 from toy_search import ToyModel
 
-from treegen.errors import InputError, RunError
+from treegen.errors import InputError, RunError, TaskError
 from treegen.runs import RunDir, SearchRunDir
 from treegen.search.node import SearchNode
 from treegen.search.result import SearchResult
@@ -175,6 +175,28 @@ def test_mcts_plays_rollouts_on_puzzles_unless_told_otherwise(data: str) -> None
         assert record["error"] is None
     assert drawn[0] == 0 < drawn[1]
     assert settle_search({"task": "countdown", "model": "m", "method": "mcts"}).rollouts == 1
+
+
+def test_faults_of_a_task_name_the_method_and_the_problem(
+    data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_of(data, method="beam")
+
+    def state(problem: Any, text: str) -> Any:
+        raise SystemExit("no more")
+
+    monkeypatch.setattr(job.task, "state", state)
+    (record, *_) = records_of(job, ToyLLM(puzzle_model()))
+    assert record["error"].startswith(
+        "TaskError: state of problem 'p0' fails in task 'countdown': SystemExit: no more (test_"
+    )
+
+    def root(given: Any, problem: Any) -> str:
+        raise KeyError("x")
+
+    monkeypatch.setattr(type(job.task), "root", staticmethod(root))
+    with pytest.raises(TaskError, match="root of problem 'p0' fails in task 'countdown': KeyErr"):
+        job_of(data)
 
 
 # Tasks that cannot be checked
