@@ -65,6 +65,6 @@ def _remove_if_free(path: Path) -> None:
 def is_at(fd: int, path: Path) -> bool:
     """Return whether an open file is still the one of that name."""
     try:
-        return os.path.samestat(os.fstat(fd), os.lstat(path))
+        return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:
         return False
