@@ -279,6 +279,6 @@ class MixedRun:
             return
         for child in result:
             assert child.tokens == sample_alone(
-                self.model, context, node.key, child.order[1], call.params,
+                self.model, context, node.search.origin_of(node.key), child.order[1], call.params,
                 limit=min(call.params.max_tokens, 200 - len(context)),
             )  # fmt: skip

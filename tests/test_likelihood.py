@@ -277,7 +277,7 @@ def test_after_a_chat_turn_choices_lose_their_space(
     out = tmp_path / "run"
     done = command(
         "eval", "mmlu", "--data", folder, "-M", checkpoint, "-o", out, "-T", "per_subject=2",
-        "--apply-chat-template", "-q",
+        "--apply-chat-template", "--no-fewshot-as-multiturn", "-q",
     )  # fmt: skip
     assert done.code == 0
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)

@@ -298,7 +298,8 @@ def test_what_is_no_list_or_budget_is_refused(llm: LLM) -> None:
     async def ask(root: SearchNode) -> object:
         return root.search.prompt([5.0, 6.5])  # type: ignore[list-item]
 
-    (result,) = llm.search(ask, ["a"], SEEDED)
+    with pytest.warns(RuntimeWarning, match="all 1 searches failed"):
+        (result,) = llm.search(ask, ["a"], SEEDED)
     assert "whole numbers" in (result.error or "")
     # What can be read once is read once.
     assert len(llm.generate((text for text in ("a", "b")), FREE)) == 2
