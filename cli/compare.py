@@ -37,10 +37,10 @@ def command(
     """
     from treegen.cli.destinations import file_name
     from treegen.cli.render import echo, json_line
+    from treegen.formats import safe_text
     from treegen.report.compare import compare_runs
     from treegen.report.comparison_plots import comparison_plots
-    from treegen.report.view import load_run
-    from treegen.terminal import safe_text
+    from treegen.report.load import load_run
 
     a, b = (load_run(path, data=data) for path in (run_a, run_b))
     found = compare_runs(a, b, partial=partial)
@@ -59,8 +59,8 @@ def command(
 
 def _table(found: "Comparison") -> str:
     from treegen.cli.render import markdown
+    from treegen.formats import safe_text
     from treegen.report.tables import interval
-    from treegen.terminal import safe_text
 
     rows = [
         [

@@ -12,10 +12,10 @@ from treegen.cli.interrupts import Interrupted, received
 from treegen.cli.options import CONTEXT, FLAGS
 
 if TYPE_CHECKING:
-    from treegen.engine import LLM
-    from treegen.tasks.execution import Execution
-    from treegen.tasks.job import Job
-    from treegen.tasks.report import Report
+    from treegen.evals.execution import Execution
+    from treegen.evals.job import Job
+    from treegen.evals.metrics import Report
+    from treegen.llm import LLM
 
 # What each part of the tour takes beside the defaults for the model, as given on a command line.
 _WORDS: Final = {"task": "gsm8k", "limit": "20"}
@@ -41,9 +41,9 @@ class _Tour:
         """Run one evaluation as `treegen eval` would; returns results.json and the report."""
         from treegen.cli.judging import judge_rest, open_judging
         from treegen.cli.progress import draw
+        from treegen.evals.job import look_at_model, run_settings, weights_fingerprint
+        from treegen.evals.run import sample, write_results
         from treegen.runs import RunDir
-        from treegen.tasks.job import look_at_model, run_settings, weights_fingerprint
-        from treegen.tasks.runner import sample, write_results
 
         job = _job(asked)
         settings = run_settings(
@@ -69,11 +69,11 @@ class _Tour:
         """Search a task's problems as `treegen search` would; returns results.json."""
         from treegen import demo
         from treegen.cli.progress import draw
+        from treegen.evals.job import look_at_model, weights_fingerprint
+        from treegen.evals.search.job import load_search_job, search_run_settings
+        from treegen.evals.search.run import search, write_search_results
+        from treegen.evals.search.settings import settle_search
         from treegen.runs import SearchRunDir
-        from treegen.tasks.job import look_at_model, weights_fingerprint
-        from treegen.tasks.search_job import load_search_job, search_run_settings
-        from treegen.tasks.search_runner import search, write_search_results
-        from treegen.tasks.search_settings import settle_search
 
         given = demo.completed({**asked, "method": method}, search=True)
         job = load_search_job(settle_search(given))
@@ -144,7 +144,7 @@ def _load() -> "LLM":
     from transformers.utils import logging
 
     from treegen import demo
-    from treegen.engine import LLM
+    from treegen.llm import LLM
 
     logging.disable_progress_bar()
     return LLM(demo.NAME, compile=False)  # which would take longer than most parts of the tour
@@ -152,8 +152,8 @@ def _load() -> "LLM":
 
 def _job(asked: dict[str, Any]) -> "Job":
     from treegen import demo
-    from treegen.tasks.job import load_job
-    from treegen.tasks.settings import settle
+    from treegen.evals.job import load_job
+    from treegen.evals.settings import settle
 
     return load_job(settle(demo.completed(asked)))
 
@@ -171,7 +171,7 @@ def _plan(tour: _Tour) -> None:
 
 def _vote(tour: _Tour) -> None:
     from treegen.cli.render import echo, markdown
-    from treegen.tasks.account import sharing_line
+    from treegen.evals.account import sharing_line
 
     results, report = tour.evaluate(_WORDS)
     assert report is not None
@@ -183,7 +183,7 @@ def _vote(tour: _Tour) -> None:
 
 def _heat_map(tour: _Tour) -> None:
     from treegen.cli.render import echo, pictures
-    from treegen.tasks.heat_map import draw_text
+    from treegen.report.heat_map import draw_text
 
     results, report = tour.evaluate(_GRID)
     assert report is not None
@@ -195,7 +195,7 @@ def _heat_map(tour: _Tour) -> None:
 def _programs(tour: _Tour) -> None:
     from treegen.cli.render import echo, markdown, notice
     from treegen.errors import TreegenError
-    from treegen.tasks.execution import Execution
+    from treegen.evals.execution import Execution
 
     try:
         _, report = tour.evaluate(_PROGRAMS, Execution())

@@ -9,9 +9,9 @@ from typing import Any
 
 from treegen import demo
 from treegen.errors import InputError, RunError
+from treegen.evals.settings import EvalSettings, settle, stored_choices
 from treegen.runs import RunDir
 from treegen.tasks import get_task
-from treegen.tasks.settings import EvalSettings, settle, stored_choices
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,12 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from treegen.terminal import safe_text
+from treegen.formats import safe_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from treegen.tasks.progress import Progress
+    from treegen.evals.progress import Progress
 
 _SECONDS: Final = 0.1  # between looks at a run; the screen is drawn four times a second
 

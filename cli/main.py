@@ -19,11 +19,11 @@ import treegen
 from treegen.cli.interrupts import Interrupted, raising_signals
 from treegen.cli.streams import guarded_streams
 from treegen.errors import ModelWarning, TreegenError
-from treegen.terminal import safe_text
+from treegen.formats import safe_text
 
 # Name -> module, and the help that the list of commands shows.
 _COMMANDS: Final = {
-    "eval": ("treegen.cli.evaluate", "Sample a task with a model and score it."),
+    "eval": ("treegen.cli.eval", "Sample a task with a model and score it."),
     "plan": ("treegen.cli.plan", "Show what a run would share, store and read; loads no weights."),
     "search": ("treegen.cli.search", "Search a task's solutions step by step, or compare methods."),
     "score": ("treegen.cli.score", "Score the samples of a run again; needs no model."),

@@ -172,7 +172,7 @@ def options_of(*groups: str) -> Decorator:
 def asked_for(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the user gave, by the names of settings; what was not given is not there."""
     # Its package is slow to import, and help does without.
-    from treegen.tasks.arguments import read_arguments
+    from treegen.evals.arguments import read_arguments
 
     given = {
         name: value

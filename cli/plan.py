@@ -7,9 +7,9 @@ import click
 from treegen.cli.options import CONTEXT, QUIET, WRITE_OUT, asked_for, options_of, task_names
 
 if TYPE_CHECKING:
-    from treegen.plan import LevelSummary, Plan
-    from treegen.radix import Tokens
-    from treegen.tasks.job import Job, ModelFacts
+    from treegen.evals.job import Job, ModelFacts
+    from treegen.plan.plan import LevelSummary, Plan
+    from treegen.prompts.radix import Tokens
 
 
 @click.command("plan", context_settings=CONTEXT)
@@ -24,8 +24,8 @@ def command(write_out: bool, quiet: bool, **params: Any) -> None:
     from treegen import demo
     from treegen.cli.render import demo_notice, json_line, show_prompt, skipped_rows
     from treegen.errors import InputError
-    from treegen.tasks.job import first_prompt, load_job, look_at_model, plan_job
-    from treegen.tasks.settings import settle
+    from treegen.evals.job import first_prompt, load_job, look_at_model, plan_job
+    from treegen.evals.settings import settle
 
     tasks = task_names(params)
     given = asked_for(params)
@@ -50,7 +50,7 @@ def command(write_out: bool, quiet: bool, **params: Any) -> None:
 
 
 def _document(job: "Job", facts: "ModelFacts", plan: "Plan") -> dict[str, Any]:
-    from treegen.tasks.choices import num_distinct
+    from treegen.evals.choices import num_distinct
 
     spec, each = facts.spec, plan.token_bytes
     longest = max(len(request.tokens) for request in plan.requests)
@@ -113,7 +113,7 @@ def _document(job: "Job", facts: "ModelFacts", plan: "Plan") -> dict[str, Any]:
 
 def _print(document: dict[str, Any], levels: "list[LevelSummary]") -> None:
     from treegen.cli.render import echo, markdown
-    from treegen.terminal import safe_text
+    from treegen.formats import safe_text
 
     model = document["model"]
     what = f"{document['samples']:,} samples in {document['rows']:,} rows"

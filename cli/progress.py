@@ -9,7 +9,7 @@ from treegen.cli.live import details, draw_live, time_left
 from treegen.cli.render import notice
 
 if TYPE_CHECKING:
-    from treegen.tasks.progress import Progress
+    from treegen.evals.progress import Progress
 
 _SECONDS: Final = 10.0  # between lines of a log, if nothing much happens
 _LINES: Final = 10  # one for each such part of all samples

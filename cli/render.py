@@ -11,11 +11,11 @@ import click
 from treegen import demo
 from treegen.cli.options import json_wanted
 from treegen.errors import InputError, TreegenError
+from treegen.evals.account import attention_line, sharing_line
+from treegen.evals.tables import Cell, Grid, Table
+from treegen.formats import safe_text
+from treegen.report.heat_map import draw_text, save_png
 from treegen.tasks import Report, Skipped
-from treegen.tasks.account import attention_line, sharing_line
-from treegen.tasks.heat_map import draw_text, save_png
-from treegen.tasks.tables import Cell, Grid, Table
-from treegen.terminal import safe_text
 
 _UP, _DOWN, _PLUS_MINUS = "\u2191", "\u2193", "\u00b1"
 _ASCII: Final = {ord(_UP): "^", ord(_DOWN): "v", ord(_PLUS_MINUS): "+"}

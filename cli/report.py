@@ -23,7 +23,7 @@ def command(
     The page needs no network and no other file. Its plots are written beside it as SVG and PNG.
     """
     from treegen.errors import InputError
-    from treegen.report.view import find_runs
+    from treegen.report.load import find_runs
 
     if output_path is not None and output_path.is_dir():
         output_path = output_path / "report.html"
@@ -31,9 +31,9 @@ def command(
         raise InputError(f"--output-path must be a name that ends in .html, got {output_path}")
     found = find_runs(runs)
     from treegen.cli.render import echo, json_line, notice
+    from treegen.formats import safe_text
+    from treegen.report.load import load_run
     from treegen.report.page import write_page
-    from treegen.report.view import load_run
-    from treegen.terminal import safe_text
 
     views = []
     for path in found:

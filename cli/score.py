@@ -8,12 +8,12 @@ import click
 
 from treegen.cli.judging import check_of_use, complaint, judge_rest, take_execution
 from treegen.cli.options import CONTEXT, QUIET, asked_for, options_of
-from treegen.terminal import safe_text
+from treegen.formats import safe_text
 
 if TYPE_CHECKING:
+    from treegen.evals.execution import Execution, Judging
+    from treegen.evals.job import Job
     from treegen.runs import RunDir
-    from treegen.tasks.execution import Execution, Judging
-    from treegen.tasks.job import Job
 
 
 @click.command("score", context_settings=CONTEXT)
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 def command(run: Path, quiet: bool, rejudge: bool, **params: Any) -> None:
     """Score the samples in the directory RUN again and rewrite its results.json."""
     from treegen.cli.render import echo, json_line, notice, pictures, report_tables
+    from treegen.evals.job import check_same_data, load_job
+    from treegen.evals.run import write_results
+    from treegen.evals.settings import settle, stored_choices
     from treegen.runs import RunDir
-    from treegen.tasks.job import check_same_data, load_job
-    from treegen.tasks.runner import write_results
-    from treegen.tasks.settings import settle, stored_choices
 
     execution = take_execution(params, anew=rejudge)
     with RunDir.open(run) as opened, ExitStack() as stack:
@@ -65,7 +65,7 @@ def _judge(
     """Return the verdicts on a run of programs, judging those that lack one; None for others."""
     from treegen.cli.render import notice
     from treegen.errors import InputError
-    from treegen.tasks.execution import executing
+    from treegen.evals.execution import executing
 
     task = executing(job.task)
     if task is None:

@@ -11,14 +11,14 @@ import click
 from treegen.cli.interrupts import Interrupted, received
 from treegen.cli.options import CONTEXT, FLAGS, QUIET, asked_for, options_of
 from treegen.errors import InputError
-from treegen.terminal import safe_text
+from treegen.formats import safe_text
 
 if TYPE_CHECKING:
-    from treegen.engine import LLM
     from treegen.errors import CacheFullError
+    from treegen.evals.search.job import SearchJob
+    from treegen.evals.settings import EngineOptions
+    from treegen.llm import LLM
     from treegen.runs import RunSettings, SearchRunDir
-    from treegen.tasks.search_job import SearchJob
-    from treegen.tasks.settings import EngineOptions
 
 _BUDGET: Final = {"tokens": int, "calls": int, "seconds": float, "nodes": int}
 _FLAGS: Final = {
@@ -99,7 +99,7 @@ def command(
     from treegen.cli.render import demo_notice
     from treegen.cli.search_targets import targets
     from treegen.errors import RunError
-    from treegen.tasks.search_job import load_search_job
+    from treegen.evals.search.job import load_search_job
 
     found = targets(methods, given, output_path, resume, compare=compare is not None)
     if not quiet:
@@ -173,8 +173,8 @@ def _methods(method: str | None, compare: str | None) -> list[str]:
 def _checked(job: "SearchJob", *, quiet: bool) -> "RunSettings":
     """Check all that can be checked without weights; returns what the run is asked for."""
     from treegen.cli.render import skipped_rows
-    from treegen.tasks.job import check_machine, look_at_model, weights_fingerprint
-    from treegen.tasks.search_job import (
+    from treegen.evals.job import check_machine, look_at_model, weights_fingerprint
+    from treegen.evals.search.job import (
         check_memory,
         check_prompts_fit,
         check_reward,
@@ -216,9 +216,9 @@ def _search_all(work: list[_Work], advice: str, *, quiet: bool) -> None:
     from treegen.cli.progress import draw
     from treegen.cli.render import notice
     from treegen.errors import RunError, TreegenError
+    from treegen.evals.search.methods import load_judge
+    from treegen.evals.search.run import search
     from treegen.runs import graceful_signals
-    from treegen.tasks.search_methods import load_judge
-    from treegen.tasks.search_runner import search
 
     # They have the same problems, so what judges the states of one can judge those of another.
     judges = {item.job.settings.evaluate: item.job for item in work if item.run.missing > 0}
@@ -258,7 +258,7 @@ def _search_all(work: list[_Work], advice: str, *, quiet: bool) -> None:
 def _load(engine: "EngineOptions", fingerprint: str) -> "LLM":
     from transformers.utils import logging
 
-    from treegen.tasks.job import load_llm
+    from treegen.evals.job import load_llm
 
     # transformers' bars and advice would stand between ours.
     logging.disable_progress_bar()
@@ -269,7 +269,7 @@ def _load(engine: "EngineOptions", fingerprint: str) -> "LLM":
 def _report(work: list[_Work], *, quiet: bool) -> None:
     from treegen.cli.render import echo, json_line, notice
     from treegen.cli.search_table import cost_table
-    from treegen.tasks.search_runner import write_search_results
+    from treegen.evals.search.run import write_search_results
 
     results = [write_search_results(item.job, item.run) for item in work]
     for item, each in zip(work, results, strict=True):

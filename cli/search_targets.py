@@ -9,9 +9,9 @@ from typing import Any
 from treegen import demo
 from treegen.cli.destinations import file_name, is_run
 from treegen.errors import InputError, RunError
+from treegen.evals.search.settings import SearchSettings, settle_search, stored_choices
 from treegen.runs import SearchRunDir
 from treegen.tasks import get_task
-from treegen.tasks.search_settings import SearchSettings, settle_search, stored_choices
 
 
 @dataclass(frozen=True, slots=True)

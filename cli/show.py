@@ -40,7 +40,7 @@ def command(
     if problem is not None and tree is not None:
         raise InputError("give --problem or --tree, not both")
     from treegen.cli.render import json_line, notice
-    from treegen.report.view import load_run
+    from treegen.report.load import load_run
 
     view = load_run(run, data=data)
     for line in view.notices if not quiet else ():
@@ -68,7 +68,7 @@ def _filter(view: "RunView", name: str | None) -> str:
 
 def _problem(view: "RunView", wanted: str) -> "ProblemView":
     from treegen.errors import InputError
-    from treegen.tasks.selection import did_you_mean
+    from treegen.evals.selection import did_you_mean
 
     for problem in view.problems:
         if problem.id == wanted:
@@ -79,8 +79,8 @@ def _problem(view: "RunView", wanted: str) -> "ProblemView":
 
 def _show_run(view: "RunView", filter: str, *, full: bool, quiet: bool) -> dict[str, Any]:
     from treegen.cli.render import echo, markdown, report_tables
+    from treegen.formats import safe_text
     from treegen.report.curves import vote_shares
-    from treegen.terminal import safe_text
 
     shares = vote_shares(view.verdicts(filter)) if filter else []
     document = {
@@ -141,9 +141,9 @@ def _show_problem(
     view: "RunView", problem: "ProblemView", filter: str, *, full: bool, quiet: bool
 ) -> dict[str, Any]:
     from treegen.cli.render import echo, markdown
+    from treegen.evals.votes import majority
+    from treegen.formats import safe_text
     from treegen.report.curves import fate
-    from treegen.tasks.votes import majority
-    from treegen.terminal import safe_text
 
     answers = {s.index: _answer(s.verdicts, filter) for s in problem.samples}
     vote = majority(answers.values())
@@ -201,7 +201,7 @@ def _answer(verdicts: Any, filter: str) -> str | None:
 
 
 def _clip(text: str, limit: int | None) -> str:
-    from treegen.terminal import safe_text
+    from treegen.formats import safe_text
 
     if limit is None or len(text) <= limit:
         return safe_text(text)
@@ -212,9 +212,9 @@ def _show_tree(
     view: "RunView", problem: "ProblemView", filter: str, *, full: bool, quiet: bool
 ) -> dict[str, Any]:
     from treegen.cli.render import echo
+    from treegen.formats import safe_text
     from treegen.report.prompt_tree import prompt_tree
-    from treegen.search.terminal import draw_tree
-    from treegen.terminal import safe_text
+    from treegen.search.draw import draw_tree
 
     found = next((tree for tree in view.trees if tree.problem_id == problem.id), None)
     tree = found or prompt_tree(view.tree, problem, filter)

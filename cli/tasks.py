@@ -17,8 +17,8 @@ def command(action: str | None, quiet: bool) -> None:
     """
     from treegen.cli.render import echo, failed, json_line, markdown
     from treegen.errors import TreegenError
+    from treegen.evals.arguments import known_arguments
     from treegen.tasks import get_task, list_tasks
-    from treegen.tasks.arguments import known_arguments
 
     rows: list[list[str]] = []
     documents: list[dict[str, Any]] = []

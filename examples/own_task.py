@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from treegen import Node, SamplingParams
+from treegen.evals.arguments import check_arguments, whole_number
+from treegen.evals.selection import select
 from treegen.tasks import (
     Problem,
     Report,
@@ -23,9 +25,7 @@ from treegen.tasks import (
     Verdict,
     summarise,
 )
-from treegen.tasks.answers import numeric_answer
-from treegen.tasks.arguments import check_arguments, whole_number
-from treegen.tasks.selection import select
+from treegen.tasks.common.answers import numeric_answer
 
 
 class Sums:

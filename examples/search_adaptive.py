@@ -8,7 +8,7 @@ import click
 
 from treegen import LLM, SamplingParams
 from treegen.search import Found, SearchNode, majority
-from treegen.tasks.answers import numeric_answer
+from treegen.tasks.common.answers import numeric_answer
 
 FEW_SHOT = (
     "Q: Mia has 4 boxes of 6 eggs. How many eggs has she?\n"

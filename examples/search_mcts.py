@@ -20,7 +20,7 @@ from treegen.search import (
     rollouts,
     sample_steps,
 )
-from treegen.tasks.answers import numeric_answer
+from treegen.tasks.common.answers import numeric_answer
 
 QUESTION = "Q: A train has 5 cars of 32 seats; 41 seats are free. How many people sit?\nA:"
 

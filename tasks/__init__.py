@@ -1,8 +1,6 @@
 """Evaluation tasks: data, a prompt tree and a score each; this is treegen.tasks."""
 
-from treegen.tasks.base import Problem, Skipped, Task, TaskData, TaskDefaults, TaskOptions
-from treegen.tasks.registry import TaskInfo, get_task, list_tasks
-from treegen.tasks.report import (
+from treegen.evals.metrics import (
     Incomplete,
     MajorityRow,
     MetricRow,
@@ -10,8 +8,11 @@ from treegen.tasks.report import (
     ReportOptions,
     summarise,
 )
-from treegen.tasks.verdict import SampleScore, Verdict
-from treegen.tasks.votes import Vote, majority
+from treegen.evals.problem import Problem, Skipped
+from treegen.evals.registry import TaskInfo, get_task, list_tasks
+from treegen.evals.task import Task, TaskData, TaskDefaults, TaskOptions
+from treegen.evals.verdict import SampleScore, Verdict
+from treegen.evals.votes import Vote, majority
 
 __all__ = [
     "Incomplete",

@@ -16,19 +16,19 @@ import torch
 from torch import Tensor
 
 from treegen.attention import HostLevel
-from treegen.batch import Batch
-from treegen.cache import LayerKV, PagedCache
-from treegen.kept import KeptPrefixes
-from treegen.live_tree import LiveRequest
+from treegen.cache.kept import KeptPrefixes
+from treegen.cache.pool import LayerKV, PagedCache
+from treegen.engine.scheduler import Scheduler
+from treegen.engine.segment import LiveRequest
+from treegen.model.batch import Batch
+from treegen.outputs import Completion
 from treegen.params import SamplingParams
-from treegen.plan import Plan, Request, compile_plan
-from treegen.results import Completion
-from treegen.sampling import SamplingBatch, draw, row_seed
-from treegen.scheduler import Scheduler
-from treegen.stopping import ParamSet, Stopping
+from treegen.plan.plan import Plan, Request, compile_plan
+from treegen.prompts.stops import ParamSet, Stopping
+from treegen.sampling.draw import SamplingBatch, draw, row_seed
 
 if TYPE_CHECKING:
-    from treegen.graphs import DecodeGraphs
+    from treegen.engine.graphs import DecodeGraphs
 
 EOS = 1
 

@@ -21,21 +21,21 @@ from fakes import (
     stopping_of,
 )  # fmt: skip
 
-from treegen.cost import SHARING
-from treegen.ending import Grown
+from treegen.cache.kept import KeptPrefixes
+from treegen.engine.finish import Grown
+from treegen.engine.scheduler import Scheduler
+from treegen.engine.segment import LiveRequest
 from treegen.errors import CapacityError, TreegenError
-from treegen.kept import KeptPrefixes
-from treegen.live_tree import LiveRequest
-from treegen.model_spec import LayerSpec, ModelSpec
+from treegen.outputs import Completion, Score
 from treegen.params import SamplingParams
-from treegen.plan import Plan, Request, compile_plan
-from treegen.results import Completion, Score
-from treegen.scheduler import Scheduler
+from treegen.plan.cost import SHARING
+from treegen.plan.plan import Plan, Request, compile_plan
+from treegen.prompts.stops import Stopping
 from treegen.search.budget import BudgetReached
-from treegen.search.live import LiveBackend
+from treegen.search.live.backend import LiveBackend
 from treegen.search.node import SearchNode
 from treegen.search.session import Asked, Session
-from treegen.stopping import Stopping
+from treegen.spec import LayerSpec, ModelSpec
 
 _MOST_STEPS = 5_000
 _OVERRIDES: list[dict[str, Any]] = [

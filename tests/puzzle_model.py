@@ -11,13 +11,13 @@ from functools import cache, lru_cache
 
 from toy_search import ToyBackend, ToyModel, run_all
 
+from treegen.evals.search.methods import SearchFn
 from treegen.params import SamplingParams
 from treegen.search.budget import Budget
 from treegen.search.node import Search
 from treegen.search.result import SearchResult
-from treegen.tasks.countdown_text import JUDGEMENTS, follow, judge, step_line
-from treegen.tasks.puzzle import State, moves, state_of
-from treegen.tasks.search_methods import SearchFn
+from treegen.tasks.puzzles.countdown_text import JUDGEMENTS, follow, judge, step_line
+from treegen.tasks.puzzles.puzzle import State, moves, state_of
 
 LETTERS = "0123456789 +-*/=():\n" + "".join(sorted(set("left" + "".join(JUDGEMENTS))))
 

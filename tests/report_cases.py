@@ -8,12 +8,12 @@ from typing import Any
 
 from cli_cases import problem, write_jsonl
 
+from treegen.evals.job import load_job, run_settings
+from treegen.evals.search.job import load_search_job, search_run_settings
+from treegen.evals.search.settings import settle_search
+from treegen.evals.settings import settle
 from treegen.runs import RunDir, SearchRunDir
 from treegen.runs.records import encode
-from treegen.tasks.job import load_job, run_settings
-from treegen.tasks.search_job import load_search_job, search_run_settings
-from treegen.tasks.search_settings import settle_search
-from treegen.tasks.settings import settle
 
 # What a browser, a terminal or a plot could trip over.
 HOSTILE = (

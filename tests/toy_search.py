@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from treegen.outputs import Completion, FinishReason, Score
 from treegen.params import SamplingParams
-from treegen.results import Completion, FinishReason, Score
-from treegen.sampling import row_seed
+from treegen.sampling.draw import row_seed
 from treegen.search.budget import Budget, SearchUsage
 from treegen.search.evaluate import Evaluate, by_function
 from treegen.search.node import Context, Drawn, Search, SearchNode

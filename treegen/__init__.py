@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from treegen.engine import LLM
+    from treegen.engine.stream import RunResult
     from treegen.errors import (
         CapacityError,
         DataError,
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
         TreeError,
         TreegenError,
     )
-    from treegen.expansion import Expand
+    from treegen.llm import LLM
+    from treegen.outputs import Completion, Score, Usage
     from treegen.params import SamplingParams
-    from treegen.plan import Plan
-    from treegen.results import Completion, RunResult, Score, Usage
-    from treegen.tree import Message, Node
+    from treegen.plan.plan import Plan
+    from treegen.prompts.expansion import Expand
+    from treegen.prompts.tree import Message, Node
 
 __version__ = "0.1.0"
 
@@ -52,25 +53,25 @@ __all__ = [
 # `import treegen` and `treegen --help` do not pay for torch.
 _MODULE_OF: Final = {
     "CapacityError": "treegen.errors",
-    "Completion": "treegen.results",
+    "Completion": "treegen.outputs",
     "DataError": "treegen.errors",
-    "Expand": "treegen.expansion",
+    "Expand": "treegen.prompts.expansion",
     "InputError": "treegen.errors",
     "InternalError": "treegen.errors",
-    "LLM": "treegen.engine",
-    "Message": "treegen.tree",
+    "LLM": "treegen.llm",
+    "Message": "treegen.prompts.tree",
     "ModelError": "treegen.errors",
     "ModelWarning": "treegen.errors",
-    "Node": "treegen.tree",
+    "Node": "treegen.prompts.tree",
     "NumericsError": "treegen.errors",
-    "Plan": "treegen.plan",
+    "Plan": "treegen.plan.plan",
     "RunError": "treegen.errors",
-    "RunResult": "treegen.results",
+    "RunResult": "treegen.outputs",
     "SamplingParams": "treegen.params",
-    "Score": "treegen.results",
+    "Score": "treegen.outputs",
     "TreeError": "treegen.errors",
     "TreegenError": "treegen.errors",
-    "Usage": "treegen.results",
+    "Usage": "treegen.outputs",
 }
 
 # Hidden from type checkers: to them, a module with __getattr__ has every attribute.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from treegen import Node, SamplingParams
+from treegen.evals.selection import select
 from treegen.tasks import (
     Problem,
     Report,
@@ -19,7 +20,6 @@ from treegen.tasks import (
     Verdict,
     summarise,
 )
-from treegen.tasks.selection import select
 
 # The capital comes first; what the model sees is in alphabetical order.
 _CITIES: Final = {

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from treegen.errors import InputError
-from treegen.leftovers import hold, sweep
+from treegen.runs.leftovers import hold, sweep
 from treegen.tasks.judge.cell import Cell
 from treegen.tasks.judge.limits import MIB, Limits
 from treegen.tasks.judge.program import REPORT

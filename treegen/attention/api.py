@@ -23,21 +23,21 @@ def _load_reference() -> Implementation:
 
 
 def _load_cpu() -> Implementation:
-    from treegen.attention.cpu import Cpu
+    from treegen.attention.cpu.attend import Cpu
 
     return Cpu()
 
 
 def _load_triton() -> Implementation:
     try:
-        from treegen.attention.triton import Triton
+        from treegen.attention.gpu.attend import Triton
     except ImportError:
         return Missing("triton", "triton is not installed")
     return Triton()
 
 
 def _load_flash() -> Implementation:
-    from treegen.attention.varlen import Flash
+    from treegen.attention.libraries.varlen import Flash
 
     return Flash()
 
@@ -51,7 +51,7 @@ def _load_xformers() -> Implementation:
     if not getattr(xformers, "_has_cpp_library", True):
         reason = "xformers was built for another torch or CUDA and cannot load its kernels"
         return Missing("xformers", reason)
-    from treegen.attention.varlen import XFormers
+    from treegen.attention.libraries.varlen import XFormers
 
     return XFormers(fmha)
 

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 
 if TYPE_CHECKING:
-    from treegen.model import Model
+    from treegen.model.model import Model
 
 
 class PassClock:

@@ -19,8 +19,8 @@ from treegen.attention.api import LOADERS
 from treegen.bench.ceilings import Ceilings
 from treegen.bench.timing import Spread, Stopwatch, free_bytes
 from treegen.errors import CapacityError, InputError, NumericsError
-from treegen.memory import free_unused
-from treegen.units import format_bytes
+from treegen.formats import format_bytes
+from treegen.model.memory import free_unused
 
 _CHECKED_ROWS = 3
 # Largest error as a share of the largest number, by rounding alone.

@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from treegen.bench.timing import free_bytes, sustained
 from treegen.errors import CapacityError
-from treegen.memory import free_unused
+from treegen.model.memory import free_unused
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,17 +18,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from treegen.batch import Batch
 from treegen.bench.tiny import make_checkpoint
-from treegen.cache import PagedCache
-from treegen.engine import LLM
-from treegen.kept import KeptPrefixes
-from treegen.model import load_tokenizer
+from treegen.cache.kept import KeptPrefixes
+from treegen.cache.pool import PagedCache
+from treegen.engine.scheduler import Scheduler
+from treegen.llm import LLM
+from treegen.model.batch import Batch
+from treegen.model.files import load_tokenizer
 from treegen.params import SamplingParams
-from treegen.plan import Request, compile_plan
-from treegen.scheduler import Scheduler
-from treegen.stopping import Stopping
-from treegen.tree import Node
+from treegen.plan.plan import Request, compile_plan
+from treegen.prompts.stops import Stopping
+from treegen.prompts.tree import Node
 
 
 @dataclass(frozen=True, slots=True)

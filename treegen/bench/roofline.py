@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from treegen.bench.ceilings import Ceilings
-from treegen.model_spec import LayerSpec
-from treegen.plan import Plan
+from treegen.plan.plan import Plan
+from treegen.spec import LayerSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from treegen.model import Model
+    from treegen.model.model import Model
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,15 +18,15 @@ from treegen.bench.result import Result, Settings
 from treegen.bench.roofline import Floor, ModelSize, levels_of, size_of, step_floor
 from treegen.bench.timing import Spread, graph_bytes
 from treegen.bench.workloads import Case, Workload
-from treegen.cost import Sharing
-from treegen.engine import LLM
 from treegen.errors import CapacityError
-from treegen.memory import free_unused
-from treegen.plan import Plan
-from treegen.results import Usage
+from treegen.llm import LLM
+from treegen.model.memory import free_unused
+from treegen.outputs import Usage
+from treegen.plan.cost import Sharing
+from treegen.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from treegen.model import Model
+    from treegen.model.model import Model
 
 MOST_ROWS: Final = 8192
 """Rows at once at most, whatever memory admits: logits need room, too."""

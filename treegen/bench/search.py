@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from treegen.bench.tiny import make_checkpoint
-from treegen.engine import LLM
+from treegen.llm import LLM
+from treegen.outputs import Completion
 from treegen.params import SamplingParams
-from treegen.results import Completion
 from treegen.search import (
     AskTell,
     Found,
@@ -106,7 +106,7 @@ def _generate(
     llm: LLM, texts: Sequence[str], params: SamplingParams
 ) -> tuple[list[list[Completion]], int]:
     """`LLM.generate`, and the prompt tokens that it computed."""
-    from treegen.tree import Node
+    from treegen.prompts.tree import Node
 
     leaves = [Node(text, samples=params.n, id=str(i)) for i, text in enumerate(texts)]
     result = llm.run(Node("", children=leaves, samples=0), replace(params, n=1))

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.errors import CapacityError, InputError
-from treegen.units import format_bytes
+from treegen.formats import format_bytes
 
 if TYPE_CHECKING:
-    from treegen.model import Model
+    from treegen.model.model import Model
 
 # Of every shape: long enough for all workloads. What positions mean matters to no timing.
 CONTEXT: Final = 65_536
@@ -77,9 +77,9 @@ def build(shape: Shape, *, dtype: str = "auto", device: str = "auto") -> tuple[M
 
     from treegen.bench.timing import free_bytes
     from treegen.bench.tiny import byte_tokenizer
-    from treegen.memory import free_unused
-    from treegen.model import Model
-    from treegen.model_spec import resolve_device, resolve_dtype
+    from treegen.model.config import resolve_device, resolve_dtype
+    from treegen.model.memory import free_unused
+    from treegen.model.model import Model
 
     config = AutoConfig.for_model(
         shape.model_type,
@@ -112,6 +112,7 @@ def build(shape: Shape, *, dtype: str = "auto", device: str = "auto") -> tuple[M
 
 def load(path: str, *, dtype: str = "auto", device: str = "auto") -> tuple[Model, Any]:
     """The model of a checkpoint, and its tokenizer."""
-    from treegen.model import load_model, load_tokenizer
+    from treegen.model.files import load_tokenizer
+    from treegen.model.load import load_model
 
     return load_model(path, dtype=dtype, device=device), load_tokenizer(path)

@@ -20,14 +20,14 @@ from treegen.bench.result import Result
 from treegen.bench.timing import Spread, free_bytes, wait
 from treegen.bench.workloads import Workload
 from treegen.errors import CapacityError
-from treegen.memory import free_unused
-from treegen.model_attention import ATTENTION
-from treegen.model_files import one_line
-from treegen.tree import prompts_of
-from treegen.units import format_bytes
+from treegen.formats import format_bytes
+from treegen.model.files import one_line
+from treegen.model.hook import ATTENTION
+from treegen.model.memory import free_unused
+from treegen.prompts.tree import prompts_of
 
 if TYPE_CHECKING:
-    from treegen.model import Model
+    from treegen.model.model import Model
 
 # torch's own kernels: others would have to be installed, or fetched from the hub.
 _ATTENTION: Final = "sdpa"

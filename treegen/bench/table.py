@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from treegen.results import in_order
-from treegen.units import format_bytes
+from treegen.formats import format_bytes
+from treegen.outputs import in_order
 
 if TYPE_CHECKING:
     from treegen.bench.attention import AttentionResult

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from treegen.errors import InputError
-from treegen.tree import Node
+from treegen.prompts.tree import Node
 
 if TYPE_CHECKING:
-    from treegen.cost import Sharing
     from treegen.params import SamplingParams
+    from treegen.plan.cost import Sharing
 
 _MOST_LENGTHS = 4  # times the mean length, at most
 

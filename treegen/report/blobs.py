@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from treegen.evals.votes import majority
+from treegen.formats import safe_text
+from treegen.prompts.tree import Node
 from treegen.report.curves import INVALID, RIGHT, SOLVED, UNJUDGED, UNSOLVED, WRONG, fate
 from treegen.report.prompt_tree import content_text
 from treegen.report.trees import SearchTree
 from treegen.report.view import ProblemView, RunView, Sample
-from treegen.search.tree import best_path
-from treegen.tasks.votes import majority
-from treegen.terminal import safe_text
-from treegen.tree import Node
+from treegen.search.records import best_path
 
 # A part ends with the item that reaches either bound.
 _ITEMS: Final = 256

@@ -3,7 +3,7 @@
 Problems are the independent draws, so what is tested is the difference on each problem, never the
 two sets of samples as if they had nothing in common: pairing takes out how hard the problems are.
 
-The interval is the adjusted t interval of `treegen.stats`: one imaginary problem more on which the
+The interval is the adjusted t interval of `treegen.evals.stats`: one imaginary problem more on which the
 second run is right and the first wrong, and one the other way round, as Bonett and Price (2012)
 have it for right and wrong. It keeps a width where no problem differs.
 
@@ -21,10 +21,10 @@ from typing import Any, Final
 import numpy as np
 
 from treegen.errors import InputError
+from treegen.evals.stats import mean_interval, pass_at_k
+from treegen.evals.verdict import Verdict
+from treegen.evals.votes import tally
 from treegen.report.view import RunView
-from treegen.stats import mean_interval, pass_at_k
-from treegen.tasks.verdict import Verdict
-from treegen.tasks.votes import tally
 
 _RESAMPLES: Final = 9999
 INTERVAL: Final = "adjusted t interval over problems"

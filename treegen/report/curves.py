@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from treegen.evals.stats import Estimate, estimate, pass_at_k
+from treegen.evals.verdict import Verdict
+from treegen.evals.votes import majority, tally
 from treegen.report.view import RunView, Sample
-from treegen.stats import Estimate, estimate, pass_at_k
-from treegen.tasks.verdict import Verdict
-from treegen.tasks.votes import majority, tally
 
 # Estimating maj@k costs about a millisecond per problem and k.
 _MAX_KS: Final = 12

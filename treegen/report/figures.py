@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.errors import InputError
-from treegen.terminal import safe_text
+from treegen.formats import safe_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

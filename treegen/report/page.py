@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import treegen
 from treegen.errors import InputError
+from treegen.formats import safe_text
 from treegen.report.blobs import blobs
 from treegen.report.curves import k_curves
 from treegen.report.figures import Plot
@@ -27,7 +28,6 @@ from treegen.report.tables import (
     sharing,
 )
 from treegen.report.view import RunView
-from treegen.terminal import safe_text
 
 _SCRIPTS: Final = ("data.js", "elements.js", "tree.js", "samples.js", "main.js")
 _DPI: Final = 96  # of a browser's pixels

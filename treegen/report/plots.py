@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from treegen.evals.tables import GROUP_COLUMNS, Grid, Table
 from treegen.report.course_plots import finish_plot, lengths_plot, sharing_plot, timeline_plot
 from treegen.report.curves import (
     Curve,
@@ -11,9 +12,8 @@ from treegen.report.curves import (
     vote_shares,
 )
 from treegen.report.figures import BLUE, GREEN, GREY, ORANGE, YELLOW, Plot, plain
+from treegen.report.heat_map import draw_grid
 from treegen.report.view import RunView
-from treegen.tasks.heat_map import draw_grid
-from treegen.tasks.tables import GROUP_COLUMNS, Grid, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

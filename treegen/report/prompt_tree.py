@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from treegen.evals.votes import majority
+from treegen.prompts.tree import Node, prompts_of
 from treegen.report.trees import SearchTree
 from treegen.report.view import ProblemView
-from treegen.tasks.votes import majority
-from treegen.tree import Node, prompts_of
 
 
 def prompt_tree(root: Node | None, problem: ProblemView, filter: str) -> SearchTree:

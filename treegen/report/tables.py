@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from treegen.evals.account import kernels_told, sharing_line
+from treegen.evals.metrics import MajorityRow, MetricRow
+from treegen.formats import format_bytes
 from treegen.report.view import RunView
-from treegen.tasks.account import kernels_told, sharing_line
-from treegen.tasks.report import MajorityRow, MetricRow
-from treegen.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)

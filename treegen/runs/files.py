@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from treegen.errors import InputError, RunError
-from treegen.leftovers import hold, is_at
+from treegen.runs.leftovers import hold, is_at
 
 # Some file systems cannot fsync a directory, and say so with one of these; EACCES is a parent that
 # may be searched but not read.

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final, Self
 
 from treegen.errors import RunError
-from treegen.leftovers import sweep
 from treegen.runs.files import Lock, reason, sync_directory
+from treegen.runs.leftovers import sweep
 
 # What a run without records may have written; other files in its directory are not its.
 _WRITTEN: Final = ("run.json", "samples.jsonl", "trees.jsonl", "results.json", "progress.jsonl")

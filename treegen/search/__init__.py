@@ -6,13 +6,10 @@ step with `LLM.session`, or against a model of your own with `AskTell`.
 
 # Not imported lazily, as names of the treegen package are: some functions have the names of their
 # modules, and would be hidden by them. Nothing here imports torch.
-from treegen.expansion import Expand
+from treegen.prompts.expansion import Expand
 from treegen.search.ask_tell import MODEL_END, AskTell, SampleRequest, ScoreRequest
-from treegen.search.beam import beam
-from treegen.search.best_first import best_first
-from treegen.search.best_of_n import best_of_n
 from treegen.search.budget import Budget, BudgetReached, SearchUsage
-from treegen.search.dvts import dvts
+from treegen.search.draw import draw_tree
 from treegen.search.evaluate import (
     Evaluate,
     along_path,
@@ -26,28 +23,30 @@ from treegen.search.evaluate import (
     value_prompt,
     vote_prompt,
 )
-from treegen.search.expand import expand
-from treegen.search.gathering import gather
-from treegen.search.majority import agreement, majority, vote
-from treegen.search.mcts import Arm, mcts
-from treegen.search.node import Backend, Search, SearchNode
+from treegen.search.loop import gather
+from treegen.search.node import Backend, Search, SearchNode, ended
 from treegen.search.propose import (
     Propose,
     Step,
     either,
-    ended,
     lines,
     propose_lines,
     sample_step,
     sample_steps,
 )
-from treegen.search.rebase import allocate, rebase
+from treegen.search.records import NodeRecord, SearchTree
 from treegen.search.result import Found, SearchResult
 from treegen.search.reward import reward_model
-from treegen.search.strategy import Done, State
-from treegen.search.terminal import draw_tree
-from treegen.search.thoughts import bfs, dfs
-from treegen.search.tree import NodeRecord, SearchTree
+from treegen.search.strategies.beam import beam
+from treegen.search.strategies.best_first import best_first
+from treegen.search.strategies.best_of_n import best_of_n
+from treegen.search.strategies.common import Done, State
+from treegen.search.strategies.dvts import dvts
+from treegen.search.strategies.expand import expand
+from treegen.search.strategies.majority import agreement, majority, vote
+from treegen.search.strategies.mcts import Arm, mcts
+from treegen.search.strategies.rebase import allocate, rebase
+from treegen.search.strategies.thoughts import bfs, dfs
 
 __all__ = [
     "MODEL_END",

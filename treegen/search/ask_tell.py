@@ -15,15 +15,15 @@ from functools import partial
 from typing import Any, Final, Self
 
 from treegen.errors import InputError
+from treegen.outputs import Completion, FinishReason, Score
 from treegen.params import SamplingParams
-from treegen.results import Completion, FinishReason, Score
+from treegen.plan.unnamed import DrawnBefore, origin_of
 from treegen.search.budget import Budget, SearchUsage
-from treegen.search.idle import IdleLoop, end_tasks, run_apart
+from treegen.search.loop import IdleLoop, end_tasks, run_apart
 from treegen.search.node import Context, Drawn, Search, SearchFn
 from treegen.search.problems import named
 from treegen.search.result import SearchResult, warn_if_all_failed
 from treegen.search.running import Running
-from treegen.unnamed import DrawnBefore, origin_of
 
 MODEL_END: Final = -1
 """As `Completion.stop`: the model itself ended the text, by a token that is not known."""
@@ -97,7 +97,7 @@ class _Mailbox:
     async def sample(
         self, context: Context, key: str, indices: range, params: SamplingParams, search: Search
     ) -> Sequence[Drawn | None]:
-        from treegen.sampling import row_seed
+        from treegen.sampling.draw import row_seed
 
         assert isinstance(context, TextContext)
         origin = search.origin_of(key)

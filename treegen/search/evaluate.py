@@ -15,9 +15,8 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from treegen.errors import InputError
-from treegen.search.gathering import gather
-from treegen.search.node import Search, SearchNode
-from treegen.search.propose import ended
+from treegen.search.loop import gather
+from treegen.search.node import Search, SearchNode, ended
 
 Evaluate = Callable[[Sequence[SearchNode]], Awaitable[Sequence[float]]]
 

@@ -10,16 +10,23 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from treegen.errors import InputError
+from treegen.outputs import Completion, Score
 from treegen.params import SamplingParams
-from treegen.results import Completion, Score
 from treegen.search.budget import Budget, BudgetReached, SearchUsage
-from treegen.search.idle import check_loop
+from treegen.search.loop import check_loop
 from treegen.search.uncopied import Uncopied
 
 NodeEnd = Literal["stop", "length", "given"]
@@ -454,3 +461,11 @@ def _text(content: str | Sequence[int]) -> str:
 
 SearchFn = Callable[[SearchNode], Awaitable[object]]
 """A search of one problem, from the root of its tree; may return a Found or best nodes."""
+
+
+def ended(node: SearchNode) -> bool:
+    """Whether the model ended the text at this node, by a token instead of a stop string.
+
+    A stop token of your own counts as well. Where one divides steps, use a `done` of your own.
+    """
+    return node.finish_reason == "stop" and isinstance(node.stop, int)

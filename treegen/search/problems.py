@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from treegen.errors import InputError
-from treegen.tree import as_list
+from treegen.prompts.tree import as_list
 
 
 @dataclass(frozen=True, slots=True)

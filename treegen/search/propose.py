@@ -6,22 +6,14 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from treegen.errors import InputError
-from treegen.search.gathering import gather
-from treegen.search.node import SearchNode
+from treegen.search.loop import gather
+from treegen.search.node import SearchNode, ended
 
 Propose = Callable[[SearchNode], Awaitable[Sequence[SearchNode]]]
 """Makes the next steps of a node, as nodes below it; none where there is no way on."""
 
 Step = Callable[[SearchNode, int], Awaitable[Sequence[SearchNode]]]
 """Makes so many next steps of a node."""
-
-
-def ended(node: SearchNode) -> bool:
-    """Whether the model ended the text at this node, by a token instead of a stop string.
-
-    A stop token of your own counts as well. Where one divides steps, use a `done` of your own.
-    """
-    return node.finish_reason == "stop" and isinstance(node.stop, int)
 
 
 def sample_step(stop: str | Sequence[str] = "\n", **overrides: Any) -> Step:

@@ -12,7 +12,7 @@ from typing import Any
 from treegen.errors import DataError, InputError
 from treegen.search.budget import BudgetReached, SearchUsage
 from treegen.search.node import Search, SearchNode
-from treegen.search.tree import SearchTree
+from treegen.search.records import SearchTree
 
 
 @dataclass(frozen=True, slots=True)

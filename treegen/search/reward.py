@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from treegen.errors import InputError, ModelError
 from treegen.search.evaluate import Evaluate
 from treegen.search.node import SearchNode
-from treegen.search.strategy import check_counts
+from treegen.search.strategies.common import check_counts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,7 +77,7 @@ def _load(
     import torch
     from transformers import AutoModelForSequenceClassification
 
-    from treegen.model_files import (
+    from treegen.model.files import (
         check_trust,
         check_weights,
         load_tokenizer,

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from treegen.search.budget import BudgetReached
-from treegen.search.idle import IdleLoop
+from treegen.search.loop import IdleLoop
 from treegen.search.node import Search, SearchFn
 from treegen.search.result import SearchResult
 

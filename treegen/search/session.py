@@ -12,15 +12,15 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar, cast
 
 from treegen.errors import InputError
+from treegen.outputs import Score, Usage
 from treegen.params import SamplingParams
-from treegen.results import Score, Usage
+from treegen.prompts.tokens import tokenize
+from treegen.prompts.tree import Message, Node, chat_arguments
 from treegen.search.budget import Budget, SearchUsage, check_budget
-from treegen.search.idle import driven
-from treegen.search.live import LiveBackend, Ticket
+from treegen.search.live.backend import LiveBackend, Ticket
+from treegen.search.loop import driven
 from treegen.search.node import Search, SearchNode
 from treegen.search.uncopied import Uncopied
-from treegen.tokens import tokenize
-from treegen.tree import Message, Node, chat_arguments
 
 T = TypeVar("T")
 

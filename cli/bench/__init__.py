@@ -1,0 +1,135 @@
+"""`treegen bench`: measure this machine, and print what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from treegen.cli.bench.attention import attention
+from treegen.cli.bench.device import decode, monkeys, paper
+from treegen.cli.bench.options import at_least, check_model
+from treegen.cli.options import JSON
+
+
+@click.group(name="bench")
+def command() -> None:
+    """Measure treegen on this machine."""
+
+
+for _part in (attention, decode, paper, monkeys):
+    command.add_command(_part)
+
+
+@command.command()
+@click.option("--model", metavar="DIR", help="Checkpoint for the throughput part; default: a small "
+              "one with random weights, made on the spot.")  # fmt: skip
+@click.option("--samples", default=40, show_default=True, help="Samples per problem.")
+@click.option("--problems", default=4, show_default=True, help="Problems.")
+@click.option("--max-tokens", default=64, show_default=True, help="Tokens per sample.")
+@JSON
+def engine(model: str | None, samples: int, problems: int, max_tokens: int) -> None:
+    """Host time per decode step, pages in use, and tokens per second against transformers."""
+    for name, value in (("samples", samples), ("problems", problems), ("max-tokens", max_tokens)):
+        at_least(name, value, 1)
+    check_model(model)
+    import torch
+
+    from treegen.bench import engine as bench
+    from treegen.cli.render import json_line, markdown
+
+    machine = {"torch": torch.__version__, "threads": torch.get_num_threads()}
+    click.echo(f"torch {machine['torch']}, {machine['threads']} threads, CPU\n")
+
+    steps = list(bench.overhead(vocab_sizes=(32, 256)))
+    click.echo("Host time of a decode step in which no row ends; the model's pass is free.")
+    click.echo(
+        markdown(
+            ["Rows", "Vocabulary", "median ms", "90% ms"],
+            [
+                [f"{s.rows:,}", str(s.vocab_size), f"{s.median_ms:.3f}", f"{s.p90_ms:.3f}"]
+                for s in steps
+            ],
+            [0, 1, 2, 3],
+        )
+    )
+    memory = bench.memory()
+    click.echo(
+        f"\n{memory.problems:,} problems x {memory.samples // memory.problems} samples, 64 rows at "
+        f"once: at most {memory.peak_pages} pages in use ({memory.peak_pages_first_tenth} within "
+        f"the first tenth), {memory.pages_after} afterwards"
+    )
+    rows = list(bench.throughput(model, problems=problems, samples=samples, max_tokens=max_tokens))
+    what = model or "a random 4-layer Llama of width 256"
+    click.echo(f"\n{problems} problems x {samples} samples x {max_tokens} tokens, {what}")
+    click.echo(
+        markdown(
+            ["Engine", "tokens/s", "seconds", "prompt tokens"],
+            [
+                [r.name, f"{r.tokens_per_second:,.0f}", f"{r.seconds:.2f}", f"{r.prompt_tokens:,}"]
+                for r in rows
+            ],
+            [1, 2, 3],
+        )
+    )
+    document = {
+        "machine": machine,
+        "overhead": [asdict(s) for s in steps],
+        "memory": asdict(memory),
+        "throughput": [asdict(r) for r in rows],
+    }
+    json_line(document)
+
+
+@command.command()
+@click.option("--model", metavar="DIR", help="Checkpoint; default: a small one with random "
+              "weights, made on the spot.")  # fmt: skip
+@click.option("--problems", default=64, show_default=True, help="Searches at once.")
+@click.option("--samples", default=4, show_default=True, help="Thoughts per node.")
+@click.option("--breadth", default=3, show_default=True, help="Thoughts that go on per level.")
+@click.option("--depth", default=4, show_default=True, help="Levels.")
+@click.option("--step-tokens", default=16, show_default=True, help="Tokens per thought.")
+@JSON
+def search(
+    model: str | None, problems: int, samples: int, breadth: int, depth: int, step_tokens: int
+) -> None:
+    """Tree of thought with live caches, against prompting the text of every node anew."""
+    for name, value in (
+        ("problems", problems), ("samples", samples), ("breadth", breadth), ("depth", depth),
+        ("step-tokens", step_tokens),
+    ):  # fmt: skip
+        at_least(name, value, 1)
+    check_model(model)
+    import torch
+
+    from treegen.bench import search as bench
+    from treegen.cli.render import json_line, markdown
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "device": device}
+    click.echo(f"torch {machine['torch']}, {machine['threads']} threads, {device}\n")
+    rows = bench.compare(
+        model, problems=problems, samples=samples, breadth=breadth, depth=depth,
+        step_tokens=step_tokens,
+    )  # fmt: skip
+    what = model or "a random 4-layer Llama of width 256"
+    click.echo(
+        f"{problems} searches at once: {depth} levels of {step_tokens} tokens, {samples} thoughts "
+        f"per node, {breadth} go on; {what}"
+    )
+    click.echo(
+        markdown(
+            ["Search", "seconds", "prompt tokens computed", "tokens decoded", "nodes"],
+            [
+                [r.name, f"{r.seconds:.2f}", f"{r.prefilled:,}", f"{r.decoded:,}", f"{r.nodes:,}"]
+                for r in rows
+            ],
+            [1, 2, 3, 4],
+        )
+    )
+    live, again = rows
+    click.echo(
+        f"\n{again.prefilled / live.prefilled:.1f} times fewer prompt tokens, "
+        f"{again.seconds / live.seconds:.2f} times the speed"
+    )
+    json_line({"machine": machine, "search": [asdict(row) for row in rows]})

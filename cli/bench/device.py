@@ -1,0 +1,212 @@
+"""The parts of `treegen bench` that hold the engine against what the device can do."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from treegen.cli.bench.options import (
+    DEVICE,
+    at_least,
+    check_device,
+    headline,
+    numbers,
+    show,
+    with_options,
+)
+from treegen.cli.options import CONTEXT
+from treegen.errors import InputError
+
+if TYPE_CHECKING:
+    from treegen.bench.result import Result
+    from treegen.bench.workloads import Case
+
+_STOCK: Final = ("generate", "continuous")
+_SECONDS: Final = 120.0
+_GRID_SECONDS: Final = 5.0  # so that the whole of it is a matter of minutes
+_MODEL: Final = (
+    click.option("--model", metavar="DIR|NAME", help="A checkpoint instead of a shape."),
+    click.option("--repeats", default=3, show_default=True, help="Runs that are timed, after one "
+                 "that is not."),
+    click.option("--time-limit", type=float, metavar="S", help="Leave out what takes at least so "
+                 f"many seconds a run. Default: {_SECONDS:g}, of a grid {_GRID_SECONDS:g}."),
+    click.option("--memory", metavar="SIZE", help="For keys and values, such as 2GiB."),
+    click.option("--eager", is_flag=True, help="On a GPU: no compiling, no CUDA graphs."),
+    click.option("--against", default="", metavar="NAME,...", help=f"Engines of transformers to "
+                 f"time as well: {', '.join(_STOCK)}."),
+    *DEVICE,
+)  # fmt: skip
+_PARTS: Final = (
+    click.option("--shape", metavar="NAME", help="Random weights of this shape; default: by "
+                 "experiment, see the output."),
+    click.option("--scale", default=0.1, show_default=True, help="Share of the problems to run."),
+    click.option("--length-scale", default=1.0, show_default=True, help="Multiply all lengths, to "
+                 "try a command out."),
+    *_MODEL,
+)  # fmt: skip
+
+
+@click.command(context_settings=CONTEXT)
+@click.option("--shape", metavar="NAME", help="Random weights of this shape: llama2-7b, llama3-8b, "
+              "llama3.2-1b, qwen3-4b, codellama-7b, codellama-13b, yi-6b or tiny.")  # fmt: skip
+@click.option("--rows", metavar="N,...", help="Samples decoded at once. Default: 1024.")
+@click.option("--prefix", metavar="N,...", help="Prompt tokens that all share. Default: 2048.")
+@click.option("--problems", default=1, show_default=True, help="Divide the rows among so many "
+              "problems below the prefix.")  # fmt: skip
+@click.option("--problem-tokens", default=0, show_default=True, help="Tokens of each problem.")
+@click.option("--new-tokens", type=int, help="Tokens of each sample. Default: 64, with --grid 16.")
+@click.option("--modes", metavar="NAME,...", help="Some of all, one, off and no-attention.")
+@click.option("--grid", is_flag=True, help="Sharing as the engine chooses it against none, for "
+              "prefixes of 64 to 16,384 tokens and 1 to 4,096 rows.")  # fmt: skip
+@click.option("--refill", is_flag=True, help="Samples end at random, --new-tokens long on average, "
+              "and others take their places: 8 times as many as rows.")  # fmt: skip
+@with_options(_MODEL)
+def decode(
+    shape: str | None, rows: str | None, prefix: str | None, problems: int, problem_tokens: int,
+    new_tokens: int | None, modes: str | None, grid: bool, refill: bool, against: str,
+    **options: Any,
+) -> None:  # fmt: skip
+    """End to end: every level shared, one, none, and no attention at all, against the roofline."""
+    from treegen.bench.decode import DECODE_MODES, decode_cases, grid_cases, ratios
+    from treegen.cli.render import json_line
+
+    if grid and (problem_tokens or against or modes or problems != 1):
+        raise InputError("--grid has modes of its own, no --problems, and no engines --against it")
+    if refill and (grid or against or options["model"]):
+        raise InputError("--refill takes random weights: no --model, no --grid, and no --against")
+    new_tokens = (16 if grid else 64) if new_tokens is None else new_tokens
+    at_least("new-tokens", new_tokens, 2)
+    at_least("problems", problems, 1)
+    at_least("problem-tokens", problem_tokens, 0)
+    if rows is None:
+        rows = "1,4,16,64,256,1024,4096" if grid else "1024"
+    if prefix is None:
+        prefix = "64,256,1024,4096,16384" if grid else "2048"
+    counts, prefixes = numbers(rows, "rows"), numbers(prefix, "prefix")
+    if grid:
+        if options["time_limit"] is None:
+            options["time_limit"] = _GRID_SECONDS
+        cases = grid_cases(counts, prefixes, new_tokens)
+    else:
+        cases = decode_cases(
+            counts, prefixes, new_tokens, problems=problems, problem_tokens=problem_tokens,
+            modes=DECODE_MODES if modes is None else _names(modes, "modes", DECODE_MODES),
+            against=_engines(against), refill=refill,
+        )  # fmt: skip
+    results, document = _run(cases, shape or (None if options["model"] else "llama3-8b"), options)
+    if grid:
+        from treegen.bench.table import ratio_table
+
+        found = ratios(results)
+        document["never_slower"] = [asdict(each) for each in found]
+        click.echo("\nDecode speed with sharing over speed without")
+        show(ratio_table(found))
+    json_line({"bench": "grid" if grid else "decode", **document})
+
+
+@click.command(context_settings=CONTEXT)
+@click.argument("names", nargs=-1, metavar="[EXPERIMENT]...")
+@with_options(_PARTS)
+def paper(names: tuple[str, ...], **options: Any) -> None:
+    """Jobs after the Hydragen paper's experiments: tables, needle, apps, gsm8k, mmlu, or all."""
+    from treegen.bench.paper import PAPER
+
+    _experiments(names or PAPER, options)
+
+
+@click.command(context_settings=CONTEXT)
+@with_options(_PARTS)
+def monkeys(**options: Any) -> None:
+    """A job like GSM8K, 1,024 samples for each of 128 problems, on the shape of Llama-3.2-1B."""
+    _experiments(("monkeys",), options)
+
+
+def _experiments(names: tuple[str, ...], options: dict[str, Any]) -> None:
+    from treegen.bench.paper import cases_of, experiment_of
+    from treegen.cli.render import json_line
+
+    scale, lengths = options.pop("scale"), options.pop("length_scale")
+    shape, against = options.pop("shape"), _engines(options.pop("against"))
+    for name, value in (("scale", scale), ("length-scale", lengths)):
+        if not 0 < value <= 1:
+            raise InputError(f"--{name} must be above 0 and at most 1, got {value:g}")
+    experiments = [experiment_of(name) for name in names]
+    runs = [
+        (each, cases_of(each, scale=scale, lengths=lengths, against=against))
+        for each in experiments
+    ]
+    documents = []
+    for each, cases in runs:
+        wanted = shape or (None if options["model"] else each.shape)
+        title = (
+            f"{each.name}: {each.what}; {scale:g} of the problems, synthetic tokens\n"
+            f"chosen here, not by the source: {each.chosen}\n"
+        )
+        _, document = _run(cases, wanted, options, title)
+        documents.append(
+            {
+                "experiment": each.name, "scale": scale, "length_scale": lengths,
+                "chosen_here": each.chosen, **document,
+            }
+        )  # fmt: skip
+        click.echo("")
+    json_line({"bench": "paper", "experiments": documents})
+
+
+def _run(
+    cases: "list[Case]", shape: str | None, options: dict[str, Any], title: str = ""
+) -> "tuple[list[Result], dict[str, Any]]":
+    """Measure cases on a shape or a checkpoint and print the table; also as JSON holds it."""
+    from treegen.bench.shapes import build, load, shape_of
+    from treegen.formats import parse_bytes
+
+    if (shape is None) == (options["model"] is None):
+        raise InputError("give --shape or --model, not both")
+    known = shape_of(shape) if shape is not None else None
+    at_least("repeats", options["repeats"], 1)
+    seconds = _SECONDS if options["time_limit"] is None else options["time_limit"]
+    if not seconds > 0:
+        raise InputError(f"--time-limit must be above 0, got {seconds:g}")
+    check_device(options["dtype"], options["ceiling_seconds"])
+    if options["memory"] is not None:
+        parse_bytes(options["memory"])
+
+    from treegen.bench import ceilings as ceiling
+    from treegen.bench.result import Settings
+    from treegen.bench.runs import Bench
+    from treegen.bench.table import result_line, results_table
+    from treegen.bench.timing import machine
+    from treegen.cli.render import echo, notice
+
+    kind = {"dtype": options["dtype"], "device": options["device"]}
+    model, tokenizer = build(known, **kind) if known else load(options["model"], **kind)
+    found = ceiling.measure(model.device, model.dtype, options["ceiling_seconds"])
+    about = machine(model.device)
+    echo(f"{title}{headline(about)}, {model.spec.name}\n{found}\n")
+    settings = Settings(options["repeats"], seconds, options["memory"], options["eager"])
+    bench = Bench(model, tokenizer, found, settings)
+    results = []
+    for result in bench.measure(cases):
+        notice(result_line(result))
+        results.append(result)
+    bench.close()
+    show(results_table(results))
+    return results, {
+        "machine": about, "model": model.spec.name, "weights": "random" if known else "checkpoint",
+        "ceilings": asdict(found), "settings": asdict(settings),
+        "results": [asdict(each) for each in results],
+    }  # fmt: skip
+
+
+def _engines(text: str) -> tuple[str, ...]:
+    return _names(text, "against", _STOCK)
+
+
+def _names(text: str, option: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in known:
+            raise InputError(f"--{option} must be some of {', '.join(known)}, got {name!r}")
+    if option == "modes" and not names:
+        raise InputError(f"--modes is empty; it takes some of {', '.join(known)}")
+    return tuple(dict.fromkeys(names))

@@ -1,0 +1,97 @@
+"""What the parts of `treegen bench` share: options, their checks, and how tables are shown."""
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from treegen.cli.options import JSON
+from treegen.errors import InputError
+
+if TYPE_CHECKING:
+    from treegen.bench.table import TextTable
+
+DEVICE: Final = (
+    click.option("--dtype", default="auto", metavar="TYPE", help="auto, float32, bfloat16 or "
+                 "float16; auto is bfloat16 on a GPU and float32 on a CPU."),
+    click.option("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N."),
+    click.option("--ceiling-seconds", type=float, metavar="S", help="For each ceiling. Default: 2 "
+                 "on a GPU, 0.1 on a CPU."),
+    JSON,
+)  # fmt: skip
+
+
+def with_options(options: tuple[Callable[..., Any], ...]) -> Callable[..., Any]:
+    """Return a decorator that adds options to a command."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def numbers(text: str, name: str, least: int = 1) -> list[int]:
+    """Return different whole numbers of a text with commas; InputError if they are none."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(is_number(word, least) for word in words):
+        raise InputError(
+            f"--{name} must be whole numbers of at least {least} with commas between, got {text!r}"
+        )
+    return list(dict.fromkeys(int(word) for word in words))
+
+
+def is_number(word: str, least: int = 1) -> bool:
+    """Return whether a word is a whole number, not too large to be meant."""
+    return word.isascii() and word.isdecimal() and len(word) < 8 and int(word) >= least
+
+
+def at_least(name: str, value: int, least: int) -> None:
+    """Raise InputError for an option with too small a value."""
+    if value < least:
+        raise InputError(f"--{name} must be at least {least}, got {value}")
+
+
+def check_device(dtype: str, ceiling_seconds: float | None) -> None:
+    """Raise InputError for what the options of DEVICE cannot be."""
+    if dtype not in ("auto", "float32", "bfloat16", "float16"):
+        raise InputError(f"--dtype must be auto, float32, bfloat16 or float16, got {dtype!r}")
+    if ceiling_seconds is not None and not 0 < ceiling_seconds < 60:
+        raise InputError(f"--ceiling-seconds must be above 0 and below 60, got {ceiling_seconds:g}")
+
+
+def check_model(model: str | None) -> None:
+    """Raise ModelError for a checkpoint that is not there or lacks weights."""
+    from treegen.model.files import check_weights, locate
+
+    if model is not None:
+        check_weights(locate(model, None, weights=True))
+
+
+def headline(about: dict[str, Any]) -> str:
+    """Return what was measured on, in one line."""
+    return f"torch {about['torch']}, {about['threads']} threads, {about['device']}"
+
+
+def show(table: "TextTable") -> None:
+    """Print a table: drawn on a terminal, to be pasted elsewhere."""
+    from treegen.cli.render import echo, markdown
+    from treegen.formats import safe_text
+
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        drawn = Table()
+        for place, title in enumerate(table.head):
+            drawn.add_column(Text(title), justify="right" if place in table.right else "left")
+        for row in table.rows:
+            drawn.add_row(*(Text(safe_text(cell)) for cell in row))
+        Console(file=sys.stdout, highlight=False).print(drawn)
+    else:
+        echo(markdown(table.head, table.rows, table.right))
+    for remark in table.remarks:
+        echo(safe_text(remark).replace("\n", " "))

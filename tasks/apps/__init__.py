@@ -1,0 +1,1 @@
+"""Programs, judged on hidden tests (APPS)."""

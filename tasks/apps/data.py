@@ -1,0 +1,270 @@
+"""Reading APPS: the official folders, its JSON Lines, the hub, or the set that comes with treegen.
+
+Tests of the whole data set take more than a gigabyte. So a row's tests and solutions are read once
+to check them, and again when they are needed.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+from treegen.errors import DataError, InputError
+from treegen.evals.problem import Skipped
+from treegen.tasks.apps.suite import Suite, read_json, read_suite
+from treegen.tasks.common.jsonl import text_field
+
+HUB_NAMES: Final = ("hf", "codeparrot/apps")
+HUB_SPLITS: Final = ("train", "test")
+BUNDLED: Final = "apps_sample.jsonl"
+BUNDLED_SHOTS: Final = "apps_fewshot.jsonl"
+DIFFICULTIES: Final = ("introductory", "interview", "competition")
+UNKNOWN: Final = "unknown"
+
+Fields = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One problem as the data has it.
+
+    starter is empty where there is none. digest is of its tests. read: the fields of the row anew,
+    input_output and solutions among them.
+    """
+
+    id: str
+    question: str
+    difficulty: str
+    url: str
+    starter: str
+    fn_name: str | None
+    num_tests: int
+    digest: str
+    line: int
+    read: Callable[[], Fields]
+
+    @property
+    def suite(self) -> Suite:
+        """Its tests."""
+        return read_suite(_optional(self.read(), "input_output"))
+
+    @property
+    def solutions(self) -> list[str]:
+        """The reference solutions; there may be none."""
+        text = _optional(self.read(), "solutions")
+        found = read_json(text) if text.strip() else []
+        if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+            raise ValueError("solutions are not a list of texts")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """All usable problems of a source, and the rows that are not."""
+
+    rows: tuple[Row, ...]
+    skipped: tuple[Skipped, ...]
+    source: str
+
+
+Raw = Iterator[tuple[str, int, Callable[[], Fields]]]
+"""(where a row is, its number, how to read it)."""
+
+
+def load_rows(data: str | None, split: str | None) -> Loaded:
+    """Read every problem of a data set; see TaskOptions for what `data` may be."""
+    if data is None:
+        if split not in (None, "test"):
+            raise DataError(f"the bundled problems have no split {split!r}; give a data folder")
+        return _collect(_lines(_bundled(BUNDLED)), f"bundled {BUNDLED}")
+    if data in HUB_NAMES:
+        split = split or "test"
+        return _collect(_hub(split), f"codeparrot/apps {split}")
+    path = Path(data)
+    if not path.is_dir():
+        if split is not None:
+            raise InputError(f"split {split!r} needs a folder or a named data set, not {data!r}")
+        return _collect(_lines(path), str(path))
+    return load_split(path, split)
+
+
+def load_split(path: Path, split: str | None) -> Loaded:
+    """Read a split of a folder: a folder of problems or a file; or a folder of problems itself."""
+    place = path / (split or "test")
+    if place.is_dir():
+        return _collect(_folders(place), str(place))
+    if (file := place.with_name(f"{place.name}.jsonl")).is_file():
+        return _collect(_lines(file), str(file))
+    if split is None and any(path.glob("*/question.txt")):
+        return _collect(_folders(path), str(path))
+    raise DataError(
+        f"{path} has neither {place.name}/ nor {place.name}.jsonl; APPS is a folder of splits with "
+        "one folder per problem (name another split with --split), or JSON Lines"
+    )
+
+
+def load_bundled_shots() -> Loaded:
+    """Read the solved examples that come with treegen."""
+    return _collect(_lines(_bundled(BUNDLED_SHOTS)), f"bundled {BUNDLED_SHOTS}")
+
+
+def _bundled(name: str) -> Path:
+    return Path(str(files("treegen.tasks").joinpath("data", name)))
+
+
+def _collect(raw: Iterable[tuple[str, int, Callable[[], Fields]]], source: str) -> Loaded:
+    rows: list[Row] = []
+    skipped: list[Skipped] = []
+    place_of: dict[str, str] = {}
+    for place, line, read in raw:
+        try:
+            row = _row(read, line)
+        except DataError:
+            raise
+        except ValueError as error:
+            skipped.append(Skipped(place, line, str(error)))
+            continue
+        if row.id in place_of:
+            raise DataError(
+                f"{place}, line {line} has the same id {row.id!r} as {place_of[row.id]}"
+            )
+        place_of[row.id] = f"{place}, line {line}"
+        rows.append(row)
+    if not rows:
+        reason = f"; {skipped[0]}" if skipped else ""
+        raise DataError(f"{source} has no usable problem{reason}")
+    return Loaded(tuple(rows), tuple(skipped), source)
+
+
+def _row(read: Callable[[], Fields], line: int) -> Row:
+    fields = dict(read())
+    tests = _optional(fields, "input_output")
+    suite = read_suite(tests)
+    return Row(
+        id=_id(fields, line),
+        question=text_field(fields, "question"),
+        difficulty=_optional(fields, "difficulty") or UNKNOWN,
+        url=_optional(fields, "url"),
+        starter=_optional(fields, "starter_code"),
+        fn_name=suite.fn_name,
+        num_tests=len(suite.inputs),
+        digest=hashlib.sha256(tests.encode("utf-8", "surrogatepass")).hexdigest(),
+        line=line,
+        read=read,
+    )
+
+
+def _id(fields: Fields, line: int) -> str:
+    given = fields.get("problem_id", fields.get("id"))
+    if given is None:
+        given = line - 1
+    if isinstance(given, bool) or not isinstance(given, str | int):
+        raise ValueError("problem_id is neither text nor a whole number")
+    # The official folders are named so.
+    text = f"{given:04d}" if isinstance(given, int) else given
+    return text_field({"problem_id": text}, "problem_id")
+
+
+def _optional(fields: Fields, name: str) -> str:
+    """Return a text that may be missing; a value that is no text must be JSON, and is made text."""
+    value = fields.get(name)
+    if value is None:
+        return ""
+    if name in ("input_output", "solutions") and isinstance(value, dict | list):
+        return json.dumps(value)
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is not text")
+    return value
+
+
+def _lines(path: Path) -> Raw:
+    r"""Yield the rows of JSON Lines; lines end at \n alone."""
+    offset = 0
+    try:
+        with open(path, "rb") as file:
+            for line, content in enumerate(file, start=1):
+                if content.strip(b"\xef\xbb\xbf \t\r\n"):
+                    yield str(path), line, partial(_line, path, offset, line)
+                offset += len(content)
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist") from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _line(path: Path, offset: int, line: int) -> Fields:
+    where = f"{path}, line {line}"
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            found = read_json(file.readline().decode("utf-8-sig"))
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{where} is not UTF-8") from None
+    except ValueError as error:
+        raise DataError(f"{where}: {error}") from None
+    if not isinstance(found, dict):
+        raise DataError(f"{where} is not a JSON object")
+    return found
+
+
+def _folders(path: Path) -> Raw:
+    for folder in sorted(each for each in path.iterdir() if each.is_dir()):
+        yield str(folder), 1, partial(_folder, folder)
+
+
+def _folder(folder: Path) -> Fields:
+    """Return the files of a problem's folder under the names that JSON Lines have for them."""
+    metadata = read_json(_file(folder / "metadata.json") or "{}")
+    if not isinstance(metadata, dict):
+        raise ValueError("metadata.json is not a JSON object")
+    return {
+        "problem_id": folder.name,
+        "question": _file(folder / "question.txt"),
+        "input_output": _file(folder / "input_output.json"),
+        "solutions": _file(folder / "solutions.json"),
+        "starter_code": _file(folder / "starter_code.py"),
+        "difficulty": metadata.get("difficulty"),
+        "url": metadata.get("url"),
+    }
+
+
+def _file(path: Path) -> str | None:
+    """Return the text of a file, None if there is none."""
+    try:
+        return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path.name} is not UTF-8") from None
+
+
+def _hub(split: str) -> Raw:
+    if split not in HUB_SPLITS:
+        raise InputError(f"codeparrot/apps has the splits train and test, not {split!r}")
+    try:
+        # Slow to import, and not needed for files.
+        from datasets import load_dataset
+    except ImportError:
+        raise DataError(
+            "codeparrot/apps needs the package datasets: pip install datasets"
+        ) from None
+    # By its files: the repository also holds a loading script, which datasets refuses.
+    location = f"hf://datasets/codeparrot/apps/{split}.jsonl"
+    try:
+        table = load_dataset("json", data_files={split: location}, split=split)
+    except Exception as error:
+        # No connection, no such cache, a broken download: datasets raises them as many types.
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        raise DataError(
+            f"cannot load codeparrot/apps: {told}; or give its {split}.jsonl or a folder"
+        ) from error
+    for index in range(len(table)):
+        yield f"codeparrot/apps {split}", index + 1, partial(table.__getitem__, index)

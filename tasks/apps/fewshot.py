@@ -1,0 +1,107 @@
+"""Choosing the solved examples that stand before every APPS problem."""
+
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from treegen.errors import DataError, InputError
+from treegen.evals.task import TaskOptions
+from treegen.tasks.apps.data import (
+    HUB_NAMES,
+    Loaded,
+    Row,
+    load_bundled_shots,
+    load_rows,
+    load_split,
+)
+from treegen.tasks.apps.prompts import ask, with_tabs
+
+# Longer ones leave no room for anything else.
+_MAX_CHARS: Final = 12_000
+
+
+def load_shots(
+    options: TaskOptions, problems: Sequence[Row], default: int, *, calls: bool, form: str
+) -> tuple[str, ...]:
+    """Return the examples to show, none of which is one of the problems.
+
+    calls: examples with starter code, else ones that read stdin. From a few-shot file come its
+    first ones. Else they are drawn by seed: from fewshot_data; or from the train split that lies
+    beside the problems, if it has enough; or from those that come with treegen.
+    """
+    wanted = default if options.num_fewshot is None else options.num_fewshot
+    if wanted == 0:
+        return ()
+    taken = {_key(row) for row in problems}
+    if options.fewshot_file is not None:
+        source = load_rows(options.fewshot_file, None)
+        for number, row in enumerate(source.rows[:wanted], start=1):
+            if _key(row) in taken:
+                raise DataError(f"example {number} of {source.source} is a problem of this run")
+        shots = _first(_shots(source.rows, form), wanted)
+    else:
+        source = _source(options)
+        shots = _first(_shots(_drawn(source, taken, options.seed, calls=calls), form), wanted)
+        if len(shots) < wanted and options.fewshot_data is None:
+            source = load_bundled_shots()
+            shots = _first(_shots(_drawn(source, taken, options.seed, calls=calls), form), wanted)
+    if len(shots) < wanted:
+        raise InputError(
+            f"num_fewshot is {wanted} but {source.source} has {len(shots)} solved examples "
+            f"{'with' if calls else 'without'} starter code that are no problems of this run; "
+            "lower it, or name others with fewshot_data"
+        )
+    return tuple(shots)
+
+
+def _first(shots: Iterable[str], wanted: int) -> list[str]:
+    return list(islice(shots, wanted))
+
+
+def _drawn(source: Loaded, taken: Collection[str], seed: int, *, calls: bool) -> list[Row]:
+    fit = [row for row in source.rows if bool(row.starter) == calls and _key(row) not in taken]
+    return sorted(fit, key=lambda row: _rank(seed, row))
+
+
+def _source(options: TaskOptions) -> Loaded:
+    if options.fewshot_file is not None:
+        return load_rows(options.fewshot_file, None)
+    if options.fewshot_data not in (None, "train"):
+        return load_rows(options.fewshot_data, None)
+    if options.data in HUB_NAMES:
+        return load_rows(options.data, "train")
+    if options.data is not None:
+        data = Path(options.data)
+        folder = data if data.is_dir() else data.parent
+        if (folder / "train").is_dir() or (folder / "train.jsonl").is_file():
+            return load_split(folder, "train")
+        if (folder.parent / "train").is_dir():
+            return load_split(folder.parent, "train")
+        if options.fewshot_data == "train":
+            raise DataError(f"there is no train split beside {data}; give fewshot_data a path")
+    elif options.fewshot_data == "train":
+        raise DataError("the bundled problems have no train split; give fewshot_data a path")
+    return load_bundled_shots()
+
+
+def _shots(rows: Sequence[Row], form: str) -> Iterator[str]:
+    for row in rows:
+        with suppress(ValueError):
+            if solutions := row.solutions:
+                asked = ask(row.question, row.starter, calls=row.fn_name is not None, form=form)
+                shot = asked + with_tabs(solutions[0])
+                if len(shot) <= _MAX_CHARS:
+                    yield shot
+
+
+def _rank(seed: int, row: Row) -> bytes:
+    # Ranking by a hash gives the same draw on every Python, which random.sample does not promise.
+    return hashlib.sha256(f"{seed}\n{row.question}".encode()).digest()
+
+
+def _key(row: Row) -> str:
+    """Return what two questions share that differ in spacing or case only."""
+    return " ".join(row.question.split()).casefold()

@@ -1,0 +1,296 @@
+"""Judges the samples of a run in the background and stores each verdict as it comes.
+
+Verdicts go to a file of their own in the run directory, one for each way of judging, so that
+sampling, judging and judging in another way can each stop and go on at any time:
+
+    verdicts-strict-1f0c8a2d.jsonl      {"problem_id": ..., "sample_index": ..., "verdict": ...}
+
+A judge error is no verdict. It is not stored, and the sample is judged again next time.
+"""
+
+import hashlib
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from treegen.evals.execution import Execution
+from treegen.evals.progress import Glance, Progress, RightSoFar
+from treegen.evals.stats import Estimate
+from treegen.runs import Key, RecordFile
+from treegen.runs.files import Lock
+from treegen.tasks.apps.by_difficulty import ProgramVerdict
+from treegen.tasks.apps.suite import PACKAGES, Cases
+from treegen.tasks.apps.verdicts import NO_OUTCOME, Outcome, outcome_of, program_hash
+from treegen.tasks.judge import Judge, ProgramResult, TestResult, Verdict
+
+if TYPE_CHECKING:
+    from treegen.runs import RunDir
+    from treegen.tasks.apps.task import APPS
+
+_VERSION: Final = 2
+# Programs under way for each that can run at once: enough that no core waits for the next poll.
+_AHEAD: Final = 4
+# Tests that are handed over at once; ending a run waits for them.
+_SLICE: Final = 8
+_SHOWN_ERRORS: Final = 5
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A program that is being judged, for all samples that are this program."""
+
+    problem_id: str
+    program: str
+    source: str
+    keys: list[Key]
+    cases: Cases | None = None
+    results: list[TestResult] = field(default_factory=list)
+    future: Future[ProgramResult] | None = None
+
+
+class ProgramJudging:
+    """The verdicts on one run's samples: those stored, and those still to come.
+
+    One thread uses it; the judge's own only run programs. Programs that are the same for the same
+    problem are judged once.
+    """
+
+    def __init__(self, task: "APPS", run: "RunDir", execution: Execution | None) -> None:
+        """Read the verdicts that are stored; the judge itself starts when it is needed."""
+        self._task = task
+        self._execution = execution
+        self._judge: Judge | None = None
+        self._outcomes: dict[Key, Outcome] = {}
+        self._known: dict[tuple[str, str], Outcome] = {}
+        self._waiting: deque[_Flight] = deque()
+        self._flights: dict[tuple[str, str], _Flight] = {}
+        self._queued: dict[tuple[str, str], _Flight] = {}
+        self._added: set[Key] = set()
+        self._errors: dict[Key, str] = {}
+        self._so_far = RightSoFar()
+        self._lock: Lock | None = None
+        self._path = run.path / self._file_name()
+        self._file = self._open(run.path)
+        for record in self._file.records() if self._file else ():
+            self._take_stored(record)
+
+    def prepare(self) -> list[str]:
+        """Start the judge, which tries its sandbox out; return what to tell the user."""
+        if self._execution is None or self._judge is not None:
+            return []
+        self._judge = Judge(
+            self._execution.sandbox,
+            limits=self._task.limits,
+            workers=self._execution.num_workers,
+            packages=PACKAGES,
+        )
+        return self._judge.report.lines()
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Have a stored sample judged; returns at once."""
+        key = (record["problem_id"], record["sample_index"])
+        if key in self._added:
+            return
+        self._added.add(key)
+        if key in self._outcomes:
+            self._count(key, self._outcomes[key])
+            return
+        if self._execution is None:
+            return
+        source = self._task.program(record["text"])
+        if source is None:
+            self._settle(key, NO_OUTCOME)
+            return
+        name = (key[0], program_hash(source))
+        if name in self._known:
+            self._settle(key, self._known[name])
+        elif name in self._queued:
+            self._queued[name].keys.append(key)
+        else:
+            flight = _Flight(key[0], name[1], source, [key])
+            self._queued[name] = flight
+            self._waiting.append(flight)
+
+    def poll(self) -> None:
+        """Take the verdicts that have come, and start more."""
+        for name, flight in list(self._flights.items()):
+            if flight.future is not None and flight.future.done():
+                self._take_result(flight, flight.future.result())
+                if flight.future is None:
+                    del self._flights[name], self._queued[name]
+        if not self._waiting:
+            return
+        self.prepare()
+        assert self._judge is not None
+        while self._waiting and len(self._flights) < _AHEAD * self._judge.workers:
+            flight = self._waiting.popleft()
+            self._flights[flight.problem_id, flight.program] = flight
+            self._submit(flight)
+
+    def rest(self, stop: Callable[[], object] = lambda: None) -> Iterator[Progress]:
+        """Wait for the verdicts on all samples added; stop: polled, as in `runner.sample`."""
+        start, started = time.monotonic(), self._so_far.num_judged
+        glance, interval = Glance(), None
+        self.poll()
+        while self._queued and not stop():
+            futures = [f.future for f in self._flights.values() if f.future is not None]
+            wait(futures, timeout=0.1, return_when=FIRST_COMPLETED)
+            self.poll()
+            if glance(now=not self._queued):
+                interval = self.estimate()
+            yield Progress(
+                done=self._so_far.num_judged,
+                planned=len(self._added),
+                rows=len(self._flights),
+                pages=0,
+                num_pages=0,
+                tokens=0,
+                seconds=time.monotonic() - start,
+                accuracy=self.accuracy,
+                started=started,
+                estimate=interval,
+            )
+        if self._file is not None:
+            self._file.sync()
+
+    def verdicts(self, record: Mapping[str, Any]) -> dict[str, ProgramVerdict] | None:
+        """Return the verdict on a sample by filter; None as long as there is none."""
+        outcome = self._outcomes.get((record["problem_id"], record["sample_index"]))
+        return None if outcome is None else {self._task.comparer.name: outcome.verdicts}
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of right samples; None before the first verdict."""
+        return self._so_far.accuracy
+
+    def estimate(self) -> Estimate | None:
+        """Return the accuracy as a mean over problems, with its interval."""
+        return self._so_far.estimate()
+
+    @property
+    def missing(self) -> int:
+        """Samples added that have no verdict, judge errors among them."""
+        return len(self._added) - self._so_far.num_judged
+
+    def summary(self) -> dict[str, Any]:
+        """Return how the samples were judged, as JSON holds it."""
+        tiers = sorted({outcome.sandbox for outcome in self._outcomes.values() if outcome.sandbox})
+        shown = list(self._errors.items())[:_SHOWN_ERRORS]
+        return {
+            **self._settings(),
+            "verdicts": self._path.name,
+            "sandbox": tiers,
+            "unprotected": list(self._judge.report.missing) if self._judge else None,
+            "judged": self._so_far.num_judged,
+            "judge_errors": len(self._errors),
+            "errors": [{"problem_id": k[0], "sample_index": k[1], "detail": d} for k, d in shown],
+        }
+
+    def close(self) -> None:
+        """End every program; what is not stored by then is judged another time."""
+        try:
+            if self._judge is not None:
+                self._judge.close()
+                self._judge = None
+        finally:
+            try:
+                if self._file is not None:
+                    self._file.close()
+            finally:
+                if self._lock is not None:
+                    self._lock.release()
+
+    def _submit(self, flight: _Flight) -> None:
+        assert self._judge is not None
+        if flight.cases is None:
+            flight.cases = self._task.cases(flight.problem_id)
+        start = len(flight.results)
+        flight.future = self._judge.submit(
+            flight.cases.program(flight.source),
+            flight.cases.tests[start : start + _SLICE],
+            flight.cases.compare,
+            stop_at_failure=True,
+        )
+
+    def _take_result(self, flight: _Flight, result: ProgramResult) -> None:
+        """Add what came; go on with the tests that are left, or settle the program."""
+        flight.future = None
+        flight.results += result.tests
+        last = flight.results[-1]
+        assert flight.cases is not None
+        num_tests = len(flight.cases.tests)
+        if last.verdict is Verdict.JUDGE_ERROR:
+            for key in flight.keys:
+                self._errors[key] = last.detail
+            return
+        verdicts = [test.verdict for test in flight.results]
+        over = (
+            last.verdict is Verdict.COMPILE_ERROR
+            or verdicts.count(Verdict.TIMEOUT) >= self._task.max_timeouts
+        )
+        if len(verdicts) < num_tests and not over:
+            self._submit(flight)
+            return
+        outcome = outcome_of(flight.program, flight.results, num_tests, result.sandbox)
+        self._known[flight.problem_id, flight.program] = outcome
+        for key in flight.keys:
+            self._settle(key, outcome)
+
+    def _settle(self, key: Key, outcome: Outcome) -> None:
+        """Store a verdict."""
+        assert self._file is not None
+        record = {"problem_id": key[0], "sample_index": key[1], **asdict(outcome)}
+        self._file.append(record)
+        self._outcomes[key] = outcome
+        self._count(key, outcome)
+
+    def _count(self, key: Key, outcome: Outcome) -> None:
+        self._so_far.count(key[0], outcome.verdict == Verdict.ACCEPTED)
+
+    def _take_stored(self, record: dict[str, Any]) -> None:
+        key = (record.pop("problem_id"), record.pop("sample_index"))
+        outcome = Outcome(**record)
+        if outcome.program is not None:
+            outcome = self._known.setdefault((key[0], outcome.program), outcome)
+        self._outcomes[key] = outcome
+
+    def _settings(self) -> dict[str, Any]:
+        """Return everything that a verdict depends on beside program and tests."""
+        task, execution = self._task, self._execution
+        return {
+            "judge": _VERSION,
+            "comparer": task.comparer.name,
+            "extract": task.extract,
+            "limits": {**asdict(task.limits), "wall_seconds": task.limits.wall},
+            "max_timeouts": task.max_timeouts,
+            "python": ".".join(map(str, sys.version_info[:2])),
+            # Without protection a program can forge its verdict, so these are kept apart.
+            "protected": execution is None or execution.sandbox != "none",
+        }
+
+    def _file_name(self) -> str:
+        settings = json.dumps(self._settings(), sort_keys=True)
+        digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
+        return f"verdicts-{self._task.comparer.name}-{digest}.jsonl"
+
+    def _open(self, folder: Path) -> RecordFile | None:
+        """Open the stored verdicts; to add to them if programs may run."""
+        if self._execution is None:
+            return RecordFile(self._path, writable=False) if self._path.exists() else None
+        self._lock = Lock(folder / "verdicts.lock")
+        try:
+            if self._execution.anew:
+                with suppress(FileNotFoundError):
+                    self._path.unlink()
+            self._path.touch()
+            return RecordFile(self._path, writable=True)
+        except BaseException:
+            self._lock.release()
+            raise

@@ -1,0 +1,115 @@
+"""A problem's tests, read from the JSON of its input_output."""
+
+import json
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final
+
+from treegen.tasks.apps.compare import Comparer
+from treegen.tasks.judge import Compare, Program, Test
+
+# From Python's own limit on, int(text) refuses; Decimal has none.
+_LONG: Final = 4000
+
+# What the published checker puts in front of every program. Solutions of the data count on it.
+PRELUDE: Final = """\
+import collections, fractions, heapq, itertools, math, random, sys, time
+import numpy as np
+from collections import ChainMap, Counter, OrderedDict, defaultdict, deque
+from functools import lru_cache
+from heapq import *
+from itertools import accumulate, combinations, permutations, product
+from math import ceil, cos, exp, fabs, floor, gcd, log, log2, sin, sqrt, tan
+from typing import List, Tuple
+"""
+PACKAGES: Final = ("numpy",)
+
+
+@dataclass(frozen=True, slots=True)
+class Cases:
+    """What the judge is given beside a program."""
+
+    fn_name: str | None
+    tests: tuple[Test, ...]
+    compare: Compare
+
+    def program(self, source: str) -> Program:
+        """Return a program as the published checker runs it: in a function, if it prints."""
+        may_return = self.fn_name is None
+        return Program(source, fn_name=self.fn_name, prelude=PRELUDE, may_return=may_return)
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """All tests of one problem; fn_name is the function to call, None for programs that print."""
+
+    fn_name: str | None
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+
+    def cases(self, comparer: Comparer) -> Cases:
+        """Return the tests as the judge takes them."""
+        pairs = zip(self.inputs, self.outputs, strict=True)
+        if self.fn_name is None:
+            tests = tuple(Test(stdin=given, expected=wanted) for given, wanted in pairs)
+            return Cases(None, tests, comparer.stdout)
+        may_unwrap = all(isinstance(each, list) and len(each) == 1 for each in self.outputs)
+        tests = tuple(
+            Test(args=comparer.arguments(given), expected=wanted) for given, wanted in pairs
+        )
+        return Cases(
+            self.fn_name,
+            tests,
+            lambda output, expected: comparer.value(output, expected, may_unwrap),
+        )
+
+
+def read_suite(text: str) -> Suite:
+    """Return the tests in a JSON text; ValueError with the reason if there are none to run.
+
+    A problem without tests would be passed by every program.
+    """
+    found = read_json(text) if text.strip() else {}
+    if not isinstance(found, dict):
+        raise ValueError("input_output is not a JSON object")
+    inputs, outputs, fn_name = found.get("inputs"), found.get("outputs"), found.get("fn_name")
+    if not inputs or not outputs:
+        raise ValueError("it has no tests")
+    if not isinstance(inputs, list) or not isinstance(outputs, list):
+        raise ValueError("inputs and outputs are not lists")
+    if len(inputs) != len(outputs):
+        raise ValueError(f"it has {len(inputs)} inputs but {len(outputs)} outputs")
+    if fn_name is None:
+        return Suite(None, tuple(map(_text, inputs)), tuple(map(_text, outputs)))
+    if not isinstance(fn_name, str) or not fn_name.isidentifier():
+        raise ValueError(f"fn_name {str(fn_name)[:40]!r} is not a Python name")
+    if not all(isinstance(arguments, list) for arguments in inputs):
+        raise ValueError("the inputs of a function are not lists of arguments")
+    return Suite(fn_name, tuple(inputs), tuple(outputs))
+
+
+def read_json(text: str) -> Any:
+    """Return the value of a JSON text, however long its numbers; ValueError if it has none."""
+    try:
+        return json.loads(text, parse_int=_int)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON: {error.msg} at character {error.pos}") from None
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply") from None
+
+
+def _int(text: str) -> int:
+    return int(text) if len(text) < _LONG else int(Decimal(text))
+
+
+def _text(value: Any) -> str:
+    """Return an input or output that is a text, or a list of its lines."""
+    if isinstance(value, list) and all(isinstance(line, str) for line in value):
+        value = "\n".join(value)
+    if not isinstance(value, str):
+        raise ValueError("an input or output is neither text nor a list of lines")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError("an input or output holds half of a surrogate pair") from None
+    return value

@@ -1,0 +1,207 @@
+r"""APPS: programming problems whose solutions are judged by running them on tests.
+
+Data: https://github.com/hendrycks/apps (folders), or codeparrot/apps on the Hugging Face hub (JSON
+Lines; all fields are text). One row, shortened:
+
+    {"problem_id": 4136, "question": "You are given two integers $A$ and $B$. Print $A+B$. ...",
+     "solutions": "[\"a, b = map(int, input().split())\\nprint(a + b)\"]",
+     "input_output": "{\"inputs\": [\"1 2\\n\"], \"outputs\": [\"3\\n\"]}",
+     "difficulty": "introductory", "url": "...", "starter_code": ""}
+
+The prompt is that of the published training code, solved examples before the problem. All examples
+are nodes above all problems, so they are computed once for the whole run. A sample ends where the
+model begins another problem; other tools also stop at "\n---" and "\nANSWER" (--stop).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from treegen.errors import InputError
+from treegen.evals.arguments import check_arguments, one_of, whole_number, words
+from treegen.evals.bundled import label_of, told_problems
+from treegen.evals.chat import with_turns
+from treegen.evals.execution import Execution, Judging
+from treegen.evals.fitting import droppable
+from treegen.evals.metrics import Report, ReportOptions
+from treegen.evals.problem import Problem
+from treegen.evals.selection import did_you_mean, select
+from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.verdict import SampleScore, Verdict
+from treegen.formats import parse_bytes
+from treegen.params import SamplingParams
+from treegen.prompts.tree import Node
+from treegen.tasks.apps.by_difficulty import report_programs
+from treegen.tasks.apps.compare import COMPARERS, Comparer
+from treegen.tasks.apps.data import Row, load_rows
+from treegen.tasks.apps.fewshot import load_shots
+from treegen.tasks.apps.prompts import ANSWER, EXTRACTS, PROMPTS, ask, program_in
+from treegen.tasks.apps.suite import Cases
+from treegen.tasks.judge import Limits
+
+if TYPE_CHECKING:
+    from treegen.runs import RunDir
+
+_STARTER: Final = ("all", "with", "without")
+
+
+class APPS:
+    """Programming problems by pass@k, in a sandbox.
+
+    The filter is the name of the comparer: `strict`, or `apps-official` for published numbers.
+    Sampling needs no permission; scoring runs the programs, which the user has to allow.
+    """
+
+    name: Final = "apps"
+    version: Final = "1"
+    executes_code: Final = True
+    arguments: Final = {
+        "difficulty": "introductory, interview or competition, several with commas between",
+        "starter": "all, with or without: problems by starter code",
+        "prompt": "train (default) or eval: the form of the published training or evaluation code",
+        "extract": "raw (default): the program is the whole sample; fenced: its first code block",
+        "comparer": "strict (default) or apps-official: when output counts as the expected one",
+        "timeout": "seconds of CPU time per test; default 4. Three times that by the wall clock",
+        "memory": "per program, such as 512MiB; default 1GiB",
+        "max_timeouts": "after so many timeouts the other tests of a program fail unrun; default 2",
+    }
+    # Temperature and top_p as in Large Language Monkeys, which draws this many and more.
+    defaults: Final = TaskDefaults(
+        sampling=SamplingParams(temperature=0.6, top_p=0.95, max_tokens=512, stop=("\nQUESTION",)),
+        num_samples=128,
+        num_fewshot=2,
+    )
+
+    def __init__(self) -> None:
+        """Nothing is loaded yet."""
+        self.filters: tuple[str, ...] = ("strict",)
+        self.comparer: Comparer = COMPARERS["strict"]
+        self.limits = Limits()
+        self.max_timeouts = 2
+        self.extract = "raw"
+        self._rows: dict[str, Row] = {}
+        # Samples of one problem are judged about the same time.
+        self.cases = lru_cache(maxsize=16)(self._cases)
+
+    def load(self, options: TaskOptions) -> TaskData:
+        """Read problems and examples; a problem is never among its own examples."""
+        extra = options.extra
+        check_arguments(self.name, extra, self.arguments)
+        form = one_of(extra, "prompt", PROMPTS, "train")
+        starter = one_of(extra, "starter", _STARTER, "all")
+        self.extract = one_of(extra, "extract", EXTRACTS, "raw")
+        self.comparer = COMPARERS[one_of(extra, "comparer", tuple(COMPARERS), "strict")]
+        self.filters = (self.comparer.name,)
+        self.limits = _limits(extra.get("timeout"), extra.get("memory"))
+        self.max_timeouts = whole_number(extra, "max_timeouts") or 2
+        self.cases.cache_clear()
+        loaded = load_rows(options.data, options.split)
+        rows = _chosen(loaded.rows, words(extra, "difficulty"), starter)
+        problems = select([_problem(row, form) for row in rows], options)
+        kept = {problem.id for problem in problems}
+        self._rows = {row.id: row for row in loaded.rows if row.id in kept}
+        shots = load_shots(
+            options,
+            list(self._rows.values()),
+            self.defaults.num_fewshot,
+            calls=starter == "with",
+            form=form,
+        )
+        return TaskData(
+            problems=problems,
+            source=loaded.source,
+            num_fewshot=len(shots),
+            skipped=loaded.skipped,
+            fewshot_of={"": shots} if shots else {},
+            label=label_of(options.data),
+            notes=(told_problems(options.data, loaded.source, len(problems)),),
+        )
+
+    def tree(self, data: TaskData, num_samples: int) -> Node:
+        """Return examples -> problems -> samples; the last examples go where prompts do not fit."""
+        children = [
+            Node(problem.question, samples=num_samples, id=problem.id) for problem in data.problems
+        ]
+        for shot in reversed(data.fewshot_of.get("", ())):
+            asked, answer, program = shot.rpartition(ANSWER)
+            node = droppable(Node(shot, children=children))
+            children = [with_turns(node, [(f"{asked}{answer}", program)])]
+        return Node("", children=children)
+
+    def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
+        """Refuse: a text alone says nothing, its program has to be run; see `judging`."""
+        raise InputError("programs are scored by running them: with APPS.judging, not APPS.score")
+
+    def program(self, text: str) -> str | None:
+        """Return the program in a sample; None if there is none."""
+        return program_in(text, self.extract)
+
+    def judging(self, run: "RunDir", execution: Execution | None) -> Judging:
+        """Return the verdicts on a run of the loaded task; without permission, the stored ones."""
+        from treegen.tasks.apps.judging import ProgramJudging
+
+        return ProgramJudging(self, run, execution)
+
+    def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
+        """Return pass@k, strict accuracy, test-case average, failure rates, and by difficulty."""
+        return report_programs(
+            scores, options, task=self.name, version=self.version, filter=self.comparer.name
+        )
+
+    def _cases(self, problem_id: str) -> Cases:
+        return self._rows[problem_id].suite.cases(self.comparer)
+
+    def solutions(self, problem_id: str) -> list[str]:
+        """Return the reference solutions of a loaded problem."""
+        return self._rows[problem_id].solutions
+
+
+def _problem(row: Row, form: str) -> Problem:
+    prompt = ask(row.question, row.starter, calls=row.fn_name is not None, form=form)
+    metadata = {
+        "difficulty": row.difficulty,
+        "url": row.url,
+        "fn_name": row.fn_name,
+        "num_tests": row.num_tests,
+        "line": row.line,
+    }
+    # The tests themselves may be megabytes; what stands for them is enough to notice a change.
+    return Problem(row.id, prompt, f"tests {row.digest}", metadata)
+
+
+def _chosen(rows: Sequence[Row], difficulties: Sequence[str], starter: str) -> list[Row]:
+    known = sorted({row.difficulty for row in rows})
+    for name in difficulties:
+        if name not in known:
+            hint = did_you_mean(name, known) or f"; the data have {', '.join(known)}"
+            raise InputError(f"there is no problem of difficulty {name!r}{hint}")
+    chosen = [
+        row
+        for row in rows
+        if (not difficulties or row.difficulty in difficulties)
+        and (starter == "all" or bool(row.starter) == (starter == "with"))
+    ]
+    if not chosen:
+        asked = f"starter={starter}" + (
+            f", difficulty={','.join(difficulties)}" * bool(difficulties)
+        )
+        raise InputError(f"none of {len(rows)} problems is left by {asked}")
+    return chosen
+
+
+def _limits(timeout: str | None, memory: str | None) -> Limits:
+    limits = Limits()
+    if timeout is not None:
+        try:
+            seconds = float(timeout)
+        except ValueError:
+            seconds = 0.0
+        if not 0 < seconds <= 3600:
+            raise InputError(
+                f"task argument timeout must be seconds above 0 and up to 3600, got {timeout!r}"
+            )
+        limits = replace(limits, cpu_seconds=seconds)
+    if memory is not None:
+        limits = replace(limits, memory=parse_bytes(memory))
+    return limits

@@ -1,0 +1,67 @@
+"""What was found of one program, as a run directory stores it and as a report takes it."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from treegen.tasks.apps.by_difficulty import NO_PROGRAM, ProgramVerdict
+from treegen.tasks.judge import TestResult, Verdict
+
+_LETTERS: Final = {
+    Verdict.ACCEPTED: "A",
+    Verdict.WRONG_ANSWER: "W",
+    Verdict.RUNTIME_ERROR: "R",
+    Verdict.COMPILE_ERROR: "C",
+    Verdict.TIMEOUT: "T",
+    Verdict.MEMORY_LIMIT: "M",
+    Verdict.OUTPUT_LIMIT: "O",
+}
+_NOT_RUN: Final = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was found of one program.
+
+    tests: a letter for each test, A for accepted. program is None where a sample has none.
+    """
+
+    program: str | None
+    verdict: str
+    tests: str
+    seconds: float = 0.0
+    detail: str = ""
+    sandbox: str = ""
+
+    @property
+    def verdicts(self) -> ProgramVerdict:
+        """The same as the report takes it."""
+        credit = self.tests.count(_LETTERS[Verdict.ACCEPTED]) / max(1, len(self.tests))
+        correct = self.verdict == Verdict.ACCEPTED
+        return ProgramVerdict(self.program, correct, credit, self.verdict)
+
+
+def program_hash(program: str) -> str:
+    """Return the short hash that stands for a program."""
+    data = program.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+NO_OUTCOME: Final = Outcome(None, NO_PROGRAM, "")
+
+
+def outcome_of(
+    program: str, results: Sequence[TestResult], num_tests: int, sandbox: str
+) -> Outcome:
+    """Return what the results of a program come to; tests that were not run have failed."""
+    failed = next((test for test in results if test.verdict is not Verdict.ACCEPTED), None)
+    letters = "".join(_LETTERS[test.verdict] for test in results)
+    return Outcome(
+        program=program,
+        verdict=str(failed.verdict if failed else Verdict.ACCEPTED),
+        tests=letters.ljust(num_tests, _NOT_RUN),
+        seconds=round(max(test.seconds for test in results), 3),
+        detail=failed.detail if failed else "",
+        sandbox=sandbox,
+    )

@@ -1,0 +1,1 @@
+"""What several tasks use: rows of a file, numbers in a text."""

@@ -1,0 +1,92 @@
+r"""Reading a number from model text; every function is total and takes linear time.
+
+Two of the readers are lm-eval's filters, kept bit for bit so that published numbers compare. The
+third, `numeric_answer`, is our default: it knows that 18.00, $18 and 18 are one number.
+"""
+
+import re
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+from treegen.tasks.common.arithmetic import calculations, canonical_number, plain_digits, result
+
+__all__ = [
+    "canonical_number",
+    "exact_match_form",
+    "flexible_extract",
+    "numeric_answer",
+    "strict_match",
+]
+
+_STRICT: Final = re.compile(r"The answer is (\-?[0-9\.\,]+).")
+_FLEXIBLE: Final = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
+
+_STATED: Final = re.compile(
+    r"\bthe\s++(?:(?:final|correct)\s++)?+answer\s++is\b", re.ASCII | re.IGNORECASE
+)
+_HASHES: Final = re.compile("####")
+# What comes right before a number that is no answer: "not 5, it is 6"; "100 m^2".
+_DENIED: Final = re.compile(r"(?:\bnot|n['\u2019]t)[ ]{1,3}$|[A-Za-z]\^$")
+_DENIAL: Final = 8
+
+
+def strict_match(text: str) -> str | None:
+    """Return what lm-eval's gsm8k_cot filter `strict-match` finds first, as it stands there."""
+    match = _STRICT.search(text)
+    return match[1] if match else None
+
+
+def flexible_extract(text: str) -> str | None:
+    """Return what lm-eval's filter `flexible-extract` finds last, as it stands there."""
+    last = _last(_FLEXIBLE, text)
+    return last[0] if last else None
+
+
+def exact_match_form(answer: str) -> str:
+    r"""Return the string that lm-eval's exact_match compares.
+
+    It removes commas, dollar signs, everything up to the last "#### " and one final period. Done
+    without its expression `(?s).*#### `, which takes quadratic time on a long answer.
+    """
+    plain = answer.replace(",", "").replace("$", "")
+    return plain.rpartition("#### ")[2].removesuffix(".").lower()
+
+
+def numeric_answer(text: str) -> str | None:
+    """Return the number that a text gives as its answer, in canonical form.
+
+    That is the number after the last "the answer is" that has one in its line, else after the last
+    "####" that has one, else the last number of all; one after "not" is none. Of a calculation, as
+    in "the answer is 20% of 50 = 10" or "3/4", it is the result, exactly.
+    """
+    text = plain_digits(text)
+    for marker in (_STATED, _HASHES):
+        found = _last_marked(text, marker)
+        if found:
+            return result(found, last=False)
+    last = deque(_meant(text, 0, len(text)), maxlen=1)
+    return result(last[0], last=True) if last else None
+
+
+def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    return next(iter(deque(pattern.finditer(text), maxlen=1)), None)
+
+
+def _last_marked(text: str, marker: re.Pattern[str]) -> str | None:
+    # Each marker owns the text up to the next one or the end of its line, so no text is read twice.
+    stop = len(text)
+    for start, after in reversed([match.span() for match in marker.finditer(text)]):
+        newline = text.find("\n", after, stop)
+        found = next(_meant(text, after, stop if newline < 0 else newline), None)
+        if found:
+            return found
+        stop = start
+    return None
+
+
+def _meant(text: str, start: int, stop: int) -> Iterator[str]:
+    for found in calculations(text, start, stop):
+        at = found.start()
+        if not _DENIED.search(text, max(at - _DENIAL, 0), at):
+            yield found[0]

@@ -1,0 +1,118 @@
+"""Reading GSM8K problems from a file, a directory, the hub, or the set that comes with treegen."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+from treegen.errors import DataError, InputError
+from treegen.evals.problem import Problem, Skipped
+from treegen.tasks.common.answers import canonical_number
+from treegen.tasks.common.jsonl import parse_rows, read_rows, text_field
+
+HUB_NAMES: Final = ("hf", "openai/gsm8k")
+HUB_SPLITS: Final = ("train", "test")
+_BUNDLED: Final = "gsm8k_sample.jsonl"
+
+# "<<48/2=24>>": notes for a calculator, which the data's authors say to remove from prompts.
+_ANNOTATION: Final = re.compile(r"<<[^>]*>>")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """All usable problems of a source, and the rows that are not."""
+
+    problems: tuple[Problem, ...]
+    skipped: tuple[Skipped, ...]
+    source: str
+
+
+def load_problems(data: str | None, split: str | None) -> Loaded:
+    """Read every problem of a data set; see TaskOptions for what `data` may be."""
+    if data is None:
+        if split not in (None, "test"):
+            raise DataError(f"the bundled problems have no split {split!r}; give a data file")
+        return _collect(parse_rows(read_bundled(_BUNDLED), _BUNDLED), f"bundled {_BUNDLED}")
+    if data in HUB_NAMES:
+        split = split or "test"
+        return _collect(hub_rows(split), f"openai/gsm8k {split}")
+    path = Path(data)
+    if path.is_dir():
+        path = path / f"{split or 'test'}.jsonl"
+    elif split is not None:
+        raise InputError(f"split {split!r} needs a directory or a named data set, not {data!r}")
+    return _collect(read_rows(path), str(path))
+
+
+def read_bundled(name: str) -> bytes:
+    """Return a data file that is installed with treegen."""
+    return files("treegen.tasks").joinpath("data", name).read_bytes()
+
+
+def reasoning_and_number(answer: str) -> tuple[str, str]:
+    """Split a reference answer at its last "####", without its calculator notes.
+
+    An answer that has none is all number.
+    """
+    reasoning, _, number = _ANNOTATION.sub("", answer).rpartition("####")
+    return reasoning.rstrip(), number.strip()
+
+
+def _collect(rows: Iterable[tuple[int, dict[str, Any]]], source: str) -> Loaded:
+    problems: list[Problem] = []
+    skipped: list[Skipped] = []
+    line_of: dict[str, int] = {}
+    for line, row in rows:
+        try:
+            problem = _problem(row, line)
+        except ValueError as error:
+            skipped.append(Skipped(source, line, str(error)))
+            continue
+        if problem.id in line_of:
+            first = line_of[problem.id]
+            raise DataError(f"{source}, lines {first} and {line} have the same id {problem.id!r}")
+        line_of[problem.id] = line
+        problems.append(problem)
+    if not problems:
+        reason = f"; {skipped[0]}" if skipped else ""
+        raise DataError(f"{source} has no usable problem{reason}")
+    return Loaded(tuple(problems), tuple(skipped), source)
+
+
+def _problem(row: dict[str, Any], line: int) -> Problem:
+    question = text_field(row, "question")
+    answer = text_field(row, "answer")
+    _, number = reasoning_and_number(answer)
+    if canonical_number(number) is None:
+        raise ValueError("answer does not end in '#### NUMBER'")
+    return Problem(_id(row, line), question, number, {"line": line, "solution": answer})
+
+
+def _id(row: dict[str, Any], line: int) -> str:
+    given = row.get("id")
+    if given is None:
+        # Lines count from 0 here, like the rows of the hub's tables, so that ids agree.
+        return f"gsm8k-{line - 1}"
+    if isinstance(given, bool) or not isinstance(given, str | int):
+        raise ValueError("id is neither text nor a whole number")
+    return text_field({"id": str(given)}, "id")
+
+
+def hub_rows(split: str) -> Iterable[tuple[int, dict[str, Any]]]:
+    """Return the rows of one split from the hub, numbered from 1."""
+    if split not in HUB_SPLITS:
+        raise InputError(f"openai/gsm8k has the splits train and test, not {split!r}")
+    try:
+        # Slow to import, and not needed for files.
+        from datasets import load_dataset
+    except ImportError:
+        raise DataError("openai/gsm8k needs the package datasets: pip install datasets") from None
+    try:
+        table = load_dataset("openai/gsm8k", "main", split=split)
+    except Exception as error:
+        # No connection, no such cache, a broken download: datasets raises them as many types.
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        raise DataError(f"cannot load openai/gsm8k: {told}; or give a JSONL file") from error
+    return ((index, dict(row)) for index, row in enumerate(table, start=1))

@@ -1,0 +1,192 @@
+r"""GSM8K: grade-school word problems whose answer is one number.
+
+Data: https://github.com/openai/grade-school-math, or openai/gsm8k on the Hugging Face hub. One row:
+
+    {"question": "Ann has 3 boxes of 4 pens and loses 2 pens. How many pens are left?",
+     "answer": "She has 3*4=<<3*4=12>>12 pens.\n12-2=<<12-2=10>>10 are left.\n#### 10"}
+
+The prompt has the form of lm-eval's gsm8k_cot, solved examples before the problem:
+
+    Q: {question}\nA: {reasoning} The answer is {number}.\n\n  ...  Q: {question}\nA:
+
+All examples are one node above all problems, so they are computed once for the whole run. A sample
+ends where gsm8k_cot's do; `form=self-consistency` also ends it at a blank line, as
+gsm8k_cot_self_consistency does.
+
+As a search, a step is a sentence or a line of the reasoning, up to a period or a newline.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from treegen.errors import InputError
+from treegen.evals.arguments import check_arguments, one_of
+from treegen.evals.bundled import label_of, told_examples, told_problems
+from treegen.evals.chat import with_turns
+from treegen.evals.metrics import Report, ReportOptions, summarise
+from treegen.evals.problem import Problem
+from treegen.evals.search.task import SearchDefaults
+from treegen.evals.selection import select
+from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.verdict import SampleScore, Verdict
+from treegen.params import SamplingParams
+from treegen.prompts.tree import Node
+from treegen.tasks.common.answers import (
+    canonical_number,
+    exact_match_form,
+    flexible_extract,
+    numeric_answer,
+    strict_match,
+)
+from treegen.tasks.gsm8k.by_steps import by_steps
+from treegen.tasks.gsm8k.data import load_problems
+from treegen.tasks.gsm8k.fewshot import load_examples
+
+if TYPE_CHECKING:
+    from treegen.search.evaluate import Evaluate
+    from treegen.search.propose import Propose
+
+_STATED: Final = re.compile(r"\banswer is\b", re.IGNORECASE)
+_STOPS: Final = {"cot": ("Q:", "</s>", "<|im_end|>"), "self-consistency": ("Q:", "\n\n")}
+_SEARCH_STOPS: Final = _STOPS["self-consistency"]
+
+
+class GSM8K:
+    """Grade-school math with chain-of-thought examples and majority voting.
+
+    Three filters read the same texts. `numeric`, the headline, compares numbers. `strict-match`
+    and `flexible-extract` are lm-eval's, string for string, for comparing with published results.
+    """
+
+    name: Final = "gsm8k"
+    version: Final = "1"
+    filters: Final = ("numeric", "strict-match", "flexible-extract")
+    arguments: Final = {
+        "form": "whose stops: cot (lm-eval's gsm8k_cot, the default) or self-consistency, which "
+        "also stops at a blank line"
+    }
+    # 40 paths at temperature 0.7 as in the self-consistency paper; lm-eval's stops and length.
+    defaults: TaskDefaults = TaskDefaults(
+        sampling=SamplingParams(temperature=0.7, max_tokens=256, stop=_STOPS["cot"]),
+        num_samples=40,
+        num_fewshot=8,
+    )
+    # The reference is needed to tell whether an answer is right.
+    checkable: Final = False
+    search_defaults: Final = SearchDefaults(
+        method="beam",
+        tokens=4000,
+        depth=24,
+        width=4,
+        expand=4,
+        step=SamplingParams(temperature=0.7, max_tokens=96, stop=(".", "\n"), include_stop=True),
+        whole=replace(defaults.sampling, stop=_SEARCH_STOPS),
+        evaluator="logprob",
+    )
+
+    def configure(self, arguments: Mapping[str, str]) -> None:
+        """Take the stops of the form that is asked for."""
+        stop = _STOPS[one_of(arguments, "form", tuple(_STOPS), "cot")]
+        self.defaults = replace(self.defaults, sampling=replace(self.defaults.sampling, stop=stop))
+
+    def load(self, options: TaskOptions) -> TaskData:
+        """Read problems and examples; a problem is never among its own examples."""
+        check_arguments(self.name, options.extra, self.arguments)
+        loaded = load_problems(options.data, options.split)
+        problems = select(loaded.problems, options)
+        examples = load_examples(options, problems, self.defaults.num_fewshot)
+        turns = tuple((_ask(example.question), example.target) for example in examples)
+        return TaskData(
+            problems=problems,
+            source=loaded.source,
+            fewshot="".join(f"{asked} {answered}\n\n" for asked, answered in turns),
+            num_fewshot=len(examples),
+            skipped=loaded.skipped,
+            turns=turns,
+            label=label_of(options.data),
+            notes=(
+                told_problems(options.data, loaded.source, len(problems)),
+                told_examples(options, len(examples)),
+            ),
+        )
+
+    def tree(self, data: TaskData, num_samples: int) -> Node:
+        """Return examples -> problems -> samples: two levels that samples share."""
+        children = [
+            Node(_ask(problem.question), samples=num_samples, id=problem.id)
+            for problem in data.problems
+        ]
+        return with_turns(Node(data.fewshot, children=children), data.turns)
+
+    def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
+        """Return a verdict per filter on a text that ends where a stop string began."""
+        number = numeric_answer(text)
+        return {
+            "numeric": Verdict(number, number is not None and number == _gold(problem)),
+            "strict-match": _exact_match(problem, strict_match(text)),
+            "flexible-extract": _exact_match(problem, flexible_extract(text)),
+        }
+
+    def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
+        """Return accuracy, pass@k, maj@k, the rates of unreadable and cut-off samples, by steps."""
+        report = summarise(
+            scores, options, task=self.name, version=self.version, filters=self.filters
+        )
+        return by_steps(report, scores, options)
+
+    # Search
+
+    def root(self, data: TaskData, problem: Problem) -> str:
+        """Return the prompt up to where the reasoning begins."""
+        return f"{data.fewshot}{_ask(problem.question)}"
+
+    def state(self, problem: Problem, text: str) -> str | None:
+        """Return the reasoning so far; None if the model has begun with nothing."""
+        return text if text.strip() or not text else None
+
+    def done(self, problem: Problem, text: str) -> bool:
+        """Return whether the answer is stated and its line ended, or a text has ended otherwise.
+
+        A period may be that of 3.50, so the sentence with the answer is not the end yet.
+        """
+        return _own(text) != text or (text.endswith("\n") and bool(_STATED.search(text)))
+
+    def answer(self, problem: Problem, text: str) -> str | None:
+        """Return the number that the reasoning comes to."""
+        return numeric_answer(_own(text))
+
+    def solved(self, problem: Problem, text: str) -> bool:
+        """Return whether that number is the reference's."""
+        return self.score(problem, _own(text))["numeric"].correct
+
+    def propose(self, problem: Problem, how: str) -> "Propose":
+        """Raise InputError: steps are sampled, in the way that every task has."""
+        raise InputError(f"gsm8k has no way of its own to propose steps, such as {how!r}")
+
+    def evaluate(self, problem: Problem, how: str) -> "Evaluate":
+        """Raise InputError: a state is judged in the ways that every task has."""
+        raise InputError(f"gsm8k has no way of its own to judge steps, such as {how!r}")
+
+
+def _ask(question: str) -> str:
+    return f"Q: {question}\nA:"
+
+
+def _own(text: str) -> str:
+    """Return a text up to where it would go on to a problem of its own."""
+    ends = [at for stop in _SEARCH_STOPS if (at := text.find(stop)) >= 0]
+    return text[: min(ends, default=len(text))]
+
+
+def _gold(problem: Problem) -> str | None:
+    return canonical_number(problem.answer)
+
+
+def _exact_match(problem: Problem, found: str | None) -> Verdict:
+    form = None if found is None else exact_match_form(found)
+    # lm-eval counts ".." as an answer, a wrong one. It must not win a vote; its score is the same.
+    if form is None or not any(c in "0123456789" for c in form):
+        return Verdict(None, False)
+    return Verdict(form, form == exact_match_form(problem.answer))

@@ -1,0 +1,1 @@
+"""Questions and answers from a file; no code needed."""

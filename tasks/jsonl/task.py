@@ -1,0 +1,280 @@
+r"""Questions and answers of your own in a JSONL file, without any code.
+
+    treegen eval jsonl --data questions.jsonl --task-arg metric=numeric
+
+One row; which fields there are is up to the file, and the template names them:
+
+    {"question": "What is 6 times 7?", "answer": 42}
+
+The default template makes the prompt "Q: What is 6 times 7?\nA:". Solved examples, from a file of
+such rows, stand before every problem, each as its prompt, a space and its "target", or its answer
+where it has no target, with a blank line after it.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from treegen.errors import DataError, InputError
+from treegen.evals.arguments import check_arguments, one_of
+from treegen.evals.chat import Turn, with_turns
+from treegen.evals.metrics import Report, ReportOptions, summarise
+from treegen.evals.problem import Problem, Skipped
+from treegen.evals.selection import did_you_mean, select
+from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.verdict import SampleScore, Verdict
+from treegen.params import SamplingParams
+from treegen.prompts.tree import Node
+from treegen.tasks.common.answers import canonical_number, numeric_answer
+from treegen.tasks.common.jsonl import read_rows
+from treegen.tasks.jsonl.patterns import Pattern
+from treegen.tasks.jsonl.templates import Template, field_text, parse_template
+
+METRICS: Final = ("exact", "contains", "numeric", "regex")
+_TEMPLATE: Final = "Q: {question}\nA:"
+
+Numbered = Iterable[tuple[int, dict[str, Any]]]
+
+
+class QuestionAnswer:
+    """A JSONL file of questions with one right answer each, or a list of right answers.
+
+    metric: "exact" compares the whole text, "contains" looks for the answer anywhere in it,
+    "numeric" compares the number that it gives as its answer, "regex" what a pattern finds last.
+    Spacing around and within answers does not count, nor does case if it is ignored.
+    """
+
+    name: Final = "jsonl"
+    version: Final = "1"
+    filters: Final = ("answer",)
+    arguments: Final = {
+        "template": r"prompt of a problem, fields in braces; default: Q: {question}\nA:",
+        "metric": "how answers are compared: exact, contains, numeric or regex; default: exact",
+        "ignore_case": "yes or no: whether A and a are the same; default: no",
+        "pattern": "for regex: what an answer looks like, its one group or all of it; no default",
+        "answer_field": "the field with the right answer, or a list of them; default: answer",
+        "id_field": "the field with a problem's id; default: id, if rows have one, else the line",
+    }
+    # A blank line ends an answer, since one stands after each example.
+    defaults: Final = TaskDefaults(
+        sampling=SamplingParams(temperature=0.0, max_tokens=256, stop=("\n\n",)),
+        num_samples=1,
+        num_fewshot=0,
+    )
+
+    def __init__(self) -> None:
+        """Compare exactly until `load` says otherwise."""
+        self._canonical: Callable[[str], str | None] = _plain
+        self._find: Callable[[str], str | None] = _plain
+        self._contains = False
+
+    def load(self, options: TaskOptions) -> TaskData:
+        """Read problems and examples; a problem is never among its own examples."""
+        check_arguments(self.name, options.extra, self.arguments)
+        if options.data is None:
+            raise InputError("jsonl has no problems of its own; give --data a JSONL file")
+        self._choose(options.extra)
+        template = parse_template(_unescape(options.extra.get("template", _TEMPLATE)))
+        path = _path(options)
+        rows = list(read_rows(path))
+        answer_field = options.extra.get("answer_field", "answer")
+        _check_fields([*template.fields, answer_field], rows, str(path))
+        _check_free(rows, str(path))
+        loaded, skipped = self._problems(rows, str(path), template, options)
+        problems = select(loaded, options)
+        turns = _examples(options, template, answer_field, problems)
+        return TaskData(
+            problems=problems,
+            source=str(path),
+            fewshot="".join(f"{asked}{_gap(asked)}{answered}\n\n" for asked, answered in turns),
+            num_fewshot=len(turns),
+            skipped=skipped,
+            turns=turns,
+        )
+
+    def tree(self, data: TaskData, num_samples: int) -> Node:
+        """Return examples -> problems -> samples."""
+        children = [Node(p.question, samples=num_samples, id=p.id) for p in data.problems]
+        return with_turns(Node(data.fewshot, children=children), data.turns)
+
+    def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
+        """Return whether what a text gives as its answer is one of the right ones."""
+        found = self._find(text)
+        answer = None if found is None else self._canonical(found)
+        wanted = [self._canonical(each) for each in json.loads(problem.answer)]
+        if self._contains and answer is not None:
+            answer = next((each for each in wanted if each and each in answer), answer)
+        return {"answer": Verdict(answer, answer is not None and answer in wanted)}
+
+    def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
+        """Return accuracy, pass@k, maj@k and the rates of unreadable and cut-off samples."""
+        return summarise(
+            scores, options, task=self.name, version=self.version, filters=self.filters
+        )
+
+    def _choose(self, extra: Mapping[str, str]) -> None:
+        metric = one_of(extra, "metric", METRICS, "regex" if "pattern" in extra else "exact")
+        if (metric == "regex") != ("pattern" in extra):
+            raise InputError(
+                "metric regex needs a pattern, such as pattern='answer is (.+)'"
+                if metric == "regex"
+                else f"metric {metric} has no use for a pattern; leave it out, or use metric=regex"
+            )
+        ignore_case = one_of(extra, "ignore_case", ("yes", "no"), "no") == "yes"
+        if ignore_case and metric == "numeric":
+            raise InputError("metric numeric has no use for ignore_case; leave it out")
+        self._canonical, self._find = _folded if ignore_case else _plain, _plain
+        self._contains = metric == "contains"
+        if metric == "numeric":
+            self._canonical, self._find = _number, numeric_answer
+        elif metric == "regex":
+            self._find = Pattern(extra["pattern"]).last
+
+    def _problems(
+        self, rows: Numbered, source: str, template: Template, options: TaskOptions
+    ) -> tuple[list[Problem], tuple[Skipped, ...]]:
+        problems: list[Problem] = []
+        skipped: list[Skipped] = []
+        line_of: dict[str, int] = {}
+        for line, row in rows:
+            try:
+                answers = _answers(row, options.extra.get("answer_field", "answer"))
+                if all(self._canonical(answer) is None for answer in answers):
+                    raise ValueError(f"answer {answers[0][:40]!r} is not one that can be compared")
+                problem_id = _id(row, line, options.extra.get("id_field"))
+                question = template.fill(row)
+            except ValueError as error:
+                skipped.append(Skipped(source, line, str(error)))
+                continue
+            if problem_id in line_of:
+                first = line_of[problem_id]
+                raise DataError(
+                    f"{source}, lines {first} and {line} have the same id {problem_id!r}"
+                )
+            line_of[problem_id] = line
+            answer = json.dumps(answers)
+            problems.append(Problem(problem_id, question, answer, {"line": line}))
+        if not problems:
+            raise DataError(f"{source} has no usable problem; {skipped[0]}")
+        return problems, tuple(skipped)
+
+
+def _plain(text: str) -> str | None:
+    return " ".join(text.split()) or None
+
+
+def _folded(text: str) -> str | None:
+    return " ".join(text.casefold().split()) or None
+
+
+def _number(text: str) -> str | None:
+    # "... #### 18", as in GSM8K, or the number alone.
+    return canonical_number(text.rpartition("####")[2])
+
+
+def _unescape(text: str) -> str:
+    # A shell has no easy way to type these.
+    return text.replace(r"\n", "\n").replace(r"\t", "\t")
+
+
+def _path(options: TaskOptions) -> Path:
+    assert options.data is not None
+    path = Path(options.data)
+    if path.is_dir():
+        return path / f"{options.split or 'test'}.jsonl"
+    if options.split is not None:
+        raise InputError(f"split {options.split!r} needs a directory, not {options.data!r}")
+    return path
+
+
+def _check_fields(fields: Sequence[str], rows: Sequence[tuple[int, Mapping[str, Any]]],
+                  source: str) -> None:  # fmt: skip
+    known = {name for _, row in rows for name in row}
+    for name in fields:
+        if name not in known:
+            have = did_you_mean(name, known) or f"; there are {', '.join(sorted(known)[:20])}"
+            raise DataError(f"no row of {source} has a field {name!r}{have}")
+
+
+def _check_free(rows: Sequence[tuple[int, Mapping[str, Any]]], source: str) -> None:
+    """Raise DataError for multiple choice, which other scores than those of a text are for."""
+    for line, row in rows:
+        if isinstance(row.get("choices"), list):
+            raise DataError(
+                f"{source}, line {line} has choices, but jsonl samples free answers; for the "
+                "likeliest choice write a task whose problems have choices (see "
+                "examples/own_task_package), or rename the field to sample all the same"
+            )
+
+
+def _answers(row: Mapping[str, Any], name: str) -> list[str]:
+    value = row.get(name)
+    if isinstance(value, list):
+        if not value:
+            raise ValueError(f"{name} is an empty list")
+        return [field_text({name: each}, name) for each in value]
+    return [field_text(row, name)]
+
+
+def _id(row: Mapping[str, Any], line: int, name: str | None) -> str:
+    value = row.get(name or "id")
+    if value is None and name is None:
+        return f"line-{line}"
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError(f"{name or 'id'} is neither text nor a whole number")
+    return field_text(row, name or "id")
+
+
+def _examples(
+    options: TaskOptions, template: Template, answer_field: str, problems: Sequence[Problem]
+) -> tuple[Turn, ...]:
+    if options.fewshot_file is None and options.fewshot_data is None:
+        if options.num_fewshot:
+            raise InputError("num_fewshot needs examples; give --fewshot-file or --fewshot-data")
+        return ()
+    if options.num_fewshot == 0:
+        return ()
+    taken = {_key(problem.question): problem.id for problem in problems}
+    draw = options.fewshot_file is None
+    path = Path(options.fewshot_file or options.fewshot_data or "")
+    if options.fewshot_data == "train" and options.data is not None:
+        data = Path(options.data)
+        path = (data if data.is_dir() else data.parent) / "train.jsonl"
+    found = list(_rendered(read_rows(path), str(path), template, answer_field))
+    if draw:
+        # Ranking by a hash gives the same draw on every Python, as random.sample does not promise.
+        found = [pair for pair in found if _key(pair[0]) not in taken]
+        found.sort(key=lambda pair: hashlib.sha256(f"{options.seed}\n{pair[0]}".encode()).digest())
+    wanted = options.num_fewshot or len(found)
+    if wanted > len(found):
+        raise InputError(f"num_fewshot is {wanted} but {path} has {len(found)} examples to show")
+    if draw and options.num_fewshot is None:
+        raise InputError("fewshot_data needs num_fewshot: how many examples to draw")
+    for number, (prompt, _) in enumerate(found[:wanted], start=1):
+        if _key(prompt) in taken:
+            raise DataError(f"example {number} of {path} is problem {taken[_key(prompt)]!r} itself")
+    return tuple(found[:wanted])
+
+
+def _rendered(
+    rows: Numbered, source: str, template: Template, answer_field: str
+) -> Iterator[tuple[str, str]]:
+    for line, row in rows:
+        try:
+            target = (
+                field_text(row, "target") if "target" in row else _answers(row, answer_field)[0]
+            )
+            yield template.fill(row), target
+        except ValueError as error:
+            raise DataError(f"{source}, line {line}: {error}") from None
+
+
+def _gap(prompt: str) -> str:
+    return "" if prompt[-1:].isspace() else " "
+
+
+def _key(prompt: str) -> str:
+    """Return what two prompts share that differ in spacing or case only."""
+    return " ".join(prompt.split()).casefold()

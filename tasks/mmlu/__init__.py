@@ -1,0 +1,1 @@
+"""Multiple choice in 57 subjects (MMLU)."""

@@ -1,0 +1,67 @@
+"""MMLU's averages: over questions, over subjects, by category and by subject."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from treegen.evals.metrics import MetricRow, Report, ReportOptions
+from treegen.evals.stats import estimate
+from treegen.evals.tables import problem_values, table_by
+from treegen.evals.verdict import SampleScore
+from treegen.tasks.mmlu.subjects import CATEGORY_OF
+
+_Z95: Final = 1.959963984540054
+
+
+def subject_of(problem_id: str) -> str:
+    """Return the subject in an id such as "anatomy-17"."""
+    return problem_id.rpartition("-")[0]
+
+
+def by_subject(overall: Report, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
+    """Return a report with the mean over subjects after each mean over questions, and tables.
+
+    The tables have each category's and each subject's mean, by the first filter.
+    """
+    rows: list[MetricRow] = []
+    for row in overall.metrics:
+        rows.append(row)
+        if row.metric in ("exact_match", "acc") and row.value is not None:
+            rows.append(_macro(row, problem_values(scores, row.filter)))
+    values = problem_values(scores, overall.metrics[0].filter)
+    subjects = _groups(options.problem_ids, subject_of)
+    categories = _groups(options.problem_ids, lambda name: CATEGORY_OF.get(subject_of(name), ""))
+    categories.pop("", None)
+    tables = [table_by("accuracy by subject", "Subject", list(subjects.items()), values)]
+    if categories:
+        table = table_by("accuracy by category", "Category", list(categories.items()), values)
+        tables.insert(0, table)
+    return replace(overall, metrics=tuple(rows), tables=tuple(tables))
+
+
+def _groups(problem_ids: Iterable[str], group_of: Callable[[str], str]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for problem_id in problem_ids:
+        groups.setdefault(group_of(problem_id), []).append(problem_id)
+    return dict(sorted(groups.items()))
+
+
+def _macro(row: MetricRow, values: Mapping[str, float]) -> MetricRow:
+    """Return the unweighted mean of subjects.
+
+    Its error is that of other questions on the same subjects, so the subjects' own errors add up.
+    """
+    means = [
+        estimate([values[problem_id] for problem_id in ids])
+        for ids in _groups(values, subject_of).values()
+    ]
+    value = math.fsum(mean.value for mean in means) / len(means)
+    macro = replace(row, metric=f"{row.metric}_macro", value=value)
+    errors = [mean.stderr for mean in means if mean.stderr is not None]
+    if len(errors) < len(means):
+        # A subject with one question has no spread.
+        return replace(macro, stderr=None, low=None, high=None)
+    stderr = math.sqrt(math.fsum(error**2 for error in errors)) / len(means)
+    low, high = max(0.0, value - _Z95 * stderr), min(1.0, value + _Z95 * stderr)
+    return replace(macro, stderr=stderr, low=low, high=high)

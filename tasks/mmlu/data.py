@@ -1,0 +1,199 @@
+"""Reading MMLU questions from a folder of CSV files or from the hub.
+
+The original CSV files have no header and answers A to D. Copies in circulation have a header, or
+answers 0 to 3; both are understood. Cells are texts and stay as they are: a reader that guesses
+types makes nothing of the choice "None" and 0.5 of "0.50".
+"""
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from treegen.errors import DataError, InputError
+from treegen.evals.problem import Skipped
+from treegen.evals.selection import did_you_mean
+from treegen.tasks.common.jsonl import text_field
+
+LETTERS: Final = "ABCD"
+HUB_NAMES: Final = ("hf", "cais/mmlu")
+HUB_SPLITS: Final = ("test", "validation", "dev", "auxiliary_train")
+_NUM_COLUMNS: Final = 6
+_ANSWER_HEADS: Final = ("answer", "target", "label")
+
+Numbered = Iterable[tuple[int, Sequence[str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One row. index: its place in its file from 0, headers not counted."""
+
+    subject: str
+    index: int
+    text: str
+    choices: tuple[str, ...]
+    answer: str
+    line: int
+
+    @property
+    def block(self) -> str:
+        """The question and its lettered choices, as all prompts show them."""
+        lettered = zip(LETTERS, self.choices, strict=True)
+        return "\n".join([self.text, *(f"{letter}. {choice}" for letter, choice in lettered)])
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What two rows share that differ in spacing or case only."""
+        return tuple(" ".join(text.split()).casefold() for text in (self.text, *self.choices))
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Questions to ask and to show, by subject in alphabetical order."""
+
+    test: dict[str, list[Question]]
+    dev: dict[str, list[Question]]
+    skipped: tuple[Skipped, ...]
+    source: str
+
+
+def load_questions(
+    data: str | None, split: str | None, subjects: Sequence[str], *, with_dev: bool
+) -> Loaded:
+    """Read a split and, where examples are wanted, the dev split; no subjects means all."""
+    if data is None:
+        raise InputError(
+            "MMLU does not come with treegen; give --data a folder with dev/ and test/, or hf"
+        )
+    skipped: list[Skipped] = []
+    if data in HUB_NAMES:
+        split = split or "test"
+        test = _hub(split, subjects, skipped)
+        dev = _hub("dev", list(test), []) if with_dev else {}
+        return Loaded(test, dev, tuple(skipped), f"cais/mmlu {split}")
+    folder, split = Path(data), split or "test"
+    if not (folder / split).is_dir():
+        raise DataError(
+            f"{data} has no folder {split}/; MMLU is a folder with dev/ and test/ that hold files "
+            "such as anatomy_test.csv"
+        )
+    end = f"_{split}.csv"
+    known = sorted(path.name.removesuffix(end) for path in (folder / split).glob(f"*{end}"))
+    if not known:
+        raise DataError(f"{folder / split} has no file that is named like anatomy{end}")
+    test, dev = {}, {}
+    for subject in _chosen(subjects, known):
+        test[subject] = read_csv(folder / split / f"{subject}{end}", subject, skipped)
+        if with_dev:
+            dev[subject] = read_csv(folder / "dev" / f"{subject}_dev.csv", subject, None)
+    return Loaded(test, dev, tuple(skipped), str(folder / split))
+
+
+def read_csv(path: Path, subject: str, skipped: list[Skipped] | None) -> list[Question]:
+    """Return the usable rows of one file; the others go to skipped, or raise without it."""
+    try:
+        content = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is not UTF-8") from None
+    rows = list(_csv_rows(content, str(path)))
+    if rows and rows[0][1][-1].strip().casefold() in _ANSWER_HEADS:
+        del rows[0]
+    if any(row[-1].strip() == str(len(LETTERS)) for _, row in rows):
+        raise DataError(f"{path} counts answers from 1; they must be A to D, or 0 to 3")
+    return _collect(
+        ((line, index, _of_row(row)) for index, (line, row) in enumerate(rows)),
+        subject,
+        str(path),
+        skipped,
+    )
+
+
+def _csv_rows(content: str, source: str) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(io.StringIO(content, newline=""))
+    start = 1
+    try:
+        for row in reader:
+            if row:
+                yield start, row
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(f"{source}, line {start}: {error}") from None
+
+
+def _of_row(row: Sequence[str]) -> dict[str, Any]:
+    if len(row) != _NUM_COLUMNS:
+        return {"error": f"{len(row)} columns instead of {_NUM_COLUMNS}"}
+    return {"question": row[0], "choices": list(row[1:-1]), "answer": row[-1]}
+
+
+def _collect(
+    rows: Iterable[tuple[int, int, dict[str, Any]]],
+    subject: str,
+    source: str,
+    skipped: list[Skipped] | None,
+) -> list[Question]:
+    found = []
+    for line, index, row in rows:
+        try:
+            found.append(_question(row, subject, index, line))
+        except ValueError as error:
+            if skipped is None:
+                raise DataError(f"{source}, line {line}: {error}") from None
+            skipped.append(Skipped(source, line, str(error)))
+    return found
+
+
+def _question(row: dict[str, Any], subject: str, index: int, line: int) -> Question:
+    if "error" in row:
+        raise ValueError(row["error"])
+    text, choices = text_field(row, "question"), row.get("choices")
+    if not isinstance(choices, Sequence) or len(choices) != len(LETTERS):
+        raise ValueError("choices are not four texts")
+    # A choice may be empty, but it must be text.
+    texts = tuple(text_field({"choice": f"{choice} "}, "choice")[:-1] if choice else ""
+                  for choice in choices)  # fmt: skip
+    return Question(subject, index, text, texts, _letter(row.get("answer")), line)
+
+
+def _letter(answer: object) -> str:
+    text = str(answer).strip().upper()
+    if len(text) == 1 and text in "0123":
+        return LETTERS[int(text)]
+    if len(text) == 1 and text in LETTERS:
+        return text
+    raise ValueError(f"answer {str(answer)[:20]!r} is none of A to D, 0 to 3")
+
+
+def _chosen(subjects: Sequence[str], known: Sequence[str]) -> list[str]:
+    for subject in subjects:
+        if subject not in known:
+            raise InputError(f"there is no subject {subject!r}{did_you_mean(subject, known)}")
+    return sorted(set(subjects)) or sorted(known)
+
+
+def _hub(split: str, subjects: Sequence[str], skipped: list[Skipped]) -> dict[str, list[Question]]:
+    if split not in HUB_SPLITS:
+        raise InputError(f"cais/mmlu has the splits {', '.join(HUB_SPLITS)}, not {split!r}")
+    try:
+        # Slow to import, and not needed for files.
+        from datasets import load_dataset
+    except ImportError:
+        raise DataError("cais/mmlu needs the package datasets: pip install datasets") from None
+    try:
+        table = load_dataset("cais/mmlu", "all", split=split)
+    except Exception as error:
+        # No connection, no such cache, a broken download: datasets raises them as many types.
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        raise DataError(f"cannot load cais/mmlu: {told}; or give a folder of CSV files") from error
+    rows_of: dict[str, list[tuple[int, int, dict[str, Any]]]] = {}
+    for line, row in enumerate(table, start=1):
+        rows = rows_of.setdefault(str(row["subject"]), [])
+        rows.append((line, len(rows), dict(row)))
+    return {
+        subject: _collect(rows_of[subject], subject, f"cais/mmlu {split}", skipped)
+        for subject in _chosen(subjects, list(rows_of))
+    }

@@ -1,0 +1,274 @@
+r"""MMLU: multiple-choice questions with four choices on 57 subjects, in two published forms.
+
+Data: https://github.com/hendrycks/test, or cais/mmlu on the Hugging Face hub. One row of
+test/anatomy_test.csv, and a prompt of the original form, solved examples left out (the two spaces
+are the original's):
+
+    A lesion causing compression of the facial nerve causes,paralysis.,loss of taste.,...,A
+
+    The following are multiple choice questions (with answers) about  anatomy.
+
+    A lesion causing compression of the facial nerve causes
+    A. paralysis.
+    B. loss of taste.
+    C. ...
+    D. ...
+    Answer:
+
+lm-eval's form has one space there, and no space around a question.
+
+The examples of a subject are nodes above all its questions, so they are computed once.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from treegen.errors import DataError, InputError
+from treegen.evals.arguments import check_arguments, one_of, whole_number, words
+from treegen.evals.chat import with_role, with_turns
+from treegen.evals.fitting import droppable
+from treegen.evals.metrics import MetricRow, Report, ReportOptions, summarise
+from treegen.evals.problem import Problem, Skipped
+from treegen.evals.selection import select
+from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.verdict import SampleScore, Verdict
+from treegen.params import SamplingParams
+from treegen.prompts.tree import Node
+from treegen.tasks.mmlu.by_subject import by_subject, subject_of
+from treegen.tasks.mmlu.data import LETTERS, Question, load_questions
+from treegen.tasks.mmlu.letters import first_capital, letter_answer
+
+_FORMS: Final = ("hendrycks", "lm-eval")
+_ARGUMENTS: Final = {
+    "subjects": "subjects with commas between; default: all",
+    "per_subject": "the first so many questions of each subject; default: all",
+}
+_SHOTS: Final = 5
+
+
+class MMLU:
+    """MMLU by likelihood: of " A" to " D" after the prompt, the likeliest is the answer.
+
+    Examples are left out, last one first, until a prompt fits the model's context.
+    """
+
+    name: Final = "mmlu"
+    version: Final = "1"
+    filters: Final = ("none",)
+    arguments: Final = {
+        "form": "whose prompts: hendrycks (the original's, the default) or lm-eval",
+        **_ARGUMENTS,
+    }
+    # Nothing is sampled; one sample is the likeliest choice.
+    defaults: Final = TaskDefaults(
+        sampling=SamplingParams(temperature=0.0, max_tokens=1), num_samples=1, num_fewshot=_SHOTS
+    )
+
+    def load(self, options: TaskOptions) -> TaskData:
+        """Read the questions, and each subject's examples from the dev split in their order."""
+        check_arguments(self.name, options.extra, self.arguments)
+        form = one_of(options.extra, "form", _FORMS, _FORMS[0])
+        choices = tuple(f" {letter}" for letter in LETTERS)
+        block = _stripped_block if form == "lm-eval" else _block
+        data = _load(
+            self.name, options, choices, block, lambda q: f"{block(q)}\nAnswer: {q.answer}\n\n"
+        )
+        # Runs from before there was a choice know no form.
+        return replace(data, form=form if form != _FORMS[0] else "", label=f"{form} form")
+
+    def tree(self, data: TaskData, num_samples: int) -> Node:
+        """Return subject -> examples -> questions."""
+        return _tree(
+            data,
+            num_samples,
+            _description if data.form else _header,
+            lambda problem: f"{problem.question}\nAnswer:",
+        )
+
+    def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
+        """Return whether the chosen text is the right letter."""
+        return {"none": _verdict(text.strip(), problem)}
+
+    def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
+        """Return accuracy over all questions, over subjects, by category and by subject."""
+        overall = summarise(
+            scores, options, task=self.name, version=self.version, filters=self.filters
+        )
+        # The likeliest choice always is one, is whole, and has nothing to vote with; letters are
+        # equally long.
+        accuracy = tuple(row for row in overall.metrics if row.metric in ("exact_match", "acc"))
+        report = by_subject(replace(overall, metrics=accuracy, majority=()), scores, options)
+        return replace(report, metrics=tuple(_as_acc(row) for row in report.metrics))
+
+
+class MMLUGenerate:
+    """MMLU by generating a letter, in the form of RelayAttention's benchmark.
+
+    Two filters read the same texts. `letter`, the headline, finds the letter that a text settles
+    on; `first-capital` is the original's rule, which finds T in "The answer is B".
+    """
+
+    name: Final = "mmlu-generate"
+    version: Final = "1"
+    filters: Final = ("letter", "first-capital")
+    arguments: Final = _ARGUMENTS
+    # The original has no stop string; what follows this one is the model's next question.
+    defaults: Final = TaskDefaults(
+        sampling=SamplingParams(
+            temperature=0.0, max_tokens=32, stop=("There is a single choice question",)
+        ),
+        num_samples=1,
+        num_fewshot=_SHOTS,
+    )
+
+    def load(self, options: TaskOptions) -> TaskData:
+        """Read the questions, and each subject's examples from the dev split in their order."""
+        check_arguments(self.name, options.extra, self.arguments)
+        return _load(
+            self.name,
+            options,
+            (),
+            _block,
+            lambda q: f"{_ask(q.subject, q.block)}\n{q.answer}\n\n",
+        )
+
+    def tree(self, data: TaskData, num_samples: int) -> Node:
+        """Return examples -> questions, for each subject."""
+        return _tree(
+            data,
+            num_samples,
+            lambda subject: Node(""),
+            lambda problem: _ask(subject_of(problem.id), problem.question),
+        )
+
+    def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
+        """Return a verdict per filter on a text that ends where a stop string began."""
+        return {
+            "letter": _verdict(letter_answer(text), problem),
+            "first-capital": _verdict(first_capital(text), problem),
+        }
+
+    def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
+        """Return accuracy over all questions, over subjects, by category and by subject."""
+        overall = summarise(
+            scores, options, task=self.name, version=self.version, filters=self.filters
+        )
+        return by_subject(overall, scores, options)
+
+
+def _as_acc(row: MetricRow) -> MetricRow:
+    return replace(row, metric=row.metric.replace("exact_match", "acc"))
+
+
+def _block(question: Question) -> str:
+    return question.block
+
+
+def _stripped_block(question: Question) -> str:
+    return replace(question, text=question.text.strip()).block
+
+
+def _header(subject: str) -> Node:
+    # The original writes a space before each word of the subject, hence two in front of the first.
+    words_of = subject.replace("_", " ")
+    return Node(
+        f"The following are multiple choice questions (with answers) about  {words_of}.\n\n"
+    )
+
+
+def _description(subject: str) -> Node:
+    # lm-eval puts it in the system turn of a chat.
+    words_of = subject.replace("_", " ")
+    text = f"The following are multiple choice questions (with answers) about {words_of}.\n\n"
+    return with_role(Node(text), "system")
+
+
+def _ask(subject: str, block: str) -> str:
+    return (
+        f"There is a single choice question about {subject.replace('_', ' ')}. "
+        f"Answer the question by replying A, B, C or D.\nQuestion: {block}\nAnswer: "
+    )
+
+
+def _verdict(letter: str | None, problem: Problem) -> Verdict:
+    if letter is None or letter not in tuple(LETTERS):
+        return Verdict(None, False)
+    return Verdict(letter, letter == problem.answer)
+
+
+def _load(
+    task: str,
+    options: TaskOptions,
+    choices: tuple[str, ...],
+    block: Callable[[Question], str],
+    show: Callable[[Question], str],
+) -> TaskData:
+    if options.fewshot_file is not None or options.fewshot_data is not None:
+        raise InputError(f"{task} takes its examples from the dev split; only their number is free")
+    num_shots = _SHOTS if options.num_fewshot is None else options.num_fewshot
+    loaded = load_questions(
+        options.data, options.split, words(options.extra, "subjects"), with_dev=num_shots > 0
+    )
+    skipped = list(loaded.skipped)
+    problems: list[Problem] = []
+    shots: dict[str, list[str]] = {}
+    for subject, questions in loaded.test.items():
+        dev = loaded.dev.get(subject, [])[:num_shots]
+        if len(dev) < num_shots:
+            raise InputError(
+                f"num_fewshot is {num_shots} but the dev split of {subject} has {len(dev)} "
+                "examples; lower it"
+            )
+        shots[subject] = [show(question) for question in dev]
+        shown = {question.key for question in dev}
+        for question in questions[: whole_number(options.extra, "per_subject")]:
+            if question.key in shown:
+                reason = f"it is one of the examples of {subject}"
+                skipped.append(Skipped(loaded.source, question.line, reason))
+            else:
+                problems.append(_problem(question, block(question), choices))
+    if not problems:
+        reason = f"; {skipped[0]}" if skipped else ""
+        raise DataError(f"{loaded.source} has no usable question{reason}")
+    chosen = select(problems, options)
+    used = {subject_of(problem.id) for problem in chosen}
+    return TaskData(
+        problems=chosen,
+        source=loaded.source,
+        num_fewshot=num_shots,
+        fewshot_of={subject: shots[subject] for subject in shots if subject in used},
+        skipped=tuple(skipped),
+    )
+
+
+def _problem(question: Question, block: str, choices: tuple[str, ...]) -> Problem:
+    return Problem(
+        f"{question.subject}-{question.index}",
+        block,
+        question.answer,
+        {"subject": question.subject, "line": question.line},
+        choices,
+    )
+
+
+def _tree(
+    data: TaskData,
+    num_samples: int,
+    header: Callable[[str], Node],
+    ask: Callable[[Problem], str],
+) -> Node:
+    questions_of: dict[str, list[Node]] = {}
+    for problem in data.problems:
+        leaf = Node(ask(problem), samples=num_samples, id=problem.id)
+        questions_of.setdefault(subject_of(problem.id), []).append(leaf)
+    subjects = []
+    for subject, leaves in questions_of.items():
+        children = leaves
+        for shot in reversed(data.fewshot_of[subject]):
+            # A space or a newline stands before the letter that it ends with.
+            shown = shot.rstrip()
+            turn = (shown[:-2], shown[-1])
+            children = [with_turns(droppable(Node(shot, children=children)), [turn])]
+        subjects.append(replace(header(subject), children=children))
+    return Node("", children=subjects)

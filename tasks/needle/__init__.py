@@ -1,0 +1,1 @@
+"""Facts in a long text: needle in a haystack, RULER."""

@@ -1,0 +1,205 @@
+"""Needle in a haystack as a grid: one fact, hidden in texts of several lengths, at several depths.
+
+The test was made popular by https://github.com/gkamradt/LLMTest_NeedleInAHaystack. One prompt:
+
+    Start of document:
+    {text that says: The best thing to do in San Francisco is ...}
+    End of document
+
+    Question: What is the best thing to do in San Francisco?
+    Answer:
+
+An answer is right if it contains the key facts, in whatever words they stand. Prompts of all
+lengths begin with the same text, up to the needle; the engine finds what they share.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Final
+
+from treegen.errors import InputError
+from treegen.evals.metrics import Report, ReportOptions, summarise
+from treegen.evals.problem import Problem
+from treegen.evals.selection import select
+from treegen.evals.tables import Grid, problem_values, table_by
+from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.verdict import SampleScore, Verdict
+from treegen.params import SamplingParams
+from treegen.prompts.tree import Node
+from treegen.tasks.needle.length import ARGUMENT, SHORTER, Measure, fit, measure_of
+from treegen.tasks.needle.options import NeedleOptions
+from treegen.tasks.needle.text import Document, Haystack, check_absent, insert, load_haystack
+
+_NEEDLE: Final = (
+    "The best thing to do in San Francisco is eat a sandwich and sit in Dolores Park on a sunny "
+    "day."
+)
+_QUESTION: Final = "What is the best thing to do in San Francisco?"
+_FACTS: Final = "sandwich|Dolores Park"
+_LENGTHS: Final = (4_000, 8_000, 16_000, 32_000, 64_000)
+_DEPTHS: Final = tuple(range(0, 101, 10))
+_SHOWN: Final = 80
+
+
+class NeedleGrid:
+    """One fact at every depth of texts of every length."""
+
+    name: Final = "needle-grid"
+    version: Final = "1"
+    filters: Final = ("contains",)
+    defaults: Final = TaskDefaults(
+        sampling=SamplingParams(temperature=0.0, max_tokens=64, stop=("\nQuestion:",)),
+        num_samples=1,
+        num_fewshot=0,
+    )
+    shorter: Final = SHORTER
+    arguments: Final[Mapping[str, str]] = {
+        "lengths": "lengths of the text: 4000,8000 or 1000-16000/16 (default: "
+        + f"{','.join(map(str, _LENGTHS))})",
+        "depths": "depths of the needle in percent, in the same form (default: 0-100/11)",
+        "needle": "sentence to hide (default: the best thing to do in San Francisco)",
+        "question": "what is asked; needed with `needle`",
+        "facts": "what an answer must contain, with | between; needed with `needle`",
+        "tokenizer": ARGUMENT,
+    }
+
+    def load(self, options: TaskOptions) -> TaskData:
+        """Return a problem for each length and depth; its text is the whole prompt."""
+        own = NeedleOptions(options, self.name, self.arguments)
+        if options.num_fewshot:
+            raise InputError(f"task {self.name!r} has no solved examples; leave num_fewshot out")
+        lengths = own.wholes("lengths", _LENGTHS, 1, 10**9)
+        depths = own.wholes("depths", _DEPTHS, 0, 100)
+        needle, question, facts = _needle(own)
+        haystack = load_haystack(options.data)
+        check_absent(haystack, needle)
+        measure = measure_of(own)
+        problems = [
+            Problem(
+                id=f"{self.name}-{length}-{depth}",
+                question=(
+                    f"Start of document:\n{document.text}\nEnd of document\n\n"
+                    f"Question: {question}\nAnswer:"
+                ),
+                answer="|".join(facts),
+                metadata={
+                    "length": length,
+                    "unit": measure.unit,
+                    "depth": depth,
+                    "measured_depth": document.depth(0),
+                },
+            )
+            for length in lengths
+            for depth, document in _documents(haystack, needle, depths, measure, length)
+        ]
+        return TaskData(
+            problems=select(problems, options),
+            source=f"{len(lengths)} lengths x {len(depths)} depths in {haystack.source}",
+        )
+
+    def tree(self, data: TaskData, num_samples: int) -> Node:
+        """Return all prompts beside each other; they share what they begin with."""
+        return Node(
+            children=[
+                Node(problem.question, samples=num_samples, id=problem.id)
+                for problem in data.problems
+            ]
+        )
+
+    def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
+        """Return whether the text contains every key fact, and as the answer those it has."""
+        read = _plain(text)
+        facts = problem.answer.split("|")
+        found = [fact for fact in facts if _contains(read, _plain(fact))]
+        answer = ", ".join(found) or read[:_SHOWN]
+        return {"contains": Verdict(answer or None, len(found) == len(facts))}
+
+    def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
+        """Return accuracy over all cells, by length, by depth, and as a grid of both."""
+        report = summarise(
+            scores, options, task=self.name, version=self.version, filters=self.filters
+        )
+        if not options.problems:
+            return report
+        values = problem_values(scores, self.filters[0])
+        cells = {(p.metadata["depth"], p.metadata["length"]): p.id for p in options.problems}
+        depths = sorted({depth for depth, _ in cells})
+        lengths = sorted({length for _, length in cells})
+        unit = options.problems[0].metadata["unit"]
+        by_length = [
+            (f"{length:,}", [cells[d, length] for d in depths if (d, length) in cells])
+            for length in lengths
+        ]
+        by_depth = [
+            (f"{depth}%", [cells[depth, n] for n in lengths if (depth, n) in cells])
+            for depth in depths
+        ]
+        grid = Grid(
+            title=f"{self.name}: accuracy in percent",
+            row_name="depth",
+            row_labels=tuple(label for label, _ in by_depth),
+            column_name=f"length in {unit}",
+            column_labels=tuple(label for label, _ in by_length),
+            values=tuple(
+                tuple(values.get(cells.get((depth, length), "")) for length in lengths)
+                for depth in depths
+            ),
+        )
+        tables = (
+            table_by("Accuracy by length", f"Length ({unit})", by_length, values),
+            table_by("Accuracy by depth", "Depth", by_depth, values),
+        )
+        return replace(report, tables=tables, grids=(grid,))
+
+
+def _needle(own: NeedleOptions) -> tuple[str, str, list[str]]:
+    """Return the sentence to hide, the question, and the facts that an answer must contain."""
+    given = [name for name in ("needle", "question", "facts") if name in own]
+    if given and len(given) < 3:
+        raise InputError(f"give needle, question and facts together; only {given[0]} is given")
+    needle = " ".join(own.text("needle", _NEEDLE).split())
+    question = " ".join(own.text("question", _QUESTION).split())
+    facts = [fact.strip() for fact in own.text("facts", _FACTS).split("|")]
+    for fact in facts:
+        if not _plain(fact):
+            raise InputError(f"facts has an empty part: {'|'.join(facts)!r}")
+        if not _contains(_plain(needle), _plain(fact)):
+            raise InputError(f"the needle {needle!r} does not contain the fact {fact!r}")
+        if _contains(_plain(question), _plain(fact)):
+            raise InputError(f"the question {question!r} gives the fact {fact!r} away")
+    return needle, question, facts
+
+
+def _documents(
+    haystack: Haystack, needle: str, depths: Sequence[int], measure: Measure, length: int
+) -> list[tuple[int, Document]]:
+    """Return a text of one length for each depth; InputError if two depths come out the same."""
+
+    def hide(size: int, depth: float) -> Document:
+        # A needle must not go back as far as the one before it.
+        step = min((b - a for a, b in pairwise(depths)), default=100)
+        reach = min(500, step * size // 200)
+        return insert(haystack.take(size), [(depth / 100, needle)], reach=reach)
+
+    what = f"a text with the needle of {len(needle):,} characters"
+    size = fit(lambda size: hide(size, 50).text, measure, length, what=what)
+    documents = [(depth, hide(size, depth)) for depth in depths]
+    for (upper, first), (lower, second) in pairwise(documents):
+        if first.starts == second.starts:
+            raise InputError(
+                f"length {length:,} is too short for so many depths: {upper}% and {lower}% are "
+                "the same place; give fewer depths or longer texts"
+            )
+    return documents
+
+
+def _plain(text: str) -> str:
+    """Return a text in small letters, without punctuation, its words one space apart."""
+    return re.sub(r"[\W_]+", " ", text.casefold()).strip()
+
+
+def _contains(text: str, fact: str) -> bool:
+    # 42 is not in 1425, but a sandwich is among sandwiches.
+    return re.search(rf"(?<!\d){re.escape(fact)}(?!\d)", text) is not None

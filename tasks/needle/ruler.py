@@ -1,0 +1,217 @@
+"""RULER's needle tests: magic numbers for made-up keys, hidden in essays, noise or other needles.
+
+The tests are those of https://github.com/NVIDIA/RULER, with words and filler of our own. One
+prompt, of niah_single_2:
+
+    A special magic number is hidden within the following text. Make sure to memorize it. I will
+    quiz you about the number afterwards.
+    {text that says: One of the special magic numbers for brisk-lantern is: 5817204.}
+    What is the special magic number for brisk-lantern mentioned in the provided text? The special
+    magic number for brisk-lantern mentioned in the provided text is
+
+The last sentence begins the answer: with a chat template it stands in the assistant's turn. The
+length counts the prompt and the 128 tokens that are generated.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from treegen.errors import InputError
+from treegen.evals.metrics import MetricRow, Report, ReportOptions, mean_row, summarise
+from treegen.evals.problem import Problem
+from treegen.evals.selection import select
+from treegen.evals.tables import Table, by_decile, problem_values, table_by
+from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.verdict import SampleScore, Verdict
+from treegen.params import SamplingParams
+from treegen.prompts.tree import Node
+from treegen.tasks.needle.length import ARGUMENT, SHORTER, Measure, fit, measure_of
+from treegen.tasks.needle.options import NeedleOptions
+from treegen.tasks.needle.ruler_items import Item, Variant, find_values
+from treegen.tasks.needle.text import Haystack, check_absent, load_haystack
+
+_LENGTHS: Final = (16_000,)
+
+
+class Ruler:
+    """One of RULER's needle tests; the classes below say which.
+
+    An answer is right if it holds every value that was asked for, wherever in it. RULER's own
+    metric, string_match_all, gives part marks for some of them.
+    """
+
+    variant: Variant
+
+    version: Final = "1"
+    filters: Final = ("contains-all",)
+    defaults: Final = TaskDefaults(
+        sampling=SamplingParams(temperature=0.0, max_tokens=128), num_samples=1, num_fewshot=0
+    )
+    shorter: Final = SHORTER
+    arguments: Final[Mapping[str, str]] = {
+        "lengths": "lengths of prompt and answer: 16000,32000 or 8000-64000/8 (default: "
+        + f"{','.join(map(str, _LENGTHS))}, about 4,000 tokens)",
+        "questions": "problems of each length (default: 100; RULER has 500)",
+        "tokenizer": ARGUMENT,
+    }
+
+    @property
+    def name(self) -> str:
+        """The name that the task is asked for by."""
+        return f"ruler-niah-{self.variant.name}"
+
+    def load(self, options: TaskOptions) -> TaskData:
+        """Return so many problems of each length, with keys, values and places of their own."""
+        unused = () if self.variant.haystack == "essay" else ("data",)
+        own = NeedleOptions(options, self.name, self.arguments, unused)
+        if options.num_fewshot:
+            raise InputError(f"task {self.name!r} has no solved examples; leave num_fewshot out")
+        lengths = own.wholes("lengths", _LENGTHS, 1, 10**9)
+        num = own.whole("questions", 100, 1, 100_000)
+        haystack = load_haystack(options.data)
+        check_absent(haystack, "special magic")
+        measure = measure_of(own)
+        problems = [
+            problem
+            for length in lengths
+            for problem in self._problems(length, num, haystack, measure, options.seed)
+        ]
+        told = haystack.source if self.variant.haystack == "essay" else self.variant.haystack
+        return TaskData(
+            problems=select(problems, options),
+            source=f"{num:,} prompts of each of {len(lengths)} lengths in {told}",
+        )
+
+    def _problems(
+        self, length: int, num: int, haystack: Haystack, measure: Measure, seed: int
+    ) -> Iterator[Problem]:
+        answer_room = self.defaults.sampling.max_tokens * measure.per_token
+        if length <= answer_room:
+            raise InputError(
+                f"length {length:,} leaves nothing for a prompt: the answer alone may take "
+                f"{answer_room:,} {measure.unit}"
+            )
+        size = 0
+        for number in range(num):
+            item = Item(self.variant, haystack, f"{self.name} {seed} {number}")
+            # Prompts of one length need nearly the same filler.
+            what = f"a prompt of {self.name}"
+            size = fit(item.prompt, measure, length - answer_room, what=what, start=size)
+            yield Problem(
+                id=f"{self.name}-{length}-{number}",
+                question=item.question(size),
+                answer=" ".join(item.values),
+                metadata={
+                    "length": length,
+                    "unit": measure.unit,
+                    "depth": item.depth(size),
+                    "reply": item.reply,
+                },
+            )
+
+    def tree(self, data: TaskData, num_samples: int) -> Node:
+        """Return all prompts beside each other; below each, how the answer begins."""
+        return Node(
+            children=[
+                Node(
+                    problem.question,
+                    children=[
+                        Node(
+                            problem.metadata["reply"],
+                            samples=num_samples,
+                            id=problem.id,
+                            metadata={"role": "assistant"},
+                        )
+                    ],
+                )
+                for problem in data.problems
+            ]
+        )
+
+    def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
+        """Return whether all values are in the text, and as part marks how many of them."""
+        wanted = problem.answer.split(" ")
+        read = text.casefold()
+        found = [value for value in wanted if value.casefold() in read]
+        answer = " ".join(find_values(text, self.variant.values)) or " ".join(found)
+        credit = len(found) / len(wanted)
+        return {"contains-all": Verdict(answer or None, bool(answer) and credit == 1, credit)}
+
+    def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
+        """Return accuracy and string_match_all, also by length and, for one needle, by depth."""
+        report = summarise(
+            scores, options, task=self.name, version=self.version, filters=self.filters
+        )
+        values = problem_values(scores, self.filters[0])
+        match = MetricRow(
+            task=self.name,
+            version=self.version,
+            filter=self.filters[0],
+            num_fewshot=options.num_fewshot,
+            metric="string_match_all",
+            **mean_row(list(values.values())),
+        )
+        tables = _tables(options.problems, values) if options.problems else ()
+        return replace(report, metrics=(match, *report.metrics), tables=tables)
+
+
+def _tables(problems: Sequence[Problem], values: Mapping[str, float]) -> tuple[Table, ...]:
+    lengths: dict[int, list[str]] = {}
+    for problem in problems:
+        lengths.setdefault(problem.metadata["length"], []).append(problem.id)
+    unit = problems[0].metadata["unit"]
+    groups = [(f"{length:,}", ids) for length, ids in sorted(lengths.items())]
+    by_length = table_by("string_match_all by length", f"Length ({unit})", groups, values)
+    depths = {problem.id: problem.metadata["depth"] for problem in problems}
+    if None in depths.values():
+        return (by_length,)
+    return by_length, table_by("string_match_all by depth", "Depth", by_decile(depths), values)
+
+
+class Single1(Ruler):
+    """One number in noise: passkey retrieval."""
+
+    variant = Variant("single-1", haystack="noise")
+
+
+class Single2(Ruler):
+    """One number in an essay: the plain needle test."""
+
+    variant = Variant("single-2")
+
+
+class Single3(Ruler):
+    """One UUID in an essay."""
+
+    variant = Variant("single-3", values="uuids")
+
+
+class MultiKey1(Ruler):
+    """Four needles in an essay, one of which is asked for."""
+
+    variant = Variant("multikey-1", num_keys=4)
+
+
+class MultiKey2(Ruler):
+    """A needle among needles: numbers for words."""
+
+    variant = Variant("multikey-2", haystack="needles")
+
+
+class MultiKey3(Ruler):
+    """A needle among needles: UUIDs for UUIDs."""
+
+    variant = Variant("multikey-3", haystack="needles", keys="uuids", values="uuids")
+
+
+class MultiValue(Ruler):
+    """Four numbers for one key, all of which are asked for."""
+
+    variant = Variant("multivalue", num_values=4)
+
+
+class MultiQuery(Ruler):
+    """Four keys, all of which are asked for."""
+
+    variant = Variant("multiquery", num_keys=4, num_queries=4)

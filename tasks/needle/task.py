@@ -1,0 +1,210 @@
+"""Needle in a haystack, in Hydragen's form: many dogs in one long text, and what colour they are.
+
+The text is any file, or filler that comes with treegen. Sentences such as
+
+    The dog named Biscuit has fur that is brown.
+
+stand in it at even distances, from its first sentence to its last. The prompt:
+
+    Start of document:
+    {text}
+    End of document
+
+    Question: What color is the fur of the dog named Pippin?
+    Answer: ###White###
+
+      ... five solved questions in all, whose dogs are in the text as well ...
+
+    Question: What color is the fur of the dog named Biscuit?
+    Answer:
+
+The text and the solved questions are one node above all questions, so a document of any length is
+computed and kept once. Unlike in the original, no name is the beginning of another, no dog is
+asked for twice, every colour is as frequent as any other, and the length is that of the whole text.
+"""
+
+import random
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from treegen.evals.chat import Turn, with_turns
+from treegen.evals.metrics import MetricRow, Report, ReportOptions, summarise
+from treegen.evals.problem import Problem
+from treegen.evals.selection import select
+from treegen.evals.tables import by_decile, problem_values, table_by
+from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.verdict import SampleScore, Verdict
+from treegen.params import SamplingParams
+from treegen.prompts.tree import Node
+from treegen.tasks.needle.length import ARGUMENT, fit, measure_of
+from treegen.tasks.needle.names import COLOURS, draw_colours, draw_names
+from treegen.tasks.needle.options import NeedleOptions
+from treegen.tasks.needle.text import Document, check_absent, insert, load_haystack
+
+_MARKED: Final = re.compile(r"###(.*?)###")
+_COLOUR: Final = re.compile(rf"\b(?:{'|'.join(COLOURS)})\b")
+
+
+@dataclass(frozen=True, slots=True)
+class _Dogs:
+    """Dogs in the order in which they are in the text; those that are shown, and asked for."""
+
+    names: tuple[str, ...]
+    colours: Mapping[int, str]
+    shots: tuple[int, ...]
+    asked: tuple[int, ...]
+
+    def needles(self) -> list[tuple[float, str]]:
+        """Return depths and sentences."""
+        last = max(1, len(self.names) - 1)
+        return [
+            (index / last, f"The dog named {name} has fur that is {self.colours[index]}.")
+            for index, name in enumerate(self.names)
+        ]
+
+    def question(self, index: int) -> str:
+        """Return what is asked about a dog."""
+        return f"What color is the fur of the dog named {self.names[index]}?"
+
+    def answer(self, index: int) -> str:
+        """Return the right answer."""
+        return self.colours[index].title()
+
+    def solved(self, index: int) -> Turn:
+        """Return question and answer as an example."""
+        return _ask(self.question(index)), f"###{self.answer(index)}###"
+
+
+class Needle:
+    """Dogs and the colours of their fur, all in one document.
+
+    Two filters read the same texts. `strict-match`, the headline, is Hydragen's: what stands
+    between the first two ###, letter for letter. `flexible-extract` takes the first of the colours
+    that the answer names.
+    """
+
+    name: Final = "needle"
+    version: Final = "1"
+    filters: Final = ("strict-match", "flexible-extract")
+    # Greedy and ten tokens, as published: a colour fits in, a chain of thought does not. What would
+    # follow the stops is the model's next question, which no filter reads.
+    defaults: Final = TaskDefaults(
+        sampling=SamplingParams(temperature=0.0, max_tokens=10, stop=("\n\n", "Question:")),
+        num_samples=1,
+        num_fewshot=5,
+    )
+    shorter: Final = "shorten the text with -T length=N (characters, or tokens of -T tokenizer=DIR)"
+    arguments: Final[Mapping[str, str]] = {
+        "questions": "dogs that are asked for (default: 256)",
+        "length": "length of the text with its needles (default: 80000, about 20,000 tokens)",
+        "tokenizer": ARGUMENT,
+    }
+
+    def load(self, options: TaskOptions) -> TaskData:
+        """Hide the needles in the text; which dogs, colours and places is up to the seed."""
+        own = NeedleOptions(options, self.name, self.arguments)
+        num = own.whole("questions", 256, 1, 10_000)
+        length = own.whole("length", 80_000, 1, 10**9)
+        num_shots = options.num_fewshot
+        if num_shots is None:
+            num_shots = self.defaults.num_fewshot
+        haystack = load_haystack(options.data)
+        check_absent(haystack, "the dog named")
+        dogs = _draw_dogs(random.Random(f"{self.name} {options.seed}"), num, num_shots)
+        needles = dogs.needles()
+
+        def hide(size: int) -> Document:
+            return insert(haystack.take(size), needles)
+
+        measure = measure_of(own)
+        what = f"a text with {len(needles):,} needles"
+        size = fit(lambda size: hide(size).text, measure, length, what=what)
+        document = hide(size)
+        text = f"Start of document:\n{document.text}\nEnd of document\n\n"
+        solved = [dogs.solved(index) for index in dogs.shots]
+        shown = "".join(f"{asked} {answered}\n\n" for asked, answered in solved)
+        problems = [
+            Problem(
+                id=f"needle-{number}",
+                question=dogs.question(index),
+                answer=dogs.answer(index),
+                metadata={"depth": document.depth(index)},
+            )
+            for number, index in enumerate(dogs.asked)
+        ]
+        told = "" if measure.unit == "characters" else f", {measure.count(document.text):,} tokens"
+        return TaskData(
+            problems=select(problems, options),
+            source=f"{len(needles):,} needles in {haystack.told(size)}{told}",
+            fewshot=f"{text}{shown}",
+            num_fewshot=num_shots,
+            turns=tuple(
+                (f"{text}{asked}" if number == 0 else asked, answered)
+                for number, (asked, answered) in enumerate(solved)
+            ),
+        )
+
+    def tree(self, data: TaskData, num_samples: int) -> Node:
+        """Return document and solved questions -> questions."""
+        children = [
+            Node(_ask(problem.question), samples=num_samples, id=problem.id)
+            for problem in data.problems
+        ]
+        return with_turns(Node(data.fewshot, children=children), data.turns)
+
+    def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
+        """Return a verdict per filter."""
+        marked = _MARKED.search(text)
+        strict = marked[1].strip().replace(",", "") if marked else ""
+        # What a base model goes on to ask is no answer.
+        named = _COLOUR.search(text.partition("Question:")[0].casefold())
+        flexible = named[0].title() if named else ""
+        return {
+            "strict-match": Verdict(strict or None, strict == problem.answer),
+            "flexible-extract": Verdict(flexible or None, flexible == problem.answer),
+        }
+
+    def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
+        """Return accuracy, what one and the same answer would have scored, and accuracy by depth.
+
+        The error bars are those of questions on this one document.
+        """
+        report = summarise(
+            scores, options, task=self.name, version=self.version, filters=self.filters
+        )
+        if not options.problems:
+            return report
+        (_, most), *_ = Counter(problem.answer for problem in options.problems).most_common(1)
+        constant = MetricRow(
+            task=self.name,
+            version=self.version,
+            filter="none",
+            num_fewshot=options.num_fewshot,
+            metric="constant_answer",
+            value=most / len(options.problems),
+        )
+        groups = by_decile({problem.id: problem.metadata["depth"] for problem in options.problems})
+        table = table_by(
+            f"Accuracy by depth ({self.filters[0]})",
+            "Depth",
+            groups,
+            problem_values(scores, self.filters[0]),
+        )
+        return replace(report, metrics=(*report.metrics, constant), tables=(table,))
+
+
+def _ask(question: str) -> str:
+    return f"Question: {question}\nAnswer:"
+
+
+def _draw_dogs(draw: random.Random, num: int, num_shots: int) -> _Dogs:
+    names = draw_names(draw, num + num_shots)
+    order = draw.sample(range(len(names)), len(names))
+    shots, asked = order[:num_shots], order[num_shots:]
+    # Balanced each for itself: what is asked must not follow from what is shown.
+    colours = dict(zip(shots, draw_colours(draw, num_shots), strict=True))
+    colours |= zip(asked, draw_colours(draw, num), strict=True)
+    return _Dogs(tuple(names), colours, tuple(shots), tuple(asked))

@@ -1,0 +1,151 @@
+"""Haystacks: where filler text comes from, and how sentences are hidden in it."""
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from treegen.errors import DataError
+from treegen.tasks.needle.filler import filler
+
+# A stop that ends a sentence, with the quotes and brackets it closes. Not the full stop of a short
+# word with a capital, which is rather Mr. or St. or an initial.
+_END: Final = re.compile(
+    r"(?<!\b[A-Z])(?<!\b[A-Z][a-z])(?<!\b[A-Z][a-z]{2})"
+    r"[.!?]+[\"'\u2019\u201d)\]]*(?= |$)|[\u3002\uff01\uff1f]+[\u300d\u300f\u201d]*"
+)
+_LONGEST_WORD: Final = 200
+_CLOSERS: Final = "\"'\u2019\u201d)]\u300d\u300f"
+_STOPS: Final = (".", "!", "?", "\u3002", "\uff01", "\uff1f")
+
+
+@dataclass(frozen=True, slots=True)
+class Haystack:
+    """Filler text in one line; source: what to call it."""
+
+    text: str
+    source: str
+
+    def take(self, size: int) -> str:
+        """Return at most `size` characters from the start, whole words that end as a sentence.
+
+        A text that is too short is repeated.
+        """
+        if size < 2:
+            return ""
+        repeats = -(-size // (len(self.text) + 1))
+        whole = self.text if repeats == 1 else " ".join([self.text] * repeats)
+        if len(whole) <= size and _is_ended(whole):
+            return whole
+        part = whole[: size - 1]
+        if len(whole) > size - 1 and whole[size - 1] != " " and " " in part:
+            part = part[: part.rindex(" ")]
+        part = part.rstrip(" ,;:-")
+        return part if not part or _is_ended(part) else f"{part}."
+
+    def told(self, size: int) -> str:
+        """Return the source and how much of it `size` characters are."""
+        if size <= len(self.text):
+            return f"{size:,} characters of {self.source}"
+        return f"{self.source}, repeated {size / len(self.text):.1f} times"
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Filler with needles in it; starts: where each needle begins, in characters."""
+
+    text: str
+    starts: tuple[int, ...]
+
+    def depth(self, index: int) -> float:
+        """Return how far down a needle begins, from 0 to 1."""
+        return self.starts[index] / len(self.text)
+
+
+def load_haystack(data: str | None) -> Haystack:
+    """Read a text file, or all *.txt of a directory in the order of their names.
+
+    None is text that comes with treegen. Any run of spaces and line ends becomes one space.
+    """
+    if data is None:
+        return Haystack(filler(), "bundled filler")
+    path = Path(data)
+    paths = sorted(path.glob("*.txt")) if path.is_dir() else [path]
+    if not paths:
+        raise DataError(f"{path} has no *.txt files")
+    text = " ".join(" ".join(_read(each) for each in paths).split())
+    if not text:
+        raise DataError(f"{path} is empty")
+    return Haystack(text, str(path))
+
+
+def check_absent(haystack: Haystack, phrase: str) -> None:
+    """Raise DataError if the filler already says what a needle is to say."""
+    if phrase.casefold() in haystack.text.casefold():
+        raise DataError(
+            f"{haystack.source} already contains {phrase!r}; take another text as haystack"
+        )
+
+
+def insert(text: str, needles: Sequence[tuple[float, str]], *, reach: int = 500) -> Document:
+    """Return the text with sentences put in at depths from 0 to 1, which must not descend.
+
+    Each is put behind the last sentence that ends before its depth, or behind the last word if
+    that sentence is more than `reach` characters away.
+    """
+    ends = _ends(text)
+    cuts = [0, *(_cut(text, ends, round(depth * len(text)), reach) for depth, _ in needles)]
+    parts: list[str] = []
+    starts: list[int] = []
+    position = 0
+
+    def add(part: str) -> None:
+        nonlocal position
+        parts.append(part)
+        position += len(part) + 1
+
+    for (previous, cut), (_, needle) in zip(pairwise(cuts), needles, strict=True):
+        if between := text[previous:cut].strip(" "):
+            add(between)
+        starts.append(position)
+        add(needle)
+    if rest := text[cuts[-1] :].strip(" "):
+        add(rest)
+    return Document(" ".join(parts), tuple(starts))
+
+
+# The same filler is used again and again, with needles in other places.
+@lru_cache(maxsize=4)
+def _ends(text: str) -> tuple[int, ...]:
+    """Return where sentences end, and the start and the end of the text."""
+    return (*dict.fromkeys([0, *(match.end() for match in _END.finditer(text)), len(text)]),)
+
+
+def _cut(text: str, ends: Sequence[int], target: int, reach: int) -> int:
+    end = ends[bisect_right(ends, target) - 1]
+    if target - end <= reach:
+        return end
+    space = text.rfind(" ", max(end, target - _LONGEST_WORD), target + 1)
+    if space >= 0:
+        return space
+    # Scripts without spaces are cut anywhere.
+    return target if target - end > _LONGEST_WORD else end
+
+
+def _is_ended(text: str) -> bool:
+    return text.rstrip(_CLOSERS).endswith(_STOPS)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is not UTF-8 text") from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None

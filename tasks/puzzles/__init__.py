@@ -1,0 +1,1 @@
+"""Number puzzles that are solved in steps: countdown, game of 24."""

@@ -1,0 +1,293 @@
+"""What the tasks about make-the-target puzzles share: examples, prompts, scores, and search."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from treegen.errors import DataError, InputError
+from treegen.evals.chat import Turn, with_turns
+from treegen.evals.metrics import Report, ReportOptions, summarise
+from treegen.evals.problem import Problem, Skipped
+from treegen.evals.search.task import SearchDefaults
+from treegen.evals.selection import select
+from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.verdict import SampleScore, Verdict
+from treegen.params import SamplingParams
+from treegen.prompts.tree import Node
+from treegen.tasks.common.jsonl import parse_rows, read_rows, text_field
+from treegen.tasks.gsm8k.data import read_bundled
+from treegen.tasks.puzzles.countdown_text import (
+    SOLVE_HEADER,
+    follow,
+    numbers_text,
+    prompt,
+    read_step,
+    solve_block,
+    solve_head,
+)
+from treegen.tasks.puzzles.prompts import (
+    WORTH,
+    propose_prompt,
+    read_judgement,
+    read_proposals,
+    value_prompt,
+)
+from treegen.tasks.puzzles.puzzle import State, Step, state_of
+
+if TYPE_CHECKING:
+    from treegen.search.evaluate import Evaluate
+    from treegen.search.node import SearchNode
+    from treegen.search.propose import Propose
+
+# Longer puzzles take minutes to decide, and their lines no longer fit a step.
+MAX_NUMBERS: Final = 6
+_LARGEST: Final = 10**6
+_LIST_TOKENS: Final = 320
+
+
+@dataclass(frozen=True, slots=True)
+class Puzzle:
+    """Numbers to combine, the target, and a solution where the data have one."""
+
+    numbers: State
+    target: int
+    steps: tuple[Step, ...] = ()
+
+
+class PuzzleTask:
+    """Combine numbers step by step until the target alone is left.
+
+    A sample's answer is the number that its steps end in; it has none where a step is illegal or
+    more than one number is left.
+    """
+
+    name: ClassVar[str]
+    version: Final = "1"
+    filters: Final = ("solved",)
+    # Whether every result must be a whole number from 0 on.
+    whole: ClassVar[bool]
+    # Solved puzzles in treegen.tasks.data.
+    examples: ClassVar[str]
+    checkable: Final = True
+    defaults: TaskDefaults = TaskDefaults(
+        sampling=SamplingParams(temperature=0.7, max_tokens=128, stop=("\n\n",)),
+        num_samples=40,
+        num_fewshot=5,
+    )
+    search_defaults: Final = SearchDefaults(
+        method="tot-bfs",
+        tokens=2000,
+        depth=MAX_NUMBERS - 1,
+        width=3,
+        expand=4,
+        step=SamplingParams(temperature=0.7, max_tokens=48, stop=("\n",), include_stop=True),
+        whole=SamplingParams(temperature=0.7, max_tokens=128, stop=("\n\n",)),
+        evaluator="judge",
+        worth=WORTH["sure"],
+        propose=("list",),
+        evaluate=("judge", "judge-sampled"),
+        # A third of what a state is worth that is likely to reach the target.
+        prune_below=WORTH["likely"] / 3,
+    )
+
+    def load(self, options: TaskOptions) -> TaskData:
+        """Read puzzles and examples; a puzzle is never among its own examples."""
+        loaded, skipped, source = self.read(options)
+        problems = select(loaded, options)
+        examples = self._examples(options, problems)
+        return TaskData(
+            problems=problems,
+            source=source,
+            fewshot=prompt(SOLVE_HEADER, map(self.example, examples)),
+            num_fewshot=len(examples),
+            skipped=skipped,
+            turns=self._turns(examples),
+        )
+
+    def read(self, options: TaskOptions) -> tuple[Sequence[Problem], tuple[Skipped, ...], str]:
+        """Return all puzzles of the data, the rows that are none, and where they are from."""
+        raise NotImplementedError
+
+    def head(self, puzzle: Puzzle) -> str:
+        """Return a puzzle as the prompt has it, up to where its solution begins."""
+        return solve_head(puzzle.numbers, puzzle.target)
+
+    def example(self, puzzle: Puzzle) -> str:
+        """Return a puzzle with its solution."""
+        return solve_block(puzzle.numbers, puzzle.target, puzzle.steps)
+
+    def tree(self, data: TaskData, num_samples: int) -> Node:
+        """Return examples -> puzzles -> samples."""
+        children = [
+            Node(self.head(puzzle_of(problem)), samples=num_samples, id=problem.id)
+            for problem in data.problems
+        ]
+        return with_turns(Node(data.fewshot, children=children), data.turns)
+
+    def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
+        """Return the number that a text comes to, and whether it is the target."""
+        answer = self.answer(problem, text)
+        return {"solved": Verdict(answer, answer == problem.answer)}
+
+    def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
+        """Return the share of solved puzzles, pass@k, and the rate of illegal solutions."""
+        return summarise(
+            scores, options, task=self.name, version=self.version, filters=self.filters
+        )
+
+    # Search
+
+    def root(self, data: TaskData, problem: Problem) -> str:
+        """Return the prompt up to where the steps begin."""
+        puzzle = puzzle_of(problem)
+        return data.fewshot + solve_head(puzzle.numbers, puzzle.target)
+
+    def state(self, problem: Problem, text: str) -> str | None:
+        """Return the numbers that are left; None after an illegal or unfinished step."""
+        left = self._left(problem, text)
+        # Without its newline a line is a step only if nothing need follow it.
+        if left is None or (len(left) > 1 and text and not _ends_a_step(text)):
+            return None
+        return numbers_text(left)
+
+    def done(self, problem: Problem, text: str) -> bool:
+        """Return whether one number is left."""
+        left = self._left(problem, text)
+        return left is not None and len(left) == 1
+
+    def answer(self, problem: Problem, text: str) -> str | None:
+        """Return the one number that is left, if it is one."""
+        left = self._left(problem, text)
+        return str(left[0]) if left is not None and len(left) == 1 else None
+
+    def solved(self, problem: Problem, text: str) -> bool:
+        """Return whether the target alone is left after legal steps."""
+        return self.answer(problem, text) == problem.answer
+
+    def propose(self, problem: Problem, how: str) -> "Propose":
+        """Return what asks for a list of steps ("list")."""
+        from treegen.search.propose import propose_lines
+
+        async def propose(node: "SearchNode") -> Sequence["SearchNode"]:
+            left = self._left(problem, node.path_text)
+            if left is None:
+                return []
+            question = propose_prompt(left, int(problem.answer), whole=self.whole)
+            ask = propose_lines(
+                lambda _: question,
+                lambda answer, _: read_proposals(answer, left, whole=self.whole),
+                stop="\n\n",
+                max_tokens=_LIST_TOKENS,
+            )
+            return await ask(node)
+
+        return propose
+
+    def evaluate(self, problem: Problem, how: str) -> "Evaluate":
+        """Return what asks whether the numbers can reach the target.
+
+        "judge" weighs the three judgements by how likely the model finds them; "judge-sampled"
+        draws three judgements, as the tree-of-thoughts paper does.
+        """
+        from treegen.search import evaluate
+
+        def prompt_of(node: "SearchNode") -> str:
+            left = self._left(problem, node.path_text)
+            assert left is not None, "a node is judged that is no state"
+            return value_prompt(left, int(problem.answer), whole=self.whole)
+
+        if how == "judge":
+            return evaluate.choice_scores(
+                prompt_of, {f" {word}": worth for word, worth in WORTH.items()}
+            )
+        return evaluate.value_prompt(prompt_of, read_judgement, n=3)
+
+    def _turns(self, examples: Sequence[Puzzle]) -> tuple[Turn, ...]:
+        found = []
+        for number, puzzle in enumerate(examples):
+            head = self.head(puzzle)
+            asked = head if number else prompt(SOLVE_HEADER, (), head)
+            found.append((asked, self.example(puzzle).removeprefix(head).lstrip(" ")))
+        return tuple(found)
+
+    def _left(self, problem: Problem, text: str) -> State | None:
+        return follow(puzzle_of(problem).numbers, text, whole=self.whole)
+
+    def _examples(self, options: TaskOptions, problems: Sequence[Problem]) -> tuple[Puzzle, ...]:
+        if options.fewshot_data is not None:
+            raise InputError(f"{self.name} draws no examples; give solved puzzles in fewshot_file")
+        wanted = options.num_fewshot
+        if wanted == 0:
+            return ()
+        taken = {(problem.question, problem.answer): problem.id for problem in problems}
+        if options.fewshot_file is None:
+            source = "the bundled few-shot file"
+            rows = parse_rows(read_bundled(self.examples), source)
+            # Others can take the place of one that is to be solved.
+            found = [e for e in self._solved(rows, source) if _key(e) not in taken]
+            wanted = wanted or self.defaults.num_fewshot
+        else:
+            source = options.fewshot_file
+            found = self._solved(read_rows(Path(source)), source)
+            wanted = wanted or len(found)
+            for number, example in enumerate(found[:wanted], start=1):
+                if _key(example) in taken:
+                    raise DataError(
+                        f"example {number} of {source} is problem {taken[_key(example)]!r} itself"
+                    )
+        if wanted > len(found):
+            raise InputError(
+                f"num_fewshot is {wanted} but {source} has {len(found)} examples that are not "
+                "themselves problems of this run; lower it, or run fewer problems"
+            )
+        return tuple(found[:wanted])
+
+    def _solved(self, rows: Iterable[tuple[int, dict[str, Any]]], source: str) -> list[Puzzle]:
+        found = []
+        for line, row in rows:
+            try:
+                numbers, target = read_puzzle(row)
+                lines = text_field(row, "solution").strip().split("\n")
+                if follow(numbers, "\n".join(lines), whole=self.whole) != (target,):
+                    raise ValueError("its solution does not reach its target")
+            except ValueError as error:
+                raise DataError(f"{source}, line {line}: {error}") from None
+            steps = tuple(step for step in map(read_step, lines) if step is not None)
+            found.append(Puzzle(numbers, target, steps))
+        return found
+
+
+def read_puzzle(row: dict[str, Any]) -> tuple[State, int]:
+    """Return a row's numbers and target; ValueError with the reason if it has none to use."""
+    numbers, target = row.get("numbers"), row.get("target")
+    if not isinstance(numbers, list) or not all(map(_is_whole, numbers)):
+        raise ValueError(f"numbers is not a list of whole numbers from 0 to {_LARGEST:,}")
+    if not 2 <= len(numbers) <= MAX_NUMBERS:
+        raise ValueError(f"a puzzle has 2 to {MAX_NUMBERS} numbers, not {len(numbers)}")
+    if target is None or not _is_whole(target):
+        raise ValueError(f"target is not a whole number from 0 to {_LARGEST:,}")
+    return state_of(numbers), target
+
+
+def as_problem(problem_id: str, numbers: State, target: int, **metadata: Any) -> Problem:
+    """Return a puzzle as a problem."""
+    return Problem(problem_id, numbers_text(numbers), str(target), metadata)
+
+
+def puzzle_of(problem: Problem) -> Puzzle:
+    """Return the puzzle that a problem is."""
+    return Puzzle(tuple(map(int, problem.question.split(" "))), int(problem.answer))
+
+
+def _key(puzzle: Puzzle) -> tuple[str, str]:
+    return numbers_text(puzzle.numbers), str(puzzle.target)
+
+
+def _is_whole(value: object) -> bool:
+    return type(value) is int and 0 <= value <= _LARGEST
+
+
+def _ends_a_step(text: str) -> bool:
+    # A blank line is no step: the model has given up.
+    return text.endswith("\n") and not text.endswith("\n\n") and text != "\n"

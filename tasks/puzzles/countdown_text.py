@@ -1,0 +1,115 @@
+r"""How make-the-target puzzles are written down: for few-shot prompts, training, and reading back.
+
+A puzzle to solve, whose block ends with what the model writes, and a state to judge:
+
+    Input: 4 6 10 13                     Numbers: 4 9
+    Target: 24                           Target: 24
+    Steps:                               Judge: impossible
+    13 - 4 = 9 (left: 6 9 10)
+    10 - 6 = 4 (left: 4 9)
+    ...
+
+Numbers stand in ascending order. A prompt is a header line and solved blocks, with a blank line
+after each, and the block of the puzzle up to "Steps:\n" or "Judge:". A puzzle is solved when the
+target alone is left.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from typing import Final
+
+from treegen.tasks.puzzles.puzzle import Number, State, Step, is_legal, reachable, state_of
+
+SOLVE_HEADER: Final = "Combine the numbers to reach the target. Use each number once."
+VALUE_HEADER: Final = "Can the numbers reach the target?"
+JUDGEMENTS: Final = ("sure", "likely", "impossible")
+
+# Bounded repeats: no text is read more than once, and no number is too long for int().
+_NUMBER: Final = r"-?[0-9]{1,9}(?:/[0-9]{1,9}|\.[0-9]{1,9})?"
+_STEP: Final = re.compile(
+    rf"({_NUMBER}) ([-+*/]) ({_NUMBER}) = ({_NUMBER}) \(left: ({_NUMBER}(?: {_NUMBER}){{0,15}})\)"
+)
+
+
+def numbers_text(numbers: Sequence[Number]) -> str:
+    """Return numbers in ascending order with spaces between; others than whole ones as 8/3."""
+    return " ".join(map(str, state_of(numbers)))
+
+
+def step_line(step: Step) -> str:
+    """Return a step as its line, without the newline."""
+    return f"{step.a} {step.op} {step.b} = {step.c} (left: {numbers_text(step.left)})"
+
+
+def solve_head(numbers: Sequence[Number], target: Number) -> str:
+    """Return a puzzle's block up to where its steps begin."""
+    return f"Input: {numbers_text(numbers)}\nTarget: {target}\nSteps:\n"
+
+
+def solve_block(numbers: Sequence[Number], target: Number, steps: Iterable[Step]) -> str:
+    """Return a solved puzzle's block; no newline at its end."""
+    return solve_head(numbers, target) + "\n".join(map(step_line, steps))
+
+
+def value_head(numbers: Sequence[Number], target: Number) -> str:
+    """Return the block of a state to judge, up to where the judgement and its space begin."""
+    return f"Numbers: {numbers_text(numbers)}\nTarget: {target}\nJudge:"
+
+
+def value_block(numbers: Sequence[Number], target: Number, judgement: str) -> str:
+    """Return a judged state's block; no newline at its end."""
+    return f"{value_head(numbers, target)} {judgement}"
+
+
+def prompt(header: str, blocks: Iterable[str], head: str = "") -> str:
+    """Return a few-shot prompt: header, solved blocks, and the block that is begun."""
+    return "".join(f"{block}\n\n" for block in (header, *blocks)) + head
+
+
+def judge(numbers: Sequence[Number], target: Number, *, whole: bool = True) -> str:
+    """Return the right judgement: sure (two numbers or one left), likely (more), or impossible."""
+    if not reachable(state_of(numbers), target, whole):
+        return "impossible"
+    return "sure" if len(numbers) <= 2 else "likely"
+
+
+def read_step(line: str) -> Step | None:
+    """Return the step that a line states, right or wrong; None if it states none."""
+    match = _STEP.fullmatch(line.rstrip())
+    if match is None:
+        return None
+    a, b, c = (read_number(match[i]) for i in (1, 3, 4))
+    left = [read_number(word) for word in match[5].split(" ")]
+    if a is None or b is None or c is None or None in left:
+        return None
+    return Step(a, match[2], b, c, state_of([number for number in left if number is not None]))
+
+
+def read_number(text: str) -> Number | None:
+    """Return a whole number, a fraction as 8/3 or an exact decimal; None if a text is none."""
+    if text.isascii() and text.isdigit() and len(text) < 10:
+        return int(text)
+    if not re.fullmatch(_NUMBER, text):
+        return None
+    top, slash, bottom = text.partition("/")
+    if slash and not int(bottom):
+        return None
+    number = Fraction(top) / int(bottom) if slash else Fraction(top)
+    return number.numerator if number.denominator == 1 else number
+
+
+def follow(numbers: Sequence[Number], text: str, *, whole: bool = True) -> State | None:
+    """Return what is left after the steps of a text, one a line; None if one is not legal.
+
+    A blank line ends the steps.
+    """
+    state = state_of(numbers)
+    for line in text.split("\n"):
+        if not line.strip():
+            break
+        step = read_step(line)
+        if step is None or not is_legal(state, step, whole=whole):
+            return None
+        state = step.left
+    return state

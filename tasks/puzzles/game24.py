@@ -1,0 +1,119 @@
+r"""Game of 24: make 24 from four numbers.
+
+Data: 24.csv of the tree-of-thoughts paper (https://github.com/princeton-nlp/tree-of-thought-llm),
+1,362 puzzles from easy to hard; its ranks 901 to 1000 are the paper's test set and the default.
+
+A solution is steps, as in the countdown task, or with `--task-arg form=expression` one line:
+
+    Input: 4 9 10 13\nTarget: 24\nAnswer: (10 - 4) * (13 - 9) = 24
+
+Any results on the way are allowed. Either form counts wherever it is written.
+"""
+
+import csv
+from pathlib import Path
+from typing import Final
+
+from treegen.errors import DataError, InputError
+from treegen.evals.arguments import check_arguments, one_of
+from treegen.evals.problem import Problem, Skipped
+from treegen.evals.task import TaskData, TaskOptions
+from treegen.tasks.puzzles.base import Puzzle, PuzzleTask, as_problem, puzzle_of, read_puzzle
+from treegen.tasks.puzzles.countdown_text import numbers_text
+from treegen.tasks.puzzles.expression import of_steps, value_with
+
+FORMS: Final = ("steps", "expression")
+TARGET: Final = 24
+_SPLITS: Final = {"test": range(901, 1001), "train": range(1, 901), "all": range(1, 10**6)}
+
+
+class Game24(PuzzleTask):
+    """The puzzles of the tree-of-thoughts paper."""
+
+    name = "game24"
+    whole = False
+    examples = "game24_fewshot.jsonl"
+    arguments: Final = {"form": "how solutions are written: steps or expression; default: steps"}
+
+    def __init__(self) -> None:
+        """Write steps until `load` says otherwise."""
+        self._form = "steps"
+
+    def load(self, options: TaskOptions) -> TaskData:
+        """Read puzzles and examples; a puzzle is never among its own examples."""
+        check_arguments(self.name, options.extra, self.arguments)
+        self._form = one_of(options.extra, "form", FORMS, "steps")
+        return super().load(options)
+
+    def read(self, options: TaskOptions) -> tuple[list[Problem], tuple[Skipped, ...], str]:
+        """Return the puzzles of a split."""
+        if options.data is None:
+            raise InputError("game24 has no puzzles of its own; give --data the paper's 24.csv")
+        split = options.split or "test"
+        if split not in _SPLITS:
+            raise InputError(f"game24 has the splits {', '.join(_SPLITS)}, not {split!r}")
+        path = Path(options.data)
+        path = path / "24.csv" if path.is_dir() else path
+        problems: list[Problem] = []
+        skipped: list[Skipped] = []
+        # The header is line 1, so the first puzzle is rank 1 in line 2.
+        for rank, numbers in enumerate(_read_csv(path), start=1):
+            if rank not in _SPLITS[split]:
+                continue
+            try:
+                words = numbers.split()
+                if not all(word.isascii() and word.isdecimal() and len(word) < 8 for word in words):
+                    raise ValueError(f"{numbers[:40]!r} is no puzzle")
+                row = {"numbers": [int(word) for word in words], "target": TARGET}
+                problems.append(as_problem(f"game24-{rank}", *read_puzzle(row), rank=rank))
+            except ValueError as error:
+                skipped.append(Skipped(str(path), rank + 1, str(error)))
+        if not problems:
+            raise DataError(f"{path} has no puzzle in split {split} (ranks {_ranks(split)})")
+        return problems, tuple(skipped), f"{path}, ranks {_ranks(split)}"
+
+    def head(self, puzzle: Puzzle) -> str:
+        """Return a puzzle up to where its steps, or its expression, begin."""
+        if self._form == "steps":
+            return super().head(puzzle)
+        return f"Input: {numbers_text(puzzle.numbers)}\nTarget: {puzzle.target}\nAnswer:"
+
+    def example(self, puzzle: Puzzle) -> str:
+        """Return a puzzle with its solution."""
+        if self._form == "steps":
+            return super().example(puzzle)
+        return f"{self.head(puzzle)} {of_steps(puzzle.steps)} = {puzzle.target}"
+
+    def root(self, data: TaskData, problem: Problem) -> str:
+        """Return the prompt up to where the steps begin."""
+        if self._form != "steps":
+            raise InputError("only steps can be searched; leave --task-arg form=expression out")
+        return super().root(data, problem)
+
+    def answer(self, problem: Problem, text: str) -> str | None:
+        """Return the number that steps end in, or the value of an expression."""
+        reached = super().answer(problem, text)
+        if reached is not None:
+            return reached
+        _, said, after = text.rpartition("Answer:")
+        line = (after if said else text).strip().partition("\n")[0]
+        value = value_with(line, puzzle_of(problem).numbers)
+        return None if value is None else str(value)
+
+
+def _read_csv(path: Path) -> list[str]:
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"cannot read {path}: {error}") from None
+    if not rows or "Puzzles" not in rows[0]:
+        raise DataError(f"{path} has no column Puzzles, as the paper's 24.csv has")
+    return [row["Puzzles"] or "" for row in rows]
+
+
+def _ranks(split: str) -> str:
+    span = _SPLITS[split]
+    return f"{span[0]} to {span[-1]}" if split != "all" else "all"

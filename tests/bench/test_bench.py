@@ -1,0 +1,508 @@
+"""What `treegen bench` measures with: workloads, rooflines, modes. No test looks at a time."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from treegen import LLM, Node, SamplingParams
+from treegen.attention import Level, attend
+from treegen.attention.api import LOADERS, choose
+from treegen.bench import attention, cascade, ceilings, stock
+from treegen.bench.busy import PassClock
+from treegen.bench.decode import decode_cases, grid_cases, ratios
+from treegen.bench.modes import CONTINUOUS, GENERATE, NO_ATTENTION, SHARING_MODES
+from treegen.bench.no_attention import no_attention
+from treegen.bench.paper import EXPERIMENTS, cases_of
+from treegen.bench.result import Result, Settings
+from treegen.bench.roofline import LevelWork, ModelSize, levels_of, size_of, step_floor
+from treegen.bench.runs import Bench
+from treegen.bench.shapes import SHAPES, build, shape_of
+from treegen.bench.table import cascade_line, cascade_table, results_table
+from treegen.bench.timing import Spread, Stopwatch, sustained
+from treegen.bench.tiny import byte_tokenizer
+from treegen.bench.workloads import Case, Workload
+from treegen.errors import CapacityError, InputError
+from treegen.model.model import Model
+from treegen.plan.cost import Sharing
+from treegen.prompts.tree import prompts_of
+from treegen.spec import LayerSpec
+
+CPU = torch.device("cpu")
+CEILINGS = ceilings.Ceilings("float32", 2e9, 1e9, 4e8, "flash")
+
+
+@pytest.fixture(scope="module")
+def tiny_model() -> tuple[Model, Any]:
+    """A tiny model in memory, and its tokenizer."""
+    return build(SHAPES["tiny"], device="cpu")
+
+
+# Models
+
+
+def test_a_shape_has_the_weights_that_it_says(tiny_model: tuple[Model, Any]) -> None:
+    model, _ = tiny_model
+    matrices = {id(p): p.numel() for p in model.module.parameters() if p.dim() > 1}
+    assert sum(matrices.values()) == SHAPES["tiny"].num_weights
+    # What the models are called after.
+    published = {"llama2-7b": 6.74, "llama3-8b": 8.03, "llama3.2-1b": 1.24, "qwen3-4b": 4.02,
+                 "yi-6b": 6.06, "codellama-13b": 13.0}  # fmt: skip
+    for name, billions in published.items():
+        assert SHAPES[name].num_weights / 1e9 == pytest.approx(billions, rel=5e-3)
+    with pytest.raises(InputError, match="llama3-8b"):
+        shape_of("llama-8b")
+
+
+def test_weights_that_do_not_fit_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treegen.bench.timing.free_bytes", lambda device: 2**30)
+    with pytest.raises(CapacityError, match=r"llama2-7b take 25\.1 GiB"):
+        build(SHAPES["llama2-7b"], device="cpu")
+
+
+def test_an_llm_of_a_loaded_model(tiny_model: tuple[Model, Any]) -> None:
+    model, tokenizer = tiny_model
+    tree = Node("Ann has ", children=[Node("3.", samples=2), Node("4 pens.", samples=2)])
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    first = LLM(model, tokenizer=tokenizer, memory="1MiB").run(tree, params)
+    # The model serves one LLM after another.
+    again = LLM(model, tokenizer=tokenizer, memory="2MiB", sharing="off").run(tree, params)
+    assert [c.tokens for c in first.completions] == [c.tokens for c in again.completions]
+    with pytest.raises(InputError, match="tokenizer"):
+        LLM(model)
+    with pytest.raises(InputError, match="tokenizer"):
+        LLM("somewhere", tokenizer=tokenizer)
+
+
+def test_a_module_in_a_dtype_that_is_not_supported_is_refused() -> None:
+    module = build(SHAPES["tiny"], device="cpu")[0].module.double()
+    with pytest.raises(InputError, match="float64"):
+        Model.from_module(module)
+
+
+# Workloads
+
+
+@pytest.mark.parametrize("problem_tokens", [0, 3])
+@pytest.mark.parametrize("prefixes", [1, 3])
+def test_a_workload_is_a_tree_of_its_lengths(prefixes: int, problem_tokens: int) -> None:
+    problems = 5 if problem_tokens else 1
+    workload = Workload(
+        "w", prefix=7, problems=problems, problem_tokens=problem_tokens, samples=4, new_tokens=9,
+        prefixes=prefixes,
+    )  # fmt: skip
+    tokenizer = byte_tokenizer()
+    prompts = prompts_of(workload.tree(tokenizer, len(tokenizer)))
+    assert sum(prompt.samples for prompt in prompts) == workload.rows == prefixes * problems * 4
+    tokens = [[t for node in prompt.path for t in node.content] for prompt in prompts]
+    assert {len(each) for each in tokens} == {workload.prompt_tokens}
+    firsts = {(each[0], each[7] if problem_tokens else 0) for each in tokens}
+    assert len(firsts) == len(prompts)
+    for rows in (1, 4, 5, workload.rows, workload.rows + 1):
+        first = workload.first(rows, 2)
+        assert min(rows, workload.rows) <= first.rows <= workload.rows
+        assert first.rows < rows + 4 and first.new_tokens == 2
+
+
+def test_a_scaled_workload_keeps_what_is_shared_by_how_many() -> None:
+    whole = Workload("w", prefix=1000, problems=120, problem_tokens=50, samples=128, new_tokens=512)
+    part = whole.scaled(0.1, 1.0)
+    assert (part.problems, part.samples, part.prefix, part.new_tokens) == (12, 128, 1000, 512)
+    short = whole.scaled(0.001, 0.01)
+    assert (short.problems, short.prefix, short.problem_tokens, short.new_tokens) == (1, 10, 1, 6)
+    many = Workload("m", prefix=9, problems=246, problem_tokens=5, samples=1, new_tokens=1,
+                    prefixes=57)  # fmt: skip
+    assert many.scaled(0.1, 1.0).rows == pytest.approx(many.rows * 0.1, rel=0.02)
+    with pytest.raises(InputError, match="samples must be at least 1"):
+        Workload("w", prefix=1, samples=0, new_tokens=1)
+    with pytest.raises(InputError, match="2 problems"):
+        Workload("w", prefix=1, problems=2, samples=1, new_tokens=1)
+
+
+def test_rows_stored_are_those_whose_pages_fit() -> None:
+    rng = random.Random(0)
+    for _ in range(200):
+        workload = Workload(
+            "w", prefix=rng.randint(1, 90), problems=rng.randint(1, 6),
+            problem_tokens=rng.randint(1, 40), samples=rng.randint(1, 9),
+            new_tokens=rng.randint(1, 50),
+        )  # fmt: skip
+        page, pool = rng.choice([1, 4, 16]), rng.randint(1, 200)
+
+        def pages(rows: int, sharing: str, workload: Workload = workload, page: int = page) -> int:
+            whole, some = workload.prefix, workload.problem_tokens
+            by_all, by_some = {"off": (0, 0), "one": (whole, 0), "all": (whole, some)}[sharing]
+            own = whole + some - by_all - by_some + workload.new_tokens
+            problems = -(-rows // workload.samples)
+            return -(-by_all // page) + problems * -(-by_some // page) + rows * -(-own // page)
+
+        modes: tuple[Sharing, ...] = ("off", "one", "all")
+        for sharing in modes:
+            rows = workload.rows_stored(sharing, pool, page)
+            assert rows == 0 or pages(rows, sharing) <= pool
+            assert pages(rows + 1, sharing) > pool
+
+
+def test_experiments_have_the_stated_sizes_and_say_what_was_chosen() -> None:
+    apps = EXPERIMENTS["apps"].workloads
+    assert {(w.problems, w.samples, w.new_tokens, w.prefix) for w in apps} == {
+        (120, 128, 512, 2400)
+    }
+    assert [w.equal for w in apps] == [True, False]
+    assert EXPERIMENTS["monkeys"].workloads[0].rows == 128 * 1024
+    assert [w.rows for w in EXPERIMENTS["needle"].workloads] == [64, 128, 256, 512, 1024]
+    for experiment in EXPERIMENTS.values():
+        assert experiment.shape in SHAPES and experiment.chosen
+        cases = cases_of(experiment, scale=0.01, lengths=0.01, against=(GENERATE,))
+        assert len({case.workload for case in cases}) == len(cases)
+        assert all(case.modes == (*experiment.modes, GENERATE) for case in cases)
+
+
+# Rooflines
+
+
+def test_the_floor_of_a_step_is_the_sum_of_what_its_parts_take_at_least() -> None:
+    size = ModelSize(
+        layer_weights=1000, hidden=10, vocab_size=50, q_heads=4,
+        layers=(LayerSpec(2, 8, 8), LayerSpec(2, 8, 8)), itemsize=2,
+    )  # fmt: skip
+    levels = [LevelWork("level 0", 30 * 100, 100), LevelWork("own keys", 30 * 7, 30 * 7)]
+    floor = step_floor(size, CEILINGS, 30, levels)
+    assert floor.parts == pytest.approx(
+        {
+            "layers": 2 * 30 * 1000 / 2e9,
+            "level 0": 2 * (2 * 3000 * 4 * 16) / 1e9,
+            "own keys": 2 * (210 * 2 * 16 * 2) / 4e8,
+            "head": 2 * 30 * 10 * 50 / 2e9,
+            "sampling": 30 * 50 * 2 / 4e8,
+        }
+    )
+    assert floor.seconds == pytest.approx(sum(floor.parts.values()))
+    one = step_floor(size, CEILINGS, 1, [])
+    assert one.parts["layers"] == pytest.approx(1000 * 2 / 4e8)  # the weights have to be read
+    assert set(one.parts) == {"layers", "head", "sampling"}
+
+
+@pytest.mark.parametrize("sharing", SHARING_MODES)
+def test_the_roofline_counts_the_keys_that_the_engine_reads(
+    sharing: Any, tiny_model: tuple[Model, Any]
+) -> None:
+    model, tokenizer = tiny_model
+    rng = np.random.default_rng()
+    leaves = [
+        Node(rng.integers(2, 200, length).tolist(), samples=samples)
+        for length, samples in ((5, 3), (40, 1), (17, 6))
+    ]
+    tree = Node(rng.integers(2, 200, 37).tolist(), children=leaves, samples=2)
+    params = SamplingParams(max_tokens=9, ignore_eos=True)
+    result = LLM(model, tokenizer=tokenizer, memory="1MiB", sharing=sharing).run(tree, params)
+    levels = levels_of(result.plan, result.plan.num_rows, params.max_tokens / 2)
+    assert result.usage.decode_steps == 8
+    assert sum(level.keys for level in levels) * 8 == result.usage.key_tokens_read
+    # Every row meets its whole context, whoever reads it.
+    assert sum(level.pairs for level in levels) * 8 == result.usage.key_tokens_unshared
+    half = levels_of(result.plan, 6, 0)
+    assert sum(level.pairs for level in half) < sum(level.pairs for level in levels)
+
+
+def test_sizes_of_a_model(tiny_model: tuple[Model, Any]) -> None:
+    model, _ = tiny_model
+    size = size_of(model)
+    assert isinstance(size, ModelSize)
+    shape = SHAPES["tiny"]
+    matrices = size.layer_weights + 2 * size.hidden * size.vocab_size
+    assert matrices == shape.num_weights
+    assert (size.q_heads, size.itemsize, len(size.layers)) == (shape.q_heads, 4, shape.layers)
+
+
+def test_models_without_a_roofline_say_why() -> None:
+    import tiny_models
+    from transformers import AutoModelForCausalLM
+
+    for family, why in (("mistral_swa", "sliding windows"), ("mixtral", "experts")):
+        model_type, settings = tiny_models.EXACT[family]
+        module = AutoModelForCausalLM.from_config(tiny_models.config_of(model_type, **settings))
+        reason = size_of(Model.from_module(module, check=False))
+        assert isinstance(reason, str) and why in reason
+
+
+# Attention
+
+
+def test_no_attention_is_chosen_only_by_name() -> None:
+    level = Level.dense([0], [3], 5)
+    q, keys = torch.randn(3, 4, 8), torch.randn(1, 5, 2, 8)
+    with no_attention() as impl:
+        assert choose("auto", CPU).name == "cpu" and list(LOADERS)[-1] == impl == NO_ATTENTION
+        out, lse = attend(q, keys, keys, [level], impl=impl, return_lse=True)
+    assert NO_ATTENTION not in LOADERS
+    assert out.shape == q.shape and not out.any() and lse.shape == (3, 4)
+
+
+def test_attention_is_timed_by_every_implementation_and_checked() -> None:
+    grid = [(1, 16, 0), (5, 20, 3), (3, 1, 17)]
+    results = list(
+        attention.measure(
+            grid, cascade.Heads(4, 2, 16), CEILINGS, device=CPU, dtype=torch.float32, repeats=2
+        )
+    )
+    assert [(r.rows, r.prefix, r.suffix) for r in results] == grid
+    for r in results:
+        assert set(r.shared) == set(cascade.implementations(CPU)) == {"cpu"}
+        assert set(r.unshared) == {"cpu reread", "cpu copies", "torch flash"} and not r.skipped
+        assert r.error < 1e-4 and None not in (r.over_copies, r.over_reread)
+        flops = 4 * r.rows * 4 * 16 * r.prefix
+        assert r.prefix_flops == pytest.approx(flops / (r.prefix_us.median * 1e-6))
+
+
+def test_the_ways_without_sharing_compute_the_same_attention() -> None:
+    case = attention._Case(5, 32, 7, cascade.Heads(4, 2, 16), CPU, torch.float32)
+    shared = case.call(case.levels(), "cpu")()
+    calls = dict(attention._unshared(case, ["cpu", "reference"], {}))
+    for name in ("cpu reread", "cpu copies", "reference reread", "reference copies"):
+        torch.testing.assert_close(calls[name](), shared)
+
+
+def test_copies_that_do_not_fit_are_left_out_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "free_bytes", lambda device: 2**15)
+    heads = cascade.Heads(4, 2, 16)
+    options: dict[str, Any] = {"device": CPU, "dtype": torch.float32, "repeats": 1}
+    (result,) = attention.measure([(8, 64, 2)], heads, CEILINGS, **options)
+    assert set(result.skipped) == {"cpu copies", "torch flash"}
+    assert set(result.unshared) == {"cpu reread"}
+    monkeypatch.setattr(cascade, "free_bytes", lambda device: 2**15)
+    with pytest.raises(CapacityError, match="fewer --rows"):
+        list(attention.measure([(64, 64, 9)], heads, CEILINGS, **options))
+
+
+def test_a_cascade_is_timed_beside_the_sum_of_its_levels_rooflines() -> None:
+    parts = [cascade.Part(40, 1), cascade.Part(20, 3), cascade.Part(5, 16)]
+    results = list(
+        cascade.measure(
+            [16, 17], parts, cascade.Heads(4, 2, 16), CEILINGS, device=CPU, dtype=torch.float32,
+            repeats=2,
+        )
+    )  # fmt: skip
+    assert [(r.rows, r.parts) for r in results] == [(16, tuple(parts)), (17, tuple(parts))]
+    for r in results:
+        assert set(r.times) == set(r.ratios) == {"cpu"} and r.error < 1e-4
+        flops = 4 * r.rows * 4 * 16
+        floor = sum(
+            max(flops * part.keys / 1e9, part.keys * part.groups * 2 * 2 * 16 * 4 / 4e8)
+            for part in parts
+        )
+        assert r.floor_us == pytest.approx(floor * 1e6)
+        assert r.ratios["cpu"] == pytest.approx(r.times["cpu"].median / r.floor_us)
+    table = cascade_table(results)
+    assert {len(row) for row in table.rows} == {len(table.head)}
+    assert "40 x 1 + 20 x 3 + 5 x 16" in cascade_line(results[0])
+
+
+def test_the_levels_of_a_cascade_hold_every_row_once_in_groups_of_even_size() -> None:
+    case = cascade.Cascade(
+        7, [cascade.Part(8, 1), cascade.Part(3, 3), cascade.Part(2, 7)], cascade.Heads(2, 1, 8),
+        CPU, torch.float32,
+    )  # fmt: skip
+    levels = case.levels()
+    rows = [(level.q_stop_G - level.q_start_G).tolist() for level in levels]
+    assert rows == [[7], [3, 2, 2], [1] * 7]
+    assert [level.kv_start_G.tolist() for level in levels] == [[0], [8] * 3, [11] * 7]
+    pages = torch.cat([level.pages_GP.ravel() for level in levels])
+    assert sorted(pages.tolist()) == list(range(len(case.keys)))
+    # Some rows alone read the same keys.
+    some = case.levels(torch.tensor([0, 2, 3]))
+    assert [level.q_stop_G.tolist() for level in some] == [[3], [2, 3], [1, 2, 3]]
+    assert some[1].pages_GP.tolist() == levels[1].pages_GP[:2].tolist()
+
+
+# Runs
+
+
+def measured(tiny_model: tuple[Model, Any], cases: list[Case], **settings: Any) -> list[Result]:
+    bench = Bench(*tiny_model, CEILINGS, Settings(**{"repeats": 2, "memory": "2MiB", **settings}))
+    results = list(bench.measure(cases))
+    bench.close()
+    return results
+
+
+def test_every_mode_draws_all_tokens(tiny_model: tuple[Model, Any]) -> None:
+    cases = decode_cases([4, 6], [33], 5, problems=2, problem_tokens=3, against=(GENERATE,))
+    results = measured(tiny_model, cases)
+    assert [(r.rows, r.mode) for r in results] == [
+        (4, "all"), (4, "one"), (4, "off"), (6, "all"), (6, "one"), (6, "off"),
+        (4, NO_ATTENTION), (6, NO_ATTENTION), (4, GENERATE), (6, GENERATE),
+    ]  # fmt: skip
+    by_mode = {r.mode: r for r in results if r.rows == 6}
+    assert not any(r.skipped for r in results)
+    assert by_mode["all"].levels == (("level 0", 1, 33), ("level 1", 2, 6))
+    assert by_mode["one"].levels == (("level 0", 1, 33),) and not by_mode["off"].levels
+    read = {mode: by_mode[mode].read_bytes for mode in ("all", "one", "off")}
+    assert read["all"] < read["one"] < read["off"] and by_mode["off"].saved_bytes == 0
+    assert by_mode["all"].saved_bytes == read["off"] - read["all"]
+    assert by_mode["all"].prompt_tokens == 33 + 2 * 3
+    assert by_mode["all"].unshared_prompt_tokens == 6 * 36
+    assert by_mode["all"].impl == "cpu" and by_mode[NO_ATTENTION].impl == NO_ATTENTION
+    for r in results:
+        assert r.job is not None and r.job.low <= r.job.median <= r.job.high
+        assert r.seconds is not None and r.startup_seconds is not None and r.startup_seconds > 0
+        if r.mode != GENERATE:
+            assert r.step_ms is not None and r.share is not None and r.floor_parts_ms is not None
+            assert r.floor_ms == pytest.approx(sum(r.floor_parts_ms.values()))
+            assert ("own keys" in r.floor_parts_ms) == (r.mode != NO_ATTENTION)
+    table = results_table(results)
+    assert len(table.rows) == len(results) and {len(row) for row in table.rows} == {len(table.head)}
+    assert {"run s", "start-up s"} <= set(table.head)
+    # The module is treegen's again.
+    llm = LLM(tiny_model[0], tokenizer=tiny_model[1], memory="1MiB")
+    assert len(llm.generate(["x"], SamplingParams(max_tokens=2))[0]) == 1
+
+
+def test_samples_that_end_at_random_are_replaced(tiny_model: tuple[Model, Any]) -> None:
+    cases = decode_cases([6], [33], 10, problems=2, problem_tokens=3, modes=["all"], refill=True)
+    (result,) = measured(tiny_model, cases)
+    assert not result.skipped and result.rows == 6
+    workload = result.workload
+    assert workload.rows == 48 and workload.name == "refill" and workload.mean_generated == 10
+    params = workload.params(tiny_model[0].spec.vocab_size)
+    share = len(params.stop_token_ids) / tiny_model[0].spec.vocab_size
+    assert share == pytest.approx(1 / 10, rel=0.1) and params.stop and params.max_tokens == 40
+    llm = LLM(tiny_model[0], tokenizer=tiny_model[1], memory="2MiB", max_rows=6)
+    done = llm.run(workload.tree(tiny_model[1], tiny_model[0].spec.vocab_size), params)
+    lengths = [len(sample.tokens) for sample in done.completions]
+    assert len(lengths) == 48 and len(set(lengths)) > 8
+    assert 4 < sum(lengths) / 48 < 20
+
+
+def test_the_time_in_passes_over_the_time_from_first_to_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at = now[0]
+
+        def synchronize(self) -> None:
+            pass
+
+        def elapsed_time(self, other: Event) -> float:
+            return other.at - self.at
+
+    def work(seconds: float) -> float:
+        now[0] += seconds
+        return seconds
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    clock = PassClock()
+    assert clock.share() is None
+    run = clock.timed(work)
+    assert run(3.0) == 3.0
+    now[0] += 1.0
+    run(seconds=4.0)
+    assert clock.share() == pytest.approx(7 / 8)
+
+
+def test_the_table_names_the_kernel_of_each_level() -> None:
+    workload = Workload("w", prefix=8, samples=2, new_tokens=3)
+
+    def shown(kernels: dict[str, dict[str, int]]) -> str:
+        return results_table([Result(workload, "all", 2, impl="cuda", kernels=kernels)]).rows[0][-1]
+
+    assert shown({}) == "cuda"
+    assert shown({"own keys": {"triton": 5}, "level 0": {"triton": 4}}) == "triton"
+    mixed = {"own keys": {"triton": 5}, "level 0": {"cudnn": 4, "triton": 1}}
+    assert shown(mixed) == "cudnn/triton + triton"
+
+
+def test_what_cannot_be_run_says_why_and_the_rest_goes_on(tiny_model: tuple[Model, Any]) -> None:
+    fits = Workload("fits", prefix=8, samples=2, new_tokens=3, max_rows=2)
+    wide = Workload("wide", prefix=8, samples=9000, new_tokens=30, max_rows=9000)
+    long = Workload("long", prefix=66_000, samples=1, new_tokens=3, max_rows=1)
+    slow = Workload("slow", prefix=8, samples=8, new_tokens=1000, max_rows=8)
+    cases = [Case(w, ("all", "off")) for w in (wide, long, slow, fits)]
+    results = measured(tiny_model, cases, time_limit=0.01, repeats=1)
+    told = {r.workload.name: r.skipped for r in results}
+    assert "of 9,000 rows fit in memory" in told["wide"]
+    assert "66,003 tokens" in told["long"]
+    assert "--time-limit" in told["slow"]
+    assert told["fits"] == "" and len(results) == 8
+    assert len(results_table(results).remarks) == 6
+
+
+def test_batches_that_memory_bounds(tiny_model: tuple[Model, Any]) -> None:
+    whole = Workload("w", prefix=64, problems=3, problem_tokens=32, samples=8, new_tokens=17)
+    largest = Case(whole, ("all", "one", "off"))
+    equal = Case(Workload("e", **{**_fields(whole), "equal": True}), ("all", "one", "off"))
+    page = 16 * tiny_model[0].spec.kv_bytes_per_token
+    results = measured(tiny_model, [largest, equal], memory=str(50 * page), repeats=1)
+    rows = {(r.workload.name, r.mode): r.rows for r in results}
+    pages = 49
+    assert rows["w", "off"] == pages // 8 and rows["w", "one"] == (pages - 4) // 4
+    assert rows["w", "all"] > rows["w", "one"]
+    assert {rows["e", mode] for mode in largest.modes} == {rows["w", "off"]}
+    assert all(r.job is not None for r in results)
+
+
+def _fields(workload: Workload) -> dict[str, Any]:
+    names = ("prefix", "problems", "problem_tokens", "samples", "new_tokens")
+    return {name: getattr(workload, name) for name in names}
+
+
+def test_samples_of_one_token_have_no_decode_steps(tiny_model: tuple[Model, Any]) -> None:
+    workload = Workload("mmlu", prefix=9, problems=3, problem_tokens=4, samples=1, new_tokens=1,
+                        prefixes=2, max_rows=4)  # fmt: skip
+    (result,) = measured(tiny_model, [Case(workload, ("all",))])
+    assert result.tokens_per_second is None and result.floor_ms is None
+    assert result.job is not None and result.prompt_tokens == 2 * (9 + 3 * 4)
+
+
+def test_the_ratio_of_a_grid_is_that_of_its_steps(tiny_model: tuple[Model, Any]) -> None:
+    results = measured(tiny_model, grid_cases([1, 64], [256], 4))
+    found = ratios(results)
+    assert [(r.rows, r.prefix) for r in found] == [(1, 256), (64, 256)]
+    assert not found[0].shared and not found[0].is_slower  # one row shares with nobody
+    for ratio, (auto, off) in zip(
+        found, zip(results[::2], results[1::2], strict=True), strict=True
+    ):
+        assert auto.step_ms is not None and off.step_ms is not None
+        assert ratio.ratio == pytest.approx(off.step_ms.median / auto.step_ms.median)
+    with pytest.raises(InputError, match="7 rows cannot be divided among 2"):
+        decode_cases([7], [8], 2, problems=2, problem_tokens=1)
+
+
+def test_an_engine_that_fails_is_a_row_of_the_table(
+    tiny_model: tuple[Model, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any, **options: Any) -> None:
+        raise ValueError("no such\nthing")
+
+    monkeypatch.setattr(type(tiny_model[0].module), "generate_batch", broken, raising=False)
+    workload = Workload("w", prefix=4, samples=2, new_tokens=2)
+    result = stock.measure(CONTINUOUS, *tiny_model, workload, 1)
+    assert result.skipped == "ValueError: no such"
+    monkeypatch.setattr(stock, "free_bytes", lambda device: 1000)
+    assert "1,000 B are free" in stock.measure(GENERATE, *tiny_model, workload, 1).skipped
+
+
+# Timing
+
+
+def test_ceilings_are_rates_of_work_that_was_done() -> None:
+    found = ceilings.measure(CPU, torch.float32, 0.003)
+    assert min(found.matmul, found.attention, found.memory) > 0
+    assert found.attention_kernel == "flash" and "float32" in str(found)
+
+
+def test_what_is_timed_is_called_as_often_as_told() -> None:
+    calls: list[int] = []
+    assert len(Stopwatch(CPU).seconds(lambda: calls.append(1), 5)) == 5
+    assert len(calls) == 7
+    assert sustained(lambda: calls.append(1), CPU, 1e-4) > 0
+    assert Spread.of([3.0, 1.0, 2.5]) == Spread(2.5, 1.0, 3.0)

@@ -1,0 +1,191 @@
+"""Help, `treegen score`, `treegen plan`, `treegen tasks`, and how progress is drawn."""
+
+import io
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli_cases import (
+    SMALL,
+    Command,
+    Done,
+    problem,
+    results_of,
+    write_jsonl,
+)
+
+from treegen.cli import progress
+from treegen.cli.main import cli
+from treegen.evals.progress import Progress
+
+HEAVY = ("torch", "transformers", "datasets", "numpy", "rich", "huggingface_hub")
+
+
+@pytest.fixture(scope="module")
+def finished(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An undisturbed run."""
+    path = tmp_path_factory.mktemp("runs") / "whole"
+    with pytest.raises(SystemExit) as done:
+        cli.main(["eval", "gsm8k", "-M", str(tiny), *SMALL, "-o", str(path), "--quiet"])
+    assert done.value.code == 0
+    return path
+
+
+# Help and start-up
+
+
+@pytest.mark.parametrize(
+    "command", [[], ["eval"], ["plan"], ["score"], ["report"], ["compare"], ["show"], ["tasks"]]
+)
+def test_help_imports_nothing_heavy(command: list[str]) -> None:
+    code = (
+        "import sys\nfrom treegen.cli.main import cli\n"
+        f"try:\n    cli.main({[*command, '--help']!r})\n"
+        "except SystemExit as done:\n    assert not done.code\n"
+        f"assert not set({HEAVY!r}) & set(sys.modules), set({HEAVY!r}) & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Usage: ")
+
+
+@pytest.mark.parametrize("command", ["", "plan", "eval"])
+def test_help_imports_little(command: str) -> None:
+    """So it answers in 0.1 s; modules are counted, since a machine may have other work."""
+    code = (
+        f"import sys\nsys.argv[1:] = '{command} --help'.split()\n"
+        "from treegen.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    print(len(sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout.splitlines()[-1]) < 250
+
+
+def test_the_module_is_the_command() -> None:
+    command = [sys.executable, "-m", "treegen"]
+    told = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+    assert told.stdout == "treegen 0.1.0\n"
+    refused = subprocess.run([*command, "evaluate"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2 and "did you mean 'eval'?" in refused.stderr
+
+
+def test_the_list_of_commands_and_the_version(treegen: Command) -> None:
+    listed = treegen("--help").out
+    for name in ("eval", "plan", "score", "tasks"):
+        assert re.search(rf"^  {name} +\S", listed, re.MULTILINE)
+    assert treegen("--version").out == "treegen 0.1.0\n"
+
+
+# treegen score
+
+
+def test_scoring_again_gives_the_same_without_torch(
+    treegen: Command, finished: Path, tmp_path: Path
+) -> None:
+    path = shutil.copytree(finished, tmp_path / "run")
+    before = results_of(path)
+    code = (
+        "import sys\nfrom treegen.cli.main import cli\n"
+        f"try:\n    cli.main(['score', {str(path)!r}])\n"
+        "except SystemExit as done:\n    assert not done.code\n"
+        "assert not {'torch', 'transformers', 'datasets'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert results_of(path) == before
+    shown = Done(done.returncode, done.stdout, done.stderr)
+    assert shown.document["report"] == before["report"]
+    again = treegen("score", path, "--k", "2", "--maj", "2,3", "--quiet")
+    metrics = [row["metric"] for row in again.document["report"]["metrics"]]
+    assert "pass@2" in metrics and "pass@5" not in metrics
+    assert {row["k"] for row in again.document["report"]["majority"]} == {2, 3}
+    assert "--maj 6 is not possible with 5 samples" in treegen("score", path, "--maj", "6").error
+
+
+def test_sampling_and_scoring_apart(
+    treegen: Command, tiny: Path, finished: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    done = treegen("eval", "gsm8k", "-M", tiny, *SMALL, "-o", path, "--predict_only")
+    assert done.code == 0 and "|Tasks " not in done.out and "accuracy" not in done.err
+    assert results_of(path)["report"] is None
+    assert "|Tasks " in treegen("score", path).out
+    assert results_of(path)["report"] == results_of(finished)["report"]
+
+
+def test_other_data_are_not_scored(treegen: Command, tiny: Path, tmp_path: Path) -> None:
+    data = write_jsonl(tmp_path / "data.jsonl", [problem("1+1?", 2)])
+    path = tmp_path / "run"
+    treegen("eval", "gsm8k", "-M", tiny, "--data", data, "-n", 1, "--max-tokens", 2, "-o", path)
+    moved = write_jsonl(tmp_path / "moved.jsonl", [problem("1+1?", 2)])
+    write_jsonl(data, [problem("1+1?", 3)])
+    assert "are not those that" in treegen("score", path).error
+    assert "data.problems: " in treegen("eval", "--resume", path).error
+    assert treegen("score", path, "--data", moved).code == 0
+
+
+# treegen plan and treegen tasks
+
+
+def test_a_plan_needs_no_weights(treegen: Command, tiny: Path, tmp_path: Path) -> None:
+    bare = shutil.copytree(tiny, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+    done = treegen("plan", "gsm8k", "-M", bare, "-n", 40, "--memory", "16MiB")
+    assert done.code == 0, done.err
+    (plan,) = done.document["plans"]
+    assert (plan["problems"], plan["samples"], plan["rows"]) == (24, 960, 960)
+    assert plan["levels"][0]["segments"] == 1 and plan["levels"][0]["rows"] == 960
+    assert plan["kv_bytes"]["unshared"] == plan["prompt_tokens"]["unshared"] * 512
+    assert plan["kv_bytes_per_step"]["shared"] < plan["kv_bytes_per_step"]["unshared"] / 10
+    assert 0 < plan["rows_that_fit"] < 960
+    assert "|Level|Segments|" in done.out and "reading once pays (1)" in done.out
+    off = treegen("plan", "gsm8k", "-M", bare, "--sharing", "off").document["plans"][0]
+    assert off["key_tokens_per_step"]["shared"] == off["key_tokens_per_step"]["unshared"]
+
+
+@pytest.mark.parametrize("args", [(), ("list",), ("ls",)])
+def test_the_tasks_are_listed(treegen: Command, args: tuple[str, ...]) -> None:
+    done = treegen("tasks", *args)
+    assert done.out.startswith("|Task ")
+    num_samples = {task["name"]: task["num_samples"] for task in done.document["tasks"]}
+    assert (num_samples["gsm8k"], num_samples["apps"]) == (40, 128)
+
+
+# Progress
+
+
+def steps(planned: int) -> Iterator[Progress]:
+    for done in range(planned + 1):
+        yield Progress(done, planned, 8, 3, 10, done * 7, 0.5, done / planned)
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_in_a_log_is_a_line_for_each_tenth(capsys: pytest.CaptureFixture[str]) -> None:
+    progress.draw(steps(200), "gsm8k", quiet=False)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 10
+    assert lines[-1] == (
+        "gsm8k: 200/200 samples (100%), 2,800 tokens/s, 8 rows, 3/10 pages, accuracy 1.000"
+    )
+
+
+def test_progress_on_a_terminal_is_one_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr(sys, "stderr", screen := Screen())
+    progress.draw(steps(20), "[bold]x\x1b[2J", quiet=False)
+    shown = screen.getvalue()
+    assert "20/20" in shown and "accuracy 1.000" in shown
+    assert "[bold]x\\x1b[2J" in shown and "\x1b[2J" not in shown
+
+
+def test_no_progress_when_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    progress.draw(steps(20), "gsm8k", quiet=True)
+    assert capsys.readouterr().err == ""

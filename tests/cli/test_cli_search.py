@@ -1,0 +1,208 @@
+"""`treegen search` on a tiny checkpoint: what it writes, prints, continues and refuses."""
+
+import json
+import shutil
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_cases import Command, edit_config, write_jsonl
+
+from treegen.evals.search.names import METHODS
+from treegen.runs import SearchRunDir
+from treegen.search.records import SearchTree
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+FEW = ["-L", "3", "--budget", "tokens=150", "-f", "1", "--memory", "4MiB"]
+
+
+def trees_of(path: Path) -> list[dict[str, Any]]:
+    with SearchRunDir.open(path) as run:
+        records = sorted(run.records(), key=lambda record: str(record["problem_id"]))
+    for record in records:
+        # Which of two searches computes what they share is a matter of who comes first.
+        del record["time"], record["usage"]["seconds"], record["usage"]["tokens_prefilled"]
+    return records
+
+
+def assert_same_trees(found: Path, wanted: Path) -> None:
+    """Compare two runs: texts exactly, numbers of the model to 1e-4."""
+    want = trees_of(wanted)
+    for record in want:
+        for node, name in product(record["nodes"], ("logprob", "score")):
+            node[name] = pytest.approx(node[name], abs=1e-4)
+    assert trees_of(found) == want
+
+
+@pytest.fixture(scope="module")
+def compared(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "run"
+    code = "import sys\nfrom treegen.cli.main import main\nsys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "search", "countdown", "--compare", "sample,tot-bfs",
+         "-M", str(tiny), *FEW, "-o", str(path)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (path / "out.txt").write_text(done.stdout)
+    (path / "err.txt").write_text(done.stderr)
+    return path
+
+
+def test_what_a_comparison_prints_and_stores(compared: Path) -> None:
+    out, err = ((compared / name).read_text() for name in ("out.txt", "err.txt"))
+    assert "at most 150 tokens per problem" in out
+    rows = [line.strip("|").split("|") for line in out.splitlines() if line.startswith("|")]
+    head, _, *cells = [[cell.strip() for cell in row] for row in rows]
+    assert head[:4] == ["Method", "Solved", "95% interval", "Decoded"]
+    assert [row[0] for row in cells] == ["sample", "tot-bfs"]
+    assert [row[1] for row in cells] == ["0/3", "0/3"]
+    document = json.loads(out.splitlines()[-1])
+    assert [run["method"] for run in document["runs"]] == ["sample", "tot-bfs"]
+    assert "countdown tot-bfs: 3/3 searches (100%)" in err
+    for method, run in zip(("sample", "tot-bfs"), document["runs"], strict=True):
+        records = trees_of(compared / method)
+        assert run["run"] == str(compared / method) and len(records) == 3
+        stored = json.loads((compared / method / "results.json").read_text())
+        assert {k: v for k, v in stored.items() if k != "parts"} | {"run": run["run"]} == run
+        for record in records:
+            tree = SearchTree.from_json(record["nodes"])
+            assert len(tree.nodes) == record["usage"]["nodes"] + 1
+            assert tree.nodes[0].text.endswith("Steps:\n")
+            # A step of decoding is finished for all samples that are under way.
+            assert 0 < record["usage"]["tokens_decoded"] <= 150 + 40
+            assert record["stopped"] == "budget of 150 tokens reached"
+
+
+def test_a_run_that_was_cut_ends_with_the_same_trees(
+    treegen: Command, compared: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(compared, tmp_path / "cut"))
+    for method, lines in (("sample", 1), ("tot-bfs", 3)):
+        file = path / method / "trees.jsonl"
+        kept = file.read_bytes().splitlines(keepends=True)[:lines]
+        file.write_bytes(b"".join(kept) + (b'{"problem' if lines < 3 else b""))
+        (path / method / "results.json").unlink()
+    done = treegen("search", "--resume", path)
+    assert done.code == 0, done.err
+    assert "1 of 3 searches done" in done.err and "3 of 3 searches done" in done.err
+    assert "was unfinished" in done.err
+    for method in ("sample", "tot-bfs"):
+        assert_same_trees(path / method, compared / method)
+    assert treegen("search", "--resume", path / "sample").code == 0  # one of them alone
+
+
+def test_a_method_is_added_to_a_comparison(
+    treegen: Command, tiny: Path, compared: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(compared, tmp_path / "more"))
+    args = ["--compare", "tot-bfs,majority", "-M", tiny, *FEW, "-o", path, "--resume"]
+    done = treegen("search", "countdown", *args, "-q")
+    assert done.code == 0 and done.err == ""
+    assert [run["method"] for run in done.document["runs"]] == ["tot-bfs", "majority"]
+    assert len(trees_of(path / "majority")) == 3
+    assert done.out.count("\n") == 1  # quiet: the JSON line only
+    add = ["countdown", "--compare", "tot-bfs,mcts", "-M", tiny, "--resume", path]
+    assert "have different budgets" in treegen("search", *add).error
+    assert "have different problems" in treegen("search", *add, *FEW[2:], "-f", 2).error
+
+
+def test_a_word_problem(treegen: Command, tiny: Path, tmp_path: Path) -> None:
+    args = [
+        "-M",
+        tiny,
+        "-L",
+        "2",
+        "-f",
+        "1",
+        "--budget",
+        "tokens=200,calls=30",
+        "-o",
+        tmp_path / "r",
+    ]
+    done = treegen("search", "gsm8k", "--width", 2, "--expand", 2, *args, "--max-tokens", 40)
+    assert done.code == 0, done.err
+    assert done.document["runs"][0]["method"] == "beam"
+    assert "at most 200 tokens, 30 calls per problem" in done.out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "no task is given"),
+        (["mmlu"], "task 'mmlu' has no steps to search over"),
+        (["cuontdown"], "there is no task 'cuontdown'; did you mean 'countdown'"),
+        (["countdown", "-m", "tot"], "there is no method 'tot'"),
+        (["countdown", "--compare", "beam,beam"], "--compare names 'beam' twice"),
+        (["countdown", "--compare", ","], "--compare is empty"),
+        (["countdown", "--compare", "beam", "-m", "beam"], "give --method or --compare, not both"),
+        (["countdown", "--budget", "tokens=many"], "--budget: tokens must be a whole number"),
+        (["countdown", "--budget", "token=5"], "--budget: it has no 'token'; known: tokens, calls"),
+        (["countdown", "--budget", "tokens=0"], "budget tokens must be"),
+        (["countdown", "--budget", ""], "--budget is empty"),
+        (["countdown", "--width", "0"], "width must be at least 1"),
+        (["countdown", "--temperature", "0"], "use a temperature above 0"),
+        (["countdown", "--evaluate", "vote"], "there is no way to evaluate 'vote'"),
+        (["countdown", "--evaluate", "reward:./none"], "'./none' does not exist"),
+        (["countdown", "--data", "none.jsonl"], "none.jsonl does not exist"),
+        (["countdown", "--max-tokens", "5000"], "lower --num-fewshot or --max-tokens"),
+        (["countdown", "-T", "form=steps"], "task 'countdown' has no argument 'form'"),
+        (["game24"], "give --data the paper's 24.csv"),
+        (["countdown", "--resume"], "--resume needs a run directory"),
+        (["countdown", "--resume", "none"], "there is no run directory none"),
+        (["countdown", "--resume", "a", "-o", "b"], "differ; a run stays where it is"),
+    ],
+)
+def test_what_is_refused_before_weights_are_loaded(
+    treegen: Command, tiny: Path, no_weights: None, args: list[str], message: str
+) -> None:
+    assert message in treegen("search", *args, "-M", tiny).error
+    assert not list(Path().rglob("run.json"))
+
+
+def test_refusals_of_a_run_that_is_there(
+    treegen: Command, tiny: Path, compared: Path, no_weights: None, tmp_path: Path, model: Path
+) -> None:
+    run = compared / "sample"
+    for args, message in (
+        (
+            ["countdown", "-M", tiny, "-o", run],
+            f"already holds a run; continue it with --resume {run}",
+        ),
+        (["countdown", "-M", tiny, "-o", run, "--compare", "beam,mcts"], "already holds a run"),
+        (["--resume", run, "--width", "9"], "search.width: 3 -> 9 (--width)"),
+        (["--resume", run, "-m", "beam"], 'search.method: "sample" -> "beam" (--method)'),
+        (["--resume", run, "--budget", "tokens=9"], "budget.tokens: 150 -> 9 (--budget tokens=)"),
+        (["--resume", run, "--limit", "2"], "(--data, --split, --limit or --sample-id)"),
+        (["--resume", run, "--compare", "beam"], "is the run of one method"),
+        (["gsm8k", "--resume", run], f"{run} is a run of countdown, not of gsm8k"),
+    ):
+        assert message in treegen("search", *args).error
+    edit_config(model, rms_norm_eps=0.01)
+    assert "model.fingerprint: " in treegen("search", "--resume", run, "-M", model).error
+    error = treegen("eval", "--resume", run).error
+    assert "is a run of `treegen search`, not of `treegen eval`" in error
+    for command in ("score", "eval"):
+        assert treegen(command, *(["--resume"] if command == "eval" else []), run).code == 2
+
+
+def test_no_model(treegen: Command, no_weights: None) -> None:
+    assert "no model is given" in treegen("search", "game24").error
+
+
+def test_puzzles_are_an_ordinary_task_too(treegen: Command, tiny: Path, tmp_path: Path) -> None:
+    data = write_jsonl(tmp_path / "d.jsonl", [{"numbers": [1, 2], "target": 3}])
+    args = ["-M", tiny, "-n", "3", "--max-tokens", "8", "-f", "2", "--data", data]
+    done = treegen("eval", "countdown", *args, "-o", tmp_path / "run")
+    assert done.code == 0, done.err
+    metrics = done.document["runs"][0]["report"]["metrics"]
+    assert {row["metric"] for row in metrics} >= {"exact_match", "pass@3", "invalid"}
+
+
+def test_help_names_every_method(treegen: Command) -> None:
+    told = treegen("search", "--help").out.replace("-\n", "-")
+    assert all(name in told for name in METHODS)

@@ -1,0 +1,296 @@
+"""`treegen show`, trees in the terminal, and the live view."""
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_cases import Command
+from report_cases import HOSTILE, make_run, make_trees
+from rich.console import Console
+
+from treegen.cli import live, progress
+from treegen.evals.progress import LevelRows, Progress, RightSoFar
+from treegen.evals.stats import estimate
+from treegen.evals.timeline import read_timeline
+from treegen.formats import safe_text
+from treegen.report.trees import read_trees
+from treegen.search.draw import draw_tree
+from treegen.search.records import best_path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with searches."""
+    path = make_run(tmp_path_factory.mktemp("show") / "run", num_problems=25, num_samples=5)
+    make_trees(path)
+    return path
+
+
+def printed(tree: Any, width: int = 100) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width).print(tree)
+    return out.getvalue()
+
+
+# treegen show
+
+
+def test_the_json_line_comes_on_a_terminal_only_if_asked_for(
+    treegen: Command, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = (
+        ("show", run), ("tasks",), ("compare", run, run, "--no-plots"),
+        ("report", run, "--no-plots", "-o", tmp_path / "page.html"),
+    )  # fmt: skip
+    for command in commands:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys.stdout, "isatty", lambda: True)
+            plain, asked, quiet = (treegen(*command, *more) for more in ((), ("--json",), ("-q",)))
+        assert plain.code == 0 and not plain.out.rstrip().splitlines()[-1].startswith("{")
+        assert asked.out == plain.out + asked.out.splitlines()[-1] + "\n"
+        assert asked.document == treegen(*command).document == quiet.document
+        assert quiet.out.count("\n") == 1
+
+
+def test_a_terminal_is_one_without_being_told() -> None:
+    reader, terminal = os.openpty()
+    with os.fdopen(reader, "rb", buffering=0) as screen, os.fdopen(terminal, "wb") as stdout:
+        command = [sys.executable, "-m", "treegen", "tasks"]
+        started = subprocess.Popen(command, stdout=stdout)
+        stdout.close()
+        shown = b""
+        while True:
+            try:
+                shown += screen.read(4096)
+            except OSError:  # EIO: the program has closed its end
+                break
+        assert started.wait() == 0
+    assert b"|gsm8k" in shown and b'{"tasks"' not in shown
+
+
+def test_a_run_is_shown_as_tables(treegen: Command, run: Path) -> None:
+    done = treegen("show", run)
+    assert done.code == 0, done.err
+    assert "gsm8k: 125 of 125 samples" in done.out
+    assert "|Tasks|" in done.out and "maj@k" in done.out
+    assert "... and 5 more" in done.out and "|Problem|Search|" in done.out
+    assert len(done.document["problems"]) == 25 and len(done.document["trees"]) == 3
+    assert "... and" not in treegen("show", run, "--full").out
+
+
+def test_a_problem_is_shown_with_samples_and_votes(treegen: Command, run: Path) -> None:
+    done = treegen("show", run, "--problem", "p7")
+    assert done.code == 0 and "question: What is 7 + 0?" in done.out
+    found = done.document
+    assert [sample["index"] for sample in found["samples"]] == list(range(5))
+    assert found["answer"] == "7" and found["vote"]["answer"] in found["vote"]["tied"]
+    for sample in found["samples"]:
+        assert f"--- sample {sample['index']}: {sample['fate']}" in done.out
+        assert sample["text"].strip() in done.out
+    strict = treegen("show", run, "-p", "p7", "--filter", "strict-match")
+    assert "Answer by strict-match" in strict.out
+    assert treegen("show", run, "-p", "p7", "-q").out.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["-p", "p99"], "the run has no problem 'p99'"),
+        (["-p", "p1", "-t", "p1"], "--problem or --tree, not both"),
+        (["--filter", "numerc"], "no verdicts by the filter 'numerc'; it has: numeric"),
+    ],
+)
+def test_what_is_not_there_is_refused(
+    treegen: Command, run: Path, args: list[str], message: str
+) -> None:
+    assert message in treegen("show", run, *args).error
+
+
+def test_a_search_is_drawn_with_its_best_path(treegen: Command, run: Path) -> None:
+    (record,) = [tree for tree in read_trees(run) if tree.problem_id == "p1"]
+    done = treegen("show", run, "--tree", "p1")
+    assert done.document["method"] == "beam" and len(done.document["nodes"]) == 21
+    lines = [line for line in done.out.splitlines()[1:-1] if line.strip()]
+    assert len(lines) == 21
+    starred = [line for line in lines if "* " in line]
+    assert len(starred) == len(best_path(record.nodes, record.best)) == len(record.path)
+    for line, node in zip(starred, record.path, strict=True):
+        assert node["text"].strip() in line
+        assert not node["n_tokens"] or f"{node['n_tokens']:,} tokens" in line
+
+
+def test_a_problem_without_a_search_is_drawn_with_its_prompt(treegen: Command, run: Path) -> None:
+    done = treegen("show", run, "--tree", "p9")
+    nodes = done.document["nodes"]
+    assert [node["depth"] for node in nodes] == [0, 1, 2, 2, 2, 2, 2]
+    assert "Q: What is 9 + 0?" in nodes[1]["text"]
+    answer = next(n for n in nodes if n["id"] == done.document["best"])
+    assert done.document["solved"] == (answer["score"] == 1)
+    assert done.out.count("\u251c\u2500\u2500 ") >= 4
+
+
+def test_hostile_text_does_not_reach_the_terminal(treegen: Command, tmp_path: Path) -> None:
+    path = make_run(
+        tmp_path / "run",
+        num_problems=2,
+        num_samples=len(HOSTILE),
+        draw=lambda rng, number, index: HOSTILE[index],
+        questions=[HOSTILE[3], HOSTILE[4]],
+    )
+    make_trees(path, num_trees=2, text="".join(HOSTILE[:7]))
+    for args in ([], ["-p", "p0"], ["-t", "p0"], ["-t", "p1", "--full"], ["-p", "p1", "--full"]):
+        done = treegen("show", path, *args)
+        assert done.code == 0, done.err
+        assert safe_text(done.out) == done.out
+        assert not {"\x1b", "\x9b", "\u202e", "\u2028"} & set(done.out)
+    assert len(treegen("show", path, "-t", "p0").out.splitlines()[1]) <= 200
+
+
+# draw_tree
+
+
+def node(id: int, parent: int | None, text: str = "x", **more: Any) -> dict[str, Any]:
+    return {
+        "id": id, "parent_id": parent, "depth": 0, "text": text, "score": None, "logprob": None,
+        "n_tokens": 1, "leaf": False, "pruned": False, "finish_reason": None, **more,
+    }  # fmt: skip
+
+
+def test_a_tree_says_what_is_known_of_each_node() -> None:
+    drawn = printed(
+        draw_tree(
+            [
+                node(0, None, "start [bold]here[/bold]"),
+                node(1, 0, "  two\n lines ", score=0.5, logprob=-1.25, n_tokens=1234),
+                node(2, 0, "", pruned=True, leaf=True, finish_reason="length"),
+            ],
+            best=1,
+        )
+    )
+    assert drawn.splitlines()[0] == "* [1 tokens] start [bold]here[/bold]"
+    assert drawn.splitlines()[1].endswith("* [score 0.50, logprob -1.25, 1,234 tokens] two lines")
+    assert drawn.splitlines()[2].endswith("[1 tokens, cut off, pruned] (empty)")
+
+
+def test_a_line_is_cut_at_the_width_unless_all_is_asked_for() -> None:
+    nodes = [node(0, None), node(1, 0, "word " * 100)]
+    assert len(printed(draw_tree(nodes), width=60).splitlines()) == 2
+    assert printed(draw_tree(nodes, full=True), width=60).count("word") == 100
+
+
+def test_of_a_long_prompt_the_end_is_shown() -> None:
+    nodes = [node(0, None, f"{'an example ' * 50}What is asked?")]
+    (line,) = printed(draw_tree(nodes)).splitlines()
+    assert "] ..." in line and line.endswith(" What is asked?")
+    assert printed(draw_tree(nodes, full=True)).count("example") == 50
+
+
+@pytest.mark.parametrize("depth", [1, 3000])
+def test_a_tree_may_be_deep(depth: int) -> None:
+    nodes = [node(i, i - 1 if i else None) for i in range(depth)]
+    tree = draw_tree(nodes, best=depth - 1)
+    deepest = 1
+    while tree.children:
+        tree, deepest = tree.children[0], deepest + 1
+    assert deepest == depth
+
+
+def test_no_nodes_and_a_best_that_is_not_there_are_drawn() -> None:
+    assert printed(draw_tree([])).strip() == ""
+    assert "*" not in printed(draw_tree([node(0, None)], best=7))
+
+
+# The live view
+
+
+def moment(done: int, **more: Any) -> Progress:
+    fields: dict[str, Any] = {
+        "done": done, "planned": 40, "rows": 8, "pages": 3, "num_pages": 10, "tokens": done * 7,
+        "seconds": done / 2, "accuracy": 0.5, "estimate": estimate([0.5, 1.0, 0.0]),
+        "levels": (LevelRows(0, 1, 8, 8), LevelRows(1, 4, 7, 0)),
+    }  # fmt: skip
+    return Progress(**fields | more)
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_levels_time_left_and_the_interval(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "140")
+    monkeypatch.setattr(live, "_SECONDS", 0.0)
+    monkeypatch.setattr(sys, "stderr", screen := Screen())
+    progress.draw(iter([moment(10), moment(20)]), "gsm8k", quiet=False)
+    shown = screen.getvalue()
+    assert "20/40" in shown and "0:10 left" in shown and "3/10 pages" in shown
+    assert "accuracy 0.500 (0.000 to 1.000)" in shown and "14 tokens/s" in shown
+    for word in ("level", "segments", "rows", "read once for", "8 rows", "none"):
+        assert word in shown
+
+
+def test_lines_of_a_log_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    steps: Iterator[Progress] = iter([moment(0, estimate=None), moment(20), moment(40)])
+    progress.draw(steps, "gsm8k", quiet=False)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("gsm8k: 20/40 samples (50%), 14 tokens/s, 8 rows, 3/10 pages, accur")
+    assert lines[0].endswith(", 0:10 left") and "left" not in lines[1]
+
+
+def test_time_left_is_that_of_this_part() -> None:
+    assert live.time_left(moment(10, started=5)) == "0:30 left"
+    assert live.time_left(moment(10, started=10)) == ""
+    assert live.time_left(moment(1, started=0, planned=7400, seconds=1.0)) == "2:03:19 left"
+
+
+def test_accuracy_so_far_is_a_mean_over_problems() -> None:
+    so_far = RightSoFar()
+    assert so_far.accuracy is None and so_far.estimate() is None
+    for problem, right in [("a", True), ("a", True), ("a", True), ("b", False)]:
+        so_far.count(problem, right)
+    found = so_far.estimate()
+    assert so_far.accuracy == 0.75
+    assert found is not None and found == estimate([1.0, 0.0])
+
+
+def test_what_is_under_way_may_turn_out_either_way() -> None:
+    so_far = RightSoFar()
+    assert so_far.estimate(3) is None
+    for problem in "abcd":  # the easy ones, which end first
+        so_far.count(problem, True)
+    found = so_far.estimate(8)
+    assert found is not None and found.value == 4 / 12 and found.num_problems == 12
+    assert found.low == estimate([1.0] * 4 + [0.0] * 8).low and found.high == 1
+    shown = live.accuracy_text(moment(4, estimate=found, unknown=8))
+    assert shown == f"accuracy at least 0.333 ({found.low:.3f} to 1.000), 8 unknown"
+    assert so_far.estimate() == so_far.estimate(0) == estimate([1.0] * 4)
+
+
+def test_a_real_run_knows_its_rows_by_level(treegen: Command, tiny: Path, tmp_path: Path) -> None:
+    from treegen.evals.job import load_job, load_llm, run_settings, weights_fingerprint
+    from treegen.evals.run import sample
+    from treegen.evals.settings import settle
+    from treegen.runs import RunDir
+
+    asked = {"task": "gsm8k", "model": str(tiny), "limit": 3, "num_samples": 4, "max_tokens": 40,
+             "memory": "4MiB"}  # fmt: skip
+    job = load_job(settle(asked))
+    weights = weights_fingerprint(job.settings.engine)
+    wanted = run_settings(job, dtype="float32", fingerprint=weights, flags={})
+    with RunDir.create(tmp_path / "run", wanted) as opened:
+        seen = list(sample(job, opened, load_llm(job.settings.engine, weights)))
+    assert seen[-1].done == 12 and seen[-1].seconds_left == 0
+    assert seen[-1].estimate is not None and seen[-1].estimate.num_problems == 3
+    levels = next(now.levels for now in seen if now.levels)
+    assert levels[0].segments == 1 and levels[0].rows <= 12
+    # Below the examples, each row belongs to one problem at most.
+    assert all(level.rows <= levels[0].rows for level in levels)
+    assert read_timeline(tmp_path / "run")[-1]["done"] == 12

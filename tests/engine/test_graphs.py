@@ -1,0 +1,332 @@
+"""Which decode steps are captured and which replayed; without a GPU, capturing is faked."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from fakes import HistoryModel, drain, expected, scheduler_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+
+from treegen import device as transfer
+from treegen.attention.gpu.state import Shape
+from treegen.attention.level import HostLevel
+from treegen.cache.pool import LayerKV
+from treegen.engine import decode as decoding
+from treegen.engine import graphs
+from treegen.engine.step import Step
+from treegen.model.batch import Batch
+from treegen.outputs import Completion
+from treegen.params import SamplingParams
+from treegen.plan.plan import Request, compile_plan
+from treegen.sampling.draw import Draws, SamplingBatch
+
+triton = pytest.importorskip("treegen.attention.gpu.attend")
+
+CPU = torch.device("cpu")
+POOL = LayerKV(torch.zeros(2, 64, 2, 8), torch.zeros(2, 64, 2, 8))
+GREEDY = SamplingParams(temperature=0)
+
+
+class FakeGraph:
+    """Replays by computing again, into the tensors that were there when it was captured."""
+
+    again: Callable[[], None]
+    pools: ClassVar[list[Any]] = []  # that graphs were captured with
+
+    def replay(self) -> None:
+        self.again()
+
+
+def tensors_of(out: Draws | Tensor) -> list[Tensor]:
+    if isinstance(out, Tensor):
+        return [out]
+    return [out.tokens_PN, out.logprobs_PN, out.lse_P]
+
+
+@contextlib.contextmanager
+def faked() -> Iterator[pytest.MonkeyPatch]:
+    """Capturing computes nothing, as on a GPU; what is captured holds garbage until replayed."""
+    capturing: list[FakeGraph] = []
+    last: list[Draws | Tensor] = []
+    numbers = itertools.count()
+    compute = graphs.DecodeGraphs._compute
+
+    @contextlib.contextmanager
+    def capture(
+        graph: FakeGraph, pool: Any, stream: Any, capture_error_mode: str
+    ) -> Iterator[None]:
+        assert stream == "stream"
+        capturing.append(graph)
+        FakeGraph.pools.append(pool)
+        yield
+        capturing.clear()
+
+    def compute_or_capture(self: graphs.DecodeGraphs, static: Step) -> Draws | Tensor:
+        if not capturing:
+            last[:] = [compute(self, static)]
+            return last[0]
+        (before,) = last
+        out = before.clone() if isinstance(before, Tensor) else before.first(static.num_rows)
+        if isinstance(out, Draws):
+            tokens_PN, logprobs_PN, lse_P = (each.clone() for each in tensors_of(out))
+            out = Draws(tokens_PN, logprobs_PN, lse_P, None, None)
+
+        def again() -> None:
+            for place, tensor in zip(
+                tensors_of(out), tensors_of(compute(self, static)), strict=True
+            ):
+                place.copy_(tensor)
+
+        for tensor in tensors_of(out):
+            tensor.fill_(-(2**30))
+        capturing[0].again = again
+        return out
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+        patch.setattr(torch.cuda, "synchronize", lambda: None)
+        patch.setattr(torch.cuda, "Stream", lambda device: "stream")
+        patch.setattr(torch.cuda, "current_stream", lambda device: "current")
+        patch.setattr(torch.cuda, "set_stream", lambda stream: None)
+        patch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, next(numbers)))
+        patch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *_: None, raising=False)
+        patch.setattr(torch.cuda, "graph", capture)
+        patch.setattr(graphs.DecodeGraphs, "_compute", compute_or_capture)
+        patch.setattr(graphs, "_borrowed", lambda tensor: tensor)
+        patch.setattr(triton, "_INTERPRETED", True)  # so that it plans on a CPU
+        patch.setattr(
+            decoding, "Fetch", lambda tensors: transfer.Fetch([t.clone() for t in tensors])
+        )
+        yield patch
+
+
+@pytest.fixture
+def patched() -> Iterator[pytest.MonkeyPatch]:
+    with faked() as patch:
+        yield patch
+
+
+def forward(batch: Batch) -> Tensor:
+    """Plans attention as a layer would; says which token is the likeliest after each."""
+    batch.levels.state.work(Shape(len(batch.tokens_T), 2, 4, 64, False))
+    return torch.nn.functional.one_hot(after(batch.tokens_T[batch.logits_at_S]), 500).float()
+
+
+def after(tokens: Tensor) -> Tensor:
+    return (7 * tokens + 3) % 500
+
+
+def step(num_rows: int, drawn: Tensor | None = None, source: Sequence[int] | None = None) -> Step:
+    """A decode step: a prefix of 100 keys that all rows share, and some keys of their own.
+
+    drawn, source: the last step's tokens, and which of them each row goes on from.
+    """
+    index = np.arange(num_rows)
+    zero = np.zeros(1, dtype=np.int64)
+    pages = np.array([[0, 1]])
+    shared = HostLevel(zero, zero + num_rows, pages, zero + 100, zero, causal=False)
+    own = HostLevel(index, index + 1, index[:, None], index % 5 + 1, index * 0 + 100, causal=False)
+    inputs_6T = torch.arange(1, num_rows + 1).repeat(6, 1)
+    inputs_6T[1] = -1 if source is None else torch.tensor(source)
+    levels = triton_levels([shared, own], inputs_6T)
+    sampling = SamplingBatch.of([GREEDY], torch.zeros(num_rows, dtype=torch.int64))
+    return Step(inputs_6T, drawn, levels, sampling, [POOL])
+
+
+def triton_levels(levels: Sequence[HostLevel], inputs_6T: Tensor) -> Any:
+    from treegen.attention import prepare_host
+
+    return prepare_host(levels, inputs_6T[2], CPU, "triton")
+
+
+def tokens_of(draws: Draws) -> list[int]:
+    tokens: list[int] = draws.tokens_PN[:, 0].tolist()
+    return tokens
+
+
+def sizes(found: graphs.DecodeGraphs) -> list[int]:
+    return [entry.step.num_rows for entry in found._graphs]
+
+
+def test_padding_and_a_replay_leave_the_live_rows_alone(patched: pytest.MonkeyPatch) -> None:
+    found = graphs.DecodeGraphs(forward)
+    assert tokens_of(found.run(step(100))) == after(torch.arange(1, 101)).tolist()
+    assert sizes(found) == [112]
+    for rows in (98, 109, 97):
+        a_step = step(rows)
+        assert tokens_of(found.run(a_step)) == after(torch.arange(1, rows + 1)).tolist()
+        (entry,) = found._graphs
+        assert entry.step.inputs_6T[:, :rows].equal(a_step.inputs_6T)
+        assert not entry.step.inputs_6T[:, rows:].any()
+        assert a_step.levels.kernels == ("triton", "triton")
+
+
+def test_rows_go_on_from_the_tokens_of_the_last_step(patched: pytest.MonkeyPatch) -> None:
+    """Whether it was replayed, captured, or run by someone else; rows come and go meanwhile."""
+    found = graphs.DecodeGraphs(forward)
+    drawn = torch.arange(200, 300)[:, None]
+    rng = np.random.default_rng(0)
+    for turn in range(60):
+        rows = 5000 if turn == 50 else int(rng.integers(1, 130))
+        source_T = torch.from_numpy(rng.integers(-1, len(drawn), rows))
+        last = drawn[:, 0].clone()
+        draws = found.run(step(rows, drawn, source_T.tolist()))
+        known = torch.arange(1, rows + 1)
+        want = after(torch.where(source_T >= 0, last[source_T.clamp(min=0)], known))
+        assert tokens_of(draws) == want.tolist()
+        drawn = draws.tokens_PN
+        if turn % 7 == 3:  # an eager step came between
+            drawn = after(torch.arange(rows + 20))[:, None]
+        if turn == 50:
+            assert found.num_graphs == 1, "graphs that read from elsewhere are gone"
+            *before, last = FakeGraph.pools
+            assert last not in before, "torch refuses a pool that no graph uses any more"
+    assert found.num_graphs > 1
+
+
+def test_a_larger_graph_serves_until_its_padding_would_have_paid_for_a_capture(
+    patched: pytest.MonkeyPatch,
+) -> None:
+    found = graphs.DecodeGraphs(forward)
+    found.run(step(64))
+    for _ in range(16):  # each of them wastes half a step
+        found.run(step(32))
+    assert sizes(found) == [64]
+    found.run(step(32))
+    found.run(step(32))
+    assert sizes(found) == [64, 32]
+    found.run(step(4))  # the others are more than four times as large
+    assert sizes(found) == [64, 32, 4]
+
+
+def test_the_graph_that_was_used_last_is_dropped_last(patched: pytest.MonkeyPatch) -> None:
+    patched.setattr(graphs, "_MAX_GRAPHS", 2)
+    found = graphs.DecodeGraphs(forward)
+    found.run(step(1))
+    found.run(step(16))
+    found.run(step(1))
+    found.run(step(128))
+    assert sizes(found) == [2, 128]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, torch.cuda.OutOfMemoryError])
+def test_where_nothing_can_be_captured_steps_run_eagerly(
+    error: type[RuntimeError], patched: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def refuse(*_: Any, **__: Any) -> Iterator[None]:
+        raise error("no way\nat all")
+        yield
+
+    patched.setattr(torch.cuda, "graph", refuse)
+    streams: list[str] = []
+    patched.setattr(torch.cuda, "set_stream", streams.append)
+    found = graphs.DecodeGraphs(forward)
+    for _ in range(2):
+        assert tokens_of(found.run(step(20))) == after(torch.arange(1, 21)).tolist()
+    assert found.num_graphs == 0
+    assert found.off == "the step cannot be captured: no way"
+    assert streams == ["current"], "where a capture cannot end, torch leaves its stream current"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=6),
+    sharing=st.sampled_from(["all", "auto", "off"]),
+    max_rows=st.integers(1, 24),
+    extra_pages=st.integers(0, 12),
+    eos_bias=st.sampled_from([-20.0, 1.0]),
+    how=st.sampled_from(
+        [
+            {},
+            {"temperature": 0.0},
+            {"temperature": 0.7},
+            {"top_k": 3},
+            {"min_tokens": 5, "logit_bias": {1: 2.0, 3: -4.0}},
+        ]
+    ),
+    run_ahead=st.booleans(),
+)
+def test_replayed_steps_draw_what_steps_without_graphs_draw(
+    lengths: list[tuple[int, int]], sharing: str, max_rows: int, extra_pages: int,
+    eos_bias: float, how: dict[str, Any], run_ahead: bool,
+) -> None:  # fmt: skip
+    """A whole run on graphs that compute again when replayed, whatever comes and goes."""
+    params = SamplingParams(max_tokens=12, seed=5, **how)
+    requests = [
+        Request(
+            f"p{i}", np.array([2, 3, 4, 5, 6, 7][: 2 + i % 5] + [8 + i] * length, np.int32),
+            samples, min(samples, 1) if params.temperature == 0 else samples, 12,
+        )
+        for i, (length, samples) in enumerate(lengths)
+    ]  # fmt: skip
+    plan = compile_plan(requests, token_bytes=64, num_layers=1, sharing=sharing)  # type: ignore[arg-type]
+    model = HistoryModel(eos_bias=eos_bias)
+    pages = max(plan.alone_pages(i, 3) for i in range(len(requests))) + extra_pages
+    cache = model.new_cache(pages, 3)
+
+    def planned(batch: Batch) -> Tensor:
+        batch.levels.state.work(Shape(len(batch.tokens_T), 1, 1, 3, False))
+        return model.forward(batch)
+
+    with faked():
+        found = graphs.DecodeGraphs(planned)
+        scheduler = scheduler_of(
+            plan, model, cache, params, max_rows=max_rows, run_ahead=run_ahead, graphs=found
+        )
+        got = samples_of(drain(scheduler))
+    assert found.off is None
+    assert got == expected(model, plan, params)
+
+
+def samples_of(completions: Sequence[Completion]) -> dict[tuple[str, int], tuple[int, ...]]:
+    return {(c.prompt_id, c.sample_index): c.tokens for c in completions}
+
+
+def test_tensors_of_one_piece_of_memory_are_fetched_as_one() -> None:
+    """As the results of a draw are: tokens and two floats side by side in 16 bytes a row."""
+    whole = torch.arange(14).view(7, 2) * 10**12
+    floats = whole.view(torch.float32)
+    apart = torch.rand(3, 2)
+    tensors = [
+        whole[:5, 0], floats[:5, 2], floats[1:, 3], apart.T, apart[:0], whole[0, 0].expand(4)
+    ]  # fmt: skip
+    copied: list[int] = []
+
+    def copy(raw: Tensor) -> Tensor:
+        copied.append(len(raw))
+        return raw.clone()
+
+    copies = transfer.together(tensors, copy)
+    assert copied == [whole.nbytes, apart.nbytes]
+    wanted = [tensor.clone() for tensor in tensors]
+    whole.zero_()
+    apart.zero_()
+    for found, want in zip(copies, wanted, strict=True):
+        assert found.dtype == want.dtype and found.numpy().tobytes() == want.numpy().tobytes()
+
+
+def test_arrays_that_travel_together_arrive_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    monkeypatch.setattr(
+        transfer, "to_device", lambda array, _: torch.from_numpy(np.ascontiguousarray(array))
+    )
+    for _ in range(200):
+        arrays: list[NDArray[Any]] = []
+        for _ in range(int(rng.integers(1, 6))):
+            shape = tuple(rng.integers(0, 5, rng.integers(1, 4)))
+            array = (rng.random(shape) * 100).astype(rng.choice(["i4", "i8", "f4", "f8", "u1"]))
+            arrays.append(array.T if rng.random() < 0.3 else array)
+        tensors = transfer.to_device_together(arrays, torch.device("cuda"))
+        for array, tensor in zip(arrays, tensors, strict=True):
+            assert np.array_equal(tensor.numpy(), array)
+            assert tensor.dtype == torch.from_numpy(np.ascontiguousarray(array)).dtype

@@ -1,0 +1,80 @@
+"""The table of rows: what it hands back of what was generated."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from treegen.engine.rows import RowTable
+
+
+def test_what_was_generated_comes_back_as_python_numbers() -> None:
+    rows = RowTable(num_logprobs=2)
+    slots = rows.add(3)[::-1]
+    held: dict[int, list[tuple[int, float]]] = {slot: [] for slot in slots.tolist()}
+    for step, some in enumerate((slots, slots[:2], slots[1:2])):
+        tokens = 10**6 * step + some
+        logprobs = np.float32(-0.1) * some.astype(np.float32)
+        top = np.stack([tokens, tokens + 1], axis=1), np.stack([logprobs, -logprobs], axis=1)
+        rows.append(some, tokens, logprobs, *top)
+        for slot, *pair in zip(some.tolist(), tokens.tolist(), logprobs.tolist(), strict=True):
+            held[slot].append((pair[0], pair[1]))
+    tokens_of = [tuple(token for token, _ in held[slot]) for slot in slots.tolist()]
+    assert rows.tokens(slots) == tokens_of
+    assert {type(token) for tokens in tokens_of for token in tokens} == {int}
+    logprobs_of = [tuple(value for _, value in held[slot]) for slot in slots.tolist()]
+    assert rows.logprobs(slots) == logprobs_of
+    # Several numbers a token come in one row.
+    top_of = [tuple(i for t in tokens for i in (t, t + 1)) for tokens in tokens_of]
+    assert rows.alternatives(slots)[0] == top_of
+    assert rows.tokens(slots[:0]) == []
+
+
+@pytest.mark.parametrize("num_logprobs", [0, 3])
+def test_slots_that_come_and_go_keep_what_is_theirs(num_logprobs: int) -> None:
+    rng = np.random.default_rng(num_logprobs)
+    rows = RowTable(num_logprobs)
+    held: dict[int, list[tuple[int, float, list[int]]]] = {}
+    for _ in range(600):
+        if rng.random() < 0.2:
+            held |= {slot: [] for slot in rows.add(int(rng.integers(1, 5))).tolist()}
+        some = np.array([slot for slot in held if rng.random() < 0.7], dtype=np.int64)
+        tokens, logprobs = rng.integers(0, 999, len(some)), rng.random(len(some), np.float32)
+        top = rng.integers(0, 999, (len(some), num_logprobs))
+        rows.append(some, tokens, logprobs, top, -top.astype(np.float32))
+        assert rows.last[some].tolist() == tokens.tolist()
+        for slot, *each in zip(
+            some.tolist(), tokens.tolist(), logprobs.tolist(), top.tolist(), strict=True
+        ):
+            held[slot].append((each[0], each[1], each[2]))
+        for slot in [slot for slot in held if rng.random() < 0.01]:
+            _check(rows, slot, held.pop(slot), rng)
+            rows.release(np.array([slot]))
+    for slot, mine in held.items():
+        _check(rows, slot, mine, rng)
+    assert max(map(len, held.values())) > 128
+
+
+def _check(
+    rows: RowTable, slot: int, mine: list[tuple[int, float, list[int]]], rng: np.random.Generator
+) -> None:
+    at = np.array([slot])
+    assert rows.tokens(at) == [tuple(token for token, _, _ in mine)]
+    assert rows.logprobs(at) == [tuple(value for _, value, _ in mine)]
+    top, values = rows.alternatives(at)
+    assert top == [tuple(token for _, _, tokens in mine for token in tokens)]
+    assert values == [tuple(-token for token in top[0])]
+    start, stop = sorted(rng.integers(0, len(mine) + 1, 2).tolist())
+    wanted = [token for token, _, _ in mine[start:stop]]
+    assert rows.generated.between(slot, start, stop).tolist() == wanted
+
+
+def test_memory_follows_the_tokens_of_all_not_the_longest() -> None:
+    rows = RowTable(num_logprobs=5)
+    slots = rows.add(4096)
+    for step in range(20_000):
+        some = slots if step < 8 else slots[:1]
+        top = np.zeros((len(some), 5), np.int64)
+        rows.append(some, some, some.astype(np.float32), top, top.astype(np.float32))
+    assert rows.generated.num_bytes < 50 * 2**20
+    assert len(rows.tokens(slots)[0]) == 20_000

@@ -1,0 +1,479 @@
+"""Methods of search over a task's problems, and the run directories that they leave."""
+
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_cases import write_jsonl
+from puzzle_model import ToyLLM, puzzle_model
+from toy_search import ToyModel
+
+from treegen.errors import InputError, RunError, TaskError
+from treegen.evals.progress import Progress
+from treegen.evals.search.job import SearchJob, load_search_job, search_run_settings
+from treegen.evals.search.methods import search_function
+from treegen.evals.search.names import METHODS
+from treegen.evals.search.run import make_record, search, write_search_results
+from treegen.evals.search.settings import settle_search, stored_choices
+from treegen.runs import RunDir, SearchRunDir
+from treegen.search.node import SearchNode
+from treegen.search.records import SearchTree
+from treegen.search.result import SearchResult
+
+TREES = [name for name in METHODS if name not in ("sample", "best-of-n", "majority")]
+SURE = ("beam", "rebase", "tot-bfs", "tot-dfs", "best-first", "mcts")
+PUZZLES = [([1, 2, 3], 6), ([2, 3, 7], 13), ([1, 5, 5, 9], 20), ([2, 2], 4), ([3, 4, 7], 49)]
+# In letters, each of which is a token of the toy model.
+BUDGET = {"tokens": 2000}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    rows = [{"id": f"p{i}", "numbers": n, "target": t} for i, (n, t) in enumerate(PUZZLES)]
+    return str(write_jsonl(tmp_path_factory.mktemp("data") / "puzzles.jsonl", rows))
+
+
+def job_of(data: str, **choices: Any) -> SearchJob:
+    asked = {"task": "countdown", "data": data, "model": "toy", "budget": BUDGET, "num_fewshot": 1}
+    return load_search_job(settle_search({**asked, **choices}))
+
+
+def results_of(job: SearchJob, llm: ToyLLM, names: list[str] | None = None) -> list[SearchResult]:
+    settings = job.settings
+    fn = search_function(job.task, job.data, settings)
+    roots = [(name, root) for name, root in job.roots.items() if names is None or name in names]
+    return list(llm.search_stream(fn, roots, settings.whole, concurrency=1, budget=settings.budget))
+
+
+def records_of(job: SearchJob, llm: ToyLLM) -> list[dict[str, Any]]:
+    records = [make_record(job, result) for result in results_of(job, llm)]
+    for record in records:
+        del record["time"], record["usage"]["seconds"]
+    return records
+
+
+# Methods
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_method_finds_right_solutions_within_its_budget(method: str, data: str) -> None:
+    job = job_of(data, method=method)
+    records = records_of(job, ToyLLM(puzzle_model()))
+    assert sum(record["solved"] for record in records) >= (4 if method in SURE else 2)
+    for record, problem in zip(records, job.data.problems, strict=True):
+        assert record["error"] is None and record["method"] == method
+        tree = SearchTree.from_json(record["nodes"])
+        assert record["usage"]["nodes"] == len(tree.nodes) - 1
+        assert record["usage"]["tokens_decoded"] <= 2000 + 40
+        if record["solved"]:
+            text = tree.path_text(record["best"])
+            assert job.task.solved(problem, text) and record["text"] == text
+            assert record["answer"] == problem.answer and record["best"] in record["candidates"]
+            assert record["stopped"] == "solved" and not tree.nodes[record["best"]].pruned
+        else:
+            assert "budget of 2,000 tokens" in record["stopped"]
+            assert record["answer"] != problem.answer
+
+
+@pytest.mark.parametrize("method", TREES)
+def test_a_tree_holds_no_dead_end_that_is_followed(method: str, data: str) -> None:
+    job = job_of(data, method=method)
+    problems = {problem.id: problem for problem in job.data.problems}
+    num_dead = 0
+    for record in records_of(job, ToyLLM(puzzle_model(mistakes=1.0))):
+        tree = SearchTree.from_json(record["nodes"])
+        for node in tree.nodes[1:]:
+            state = job.task.state(problems[record["problem_id"]], tree.path_text(node.id))
+            if state is None:
+                num_dead += 1
+                assert node.leaf
+                # Ends of rollouts are not followed anyway.
+                assert (node.pruned and node.score is not None) or method == "mcts"
+    assert num_dead > 5
+
+
+def test_search_beats_sampling_where_its_judgements_are_good(data: str) -> None:
+    model = puzzle_model(right=0.98, mistakes=0.3)
+    budget = {"tokens": 800}
+    solved = {
+        method: sum(
+            record["solved"]
+            for seed in range(4)
+            for record in records_of(
+                job_of(data, method=method, budget=budget, seed=seed, expand=5), ToyLLM(model)
+            )
+        )
+        for method in ("sample", "tot-dfs", "best-first")
+    }
+    assert solved["tot-dfs"] > solved["sample"] < solved["best-first"], solved
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_tree_is_a_function_of_the_seed_alone(method: str, data: str) -> None:
+    llm = ToyLLM(puzzle_model())
+    first, again, other = (
+        {r["problem_id"]: r for r in records_of(job_of(data, method=method, seed=seed), llm)}
+        for seed in (1, 1, 2)
+    )
+    assert first == again != other
+    job = job_of(data, method=method, seed=1)
+    (alone,) = results_of(job, llm, ["p3"])
+    assert [node.to_json() for node in alone.tree.nodes] == first["p3"]["nodes"]
+
+
+@pytest.mark.parametrize("evaluate", ["judge", "judge-sampled", "logprob", "min-logprob"])
+@pytest.mark.parametrize("propose", ["sample", "list"])
+def test_ways_to_judge_and_to_propose(evaluate: str, propose: str, data: str) -> None:
+    for method in ("tot-bfs", "mcts"):
+        job = job_of(data, method=method, evaluate=evaluate, propose=propose, limit=2)
+        records = records_of(job, ToyLLM(puzzle_model()))
+        assert any(record["solved"] for record in records)
+        given = {n["finish_reason"] for record in records for n in record["nodes"][1:]}
+        # Rollouts of MCTS are sampled, whatever proposes.
+        assert ("given" in given) is (propose == "list")
+
+
+def test_without_solutions_a_search_ends_with_its_budget(tmp_path: Path) -> None:
+    data = write_jsonl(tmp_path / "d.jsonl", [{"numbers": [1, 1, 1], "target": 50}])
+    for budget in ({"calls": 9}, {"nodes": 30}, {"tokens": 500}, {"seconds": 0.05}):
+        (record,) = records_of(job_of(str(data), budget=budget), ToyLLM(puzzle_model()))
+        ((name, limit),) = budget.items()
+        assert not record["solved"] and record["stopped"] == f"budget of {limit:,} {name} reached"
+
+
+def test_a_search_that_fails_fails_alone(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = job_of(data, method="beam")
+    evaluate = job.task.evaluate
+
+    def broken(problem: Any, how: str) -> Any:
+        if problem.id == "p1":
+            raise ValueError("no \x1b[31mjudge\nhere")
+        return evaluate(problem, how)
+
+    monkeypatch.setattr(job.task, "evaluate", broken)
+    records = {r["problem_id"]: r for r in records_of(job, ToyLLM(puzzle_model()))}
+    failed = records["p1"]
+    assert failed["error"].startswith("ValueError: no ") and "\n" not in failed["error"]
+    assert failed["solved"] is False and failed["answer"] is None and len(failed["nodes"]) == 1
+    assert all(record["error"] is None for name, record in records.items() if name != "p1")
+    assert sum(record["solved"] for record in records.values()) >= 2
+
+
+def test_mcts_plays_rollouts_on_puzzles_unless_told_otherwise(data: str) -> None:
+    drawn: dict[int, int] = {}
+    for rollouts in (0, 1, 3):
+        job = job_of(data, method="mcts", rollouts=rollouts, limit=3, budget={"calls": 60})
+        *_, record = records_of(job, ToyLLM(puzzle_model(mistakes=3.0)))
+        tree = SearchTree.from_json(record["nodes"])
+        # A step is a line of its own; what a rollout draws is all lines to the end.
+        drawn[rollouts] = sum(node.text.count("\n") != 1 for node in tree.nodes[1:])
+        assert record["error"] is None
+    assert drawn[0] == 0 < drawn[1]
+    assert settle_search({"task": "countdown", "model": "m", "method": "mcts"}).rollouts == 1
+
+
+def test_faults_of_a_task_name_the_method_and_the_problem(
+    data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_of(data, method="beam")
+
+    def state(problem: Any, text: str) -> Any:
+        raise SystemExit("no more")
+
+    monkeypatch.setattr(job.task, "state", state)
+    (record, *_) = records_of(job, ToyLLM(puzzle_model()))
+    assert record["error"].startswith(
+        "TaskError: state of problem 'p0' fails in task 'countdown': SystemExit: no more (test_"
+    )
+
+    def root(given: Any, problem: Any) -> str:
+        raise KeyError("x")
+
+    monkeypatch.setattr(type(job.task), "root", staticmethod(root))
+    with pytest.raises(TaskError, match="root of problem 'p0' fails in task 'countdown': KeyErr"):
+        job_of(data)
+
+
+# Tasks that cannot be checked
+
+
+@pytest.mark.parametrize("end", ["", "\n\nQ: It is 1.\n\nQ: It is"])
+def test_answers_that_cannot_be_checked_are_not_looked_up(tmp_path: Path, end: str) -> None:
+    file = write_jsonl(tmp_path / "d.jsonl", [{"question": "How many?", "answer": "#### 12"}])
+    asked = {
+        "task": "gsm8k", "data": str(file), "model": "toy", "num_fewshot": 0, "num_samples": 12,
+        "budget": {"tokens": 3000}, "width": 3, "expand": 3,
+    }  # fmt: skip
+    found = {}
+    for method in METHODS:
+        job = load_search_job(settle_search({**asked, "method": method}))
+        (record,) = records_of(job, ToyLLM(words_model(end)))
+        assert record["stopped"] != "solved" and record["error"] is None
+        found[method] = record
+    assert found["sample"]["usage"]["nodes"] == 1
+    assert found["majority"]["answer"] == "7" and not found["majority"]["solved"]
+    assert set(found["majority"]["votes"]) <= {"7", "12"}
+    assert {record["answer"] for record in found.values()} <= {"7", "12", None}
+    assert found["beam"]["answer"] == "7" and found["beam"]["best"] in found["beam"]["candidates"]
+
+
+def words_model(end: str = "") -> ToyModel:
+    """Answers every question by one of two numbers, or by none, and goes on with an end."""
+    texts = {
+        f" It is so. The answer is 7.\n{end}": 9.0,
+        f" It is so. The answer is 12.\n{end}": 1.0,
+        f" It is.\n{end}": 2.0,
+    }
+    letters = "".join(sorted({letter for text in texts for letter in text}))
+
+    def weights(text: str) -> list[float]:
+        typed = text.rpartition("\nA:")[2]
+        found = dict.fromkeys(letters, 0.0)
+        for whole, weight in texts.items():
+            if whole.startswith(typed) and len(whole) > len(typed):
+                found[whole[len(typed)]] += weight
+        return [0.0 if any(found.values()) else 1.0, *found.values()]
+
+    return ToyModel(letters, weights)
+
+
+def test_what_a_budget_cuts_short_has_no_answer(tmp_path: Path) -> None:
+    file = write_jsonl(tmp_path / "d.jsonl", [{"question": "How many?", "answer": "#### 7"}])
+    asked = {"task": "gsm8k", "data": str(file), "model": "toy", "num_fewshot": 0}
+    job = load_search_job(settle_search({**asked, "method": "beam", "budget": {"tokens": 60}}))
+    (record,) = records_of(job, ToyLLM(words_model()))
+    assert record["stopped"] == "budget of 60 tokens reached"
+    assert (record["answer"], record["text"], record["solved"]) == (None, None, False)
+
+
+@pytest.mark.parametrize("method", ["best-of-n", "beam", "dvts", "rebase", "tot-bfs", "mcts"])
+def test_solutions_may_vote_with_the_weight_of_their_values(tmp_path: Path, method: str) -> None:
+    file = write_jsonl(tmp_path / "d.jsonl", [{"question": "How many?", "answer": "#### 12"}])
+    asked = {
+        "task": "gsm8k", "data": str(file), "model": "toy", "num_fewshot": 0, "num_samples": 12,
+        "budget": {"tokens": 3000}, "width": 3, "expand": 3, "method": method,
+    }  # fmt: skip
+    found = {}
+    for choose in ("best", "vote"):
+        job = load_search_job(settle_search({**asked, "choose": choose}))
+        (found[choose],) = records_of(job, ToyLLM(words_model()))
+    assert found["best"]["nodes"] == found["vote"]["nodes"] and not found["best"]["votes"]
+    votes, job_task = found["vote"]["votes"], job.task
+    tree = SearchTree.from_json(found["vote"]["nodes"])
+    weights: dict[str, float] = {}
+    for index in found["best"]["candidates"]:
+        answer = job_task.answer(job.data.problems[0], tree.path_text(index))
+        score = tree.nodes[index].score
+        if answer is not None and score is not None:
+            # Values are mean log-probabilities; those of rebase and mcts are from 0 to 1.
+            weight = score if method in ("rebase", "mcts") else math.exp(score)
+            weights[answer] = weights.get(answer, 0) + weight
+    assert votes == pytest.approx(weights) and votes
+    assert found["vote"]["answer"] == max(votes, key=lambda answer: votes[answer])
+
+
+# Settings
+
+
+def test_settings_come_from_the_task_and_the_user(data: str) -> None:
+    plain = settle_search({"task": "countdown", "model": "m"})
+    assert (plain.method, plain.budget.tokens, plain.evaluate) == ("tot-bfs", 2000, "judge")
+    assert plain.step.include_stop and plain.step.stops == ("\n",)
+    given = settle_search({
+        "task": "countdown", "model": "m", "method": "beam", "width": 2, "temperature": 0.5,
+        "seed": 3, "max_tokens": 99, "step_tokens": 9, "budget": {"calls": 7},
+        "evaluate": "logprob",
+    })  # fmt: skip
+    assert (given.step.temperature, given.whole.temperature) == (0.5, 0.5)
+    assert (given.step.max_tokens, given.whole.max_tokens) == (9, 99)
+    assert (given.budget.calls, given.budget.tokens, given.width) == (7, None, 2)
+    # A limit of one scale says nothing on another.
+    assert plain.prune_below == pytest.approx(1 / 3) and given.prune_below is None
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"method": "bfs"}, "there is no method 'bfs'; did you mean 'tot-bfs'"),
+        ({"method": "x"}, "known: sample, best-of-n"),
+        ({"evaluate": "jugde"}, "there is no way to evaluate 'jugde'; did you mean 'judge'"),
+        ({"evaluate": "reward:"}, "there is no way to evaluate"),
+        ({"propose": "guess"}, "there is no way to propose 'guess'; known: sample, list"),
+        ({"width": 0}, "width must be at least 1, got 0"),
+        ({"num_samples": -1}, "--n-samples must be at least 1"),
+        ({"step_tokens": 0}, "--step-tokens must be at least 1, got 0"),
+        ({"concurrency": 0}, "concurrency must be at least 1"),
+        ({"rollouts": -1}, "rollouts must be at least 0, got -1"),
+        ({"choose": "votes"}, "there is no way to choose 'votes'; did you mean 'vote'"),
+        ({"exploration": float("nan")}, "exploration must be at least 0"),
+        ({"temperature": 0.0}, "temperature 0 gives the same"),
+        ({"top_p": 2.0}, "top_p must be in"),
+        ({"budget": {"tokens": 0}}, "budget tokens must be"),
+        ({"nonsense": 1}, "there is no setting 'nonsense'"),
+        ({"task": "apps"}, "has no steps to search over"),
+        ({"task": ""}, "no task is given"),
+    ],
+)
+def test_settings_that_cannot_be(choices: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message.replace("(", r"\(")):
+        settle_search({"task": "countdown", "model": "m", **choices})
+
+
+# Run directories
+
+
+@pytest.fixture
+def job(data: str) -> SearchJob:
+    return job_of(data, method="best-first")
+
+
+def asked_by(job: SearchJob, **changes: Any) -> Any:
+    given: dict[str, Any] = {"dtype": "float32", "fingerprint": "f", "flags": {}}
+    return search_run_settings(job, **given | changes)
+
+
+def steps_of(
+    job: SearchJob, run: SearchRunDir, llm: ToyLLM | None = None, **more: Any
+) -> list[Progress]:
+    return list(search(job, run, llm or ToyLLM(puzzle_model()), **more))  # type: ignore[arg-type]
+
+
+def stored(path: Path) -> list[dict[str, Any]]:
+    with SearchRunDir.open(path) as run:
+        records = sorted(run.records(), key=lambda record: str(record["problem_id"]))
+    for record in records:
+        del record["time"], record["usage"]["seconds"]
+    return records
+
+
+@pytest.fixture
+def whole(job: SearchJob, tmp_path: Path) -> Path:
+    path = tmp_path / "whole"
+    with SearchRunDir.create(path, asked_by(job)) as run:
+        steps = steps_of(job, run)
+        assert [step.done for step in steps] == [1, 2, 3, 4, 5]
+        assert steps[-1].unit == "searches" and steps[-1].estimate is not None
+        assert [step.unknown for step in steps] == [4, 3, 2, 1, 0]
+        least = [step.estimate.value for step in steps if step.estimate]
+        assert least == sorted(least) and all(
+            step.estimate and step.estimate.num_problems == 5 for step in steps
+        )
+        write_search_results(job, run)
+    return path
+
+
+def test_results_add_up(whole: Path) -> None:
+    records = stored(whole)
+    results = json.loads((whole / "results.json").read_text())
+    assert (results["complete"], results["done"], results["planned"]) == (True, 5, 5)
+    num_solved = sum(record["solved"] for record in records)
+    assert results["num_solved"] == num_solved
+    estimate = results["solved"]
+    assert estimate["value"] == pytest.approx(num_solved / 5)
+    assert 0 <= estimate["low"] <= estimate["value"] <= estimate["high"] <= 1
+    decoded = [record["usage"]["tokens_decoded"] for record in records]
+    assert results["cost"]["tokens_decoded"] == {
+        "total": sum(decoded), "mean": sum(decoded) / 5, "most": max(decoded),
+    }  # fmt: skip
+    assert sum(results["stopped"].values()) == 5 and results["errors"] == {}
+    assert results["seconds"] > 0 and results["method"] == "best-first"
+
+
+def test_results_of_a_stopped_run_count_those_under_way_as_unknown(
+    job: SearchJob, whole: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(whole, tmp_path / "cut"))
+    lines = (path / "trees.jsonl").read_bytes().splitlines(keepends=True)
+    solved = [line for line in lines if json.loads(line)["solved"]]
+    (path / "trees.jsonl").write_bytes(b"".join(solved[:2]))
+    for concurrency, unknown in ((64, 3), (1, 1)):
+        few = replace(job, settings=replace(job.settings, concurrency=concurrency))
+        with SearchRunDir.resume(path, asked_by(job)) as run:
+            results = write_search_results(few, run)
+        assert (results["complete"], results["done"], results["num_solved"]) == (False, 2, 2)
+        assert results["solved"]["value"] == 2 / (2 + unknown)
+        assert results["solved"]["low"] < results["solved"]["value"] < results["solved"]["high"]
+
+
+def test_a_run_can_be_stopped_and_continued_anywhere(
+    job: SearchJob, whole: Path, tmp_path: Path
+) -> None:
+    for number in range(6):
+        path = Path(shutil.copytree(whole, tmp_path / f"cut-{number}"))
+        lines = (path / "trees.jsonl").read_bytes().splitlines(keepends=True)
+        torn = lines[number][:50] if number < 5 else b""
+        (path / "trees.jsonl").write_bytes(b"".join(lines[:number]) + torn)
+        llm = ToyLLM(puzzle_model())
+        with SearchRunDir.resume(path, asked_by(job)) as run:
+            steps_of(job, run, llm)
+            assert len(llm.begun) == 5 - number and run.missing == 0
+        assert stored(path) == stored(whole)
+
+
+def test_a_stop_keeps_what_is_finished_and_nothing_else(
+    job: SearchJob, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Polled in each round of the event loop, so a count of polls stops somewhere inside a search.
+    monkeypatch.setattr("treegen.evals.search.methods.POLL_SECONDS", 0)
+    for limit in (1, 50, 300, 10**6):
+        path = tmp_path / f"stopped-{limit}"
+        polls: Iterator[int] = iter(range(10**9))
+        with SearchRunDir.create(path, asked_by(job)) as run:
+            steps_of(job, run, stop=lambda: next(polls) >= limit)  # noqa: B023
+            assert run.missing > 0 or limit == 10**6
+        assert all(record in stored(whole) for record in stored(path))
+        with SearchRunDir.resume(path, asked_by(job)) as run:
+            steps_of(job, run)
+        assert stored(path) == stored(whole)
+
+
+def test_a_changed_setting_is_refused_by_name(data: str, whole: Path, job: SearchJob) -> None:
+    for choices, told in (
+        ({"width": 2}, "search.width: 3 -> 2"),
+        ({"method": "beam"}, 'search.method: "best-first" -> "beam"'),
+        ({"budget": {"tokens": 50}}, "budget.tokens: 2000 -> 50"),
+        ({"temperature": 0.1}, "draw.temperature: 0.7 -> 0.1"),
+        ({"step_tokens": 5}, "draw.step_tokens: 48 -> 5"),
+    ):
+        changed = job_of(data, **{"method": "best-first", **choices})
+        with pytest.raises(RunError, match="begun with other settings") as error:
+            SearchRunDir.resume(whole, asked_by(changed))
+        assert told in str(error.value)
+    free = job_of(data, method="best-first", concurrency=3, memory="1GiB")
+    with SearchRunDir.resume(whole, asked_by(free)) as run:
+        assert stored_choices(run.info)["concurrency"] == 3
+        again = settle_search({}, stored_choices(run.info))
+    assert again == free.settings
+
+
+def test_runs_of_samples_and_of_searches_are_told_apart(whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="is a run of `treegen search`, not of `treegen eval`"):
+        RunDir.open(whole)
+    other = Path(shutil.copytree(whole, tmp_path / "other"))
+    (other / "trees.jsonl").rename(other / "samples.jsonl")
+    with pytest.raises(RunError, match="is a run of `treegen eval`, not of `treegen search`"):
+        SearchRunDir.open(other)
+    (other / "samples.jsonl").unlink()
+    with pytest.raises(RunError, match=r"has lost its trees\.jsonl"):
+        SearchRunDir.open(other)
+
+
+def test_the_text_that_is_judged_never_reaches_the_prompt_of_another(data: str) -> None:
+    """A search asks about the numbers that are left, not about text of the model."""
+    job = job_of(data, method="tot-bfs", limit=1)
+    seen: list[SearchNode] = []
+    original = job.task.evaluate(job.data.problems[0], "judge")
+
+    async def spy(nodes: Any) -> Any:
+        seen.extend(nodes)
+        return await original(nodes)
+
+    job.task.evaluate = lambda problem, how: spy  # type: ignore[method-assign]
+    records_of(job, ToyLLM(puzzle_model(mistakes=2.0)))
+    problem = job.data.problems[0]
+    assert seen and all(job.task.state(problem, node.path_text) for node in seen)

@@ -1,0 +1,183 @@
+"""What tasks share: choosing problems, and finding tasks by name."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from treegen.errors import InputError
+from treegen.evals.registry import ENTRY_POINT_GROUP
+from treegen.evals.selection import parse_limit, select
+from treegen.tasks import (
+    Problem,
+    ReportOptions,
+    SampleScore,
+    Task,
+    TaskOptions,
+    get_task,
+    list_tasks,
+)
+
+
+@pytest.mark.parametrize(
+    ("limit", "want"),
+    [
+        (None, (0, 25)),
+        (5, (0, 5)),
+        ("5", (0, 5)),
+        (100, (0, 25)),
+        (0.1, (0, 3)),
+        (".5", (0, 13)),
+        (1.0, (0, 1)),
+        ("10-20", (9, 20)),
+        ("20-99", (19, 25)),
+        ("3-3", (2, 3)),
+    ],
+)
+def test_limit(limit: int | float | str | None, want: tuple[int, int]) -> None:
+    assert parse_limit(limit, 25) == want
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [0, -1, 1.5, "x", "nan", "inf", "1_0", "\uff15", "0-3", "5-2", "30-40", "", "1-", "1e1"],
+)
+def test_limits_that_mean_nothing(limit: int | float | str) -> None:
+    with pytest.raises(InputError, match="limit"):
+        parse_limit(limit, 25)
+
+
+def test_problems_by_id() -> None:
+    problems = [Problem(f"gsm8k-{i}", "q", "1") for i in range(5)]
+    chosen = select(problems, TaskOptions(ids=["gsm8k-3", "gsm8k-0"]))
+    assert [problem.id for problem in chosen] == ["gsm8k-3", "gsm8k-0"]
+    with pytest.raises(InputError, match="no problem 'gsm8k-9'; did you mean"):
+        select(problems, TaskOptions(ids=["gsm8k-9"]))
+    with pytest.raises(InputError, match="twice"):
+        select(problems, TaskOptions(ids=["gsm8k-1", "gsm8k-1"]))
+    with pytest.raises(InputError, match="empty"):
+        select(problems, TaskOptions(ids=[]))
+    with pytest.raises(InputError, match="not both"):
+        TaskOptions(ids=["gsm8k-1"], limit=1)
+
+
+def test_fingerprint_follows_what_prompts_and_scores_depend_on() -> None:
+    task = get_task("gsm8k")
+    prints = [
+        task.load(options).fingerprint
+        for options in (
+            TaskOptions(),
+            TaskOptions(limit=24),
+            TaskOptions(limit=23),
+            TaskOptions(num_fewshot=7),
+        )
+    ]
+    assert prints[0] == prints[1]
+    assert len(set(prints)) == 3
+
+
+def test_known_task_is_found_and_listed() -> None:
+    assert isinstance(get_task("gsm8k"), Task)
+    assert ("gsm8k", "treegen") in [(info.name, info.source) for info in list_tasks()]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("gsm8", "did you mean 'gsm8k'"),
+        ("zzz", "known: apps, countdown"),
+        ("none.py:Mine", "does not exist"),
+        ("mine.py", "name the task's class too"),
+    ],
+)
+def test_unknown_tasks(name: str, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        get_task(name)
+
+
+OWN_TASK = """
+from dataclasses import dataclass
+from treegen import Node, SamplingParams
+from treegen.tasks import Problem, TaskData, TaskDefaults, Verdict, summarise
+
+@dataclass
+class Note:
+    text: str
+
+class Echo:
+    name = "echo"
+    version = "1"
+    filters = ("exact",)
+    defaults = TaskDefaults(SamplingParams(max_tokens=4), num_samples=2, num_fewshot=0)
+
+    def load(self, options):
+        return TaskData((Problem("a", "say hi", "hi"),), "here")
+
+    def tree(self, data, num_samples):
+        return Node("", children=[
+            Node(p.question, id=p.id, samples=num_samples) for p in data.problems])
+
+    def score(self, problem, text):
+        return {"exact": Verdict(text, text == problem.answer)}
+
+    def aggregate(self, scores, options):
+        return summarise(scores, options, task=self.name, version="1", filters=self.filters)
+
+class Half:
+    name = "half"
+"""
+
+
+def test_own_task_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(OWN_TASK)
+    task = get_task(f"{path}:Echo")
+    data = task.load(TaskOptions())
+    scores = [
+        SampleScore("a", index, "stop", task.score(data.problems[0], text))
+        for index, text in enumerate(["hi", "no"])
+    ]
+    report = task.aggregate(scores, ReportOptions(problem_ids=["a"], num_samples=2))
+    assert report.value("exact_match", "exact") == 0.5
+    with pytest.raises(InputError, match="no class 'Ech'; did you mean 'Echo'"):
+        get_task(f"{path}:Ech")
+    with pytest.raises(InputError, match="is not a task: it has no version, filters"):
+        get_task(f"{path}:Half")
+
+
+@pytest.mark.parametrize(
+    "content", ["def broken(:\n", "1 / 0\n", "class T:\n    def __init__(self, x): ...\n"]
+)
+def test_broken_task_files_give_one_line(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(content)
+    with pytest.raises(InputError, match="cannot") as caught:
+        get_task(f"{path}:T")
+    assert "\n" not in str(caught.value)
+
+
+def test_tasks_of_installed_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "echo_package.py").write_text(OWN_TASK)
+    info = tmp_path / "echo_package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: echo-package\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        f"[{ENTRY_POINT_GROUP}]\necho = echo_package:Echo\ngone = echo_package:Gone\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert get_task("echo").name == "echo"
+    assert ("echo", "echo-package") in [(info.name, info.source) for info in list_tasks()]
+    with pytest.raises(InputError, match="cannot load task 'gone'"):
+        get_task("gone")
+
+
+def test_loading_a_task_imports_neither_torch_nor_datasets() -> None:
+    program = (
+        "import sys; from treegen.tasks import *; t = get_task('gsm8k'); t.load(TaskOptions());"
+        "print({'torch', 'datasets', 'transformers'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("set()\n", "")

@@ -1,0 +1,124 @@
+"""Compiled layers compute what the same layers compute uncompiled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import tiny_models
+import torch
+from torch import Tensor
+
+from treegen.attention import Level, prepare
+from treegen.cache.pool import LayerKV
+from treegen.model.batch import Batch
+from treegen.model.load import load_model
+from treegen.model.model import Model
+
+# Tokens of each pass and the position of the first; one token alone is a graph of its own.
+PASSES = [(5, 0), (9, 5), (1, 14), (20, 15), (1, 35), (3, 36)]
+FAMILIES = ["llama", "gemma2", "gpt2", "gpt_oss"]
+
+
+def batch_of(pools: Sequence[LayerKV], num_tokens: int, start: int) -> Batch:
+    def ints(values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32)
+
+    generator = torch.Generator().manual_seed(start)
+    positions = torch.arange(start, start + num_tokens)
+    level = Level(
+        q_start_G=ints([0]), q_stop_G=ints([num_tokens]), pages_GP=torch.arange(4)[None].int(),
+        kv_len_G=ints([start + num_tokens]), kv_start_G=ints([0]), causal=True,
+    )  # fmt: skip
+    return Batch(
+        tokens_T=torch.randint(3, 300, (num_tokens,), generator=generator),
+        positions_T=positions,
+        slots_T=positions.clone(),
+        logits_at_S=torch.arange(num_tokens),
+        levels=prepare([level], positions),
+        layers=pools,
+    )
+
+
+def run(model: Model, pools: Sequence[LayerKV]) -> list[Tensor]:
+    return [model.forward(batch_of(pools, num, start)) for num, start in PASSES]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compiled_layers_give_the_same_logits(family: str, tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model = load_model(
+        tiny_models.save_tiny_model(tmp_path, family, num_hidden_layers=6)
+        if family == "llama"
+        else tiny_models.save_tiny_model(tmp_path, family),
+        device="cpu",
+        check=False,
+    )
+    pools = model.new_cache(4, 16)
+    want = run(model, pools)
+    fresh = model.new_cache(4, 16)
+    model.compile_layers(fresh, backend="aot_eager")
+    got = run(model, fresh)
+    assert not model.uncompiled_because
+    for mine, stock in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, stock, atol=1e-5, rtol=1e-5)
+    for mine_kv, stock_kv in zip(fresh, pools, strict=True):
+        torch.testing.assert_close(mine_kv.keys, stock_kv.keys, atol=1e-5, rtol=1e-5)
+    if family == "llama":
+        # One graph for one token, one for all other numbers, whatever the number of layers.
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+
+
+def test_a_model_that_cannot_be_compiled_runs_as_it_is(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    model = load_model(tiny_models.save_tiny_model(tmp_path, "llama"), device="cpu", check=False)
+    want = run(model, model.new_cache(4, 16))
+    layer = model.module.model.layers[0]
+    stock = layer.forward
+
+    def breaks(*args: object, **options: object) -> object:
+        torch._dynamo.graph_break()
+        return stock(*args, **options)
+
+    layer.forward = breaks
+    fresh = model.new_cache(4, 16)
+    model.compile_layers(fresh, backend="aot_eager")
+    got = run(model, fresh)
+    assert "cannot be compiled" in model.uncompiled_because
+    for mine, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_models_beside_each_other_are_compiled_too(tmp_path: Path) -> None:
+    """Dynamo counts the graphs of all models together, and its own limit is eight."""
+    torch._dynamo.reset()
+    models = [
+        load_model(
+            tiny_models.save_tiny_model(tmp_path / str(size), "llama", intermediate_size=size),
+            device="cpu",
+            check=False,
+        )
+        for size in range(32, 72, 8)
+    ]
+    for model in models:
+        want = run(model, model.new_cache(4, 16))
+        pools = model.new_cache(4, 16)
+        model.compile_layers(pools, backend="aot_eager")
+        torch.testing.assert_close(run(model, pools), want, atol=1e-5, rtol=1e-5)
+        assert not model.uncompiled_because
+
+
+def test_past_the_limit_of_graphs_layers_run_uncompiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch._dynamo.reset()
+    monkeypatch.setattr("treegen.model.compiled._MOST_GRAPHS", 1)
+    model = load_model(tiny_models.save_tiny_model(tmp_path, "llama"), device="cpu", check=False)
+    want = run(model, model.new_cache(4, 16))
+    pools = model.new_cache(4, 16)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        model.compile_layers(pools, backend="aot_eager")
+        torch.testing.assert_close(run(model, pools), want, atol=1e-5, rtol=1e-5)
+    assert "cannot be compiled" in model.uncompiled_because

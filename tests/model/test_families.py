@@ -1,0 +1,263 @@
+"""Every family said to be exact, against transformers' own generate on each prompt alone."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+from tiny_models import EXACT, REFUSED, config_of, known, save_tiny_model, spread_weights
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from treegen.attention import Level, prepare
+from treegen.cache.pool import LayerKV
+from treegen.errors import ModelError
+from treegen.model import families
+from treegen.model.batch import Batch
+from treegen.model.config import load_spec
+from treegen.model.load import load_model
+from treegen.model.model import Model
+from treegen.model.text_part import auto_class
+
+PREFIX = 13
+PROBLEMS = (3, 7, 1)
+STEPS = 6
+# Seen to be refused under transformers 5.17.
+NEWER = {"aria_text", "aria_on_text", "moshi"}
+PAGE = 4
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    """Tiny matrices are faster on one thread, and other tests' threads do not matter then."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Tree:
+    """A prefix, problems below it and one decoded row below each problem, driven by hand."""
+
+    def __init__(self, model: Model, prefix: Tensor, problems: Sequence[Tensor]) -> None:
+        self.model = model
+        self.num_pages = 0
+        self.prefix = prefix
+        self.problems = problems
+        self.trunk = self.pages(len(prefix))
+        self.own = [self.pages(len(p)) for p in problems]
+        self.tails = [self.pages(STEPS) for _ in problems]
+        self.pools: list[LayerKV] = model.new_cache(self.num_pages, PAGE)
+
+    def pages(self, num_tokens: int) -> list[int]:
+        """Take fresh pages for so many tokens."""
+        first = self.num_pages
+        self.num_pages += -(-num_tokens // PAGE)
+        return list(range(first, self.num_pages))
+
+    def level(
+        self,
+        rows: Sequence[tuple[int, int]],
+        pages: Sequence[Sequence[int]],
+        lengths: Sequence[int],
+        starts: Sequence[int],
+        causal: bool,
+    ) -> Level:
+        width = max(map(len, pages))
+        table = [[*p, *[0] * (width - len(p))] for p in pages]
+        return Level(
+            q_start_G=torch.tensor([r[0] for r in rows], dtype=torch.int32),
+            q_stop_G=torch.tensor([r[1] for r in rows], dtype=torch.int32),
+            pages_GP=torch.tensor(table, dtype=torch.int32),
+            kv_len_G=torch.tensor(lengths, dtype=torch.int32),
+            kv_start_G=torch.tensor(starts, dtype=torch.int32),
+            causal=causal,
+        )
+
+    def forward(
+        self,
+        spans: Sequence[tuple[Tensor, int, Sequence[int], int]],
+        levels: Sequence[Level],
+        logits_at: Sequence[int],
+    ) -> Tensor:
+        """One pass over spans of (tokens, position, pages, offset in the pages)."""
+        positions = torch.cat([torch.arange(at, at + len(t)) for t, at, _, _ in spans])
+        slots = [
+            pages[(offset + i) // PAGE] * PAGE + (offset + i) % PAGE
+            for t, _, pages, offset in spans
+            for i in range(len(t))
+        ]
+        batch = Batch(
+            tokens_T=torch.cat([t for t, _, _, _ in spans]),
+            positions_T=positions,
+            slots_T=torch.tensor(slots),
+            logits_at_S=torch.tensor(logits_at, dtype=torch.int64),
+            levels=prepare(levels, positions),
+            layers=self.pools,
+        )
+        return self.model.forward(batch)
+
+    def prefill(self) -> Tensor:
+        """Compute the prefix, then all problems in one pass: logits of each problem's last row."""
+        n = len(self.prefix)
+        none = self.forward(
+            [(self.prefix, 0, self.trunk, 0)],
+            [self.level([(0, n)], [self.trunk], [n], [0], True)],
+            [],
+        )
+        assert none.shape == (0, self.model.spec.vocab_size)
+        lengths = [len(p) for p in self.problems]
+        ends = torch.tensor(lengths).cumsum(0).tolist()
+        rows = list(zip([0, *ends[:-1]], ends, strict=True))
+        return self.forward(
+            [(p, n, pages, 0) for p, pages in zip(self.problems, self.own, strict=True)],
+            [
+                self.level([(0, ends[-1])], [self.trunk], [n], [0], False),
+                self.level(rows, self.own, lengths, [n] * len(rows), True),
+            ],
+            [end - 1 for end in ends],
+        )
+
+    def decode(self, tokens: Tensor, step: int) -> Tensor:
+        """Compute one more token of each row: its logits."""
+        n, count = len(self.prefix), len(self.problems)
+        lengths = [len(p) for p in self.problems]
+        rows = [(i, i + 1) for i in range(count)]
+        starts = [n + m for m in lengths]
+        return self.forward(
+            [(tokens[i : i + 1], starts[i] + step, self.tails[i], step) for i in range(count)],
+            [
+                self.level([(0, count)], [self.trunk], [n], [0], False),
+                self.level(rows, self.own, lengths, [n] * count, False),
+                self.level(rows, self.tails, [step + 1] * count, starts, False),
+            ],
+            list(range(count)),
+        )
+
+
+def greedy_in_a_tree(model: Model, prefix: Tensor, problems: Sequence[Tensor]) -> tuple[Any, Any]:
+    """Decode greedily below each problem: tokens [rows, STEPS + 1] and their logits."""
+    tree = Tree(model, prefix, problems)
+    logits = [tree.prefill()]
+    tokens = [logits[0].argmax(-1)]
+    for step in range(STEPS):
+        logits.append(tree.decode(tokens[-1], step))
+        tokens.append(logits[-1].argmax(-1))
+    return torch.stack(tokens, 1), torch.stack(logits, 1)
+
+
+def greedy_alone(stock: Any, prompt: Tensor) -> tuple[Tensor, Tensor]:
+    """Decode greedily with transformers' generate: tokens [STEPS + 1] and their logits."""
+    stock.generation_config.eos_token_id = None
+    out = stock.generate(
+        prompt[None],
+        attention_mask=torch.ones_like(prompt)[None],
+        max_new_tokens=STEPS + 1,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    return out.sequences[0, len(prompt) :], torch.cat(out.logits)
+
+
+@pytest.mark.parametrize("family", EXACT)
+def test_a_tree_decodes_like_each_prompt_alone(family: str, tmp_path: Path) -> None:
+    if not known(EXACT[family][0]):
+        pytest.skip(f"this transformers has no {EXACT[family][0]}")
+    if family in NEWER and Version(transformers.__version__) < Version("5.23"):
+        pytest.skip(f"{family} is refused under older transformers")
+    directory = save_tiny_model(tmp_path, family, seed=1)
+    model = load_model(directory, device="cpu")
+    # eos and the like are ordinary tokens here: nothing stops.
+    ids = torch.randint(
+        3, 320, (PREFIX + sum(PROBLEMS),), generator=torch.Generator().manual_seed(2)
+    )
+    prefix, *problems = ids.split([PREFIX, *PROBLEMS])
+    tokens, logits = greedy_in_a_tree(model, prefix, problems)
+    # Not sdpa, which some versions choose for gemma2 though it drops the soft cap.
+    stock = auto_class(model.module.config).from_pretrained(directory, attn_implementation="eager")
+    for i, problem in enumerate(problems):
+        want_tokens, want_logits = greedy_alone(stock, torch.cat([prefix, problem]))
+        assert tokens[i].tolist() == want_tokens.tolist()
+        torch.testing.assert_close(logits[i], want_logits, atol=1e-4, rtol=1e-4)
+    assert len(tokens.unique()) > STEPS, "greedy decoding is degenerate; the test would see little"
+    assert logits.std(-1).min() > 0.1
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_families_that_would_be_wrong_are_refused(family: str, tmp_path: Path) -> None:
+    model_type, settings = REFUSED[family]
+    config_of(model_type, **settings).save_pretrained(tmp_path)
+    with pytest.raises(ModelError) as caught:
+        load_spec(tmp_path)
+    message = str(caught.value)
+    assert model_type in message
+    assert families.REFUSED[model_type] in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_refused_families_are_noticed_without_the_list(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_type, settings = REFUSED[family]
+    config_of(model_type, **settings).save_pretrained(tmp_path)
+    monkeypatch.setattr(families, "REFUSED", {})
+    with pytest.raises(ModelError, match=model_type):
+        load_spec(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["lfm2"])
+def test_the_load_check_sees_state_that_leaks_between_branches(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_type, settings = REFUSED[family]
+    stock = AutoModelForCausalLM.from_config(config_of(model_type, **settings))
+    spread_weights(stock, 0)
+    stock.save_pretrained(tmp_path)
+    monkeypatch.setattr(families, "REFUSED", {})
+    monkeypatch.setattr(families, "_LAYER_TYPES", frozenset({"full_attention", "conv"}))
+    with pytest.raises(ModelError, match=r"lfm2.*cannot be used"):
+        load_model(tmp_path, device="cpu")
+
+
+# --- docs/models.md ------------------------------------------------------------------------------
+
+
+def section(repository: Path, title: str) -> str:
+    """The text under one heading of docs/models.md."""
+    page = (repository / "docs" / "models.md").read_text(encoding="utf-8")
+    return page.split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def names_in(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
+
+
+def test_the_documented_families_are_those_tested_here(repository: Path) -> None:
+    wrapped = {EXACT[name][0] for name in EXACT if name.endswith("_on_text")}
+    plain = {model_type for model_type, _ in EXACT.values()} - wrapped
+    for title, tested in (("Exact", plain), ("Exact on text", wrapped)):
+        names = names_in(section(repository, title))
+        assert names == sorted(tested)
+        assert f"{len(names)} families" in section(repository, title)
+    told = f"{len(plain)} families of text models and {len(wrapped)} that take images or sound too"
+    assert told in " ".join((repository / "README.md").read_text(encoding="utf-8").split())
+
+
+def test_the_documented_refusals_are_those_of_the_code(repository: Path) -> None:
+    rows = re.findall(r"^\| (.+?) \| (.+?) \|$", section(repository, "Refused"), re.MULTILINE)[1:]
+    documented = {name: reason for reason, names in rows for name in names_in(names)}
+    for name, reason in families.REFUSED.items():
+        assert documented.pop(name) == reason
+    # The rest is refused for what its configuration says of its layers.
+    for name, reason in documented.items():
+        if known(name):
+            with pytest.raises(ModelError) as caught:
+                families.refuse_family(CONFIG_MAPPING[name]())
+            assert reason in str(caught.value)

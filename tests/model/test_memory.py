@@ -1,0 +1,57 @@
+"""What the cache gets of a GPU's memory, and what is left for a pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny_models
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from treegen.model import memory
+from treegen.model.load import load_model
+
+GPU = torch.device("cuda:0")
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes that a GPU says are free."""
+    free = [0]
+    monkeypatch.setattr(memory, "free_unused", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[0], 2**40))
+    return free
+
+
+def test_a_pass_keeps_what_it_needs_of_a_small_gpu(free: list[int]) -> None:
+    free[0] = 100 << 30
+    assert memory.default_bytes(GPU, 1 << 30) == free[0] - int(free[0] * 0.15)
+    free[0] = 8 << 30
+    assert memory.default_bytes(GPU, 2 << 30) == (8 << 30) - (5 << 29) - (1 << 28)
+    free[0] = 1 << 30
+    assert memory.default_bytes(GPU, 2 << 30) == 0
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3n", "gpt2", "mixtral", "phi3"])
+def test_activations_are_those_of_the_widest_layer(family: str, tmp_path: Path) -> None:
+    """At least a gate, what it multiplies, their product and the layer's input; never logits."""
+    path = tiny_models.save_tiny_model(tmp_path, family)
+    module = load_model(path, device="cpu", check=False).module
+    config = module.config.get_text_config()
+    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    inner = inner[0] if isinstance(inner, list) else inner
+    each = memory.activation_bytes(module, 1)
+    assert 4 * (3 * inner + config.hidden_size) <= each <= 4 * 40 * (inner + config.hidden_size)
+    assert memory.activation_bytes(module, 100) == 100 * each
+
+
+def test_a_pass_of_a_common_model_takes_about_a_gigabyte() -> None:
+    """8B in passes of 8,192 tokens: far less than an H200 leaves, more than 15% of some cards."""
+    config = LlamaConfig(
+        vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num_hidden_layers=1,
+        num_attention_heads=32, num_key_value_heads=8,
+    )  # fmt: skip
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    assert 2**29 < memory.activation_bytes(module, 8192) < 2**30

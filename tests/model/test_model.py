@@ -1,0 +1,582 @@
+"""Loading a model: what is refused before weights are read, what is checked after."""
+
+import json
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import EXACT, config_of, save_tiny_model, tiny_tokenizer
+
+from treegen.attention import Level, attend, prepare
+from treegen.errors import InputError, ModelError, ModelWarning
+from treegen.model import families
+from treegen.model import hook as model_attention
+from treegen.model.batch import Batch
+from treegen.model.check import check_model
+from treegen.model.config import load_spec
+from treegen.model.files import load_tokenizer
+from treegen.model.hook import ATTENTION, read_call
+from treegen.model.load import load_model
+from treegen.model.model import Model
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def copy(llama: Path, tmp_path: Path) -> Path:
+    """A checkpoint that the test may spoil."""
+    return shutil.copytree(llama, tmp_path / "model")
+
+
+def edit(directory: Path, **settings: Any) -> None:
+    """Change fields of config.json; None removes."""
+    file = directory / "config.json"
+    config = json.loads(file.read_text()) | settings
+    file.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+
+
+def refusal(load: Callable[[], object]) -> str:
+    """Return the one line with which loading is refused."""
+    with pytest.raises(ModelError) as caught:
+        load()
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 600
+    return message
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    assert "does not exist" in refusal(lambda: load_model(tmp_path / "nothing"))
+    assert "does not exist" in refusal(lambda: load_spec("./nothing"))
+    assert "does not exist" in refusal(lambda: load_tokenizer("a/b/c"))
+
+
+def test_a_file_is_not_a_model(copy: Path) -> None:
+    assert "is a file" in refusal(lambda: load_model(copy / "config.json"))
+
+
+def test_gguf_is_refused_with_the_way_out(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "downloads"
+    folder.mkdir()
+    (folder / "tiny-Q4.gguf").touch()
+    for path in (folder / "tiny-Q4.gguf", folder):
+        for load in (load_model, load_spec, load_tokenizer):
+            told = refusal(lambda load=load, path=path: load(path))  # type: ignore[misc]
+            assert told.startswith(f"{path} is GGUF")
+            assert "use the safetensors checkpoint" in told
+            assert f"({str(folder)!r}, gguf_file='tiny-Q4.gguf').save_pretrained" in told
+    (copy / "model.safetensors").unlink()
+    (copy / "tiny.gguf").touch()
+    assert "gguf_file='tiny.gguf'" in refusal(lambda: load_model(copy))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: str(tmp_path))
+    assert "someone/tiny-GGUF is GGUF" in refusal(lambda: load_spec("someone/tiny-GGUF"))
+
+
+def test_a_hub_name_that_cannot_be_had_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    assert "nobody/no-such-model" in refusal(lambda: load_model("nobody/no-such-model"))
+    assert "hub name" in refusal(lambda: load_model("not a name!"))
+
+
+def test_a_directory_without_config_is_named(tmp_path: Path) -> None:
+    assert "no config.json" in refusal(lambda: load_spec(tmp_path))
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert "merge it" in refusal(lambda: load_spec(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "null", "\x00", "[" * 100_000])
+def test_a_config_that_is_no_json_object_is_refused(copy: Path, text: str) -> None:
+    (copy / "config.json").write_text(text)
+    assert "config.json" in refusal(lambda: load_model(copy))
+
+
+def test_weights_must_be_safetensors_and_complete(copy: Path) -> None:
+    weights = copy / "model.safetensors"
+    data = weights.read_bytes()
+    weights.unlink()
+    assert "no *.safetensors" in refusal(lambda: load_model(copy))
+    (copy / "model.gguf").touch()
+    assert "GGUF" in refusal(lambda: load_model(copy))
+    (copy / "pytorch_model.bin").touch()
+    assert "pytorch_model.bin" in refusal(lambda: load_model(copy))
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "model-1.safetensors and 1 more" in refusal(lambda: load_model(copy))
+    for broken in ({"weight_map": [1]}, {"weight_map": {"a": 1}}, {}):
+        (copy / "model.safetensors.index.json").write_text(json.dumps(broken))
+        assert "no weight_map" in refusal(lambda: load_model(copy))
+    (copy / "model.safetensors.index.json").unlink()
+    weights.write_bytes(data[: len(data) // 2])
+    assert "cannot be loaded" in refusal(lambda: load_model(copy))
+
+
+def test_weights_that_transformers_would_make_up_are_refused(copy: Path) -> None:
+    weights = copy / "model.safetensors"
+    tensors = load_file(weights)
+    name = "model.layers.1.self_attn.k_proj.weight"
+    save_file({k: v for k, v in tensors.items() if k != name}, weights, {"format": "pt"})
+    assert name in refusal(lambda: load_model(copy))
+    save_file(tensors | {name: tensors[name][:3].clone()}, weights, {"format": "pt"})
+    told = refusal(lambda: load_model(copy))
+    assert f"{name} is [3, 32] where the configuration makes it [16, 32]" in told
+    save_file(tensors, weights, {"format": "pt"})
+    edit(copy, intermediate_size=40)
+    told = refusal(lambda: load_model(copy))
+    assert "down_proj.weight is [32, 48] where the configuration makes it [32, 40], and 5" in told
+
+
+def test_experts_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "qwen3_moe")
+    weights = tmp_path / "model.safetensors"
+    tensors = load_file(weights)
+    name = "model.layers.1.mlp.experts.2.up_proj.weight"
+    save_file(tensors | {name: tensors[name][:3].clone()}, weights, {"format": "pt"})
+    told = refusal(lambda: load_model(tmp_path))
+    assert "do not fit config.json: model.layers.1.mlp.experts" in told
+
+
+def test_weights_that_are_not_used_are_named(copy: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_model(copy, device="cpu", check=False)
+    weights = copy / "model.safetensors"
+    tensors = load_file(weights)
+    save_file(tensors | {"model.extra.weight": torch.zeros(2)}, weights, {"format": "pt"})
+    with pytest.warns(ModelWarning, match=r": 1 tensors of .* not used.*: model\.extra\.weight$"):
+        load_model(copy, device="cpu")
+    edit(copy, num_hidden_layers=1)
+    with pytest.warns(ModelWarning, match=r"10 tensors .*model\.layers\.1\.input.* and 7 more$"):
+        load_model(copy, device="cpu")
+
+
+def test_a_missing_or_broken_tokenizer_is_refused(copy: Path) -> None:
+    assert load_tokenizer(copy)("apples")["input_ids"] == tiny_tokenizer()("apples")["input_ids"]
+    (copy / "tokenizer.json").write_text("{}")
+    assert "cannot be loaded" in refusal(lambda: load_tokenizer(copy))
+    (copy / "tokenizer.json").unlink()
+    assert "no tokenizer" in refusal(lambda: load_tokenizer(copy))
+
+
+# --- trust ---------------------------------------------------------------------------------------
+
+
+def test_code_of_a_checkpoint_does_not_run_unless_asked(copy: Path) -> None:
+    edit(copy, auto_map={"AutoModelForCausalLM": "evil.Evil"})
+    (copy / "evil.py").write_text(f"open({str(copy / 'ran')!r}, 'w')\n")
+    for load in (load_model, load_spec, load_tokenizer):
+        assert "auto_map" in refusal(lambda load=load: load(copy))  # type: ignore[misc]
+    assert not (copy / "ran").exists()
+    edit(copy, auto_map={"AutoModelForCausalLM": "other/repo--evil.Evil"})
+    assert "another repository" in refusal(lambda: load_model(copy, trust_remote_code=True))
+
+
+def test_code_from_the_hub_needs_a_pinned_revision(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit(copy, auto_map={"AutoModelForCausalLM": "evil.Evil"})
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: str(copy))
+    with pytest.raises(InputError, match="pinned revision"):
+        load_spec("some/model", revision="main", trust_remote_code=True)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"attn_implementation": "kernels-community/flash-attn"},
+        {"_attn_implementation": "someone/kernel"},
+        {"text_config": {"attn_implementation": {"": "someone/kernel"}}},
+        {"kernel_config": {"RMSNorm": ["someone/kernel:RMSNorm"]}},
+        {"experts_implementation": "someone/kernel"},
+    ],
+)
+def test_configs_that_fetch_kernels_are_refused(copy: Path, settings: dict[str, Any]) -> None:
+    edit(copy, **settings)
+    assert "another repository" in refusal(lambda: load_spec(copy))
+
+
+# --- configuration -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"model_type": "llamma"}, "not known"),
+        ({"model_type": None}, "not known"),
+        ({"model_type": "t5", "d_model": 32}, "encoder-decoder"),
+        ({"model_type": "vit"}, "no class that generates text"),
+        ({"model_type": "bert"}, "not causal"),
+        ({"model_type": "codegen"}, "codegen models cannot be used"),
+        ({"model_type": "gpt_neo"}, "`len(config.attention_layers)`"),
+        ({"model_type": "git"}, "without transformers' attention interface"),
+        ({"model_type": "hrm_text"}, "times in one pass"),
+        ({"model_type": "mllama"}, "8 of its 40 layers, first layer 3, do not attend"),
+        ({"model_type": "blip-2"}, "pixel_values"),
+        ({"layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
+        ({"layer_types": ["chunked_attention", "full_attention"]}, "chunked_attention"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings"),
+        ({"hidden_size": "wide"}, "not valid"),
+    ],
+)
+def test_configs_that_cannot_work_are_refused_before_the_weights(
+    copy: Path, settings: dict[str, Any], reason: str
+) -> None:
+    edit(copy, **settings)
+    (copy / "model.safetensors").write_bytes(b"not read")
+    assert reason in refusal(lambda: load_model(copy, device="cpu"))
+
+
+def test_dtype_and_device_are_checked(llama: Path) -> None:
+    with pytest.raises(InputError, match="int8"):
+        load_spec(llama, "int8")
+    with pytest.raises(InputError, match="dtype"):
+        load_spec(llama, torch.int32)
+    with pytest.raises(InputError, match="device"):
+        load_spec(llama, device="tpu9")
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match="CUDA"):
+            load_spec(llama, device="cuda")
+
+
+def test_a_spec_needs_no_weights(copy: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    spec = load_spec(copy, "bfloat16")
+    assert (spec.model_type, spec.vocab_size, spec.context_length) == ("llama", 320, 256)
+    assert spec.eos_token_ids == (1,)
+    assert [(x.kv_heads, x.k_dim, x.v_dim) for x in spec.layers] == [(2, 8, 8)] * 2
+    assert spec.kv_bytes_per_token == 2 * 2 * (8 + 8) * 2
+    assert load_spec(copy, "float32").kv_bytes_per_token == 2 * spec.kv_bytes_per_token
+
+
+def test_layers_that_share_keys_cost_no_memory(tmp_path: Path) -> None:
+    model_type, settings = EXACT["gemma4"]
+    config_of(model_type, **settings).save_pretrained(tmp_path)
+    spec = load_spec(tmp_path, "float32")
+    assert [x.shared_with for x in spec.layers] == [None, None, 0, 1]
+    assert spec.kv_bytes_per_token == (2 * (8 + 8) + 2 * (16 + 16)) * 4
+    assert spec.windows == (8, None, 8, None)
+
+
+def test_keys_and_values_may_differ_in_size(tmp_path: Path) -> None:
+    model_type, settings = EXACT["deepseek_v3"]
+    config_of(model_type, **settings).save_pretrained(tmp_path)
+    assert {(x.kv_heads, x.k_dim, x.v_dim) for x in load_spec(tmp_path).layers} == {(4, 12, 6)}
+
+
+_LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize(
+    ("rope", "length"),
+    [
+        ({"rope_type": "default"}, 256),
+        ({"rope_type": "linear", "factor": 2.0}, 256),
+        ({"rope_type": "dynamic", "factor": 2.0}, 256),
+        (_LONGROPE, 64),
+    ],
+)
+def test_context_ends_where_rope_depends_on_the_batch(
+    tmp_path: Path, rope: dict[str, Any], length: int
+) -> None:
+    rope = {"rope_theta": 10000.0, **rope}
+    save_tiny_model(tmp_path, rope_parameters=rope)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        spec = load_spec(tmp_path)
+        model = load_model(tmp_path, device="cpu")
+    assert model.spec.context_length == spec.context_length == length
+    assert bool(told) == (length < 256)
+    for warning in told:
+        assert warning.category is ModelWarning
+        assert "the context is 64 tokens, not 256: beyond 64 " in str(warning.message)
+        assert "longrope" in str(warning.message)
+
+
+def test_every_end_of_text_id_counts(copy: Path) -> None:
+    (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    assert load_spec(copy).eos_token_ids == (7, 9, 1)
+    edit(copy, eos_token_id=[9, 5, -1])
+    assert load_spec(copy).eos_token_ids == (7, 9, 5)
+
+
+def test_a_family_that_looks_for_padding_loads(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "gpt2", pad_token_id=2)
+    model = load_model(tmp_path, device="cpu")
+    assert one_pass(model, [0]).shape == (1, 320)
+
+
+def test_sizes_that_do_not_fit_together_are_one_line(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path)
+    edit(tmp_path, num_attention_heads=3)
+    assert "not valid" in refusal(lambda: load_model(tmp_path, device="cpu"))
+
+
+def test_what_a_text_never_reaches_is_left_out(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "mistral3_on_text")
+    stored = load_file(tmp_path / "model.safetensors")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = load_model(tmp_path, device="cpu")
+    left_out = ("model.vision_tower", "model.multi_modal_projector")
+    assert model.spec.unreached == load_spec(tmp_path).unreached == left_out
+    kept = sum(weight.numel() for weight in model.module.parameters())
+    text = ("language_model.", "model.language_model.", "lm_head")
+    assert kept == sum(w.numel() for name, w in stored.items() if name.startswith(text))
+    assert load_spec("demo").unreached == ()
+
+
+def test_a_tower_that_is_only_asked_for_its_device_stays(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "qwen2_audio_on_text")
+    assert load_model(tmp_path, device="cpu").spec.unreached == ()
+
+
+# --- attention calls -----------------------------------------------------------------------------
+
+
+def call(**options: Any) -> Any:
+    module = torch.nn.Linear(1, 1)
+    module.layer_idx = 3  # type: ignore[assignment]
+    q_1HTK, k_1GTK = torch.zeros(1, 4, 5, 8), torch.zeros(1, 2, 5, 8)
+    mask = options.pop("attention_mask", None)
+    return read_call(module, q_1HTK, k_1GTK, k_1GTK, mask, **options)
+
+
+def test_a_call_is_read() -> None:
+    got = call(scaling=0.5, sliding_window=4, softcap=None, use_cache=False, position_ids=1)
+    assert (got.layer, got.scale, got.window, got.softcap, got.sinks_H) == (3, 0.5, 4, None, None)
+    assert (got.q_THK.shape, got.k_TGK.shape) == ((5, 4, 8), (5, 2, 8))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"position_bias": torch.zeros(1)},
+        {"head_mask": torch.ones(4)},
+        {"is_causal": False},
+        {"dropout": 0.1},
+        {"attention_mask": torch.zeros(1)},
+        {"cu_seq_lens_q": torch.zeros(2)},
+    ],
+)
+def test_what_would_change_the_result_is_never_dropped(options: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match="layer 3"):
+        call(**options)
+
+
+def test_a_layer_without_a_number_is_refused() -> None:
+    x_11TK = torch.zeros(1, 1, 2, 4)
+    with pytest.raises(ModelError, match="layer_idx"):
+        read_call(torch.nn.Identity(), x_11TK, x_11TK, x_11TK, None)
+
+
+# --- loaded models -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def model(llama: Path) -> Model:
+    return load_model(llama, device="cpu")
+
+
+def one_pass(model: Model, logits_at: list[int], num_tokens: int = 3) -> torch.Tensor:
+    """Run the first tokens of a sequence in page 0."""
+
+    def ints(*values: int) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32)
+
+    level = Level(
+        q_start_G=ints(0),
+        q_stop_G=ints(num_tokens),
+        pages_GP=ints(0)[:, None],
+        kv_len_G=ints(num_tokens),
+        kv_start_G=ints(0),
+        causal=True,
+    )
+    positions = torch.arange(num_tokens)
+    batch = Batch(
+        tokens_T=positions + 10,
+        positions_T=positions,
+        slots_T=positions,
+        logits_at_S=torch.tensor(logits_at, dtype=torch.int64),
+        levels=prepare([level], positions),
+        layers=model.new_cache(1, 16),
+    )
+    return model.forward(batch)
+
+
+def test_logits_are_those_of_the_rows_asked_for(model: Model) -> None:
+    every = one_pass(model, [0, 1, 2])
+    assert every.dtype == torch.float32
+    assert torch.equal(one_pass(model, [2, 0]), every[[2, 0]])
+    assert one_pass(model, []).shape == (0, 320)
+
+
+def test_a_model_that_cannot_keep_rows_gives_the_same(model: Model) -> None:
+    every = one_pass(model, [2, 0])
+    model._keeps_rows = False
+    try:
+        torch.testing.assert_close(one_pass(model, [2, 0]), every)
+    finally:
+        model._keeps_rows = True
+
+
+def test_a_new_cache_is_zero_and_fits(model: Model) -> None:
+    pools = model.new_cache(5, 16)
+    assert [pool.keys.shape for pool in pools] == [(5, 16, 2, 8)] * 2
+    assert all(not pool.keys.any() and not pool.values.any() for pool in pools)
+    with pytest.raises(InputError, match="num_pages 0"):
+        model.new_cache(0, 16)
+
+
+def test_auto_dtype_on_a_cpu_is_float32(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, dtype=torch.bfloat16)
+    assert load_model(tmp_path, device="cpu").dtype == torch.float32
+    model = load_model(tmp_path, device="cpu", dtype="bfloat16")
+    assert model.dtype == model.new_cache(1, 4)[0].keys.dtype == torch.bfloat16
+    assert one_pass(model, [1]).dtype == torch.bfloat16
+
+
+def test_weights_in_mxfp4_are_expanded(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "gpt_oss", intermediate_size=32)
+    weights = tmp_path / "model.safetensors"
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for name, value in load_file(weights).items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            tensors[name] = value.bfloat16()
+            continue
+        count, width, height = value.shape
+        shape = (count, height, width // 32)
+        blocks = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8, generator=generator)
+        scales = torch.randint(122, 126, shape, dtype=torch.uint8, generator=generator)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    save_file(tensors, weights, {"format": "pt"})
+    edit(tmp_path, quantization_config={"quant_method": "mxfp4"})
+    model = load_model(tmp_path, device="cpu")
+    assert {weight.dtype for weight in model.module.parameters()} == {torch.float32}
+
+
+def test_fp8_needs_accelerate(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    edit(copy, quantization_config={"quant_method": "fp8"})
+    monkeypatch.setattr(families, "find_spec", lambda name: None)
+    assert "pip install 'treegen[fp8]'" in refusal(lambda: load_spec(copy))
+
+
+def test_weights_in_fp8_are_expanded(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    save_tiny_model(tmp_path / "fp8")
+    weights = tmp_path / "fp8" / "model.safetensors"
+    tensors, expanded = {}, {}
+    for name, value in load_file(weights).items():
+        expanded[name] = tensors[name] = value
+        if "_proj" in name:
+            scale = torch.full((1, 1), 2.0**-6)
+            tensors[name] = (value / scale).to(torch.float8_e4m3fn)
+            tensors[f"{name}_scale_inv"] = scale
+            expanded[name] = tensors[name].float() * scale
+    shutil.copytree(tmp_path / "fp8", tmp_path / "plain")
+    save_file(tensors, weights, {"format": "pt"})
+    save_file(expanded, tmp_path / "plain" / "model.safetensors", {"format": "pt"})
+    settings = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    edit(tmp_path / "fp8", quantization_config=settings)
+    model = load_model(tmp_path / "fp8", device="cpu")
+    assert {weight.dtype for weight in model.module.parameters()} == {torch.float32}
+    plain = load_model(tmp_path / "plain", device="cpu")
+    torch.testing.assert_close(one_pass(model, [0, 1, 2]), one_pass(plain, [0, 1, 2]))
+
+
+# --- fingerprint ---------------------------------------------------------------------------------
+
+
+def test_the_fingerprint_is_of_what_changes_results(copy: Path, model: Model) -> None:
+    def current() -> str:
+        return load_model(copy, device="cpu", check=False).fingerprint
+
+    assert current() == model.fingerprint
+    config = copy / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()), indent=7))
+    assert current() == model.fingerprint
+    seen = {model.fingerprint}
+    data = bytearray((copy / "model.safetensors").read_bytes())
+    data[len(data) // 2] ^= 1
+    (copy / "model.safetensors").write_bytes(data)
+    seen.add(current())
+    (copy / "chat_template.jinja").write_text("{{ messages }}")
+    seen.add(current())
+    (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": 4}))
+    seen.add(current())
+    edit(copy, rms_norm_eps=1e-3)
+    seen.add(current())
+    assert len(seen) == 5
+
+
+# --- load check ----------------------------------------------------------------------------------
+
+
+def test_the_check_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "gemma2")
+    model = load_model(tmp_path, device="cpu", check=False)
+    check_model(model)
+    config = model.module.config
+    assert config._attn_implementation == ATTENTION
+    assert config.sliding_window == 8
+    layers = [layer.self_attn.sliding_window for layer in model.module.model.layers]
+    assert layers == [8, None, 8, None]
+
+
+@pytest.mark.parametrize(
+    ("family", "dropped"),
+    [("mistral_swa", "window"), ("gemma2", "softcap"), ("gpt_oss", "sinks"), ("gemma2", "window")],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_check_sees_attention_that_drops_an_option(
+    family: str, dropped: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny_model(tmp_path, family)
+
+    def broken(*args: Any, **options: Any) -> torch.Tensor:
+        out: torch.Tensor = attend(*args, **{**options, dropped: None})
+        return out
+
+    load_model(tmp_path, device="cpu", dtype=dtype)
+    monkeypatch.setattr(model_attention, "attend", broken)
+    assert "toy tree" in refusal(lambda: load_model(tmp_path, device="cpu", dtype=dtype))
+
+
+def test_the_check_sees_a_scale_that_is_wrong(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **options: Any) -> torch.Tensor:
+        out: torch.Tensor = attend(*args, **{**options, "scale": 1.0})
+        return out
+
+    monkeypatch.setattr(model_attention, "attend", broken)
+    assert "toy tree" in refusal(lambda: load_model(llama, device="cpu"))
+
+
+def test_the_check_sees_logits_that_are_not_numbers(copy: Path) -> None:
+    weights = copy / "model.safetensors"
+    tensors = load_file(weights)
+    tensors["model.norm.weight"][0] = float("nan")
+    save_file(tensors, weights, {"format": "pt"})
+    assert "not numbers" in refusal(lambda: load_model(copy, device="cpu"))

@@ -1,0 +1,221 @@
+"""Comparing two runs: the tests and intervals, and what is refused."""
+
+import math
+import random
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cli_cases import Command
+from hypothesis import given
+from hypothesis import strategies as st
+from report_cases import answer_with, make_run
+
+from treegen.cli.compare import _table
+from treegen.report.compare import MCNEMAR, SIGN_FLIP, Difference, _difference, compare_runs
+from treegen.report.load import load_run
+
+
+def differ(a: list[float], b: list[float], seed: int = 0) -> Difference:
+    return _difference("accuracy", "numeric", a, b, np.random.default_rng(seed))
+
+
+# The numbers
+
+
+def test_mcnemar_counts_only_problems_on_which_the_runs_disagree() -> None:
+    # 12 problems better and 3 worse: twice the chance of at most 3 heads in 15 throws.
+    a = [0.0] * 12 + [1.0] * 3 + [1.0] * 40 + [0.0] * 45
+    b = [1.0] * 12 + [0.0] * 3 + [1.0] * 40 + [0.0] * 45
+    found = differ(a, b)
+    assert found.method == MCNEMAR and (found.better, found.worse) == (12, 3)
+    assert found.p_value == pytest.approx(2 * sum(math.comb(15, i) for i in range(4)) / 2**15)
+    assert found.value == pytest.approx(0.09)
+    # Bonett and Price's center and spread, 13/102 - 4/102 and 17/102 - (9/102)**2, with t(101).
+    half = 1.983731003 * math.sqrt((17 / 102 - (9 / 102) ** 2) / 101)
+    assert found.low == pytest.approx(9 / 102 - half, abs=1e-6)
+    assert found.high == pytest.approx(9 / 102 + half, abs=1e-6)
+
+
+def test_shares_are_compared_by_problem() -> None:
+    rng = random.Random(1)
+    a = [rng.randrange(21) / 20 for _ in range(300)]
+    b = [min(1.0, x + rng.choice([0.0, 0.1, 0.2, -0.1])) for x in a]
+    found = differ(a, b)
+    assert found.method == SIGN_FLIP
+    array = np.array(b) - np.array(a)
+    # Two imaginary problems among so many make the normal interval a little wider.
+    half = 1.96 * array.std(ddof=1) / math.sqrt(300)
+    assert found.low is not None and found.high is not None
+    assert 2 * half < found.high - found.low < 2.6 * half
+    assert (found.low + found.high) / 2 == pytest.approx(array.mean(), abs=0.1 * half)
+    assert found.p_value is not None and found.p_value < 0.001
+
+
+def test_pairing_finds_what_two_intervals_would_not() -> None:
+    # Problems differ far more among each other than the runs do on any of them.
+    a = [i / 1000 for i in range(900)]
+    b = [x + 0.03 + 0.01 * (i % 2) for i, x in enumerate(a)]
+    found = differ(a, b)
+    assert found.low is not None and found.low > 0.03
+
+
+def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(5)
+    hits = 0
+    for _ in range(200):
+        a = rng.random(60) < 0.5
+        b = np.where(rng.random(60) < 0.3, rng.random(60) < 0.7, a)
+        found = differ(a.astype(float).tolist(), b.astype(float).tolist())
+        assert found.low is not None and found.high is not None
+        hits += found.low <= 0.3 * 0.2 <= found.high
+    assert 182 <= hits <= 200
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=12))
+def test_any_values_give_an_interval_around_the_difference(
+    pairs: list[tuple[float, float]],
+) -> None:
+    a, b = ([pair[i] for pair in pairs] for i in range(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = differ(a, b)
+    assert found.value == pytest.approx(sum(b) / len(b) - sum(a) / len(a), abs=1e-9)
+    if len(pairs) == 1:
+        assert found.low is found.high is found.p_value is None
+        return
+    assert found.low is not None and found.high is not None and found.p_value is not None
+    assert -1 <= found.low <= found.high <= 1 and 0 < found.p_value <= 1
+    assert found.better + found.worse <= len(pairs)
+
+
+def test_a_run_does_not_differ_from_itself() -> None:
+    for values in ([0.5] * 8, [0.1, 0.9, 0.3], [0.0, 1.0, 1.0]):
+        found = differ(values, values)
+        assert (found.value, found.p_value) == (0, 1)
+        assert found.low is not None and found.high is not None
+        assert found.low <= 0 <= found.high
+
+
+def test_interval_moves_little_when_one_problem_has_a_share() -> None:
+    same = [0.0, 1.0] * 5
+    whole, share = differ(same, same), differ(same, [1 / 40, *same[1:]])
+    assert (whole.method, share.method) == (MCNEMAR, SIGN_FLIP)
+    assert whole.low == pytest.approx(share.low, abs=0.01)
+    assert whole.high == pytest.approx(share.high, abs=0.01)
+
+
+def test_swapping_the_runs_turns_the_sign() -> None:
+    rng = random.Random(2)
+    a, b = ([rng.randrange(5) / 4 for _ in range(40)] for _ in range(2))
+    there, back = differ(a, b), differ(b, a)
+    assert there.value == pytest.approx(-back.value)
+    assert (there.better, there.worse) == (back.worse, back.better)
+    assert there.low == pytest.approx(-(back.high or 0), abs=0.01)
+
+
+# Runs
+
+
+def test_each_metric_that_both_have_is_compared(treegen: Command, tmp_path: Path) -> None:
+    a = make_run(tmp_path / "a", num_problems=30, num_samples=8)
+    b = make_run(tmp_path / "b", num_problems=30, num_samples=8, seed=1)
+    done = treegen("compare", a, b)
+    assert done.code == 0, done.err
+    found = done.document
+    assert [row["metric"] for row in found["differences"][:3]] == ["accuracy", "maj@8", "pass@8"]
+    assert {row["filter"] for row in found["differences"]} == {
+        "numeric", "strict-match", "flexible-extract",
+    }  # fmt: skip
+    first, votes, passed = found["differences"][:3]
+    reports = [load_run(path).report for path in (a, b)]
+    assert reports[0] is not None and reports[1] is not None
+    assert first["a"] == pytest.approx(reports[0].value("exact_match", "numeric"))
+    assert first["b"] == pytest.approx(reports[1].value("exact_match", "numeric"))
+    assert votes["a"] == pytest.approx(
+        next(r.value for r in reports[0].majority if (r.filter, r.k) == ("numeric", 8))
+    )
+    assert passed["method"] == MCNEMAR and first["method"] == SIGN_FLIP
+    assert len(first["by_problem"]) == 30
+    assert {Path(path).suffix for path in found["plots"]} == {".svg", ".png"}
+    assert all(Path(path).stat().st_size for path in found["plots"])
+    assert "McNemar" in done.out and "sign-flip" in done.out
+    again = treegen("compare", a, b, "-q").document
+    assert again["differences"] == found["differences"]
+
+
+def test_runs_of_other_sizes_are_compared_by_what_both_have(tmp_path: Path) -> None:
+    a = load_run(make_run(tmp_path / "a", num_samples=3))
+    b = load_run(make_run(tmp_path / "b", num_samples=5))
+    metrics = [row.metric for row in compare_runs(a, b).differences[:3]]
+    assert metrics == ["accuracy", "maj@3", "pass@3"]
+    one = load_run(make_run(tmp_path / "c", num_samples=1))
+    (first, *_) = compare_runs(one, one).differences
+    assert (first.metric, first.method) == ("accuracy", MCNEMAR)
+
+
+def other_task(a: Path, b: Path) -> None:
+    from treegen.runs.settings import _compared, _fingerprint
+
+    change(b, lambda identity: identity["task"].update(version="0"), _compared, _fingerprint)
+
+
+def change(path: Path, edit: Any, compared: Any, fingerprint: Any) -> None:
+    import json
+
+    document = json.loads((path / "run.json").read_text())
+    edit(document["settings"]["identity"])
+    ids, planned = document["problem_ids"], document["planned"]
+    whole = compared(document["settings"]["identity"], ids, planned)
+    document["fingerprint"] = fingerprint(whole)
+    (path / "run.json").write_text(json.dumps(document))
+
+
+def test_runs_of_other_problems_are_refused(treegen: Command, tmp_path: Path) -> None:
+    a = make_run(tmp_path / "a", num_problems=6, num_samples=2)
+    fewer = make_run(tmp_path / "fewer", num_problems=5, num_samples=2)
+    error = treegen("compare", a, fewer).error
+    assert "different problems: 5 in common, 1 only in" in error and "--limit" in error
+    content = make_run(tmp_path / "content", num_problems=6, num_samples=2, questions=["1 - 1?"])
+    assert "not the same content" in treegen("compare", a, content).error
+    version = make_run(tmp_path / "version", num_problems=6, num_samples=2)
+    other_task(a, version)
+    assert "one version of one task" in treegen("compare", a, version).error
+
+
+def test_unfinished_problems_are_left_out_only_if_asked(treegen: Command, tmp_path: Path) -> None:
+    a = make_run(tmp_path / "a", num_problems=5, num_samples=3)
+    b = make_run(tmp_path / "b", num_problems=5, num_samples=3, done=[3, 2, 3, 3, 0])
+    assert "2 of 5 problems are not finished" in treegen("compare", a, b).error
+    done = treegen("compare", a, b, "--partial")
+    assert done.document["left_out"] == ["p1", "p4"] and "2 unfinished ones left out" in done.out
+    c = make_run(tmp_path / "c", num_problems=5, num_samples=3, done=[0] * 5)
+    assert "no problem that both runs have finished" in treegen("compare", a, c, "--partial").error
+
+
+def test_a_missing_library_is_named(
+    treegen: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    run = make_run(tmp_path / "a", num_problems=3, num_samples=2)
+    for name in [name for name in sys.modules if name.split(".")[0] == "scipy"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    assert "pip install 'treegen[report]'" in treegen("compare", run, run).error
+
+
+def test_a_better_run_is_found_to_be_better(tmp_path: Path) -> None:
+    def better(rng: random.Random, number: int, index: int) -> str:
+        return f" The answer is {number}." if index % 2 else answer_with(rng, number, index)
+
+    a = load_run(make_run(tmp_path / "a", num_problems=40))
+    b = load_run(make_run(tmp_path / "b", num_problems=40, draw=better))
+    found = compare_runs(a, b)
+    first = found.differences[0]
+    assert "<0.0001" in _table(replace(found, differences=(replace(first, p_value=1e-7),)))
+    assert first.low is not None and first.low > 0
+    assert first.p_value is not None and first.p_value < 0.01

@@ -1,0 +1,292 @@
+"""The real command, killed at random moments, ends after resuming with the right samples.
+
+Each command is a process of its own, with its own signals and files. It is forked from a server
+that has imported torch already, so that a start costs a tenth of a second instead of five.
+"""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from cli_cases import Command, assert_same_samples, results_of, samples_of
+
+from treegen.runs import RunDir
+
+SERVER = """
+import json, os, signal, sys
+import treegen.llm, treegen.evals.run
+from transformers.models.llama import modeling_llama
+from treegen.cli.main import main
+
+print("ready", flush=True)
+for line in sys.stdin:
+    job = json.loads(line)
+    pid = os.fork()
+    if pid == 0:
+        # As a shell starts a command; the server's own pipes are not for it.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for number, name in ((1, "out"), (2, "err")):
+            path = f"{job['log']}.{name}"
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+        sys.argv[1:] = job["args"]
+        sys.exit(main())
+    print(pid, flush=True)
+    _, status = os.waitpid(pid, 0)
+    print(os.waitstatus_to_exitcode(status), flush=True)
+"""
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+# Rows end one after another, so that there is something to lose at every moment.
+RUN = ["-L", "4", "-n", "10", "--max-tokens", "40", "--stop", "e", "-b", "4", "--memory", "4MiB"]
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+class Server:
+    """Starts `treegen` commands in processes of their own, one at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._log = folder / "log"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", SERVER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        assert self._read() == "ready"
+
+    def start(self, *args: object) -> int:
+        """Start a command and return its process id."""
+        assert self._process.stdin is not None
+        job = {"args": [str(arg) for arg in args], "log": str(self._log)}
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        return int(self._read())
+
+    def wait(self) -> Ended:
+        code = int(self._read())
+        out, err = (Path(f"{self._log}.{name}").read_text() for name in ("out", "err"))
+        return Ended(code, out, err)
+
+    def run(self, *args: object) -> Ended:
+        self.start(*args)
+        return self.wait()
+
+    def close(self) -> None:
+        self._process.communicate()
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the server died"
+        return line.strip()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("server"))
+    yield server
+    server.close()
+
+
+class Whole(NamedTuple):
+    """An undisturbed run: where it is, and how long it took."""
+
+    path: Path
+    seconds: float
+
+
+@pytest.fixture(scope="module")
+def whole(server: Server, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    path = tmp_path_factory.mktemp("runs") / "whole"
+    start = time.monotonic()
+    done = server.run("eval", "gsm8k", "-M", tiny, *RUN, "-o", path)
+    assert done.code == 0, done.err
+    assert len({r["num_tokens"] for r in samples_of(path)}) > 5
+    return Whole(path, time.monotonic() - start)
+
+
+@dataclass
+class Tally:
+    kills: int = 0
+    codes: Counter[int] = field(default_factory=Counter)
+    hints: int = 0
+
+
+def wait_for_samples(path: Path, pid: int, before: int = 0) -> None:
+    """Wait until a command has stored something, or has ended."""
+    deadline = time.monotonic() + 60
+    while size_of(path) <= before and alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def size_of(path: Path) -> int:
+    samples = path / "samples.jsonl"
+    return samples.stat().st_size if samples.exists() else 0
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):  # it may go between opening and reading
+        return False
+    return state != "Z"
+
+
+def kill_and_resume(
+    server: Server,
+    command: Sequence[object],
+    path: Path,
+    whole: Whole,
+    chance: random.Random,
+    tally: Tally,
+    signals: Sequence[signal.Signals],
+) -> None:
+    """Start a run again and again, killing it each time, until the signals are used up."""
+    for number in signals:
+        before = size_of(path)
+        pid = server.start(*command)
+        if chance.random() < 0.4:  # at any moment of its life, getting ready included
+            time.sleep(chance.uniform(0, whole.seconds))
+        else:  # once it has stored something
+            wait_for_samples(path, pid, before)
+            time.sleep(chance.expovariate(1 / 0.01))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+        ended = server.wait()
+        assert "Traceback" not in ended.err, ended.err
+        tally.codes[ended.code] += 1
+        if ended.code == 0:  # it was quicker
+            shutil.rmtree(path)
+            continue
+        tally.kills += 1
+        assert ended.code in (-number, 128 + number), ended
+        if ended.code == 128 + number:
+            last = ended.err.splitlines()[-1]
+            assert last.startswith(f"stopped by {signal.Signals(number).name}")
+            if "run directory" in ended.err:
+                assert last.endswith(f"continue with: treegen eval --resume {path}"), last
+                tally.hints += 1
+    for _ in range(2):  # the second time there is nothing to do
+        ended = server.run(*command)
+        assert ended.code == 0, ended.err
+        assert_same_samples(path, whole.path)
+    assert not list(path.glob("*.tmp"))
+    results, wanted = results_of(path), results_of(whole.path)
+    assert results["report"] == wanted["report"] and results["complete"]
+
+
+def test_killed_three_times_a_run_ends_with_the_right_samples(
+    server: Server, tiny: Path, whole: Whole, tmp_path: Path
+) -> None:
+    path, tally = tmp_path / "run", Tally()
+    command = ["eval", "gsm8k", "-M", tiny, *RUN, "-o", path, "--resume"]
+    kill_and_resume(server, command, path, whole, random.Random(1), tally, SIGNALS)
+    assert tally.kills > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_sixty_times_runs_end_with_the_right_samples(
+    server: Server, tiny: Path, whole: Whole, tmp_path: Path
+) -> None:
+    chance, tally = random.Random(), Tally()
+    chains = 0
+    while tally.kills < 60:
+        path = tmp_path / f"run-{chains}"
+        command = ["eval", "gsm8k", "-M", tiny, *RUN, "-o", path, "--resume"]
+        signals = [chance.choice(SIGNALS) for _ in range(6)]
+        kill_and_resume(server, command, path, whole, chance, tally, signals)
+        chains += 1
+    assert tally.codes[-signal.SIGKILL] > 5
+    assert tally.codes[130] > 3 and tally.codes[143] > 3
+    assert tally.hints > 10
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
+def test_exit_codes_and_the_way_on(
+    server: Server, tiny: Path, tmp_path: Path, number: int, code: int
+) -> None:
+    path = tmp_path / "a run"
+    # Long enough that the signal always comes in its midst.
+    long = ["-n", "400", "--max-tokens", "80", "-b", "8"]
+    pid = server.start("eval", "gsm8k", "-M", tiny, *long, "-o", path)
+    wait_for_samples(path, pid)
+    os.kill(pid, number)
+    ended = server.wait()
+    assert (ended.code, ended.out) == (code, "")
+    with RunDir.open(path) as run:
+        done = len(run.done)
+    assert 0 < done < 9600
+    if code > 0:
+        assert ended.err.splitlines()[-1] == (
+            f"stopped by {signal.Signals(number).name}; {done:,} of 9,600 samples are kept; "
+            f"continue with: treegen eval --resume '{path}'"
+        )
+        results = results_of(path)
+        assert (results["complete"], results["done"]) == (False, done)
+
+
+def test_a_second_process_on_the_same_run_is_refused(
+    server: Server, tiny: Path, treegen: Command, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    pid = server.start("eval", "gsm8k", "-M", tiny, "-n", "400", "-b", "8", "-o", path)
+    try:
+        wait_for_samples(path, pid)
+        error = treegen("eval", "--resume", path).error
+        assert f"{path} is in use by process {pid}" in error
+        assert treegen("score", path).code == 0  # reading is allowed
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        server.wait()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, check=False).returncode:
+        pytest.skip("cannot mount a small tmpfs here")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_keeps_what_was_finished(
+    tiny: Path, whole: Whole, treegen: Command, small_disk: Path
+) -> None:
+    path, filler = small_disk / "run", small_disk / "filler"
+    filler.write_bytes(bytes(48 * 1024))
+    error = treegen("eval", "gsm8k", "-M", tiny, *RUN, "-o", path).error
+    assert "no space left on device" in error and "make room" in error
+    assert error.endswith(f"continue with --resume {path}")
+    with RunDir.open(path) as run:
+        kept = len(run.done)
+    assert 0 < kept < 40 and f"{kept} finished samples are kept" in error
+    filler.unlink()
+    done = treegen("eval", "--resume", path)
+    assert done.code == 0, done.err
+    assert_same_samples(path, whole.path)

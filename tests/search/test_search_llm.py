@@ -1,0 +1,212 @@
+"""Sessions and searches on tiny real checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+
+from treegen import LLM, Node, SamplingParams
+from treegen.errors import InputError, TreeError
+from treegen.prompts.tokens import append_text
+from treegen.search import Budget, Expand, SearchNode, bfs, mean_logprob, sample_steps
+
+FEW_SHOT = "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 4
+QUESTIONS = [f"Q: Bob has {i} pens and {i % 3} caps. How many?\nA:" for i in range(6)]
+PARAMS = SamplingParams(temperature=0.8, max_tokens=8, ignore_eos=True, seed=5)
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma2", "gpt2"])
+def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    path: Path = tmp_path_factory.mktemp(request.param)
+    tiny_models.save_tiny_model(path, request.param)
+    return LLM(str(path), check=False, device="cpu", memory="8MiB")
+
+
+def ids_of(node: SearchNode) -> list[int]:
+    context: Any = node._live()
+    tokens: list[int] = []
+    for segment in list(context.segment.path())[::-1]:
+        tokens += segment.tokens.tolist()
+    return tokens
+
+
+def test_greedy_paths_are_those_of_whole_prompts(llm: LLM) -> None:
+    with llm.session(PARAMS) as session:
+        node = session.root(FEW_SHOT + QUESTIONS[0])
+        contexts = []
+        for _ in range(4):
+            sampled = session.sample({node: 3})[node]
+            (best,) = session.sample({node: 1}, temperature=0)[node]
+            contexts.append((ids_of(node), best.tokens, best.logprobs))
+            node = sampled[1]
+    for ids, tokens, logprobs in contexts:
+        greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+        ((wanted,),) = llm.generate([ids], greedy)
+        assert wanted.tokens == tokens
+        assert wanted.logprobs == pytest.approx(logprobs, abs=1e-4)
+
+
+def test_scores_below_a_node_are_those_of_the_whole_text(llm: LLM) -> None:
+    texts = [" The answer is 7.", " no", "8"]
+    with llm.session(PARAMS) as session:
+        root = session.root(FEW_SHOT + QUESTIONS[1])
+        child = session.sample({root: 2})[root][0]
+        scores = session.score({root: texts, child: texts})
+        ids = ids_of(child)
+    pairs = [(FEW_SHOT + QUESTIONS[1], text) for text in texts]
+    for mine, wanted in zip(scores[root], llm.score(pairs), strict=True):
+        assert mine.logprob == pytest.approx(wanted.logprob, abs=1e-3)
+    continued = [(ids, list(score.tokens)) for score in scores[child]]
+    for mine, wanted in zip(scores[child], llm.score(continued), strict=True):
+        assert mine.logprobs == pytest.approx(wanted.logprobs, abs=1e-3)
+
+
+def test_given_text_is_tokenised_with_what_it_follows(llm: LLM) -> None:
+    whole = FEW_SHOT + QUESTIONS[2] + " 3 + 4 = 7"
+    wanted = llm.tokenizer(whole)["input_ids"]
+    with llm.session(PARAMS) as session:
+        for cut in range(len(FEW_SHOT) - 3, len(whole), 7):
+            node = session.root(whole[:cut]).extend(whole[cut : cut + 5]).extend(whole[cut + 5 :])
+            assert ids_of(node) == wanted, cut
+
+
+def test_append_text_replaces_only_what_the_text_changes(llm: LLM) -> None:
+    import numpy as np
+
+    for text in ("Bob has 14 pens", "caps. How", "A:", "\n\nQ"):
+        for addition in (" and", "s", "4", "\n", " 15."):
+            tail = np.array(llm.tokenizer(text)["input_ids"], dtype=np.int32)
+            replaced, ids = append_text(llm.tokenizer, tail, addition)
+            joined = [*tail[: len(tail) - replaced].tolist(), *ids.tolist()]
+            assert joined == llm.tokenizer(text + addition)["input_ids"]
+            kept, fixed = append_text(llm.tokenizer, tail, addition, whole=False)
+            assert kept == 0
+            assert llm.tokenizer.decode([*tail.tolist(), *fixed.tolist()]).endswith(addition)
+
+
+async def explore(root: SearchNode) -> list[SearchNode]:
+    first = await root.sample(3)
+    second = await asyncio.gather(*(node.extend(" so").sample(2) for node in first[:2]))
+    return [child for children in second for child in children]
+
+
+def test_same_seed_same_tree_whatever_runs_beside_it(llm: LLM) -> None:
+    problems = [(f"q{i}", FEW_SHOT + question) for i, question in enumerate(QUESTIONS)]
+    together = llm.search(explore, problems, PARAMS)
+    assert [result.name for result in together] == [name for name, _ in problems]
+    alone = [llm.search(explore, [problem], PARAMS)[0] for problem in problems[::-1]][::-1]
+    few = llm.search(explore, problems, PARAMS, concurrency=2)
+    for results in (alone, few):
+        for mine, wanted in zip(results, together, strict=True):
+            for node, other in zip(mine.tree.nodes, wanted.tree.nodes, strict=True):
+                assert node.text == other.text
+                assert node.logprob == pytest.approx(other.logprob, abs=1e-3)
+    used = sum(result.usage.tokens_prefilled for result in together)
+    again = sum(result.usage.tokens_reprompted for result in together)
+    assert used * 3 < again
+
+
+def test_declared_levels_run_without_code(llm: LLM) -> None:
+    levels = [
+        Expand(3, max_tokens=5),
+        Expand(2, max_tokens=4, keep=2, scorer="mean_logprob"),
+        Expand(1, max_tokens=3, temperature=0, given=" so"),
+    ]
+    tree = Node(
+        FEW_SHOT, children=[Node(q, expand=levels, id=f"q{i}") for i, q in enumerate(QUESTIONS[:3])]
+    )
+    plan = llm.plan(tree, PARAMS)
+    assert plan.num_rows == 3 * 6
+    assert "generated level 2: at most 18 rows, 72 tokens; 6 go on" in str(plan)
+    results = llm.expand(tree, PARAMS)
+    assert [result.name for result in results] == ["q0", "q1", "q2"]
+    for result in results:
+        # The root, three thoughts, two under each, a given text and an answer under the best two.
+        assert len(result.tree.nodes) == 1 + 3 + 6 + 2 + 2
+        assert len(result.candidates) == 2
+    with pytest.raises(TreeError, match=r"LLM\.expand"):
+        llm.run(tree)
+
+
+def test_a_ready_made_strategy_and_its_budget(llm: LLM) -> None:
+    async def solve(root: SearchNode) -> object:
+        return await bfs(
+            root,
+            sample_steps(3, max_tokens=4),
+            mean_logprob,
+            lambda node: node.depth == 3,
+            breadth=2,
+            depth=3,
+        )
+
+    results = llm.search(solve, [FEW_SHOT + q for q in QUESTIONS[:3]], PARAMS)
+    assert all(result.best is not None and not result.stopped for result in results)
+    cut = llm.search(solve, QUESTIONS[:3], PARAMS, budget=Budget(tokens=20))
+    assert all(result.stopped == "budget of 20 tokens reached" for result in cut)
+    assert all(20 <= result.usage.tokens_decoded <= 29 for result in cut)
+
+
+def test_one_run_at_a_time(llm: LLM) -> None:
+    session = llm.session(PARAMS)
+    with pytest.raises(InputError, match="another run"):
+        llm.generate(["a"])
+    with pytest.raises(InputError, match="another run"):
+        llm.search(explore, QUESTIONS)
+    session.close()
+    run = llm.search_stream(explore, QUESTIONS, PARAMS)
+    next(run)
+    with pytest.raises(InputError, match="another run"):
+        llm.session()
+    run.close()
+    assert llm.cache.pool.num_used == 0
+    with pytest.raises(InputError, match="concurrency"):
+        llm.search(explore, QUESTIONS, concurrency=0)
+    with pytest.raises(InputError, match="two problems are named 'a'"):
+        llm.search(explore, [("a", "x"), ("a", "y")])
+    for _ in range(2):
+        with pytest.raises(InputError, match="token id") as failure:
+            llm.search(explore, [[10**6]])
+        assert failure.traceback  # which has hold of what was begun
+
+
+def test_kept_prefixes_serve_searches(llm: LLM) -> None:
+    with llm.keep(FEW_SHOT):
+        results = llm.search(explore, [FEW_SHOT + q for q in QUESTIONS[:2]], PARAMS)
+        with llm.session(PARAMS) as session:
+            root = session.root(FEW_SHOT + QUESTIONS[0])
+            session.sample({root: 2})
+            assert session.usage.prompt_tokens_reused > 50
+    fresh = llm.search(explore, [FEW_SHOT + q for q in QUESTIONS[:2]], PARAMS)
+    for mine, wanted in zip(results, fresh, strict=True):
+        assert [n.text for n in mine.tree.nodes] == [n.text for n in wanted.tree.nodes]
+        assert mine.usage.tokens_prefilled < wanted.usage.tokens_prefilled or mine is results[1]
+
+
+def test_a_call_whose_searches_all_fail_warns(llm: LLM) -> None:
+    async def broken(root: SearchNode) -> None:
+        raise KeyError(root.search.name)
+
+    with pytest.warns(RuntimeWarning, match=r"all 2 searches failed; the first: KeyError: '0'"):
+        results = llm.search(broken, ["a", "b"], PARAMS)
+    assert [type(result.exception) for result in results] == [KeyError, KeyError]
+
+
+def test_roots_that_are_split_below_a_kept_prefix_reuse_it(llm: LLM) -> None:
+    greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    prompts = [FEW_SHOT + question for question in QUESTIONS]
+    wanted = llm.generate(prompts, greedy)
+    kept_tokens = len(llm.tokenizer(FEW_SHOT)["input_ids"]) - 1
+    with llm.keep(FEW_SHOT), llm.session(greedy) as session:
+        roots = [session.root(prompt) for prompt in prompts]
+        drawn = session.sample(dict.fromkeys(roots, 1))
+        session.backend.scheduler.check()
+        usage = session.usage
+    for root, (completion,) in zip(roots, wanted, strict=True):
+        assert drawn[root][0].tokens == completion.tokens
+    assert usage.prompt_tokens_reused >= kept_tokens
+    whole = sum(len(llm.tokenizer(prompt)["input_ids"]) for prompt in prompts)
+    assert usage.prompt_tokens_computed < whole - len(prompts) * kept_tokens

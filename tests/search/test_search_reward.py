@@ -1,0 +1,101 @@
+"""Reward models: a tiny random sequence classifier against transformers itself."""
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import spread_weights, tiny_tokenizer
+from toy_search import hashed, run, start
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+
+from treegen.errors import InputError, ModelError
+from treegen.search.node import Search, SearchNode
+from treegen.search.result import Found
+from treegen.search.reward import reward_model
+from treegen.search.strategies.best_of_n import best_of_n
+
+
+def save(folder: Path, num_labels: int = 1, *, classifier: bool = True, pad: bool = True) -> Any:
+    config = LlamaConfig(
+        vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+        num_labels=num_labels, pad_token_id=2 if pad else None,
+    )  # fmt: skip
+    model = (LlamaForSequenceClassification if classifier else LlamaForCausalLM)(config)
+    spread_weights(model, random.randrange(1000))
+    model.save_pretrained(folder)
+    tokenizer = tiny_tokenizer()
+    tokenizer.save_pretrained(folder)
+    if not pad:
+        settings = (folder / "tokenizer_config.json").read_text(encoding="utf-8")
+        settings = settings.replace('"pad_token": "<pad>"', '"pad_token": null')
+        (folder / "tokenizer_config.json").write_text(settings, encoding="utf-8")
+    return model.eval()
+
+
+def rewards(evaluate: Any, texts: list[str]) -> list[float]:
+    search, _ = start(hashed("abc"), "a")
+    nodes = [search.root.extend(text) for text in texts]
+    values: list[float] = asyncio.run(evaluate(nodes))
+    return values
+
+
+@pytest.mark.parametrize("num_labels", [1, 2, 3])
+@pytest.mark.parametrize("pad", [True, False])
+def test_rewards_are_those_of_each_text_alone(tmp_path: Path, num_labels: int, pad: bool) -> None:
+    model = save(tmp_path, num_labels, pad=pad)
+    texts = ["b" * random.randint(1, 40) + "c" * random.randint(0, 9) for _ in range(11)]
+    values = rewards(reward_model(tmp_path, batch_size=4, device="cpu"), texts)
+    for text, value in zip(texts, values, strict=True):
+        ids = torch.tensor([tiny_tokenizer()("a" + text)["input_ids"]])
+        with torch.inference_mode():
+            logits = model(input_ids=ids).logits[0]
+        expected = logits.sigmoid()[0] if num_labels == 1 else logits.softmax(0)[-1]
+        assert value == pytest.approx(float(expected), abs=1e-5)
+    assert len(set(values)) > 1
+    if num_labels > 1:
+        first = rewards(reward_model(tmp_path, label=0, device="cpu"), texts)
+        assert first != values
+    with pytest.raises(InputError, match="label"):
+        reward_model(tmp_path, label=num_labels)
+
+
+def test_best_of_n_by_a_reward_model(tmp_path: Path) -> None:
+    save(tmp_path)
+    evaluate = reward_model(tmp_path, text_of=lambda node: node.path_text, device="cpu")
+
+    async def fn(root: SearchNode) -> Found:
+        return await best_of_n(root, 12, evaluate, max_tokens=10)
+
+    result = run(start(hashed("abc"), "a")[0], fn)
+    values = [result.tree.nodes[index].score for index in result.candidates]
+    assert values == sorted(values, key=lambda value: -(value or 0)) and len(values) == 12
+
+
+def test_texts_that_are_too_long_are_refused(tmp_path: Path) -> None:
+    save(tmp_path)
+    with pytest.raises(InputError, match="the reward model reads 64"):
+        rewards(reward_model(tmp_path, device="cpu"), ["b"] * 3 + ["bc" * 90])
+
+
+def test_other_models_are_refused(tmp_path: Path) -> None:
+    save(tmp_path, classifier=False)
+    with pytest.raises(ModelError, match="no sequence classifier"):
+        reward_model(tmp_path)
+    with pytest.raises(ModelError, match="does not exist"):
+        reward_model("/no/such/model")
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="can run code"):
+        reward_model(tmp_path)
+
+
+def test_a_prompt_of_token_ids_has_no_text(tmp_path: Path) -> None:
+    save(tmp_path)
+    evaluate = reward_model(tmp_path, device="cpu")
+    backend = start(hashed("abc"))[1]
+    search = Search(backend, [1, 2, 3], name="ids")
+    with pytest.raises(InputError, match="token ids"):
+        asyncio.run(evaluate([search.root.extend("b")]))  # type: ignore[arg-type]

@@ -1,0 +1,263 @@
+"""Judging the samples of APPS runs: in the background, again, in part, and without permission."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_cases import Command, build_checkpoint, results_of, write_jsonl
+
+from treegen.evals.execution import Execution
+from treegen.evals.job import Job, load_job, run_settings
+from treegen.evals.run import write_results
+from treegen.evals.settings import settle
+from treegen.runs import RecordFile, RunDir
+from treegen.tasks.apps.compare import Comparer
+from treegen.tasks.apps.judging import ProgramJudging
+from treegen.tasks.apps.task import APPS
+
+ALLOW = "--allow-code-execution"
+TESTS = {"inputs": ["1 2\n", "5 5\n", "3 3\n"], "outputs": ["3\n", "10\n", "6\n"]}
+ADD = "a, b = map(int, input().split())\nprint(a + b)"
+ADD_INDENTED = ADD.replace("\n", "\n    ")
+# Programs and what becomes of their tests.
+KINDS = {
+    ADD: ("accepted", "AAA"),
+    f"def main():\n    {ADD_INDENTED}\nif __name__ == '__main__':\n    main()": ("accepted", "AAA"),
+    "print(3)": ("wrong_answer", "AWW"),
+    "print(sqrt(9) if input() == '1 2' else 1 // 0)": ("runtime_error", "ARR"),
+    "print(": ("compile_error", "CCC"),
+    "while True: pass": ("timeout", "TT-"),
+    "x = [0] * 10 ** 9": ("memory_limit", "MMM"),
+    "print('x' * 10 ** 7)": ("output_limit", "OOO"),
+    " \n": ("no_program", ""),
+    "print(np.sum([int(x) for x in input().split()]))\nreturn": ("accepted", "AAA"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two problems that are solved by the same programs."""
+    rows = [
+        {
+            "problem_id": number,
+            "question": f"Add two numbers, form {number}.",
+            "input_output": json.dumps(TESTS),
+            "difficulty": difficulty,
+        }
+        for number, difficulty in enumerate(("introductory", "competition"))
+    ]
+    return write_jsonl(tmp_path_factory.mktemp("data") / "apps.jsonl", rows)
+
+
+@pytest.fixture
+def make_run(data: Path, tmp_path: Path) -> Callable[..., tuple[Job, Path]]:
+    """Return a function that writes a run with the given samples of the first problem."""
+
+    def make(texts: list[str], **extra: str) -> tuple[Job, Path]:
+        extra = {"timeout": "0.3", "memory": "400MiB", **extra}
+        job = load_job(
+            settle(
+                {
+                    "task": "apps",
+                    "data": str(data),
+                    "model": "none",
+                    "num_samples": len(texts),
+                    "extra": extra,
+                    "ids": ["0000"],
+                }
+            )
+        )
+        settings = run_settings(job, dtype="float32", fingerprint="none", flags={})
+        with RunDir.create(tmp_path / "run", settings) as run:
+            for index, text in enumerate(texts):
+                run.append(
+                    {
+                        "problem_id": "0000",
+                        "sample_index": index,
+                        "text": text,
+                        "num_tokens": 1,
+                        "prompt_tokens": 1,
+                        "finish_reason": "stop",
+                    }
+                )
+        return job, tmp_path / "run"
+
+    return make
+
+
+MakeRun = Callable[..., tuple[Job, Path]]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(capsys)
+
+
+def verdicts_of(path: Path) -> dict[int, dict[str, Any]]:
+    """Return the stored verdicts of a run with one problem, by sample."""
+    (file,) = path.glob("verdicts-*.jsonl")
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len({record["sample_index"] for record in records}) == len(records)
+    return {record["sample_index"]: record for record in records}
+
+
+def metrics_of(path: Path) -> dict[str, float]:
+    return {row["metric"]: row["value"] for row in results_of(path)["report"]["metrics"]}
+
+
+def test_every_outcome_is_counted_once(make_run: MakeRun, command: Command) -> None:
+    _, path = make_run(list(KINDS))
+    assert command("score", path).error.endswith(f"allow it with {ALLOW}")
+    done = command("score", path, ALLOW, "--k", "1,5")
+    assert done.code == 0, done.err
+    found = verdicts_of(path)
+    assert {text: (found[i]["verdict"], found[i]["tests"]) for i, text in enumerate(KINDS)} == KINDS
+    metrics = metrics_of(path)
+    assert metrics.pop("strict_accuracy") == pytest.approx(0.3)
+    assert metrics.pop("pass@1") == pytest.approx(0.3)
+    assert metrics.pop("pass@5") == pytest.approx(1 - 21 / 252)
+    assert metrics.pop("test_case_average") == pytest.approx((3 + 2 / 3) / 10)
+    assert metrics.pop("truncated") == 0
+    failures = {verdict for verdict, _ in KINDS.values()} - {"accepted"}
+    assert metrics == dict.fromkeys(failures, 0.1)
+    document = done.document
+    assert document["judging"]["judged"] == 10 and document["judging"]["judge_errors"] == 0
+    assert document["judging"]["sandbox"] != ["none"]
+    titles = [table["title"] for table in document["report"]["tables"]]
+    assert titles == ["strict accuracy by difficulty", "test-case average by difficulty"]
+    assert document["report"]["tables"][0]["rows"][0][:3] == ["introductory", 1, 0.3]
+
+
+def test_judging_goes_on_where_it_stopped(make_run: MakeRun, command: Command) -> None:
+    job, path = make_run([ADD, "print(3)", "print(4)"])
+    assert isinstance(job.task, APPS)
+    with RunDir.open(path) as run:
+        judging = job.task.judging(run, Execution())
+        for record in run.records():
+            judging.add(record)
+        assert len(list(judging.rest(lambda: True))) == 0
+        judging.close()
+    assert command("score", path, ALLOW).code == 0
+    whole = (path / "results.json").read_text()
+    (file,) = path.glob("verdicts-*.jsonl")
+    lines = file.read_bytes().split(b"\n")
+    file.write_bytes(lines[0] + b"\n" + lines[1][:20])
+    assert command("score", path, ALLOW).code == 0
+    assert len(verdicts_of(path)) == 3
+    assert (path / "results.json").read_text() == whole
+
+
+def test_stored_verdicts_stand_until_judged_anew(make_run: MakeRun, command: Command) -> None:
+    _, path = make_run([ADD, "print(3)"])
+    assert command("score", path, ALLOW).code == 0
+    (file,) = path.glob("verdicts-*.jsonl")
+    false = verdicts_of(path)[0] | {"verdict": "wrong_answer", "tests": "WWW"}
+    del false["crc"]
+    file.write_bytes(b"")
+    stored = RecordFile(file, writable=True)
+    stored.append(false)
+    stored.close()
+    assert command("score", path, ALLOW).code == 0
+    assert metrics_of(path)["strict_accuracy"] == 0.0
+    assert command("score", path).code == 0, "no program has to run"
+    assert command("score", path, ALLOW, "--rejudge").code == 0
+    assert metrics_of(path)["strict_accuracy"] == 0.5
+
+
+def test_another_comparer_has_verdicts_of_its_own(make_run: MakeRun, command: Command) -> None:
+    _, path = make_run([f"{ADD}\nprint(a + b)", ADD])
+    assert command("score", path, ALLOW).code == 0
+    assert metrics_of(path)["strict_accuracy"] == 0.5
+    official = command("score", path, ALLOW, "--comparer", "apps-official")
+    assert official.document["report"]["metrics"][0]["filter"] == "apps-official"
+    assert metrics_of(path)["strict_accuracy"] == 1.0
+    assert len(list(path.glob("verdicts-*.jsonl"))) == 2
+
+
+def test_same_programs_run_once(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, path = make_run([ADD, "print(3)", ADD, ADD, "print(3)"])
+    started: list[str] = []
+    submit = ProgramJudging._submit
+
+    def counting(self: ProgramJudging, flight: Any) -> None:
+        started.append(flight.source)
+        submit(self, flight)
+
+    monkeypatch.setattr(ProgramJudging, "_submit", counting)
+    assert isinstance(job.task, APPS)
+    with RunDir.open(path) as run:
+        judging = job.task.judging(run, Execution())
+        for record in run.records():
+            judging.add(record)
+        assert judging.missing == 5
+        last = list(judging.rest(lambda: None))[-1]
+        judging.close()
+    assert (last.done, last.planned, last.accuracy) == (5, 5, 0.6)
+    assert sorted(set(started)) == sorted({ADD, "print(3)"})
+    assert started.count(ADD) == 1
+    assert len(verdicts_of(path)) == 5
+
+
+def test_judge_errors_are_no_scores(make_run: MakeRun) -> None:
+    job, path = make_run([ADD, "print(", ADD])
+    task = job.task
+    assert isinstance(task, APPS)
+
+    def broken(output: str, expected: str) -> bool:
+        raise OSError("out of paper")
+
+    task.comparer = Comparer("strict", broken, task.comparer.value, task.comparer.arguments)
+    with RunDir.open(path) as run:
+        judging = task.judging(run, Execution())
+        for record in run.records():
+            judging.add(record)
+        list(judging.rest(lambda: None))
+        results, report = write_results(job, run, judging)
+        judging.close()
+    assert report is not None and (report.num_samples, len(report.incomplete)) == (1, 1)
+    assert report.value("compile_error", "strict") == 1.0
+    assert judging.missing == results["judging"]["judge_errors"] == 2
+    assert "out of paper" in results["judging"]["errors"][0]["detail"]
+    assert list(verdicts_of(path)) == [1]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_checkpoint(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def test_eval_samples_and_judges(checkpoint: Path, tmp_path: Path, command: Command) -> None:
+    small = ["--limit", "2", "-n", "3", "--max-tokens", "8", "--memory", "8MiB"]
+    path = tmp_path / "run"
+    done = command(
+        "eval", "apps", "--model", checkpoint, *small, "-o", path, "--allow_code_execution"
+    )
+    assert done.code == 0, done.err
+    assert "sandbox: " in done.err and "strict_accuracy" in done.out
+    assert results_of(path)["judging"]["judged"] == 6
+    again = command("eval", "--resume", path, ALLOW)
+    assert again.code == 0 and again.document["runs"][0]["report"] == results_of(path)["report"]
+    without = tmp_path / "without"
+    done = command("eval", "apps", "--model", checkpoint, *small, "-o", without)
+    assert done.code == 1 and f"treegen score {without} {ALLOW}" in done.err.splitlines()[-1]
+    assert results_of(without)["report"] is None and results_of(without)["done"] == 6
+    quiet = command("eval", "--resume", without, "--no-score")
+    assert quiet.code == 0, quiet.err
+    scored = command("score", without, ALLOW)
+    assert scored.code == 0
+    assert scored.document["report"] == results_of(path)["report"]
+
+
+def test_permission_and_its_options_go_together(command: Command) -> None:
+    done = command("eval", "apps", "--model", "x", "--sandbox", "none")
+    assert done.error == f"--sandbox is of no use without {ALLOW}"
+    done = command("eval", "apps", "--model", "x", "--num-workers", "0", ALLOW)
+    assert "--num-workers must be at least 1" in done.error
+    done = command("eval", "apps", "--model", "x", "--sandbox", "box", ALLOW)
+    assert "--sandbox must be one of auto, " in done.error
+    done = command("eval", "gsm8k", "countdown", "--model", "x", "--sandbox", "none", ALLOW)
+    assert "--sandbox is of no use: gsm8k, countdown run no programs" in done.error
+    done = command("eval", "gsm8k", "--model", "x", "--num-workers", "2", ALLOW)
+    assert "--num-workers is of no use: gsm8k runs no programs" in done.error

@@ -1,0 +1,310 @@
+"""Tasks without treegen's help: a JSONL file with no code, a file with a class, a package."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_cases import EXAMPLES, Command, build_checkpoint, samples_of, write_jsonl
+
+from treegen.errors import DataError, InputError
+from treegen.evals.arguments import read_arguments
+from treegen.prompts.tree import prompts_of
+from treegen.tasks import TaskData, TaskOptions, get_task, list_tasks
+from treegen.tasks.jsonl.patterns import MAX_PATTERN, Pattern
+from treegen.tasks.jsonl.task import QuestionAnswer
+from treegen.tasks.jsonl.templates import parse_template
+
+ROW = {"question": "What is 2 + 3?", "answer": 5}
+
+
+def load(
+    path: Path,
+    rows: Iterable[Mapping[str, Any]],
+    extra: Mapping[str, str] | None = None,
+    **more: Any,
+) -> tuple[QuestionAnswer, TaskData]:
+    task = QuestionAnswer()
+    data = str(write_jsonl(path / "data.jsonl", rows))
+    return task, task.load(TaskOptions(data=data, extra=extra or {}, **more))
+
+
+def correct(path: Path, answer: Any, text: str, **extra: str) -> bool:
+    task, data = load(path, [{"question": "q", "answer": answer}], extra)
+    return task.score(data.problems[0], text)["answer"].correct
+
+
+@pytest.mark.parametrize(
+    ("metric", "answer", "text", "want"),
+    [
+        ("exact", "Paris", " Paris\n", True),
+        ("exact", "New  York", "New York", True),
+        ("exact", "Paris", "paris", False),
+        ("exact", "Paris", "It is Paris", False),
+        ("exact", ["Paris", "Lutetia"], "Lutetia", True),
+        ("exact", 5, "5", True),
+        ("exact", 5, "5.0", False),
+        ("exact", True, "true", True),
+        ("exact", "x", "", False),
+        ("numeric", 5, "so 2 + 3 = 5.", True),
+        ("numeric", "1,440", "The answer is 1440.00", True),
+        ("numeric", "It is 5. #### 18", "18", True),
+        ("numeric", [7, "seven"], "7", True),
+        ("numeric", "-4", "It is 4", False),
+        ("numeric", "5", "\uff15", True),
+        ("numeric", "3/4", "It is 0.75", True),
+        ("numeric", "1/3", "The answer is 2/6.", True),
+    ],
+)
+def test_metrics(tmp_path: Path, metric: str, answer: Any, text: str, want: bool) -> None:
+    assert correct(tmp_path, answer, text, metric=metric) == want
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "want"),
+    [
+        (r"answer: (\w+)", "answer: Rome. answer: Paris", True),
+        (r"answer: (\w+)", "answer: Paris. answer: Rome", False),
+        (r"P\w+", "It is Paris!", True),
+        (r"(x)?Paris", "Paris", False),  # the group, which is empty, is the answer
+        (r"nothing", "Paris", False),
+    ],
+)
+def test_patterns_give_the_group_of_the_last_match(
+    tmp_path: Path, pattern: str, text: str, want: bool
+) -> None:
+    assert correct(tmp_path, "Paris", text, pattern=pattern) == want
+
+
+def test_a_slow_pattern_gives_no_answer_and_the_next_text_is_read() -> None:
+    pattern = Pattern(r"(a+)+b")
+    start = time.perf_counter()
+    assert pattern.last("a" * 5000 + "c") is None
+    assert time.perf_counter() - start < 30
+    assert pattern.last("caab") == "aa"
+    assert Pattern(".+").last("\ud800\u2028\0x") == "\ud800\u2028\0x"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "told"),
+    [
+        ("(a", r"is not a regular expression: missing \)"),
+        ("(a)(b)", "has 2 groups"),
+        ("a" * (MAX_PATTERN + 1), "has 1,001 characters"),
+    ],
+)
+def test_bad_patterns(pattern: str, told: str) -> None:
+    with pytest.raises(InputError, match=told) as caught:
+        Pattern(pattern)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("metric", "answer", "text", "want"),
+    [
+        ("exact", "Paris", "paris", True),
+        ("exact", "STRASSE", "stra\u00dfe", True),
+        ("contains", "Paris", "It is paris, of course", True),
+        ("contains", ["Rome", "New  York"], "in new\nyork!", True),
+        ("contains", "Paris", "London", False),
+        ("contains", "Paris", "", False),
+    ],
+)
+def test_case_does_not_count_if_it_is_ignored(
+    tmp_path: Path, metric: str, answer: Any, text: str, want: bool
+) -> None:
+    assert correct(tmp_path, answer, text, metric=metric, ignore_case="yes") == want
+    assert not correct(tmp_path, answer, text, metric=metric)
+
+
+def test_an_answer_that_is_contained_is_what_votes_are_for(tmp_path: Path) -> None:
+    task, data = load(tmp_path, [{"question": "q", "answer": "Paris"}], {"metric": "contains"})
+    verdicts = [
+        task.score(data.problems[0], text)["answer"]
+        for text in ("It is Paris", "Paris, I think", "It is Rome")
+    ]
+    assert [verdict.answer for verdict in verdicts] == ["Paris", "Paris", "It is Rome"]
+
+
+def test_rows_with_choices_are_refused(tmp_path: Path) -> None:
+    row = {"question": "Which?", "choices": ["a", "b"], "answer": "a"}
+    with pytest.raises(DataError, match=r"line 2 has choices, but jsonl samples free answers"):
+        load(tmp_path, [ROW, row])
+    load(tmp_path, [{**row, "choices": "A. a, B. b"}], {"template": "{question} {choices}"})
+
+
+def test_default_prompt_and_ids(tmp_path: Path) -> None:
+    rows = [ROW, {**ROW, "id": "mine"}, {**ROW, "id": 7}]
+    _, data = load(tmp_path, rows)
+    assert [problem.id for problem in data.problems] == ["line-1", "mine", "7"]
+    assert data.problems[0].question == "Q: What is 2 + 3?\nA:"
+
+
+def test_template_of_other_fields(tmp_path: Path) -> None:
+    rows = [{"a": "x", "n": 1.5, "gold": "y", "key": "k"}]
+    extra = {"template": r"{{{a}}}\t{n} ->", "answer_field": "gold", "id_field": "key"}
+    _, data = load(tmp_path, rows, extra)
+    assert (data.problems[0].id, data.problems[0].question) == ("k", "{x}\t1.5 ->")
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("Q: {question", "'}' before end"),
+        ("Q: question}", "single '}'"),
+        ("Q: {", "single '{'"),
+        ("Q: {}", "must hold the name of a field"),
+        ("Q: {question.x}", "must hold the name of a field"),
+        ("Q: {question[0]}", "must hold the name of a field"),
+        ("Q: {question!r}", "must hold the name of a field"),
+        ("Q: {question:>10}", "must hold the name of a field"),
+        ("Q:", "names no field"),
+        ("Q: {qestion}", "has a field 'qestion'; did you mean 'question'"),
+    ],
+)
+def test_bad_templates_are_one_line(tmp_path: Path, template: str, told: str) -> None:
+    with pytest.raises(DataError, match=told) as caught:
+        load(tmp_path, [ROW], {"template": template})
+    assert "\n" not in str(caught.value)
+
+
+def test_values_are_put_in_as_they_are() -> None:
+    assert parse_template("{a}{b}").fill({"a": "{b} {0!r}", "b": "%s"}) == "{b} {0!r}%s"
+
+
+def test_rows_that_cannot_be_used_are_reported(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        ROW, {"question": "q"}, {"answer": 1}, {"question": ["q"], "answer": 1},
+        {"question": "q", "answer": "many"}, {"question": "q", "answer": []},
+        {**ROW, "id": 1.5}, {"question": "q", "answer": {"a": 1}},
+    ]  # fmt: skip
+    _, data = load(tmp_path, rows, {"metric": "numeric"})
+    assert [problem.id for problem in data.problems] == ["line-1"]
+    assert [skipped.line for skipped in data.skipped] == [2, 3, 4, 5, 6, 7, 8]
+    with pytest.raises(DataError, match=r"no usable problem.*line 1: answer 'x'"):
+        load(tmp_path, [{"question": "q", "answer": "x"}], {"metric": "numeric"})
+    with pytest.raises(DataError, match="lines 1 and 2 have the same id"):
+        load(tmp_path, [{**ROW, "id": 1}, {**ROW, "id": "1"}])
+
+
+@pytest.mark.parametrize(
+    ("extra", "told"),
+    [
+        ({"metric": "numric"}, "did you mean 'numeric'"),
+        ({"metric": "regex"}, "needs a pattern"),
+        ({"metric": "exact", "pattern": "x"}, "has no use for a pattern"),
+        ({"metric": "numeric", "ignore_case": "yes"}, "has no use for ignore_case"),
+        ({"ignore_case": "true"}, "must be one of yes, no"),
+        ({"metrics": "exact"}, "no argument 'metrics'; did you mean 'metric'"),
+    ],
+)
+def test_arguments_that_mean_nothing(tmp_path: Path, extra: dict[str, str], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        load(tmp_path, [ROW], extra)
+
+
+def test_arguments_are_read_from_pairs() -> None:
+    assert read_arguments(["a-b=x=y,z", "c="]) == {"a_b": "x=y,z", "c": ""}
+    for texts in (["a"], ["=x"], ["a=1", "a=2"]):
+        with pytest.raises(InputError, match="task argument"):
+            read_arguments(texts)
+
+
+def test_examples_stand_before_every_problem(tmp_path: Path) -> None:
+    rows = [{"question": "1 + 1?", "answer": 2, "target": "One and one. 2"}]
+    shots = write_jsonl(tmp_path / "shots.jsonl", [*rows, {**ROW, "question": "5?"}])
+    task, data = load(tmp_path, [ROW], fewshot_file=str(shots))
+    (prompt,) = prompts_of(task.tree(data, 3))
+    assert "".join(str(node.content) for node in prompt.path) == (
+        "Q: 1 + 1?\nA: One and one. 2\n\nQ: 5?\nA: 5\n\nQ: What is 2 + 3?\nA:"
+    )
+    assert (data.num_fewshot, prompt.samples) == (2, 3)
+    with pytest.raises(InputError, match="num_fewshot is 3 but"):
+        load(tmp_path, [ROW], fewshot_file=str(shots), num_fewshot=3)
+    with pytest.raises(InputError, match="needs examples"):
+        load(tmp_path, [ROW], num_fewshot=3)
+    write_jsonl(shots, [{**ROW, "question": "what is  2 + 3?"}])
+    with pytest.raises(DataError, match=r"example 1 of .* is problem 'line-1' itself"):
+        load(tmp_path, [ROW], fewshot_file=str(shots))
+
+
+def test_examples_are_drawn_by_seed_and_never_a_problem(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "train.jsonl", [ROW, *({**ROW, "question": f"{i}?"} for i in range(9))])
+    drawn = [
+        load(tmp_path, [ROW], fewshot_data="train", num_fewshot=4, seed=seed)[1].fewshot
+        for seed in (0, 0, 1)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert all("2 + 3" not in text for text in drawn)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_checkpoint(tmp_path_factory.mktemp("model"))
+
+
+def test_questions_from_the_command_line(
+    capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path
+) -> None:
+    command = Command(capsys)
+    out = tmp_path / "run"
+    args = ["eval", "jsonl", "--data", EXAMPLES / "questions.jsonl", "-M", checkpoint]
+    args += ["--max-tokens", "6", "-q"]
+    done = command(*args, "-o", out, "--template", r"{question}\n", "--metric", "numeric")
+    assert done.code == 0
+    assert [record["problem_id"] for record in samples_of(out)] == [
+        "debt", "dozen", "half", "minutes", "product", "weeks",
+    ]  # fmt: skip
+    again = command("score", out, "-q", "--metric", "regex", "--pattern", r"\d").document
+    assert again["report"]["metrics"][0]["metric"] == "exact_match"
+    told = command("eval", "--resume", out, "--template", "{question}").error
+    assert "--data" in told
+    assert "given twice" in command(*args, "--metric", "exact", "-T", "metric=numeric").error
+
+
+def test_own_task_in_a_file(
+    capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path
+) -> None:
+    task = f"{EXAMPLES / 'own_task.py'}:Sums"
+    args = ["-M", checkpoint, "-o", tmp_path / "run", "-T", "digits=1", "--limit", "5", "-q"]
+    report = Command(capsys)("eval", task, *args).document["runs"][0]["report"]
+    assert (report["metrics"][0]["task"], report["num_samples"]) == ("sums", 20)
+    told = Command(capsys)("eval", task, "-M", checkpoint, "-T", "digit=1").error
+    assert "no argument 'digit'; did you mean 'digits'" in told
+
+
+def test_own_task_in_a_package(
+    capsys: pytest.CaptureFixture[str],
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for path in (EXAMPLES / "own_task_package").iterdir():
+        if path.is_file():
+            (source / path.name).write_bytes(path.read_bytes())
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
+    offline = [
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "--target",
+        str(tmp_path / "site"),
+    ]
+    subprocess.run([*pip, *offline, str(source)], check=True)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    assert ("capitals", "treegen-capitals") in [(info.name, info.source) for info in list_tasks()]
+    assert get_task("capitals").defaults.num_samples == 1
+    command = Command(capsys)
+    assert "|capitals" in command("tasks").out
+    out = tmp_path / "run"
+    assert command("eval", "capitals", "-M", checkpoint, "-o", out, "-q").code == 0
+    records = samples_of(out)
+    assert len(records) == 6
+    assert all(len(record["choice_logprobs"]) == 4 for record in records)
+    assert json.loads((out / "run.json").read_text())["planned"] == 6

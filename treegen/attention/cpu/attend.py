@@ -1,0 +1,187 @@
+"""Attention over levels on a CPU: PyTorch's flash kernel, partial results merged in float32.
+
+Legend: T query rows, H query heads, D key dimension, V value dimension, S slots of the pool, P
+parts to merge; of a job: B units, N rows of a unit, L keys of a unit, K key/value heads, R query
+heads per key head, M rows of the kernel (N * R when heads of a key head are folded into rows).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from treegen.attention.cpu.jobs import Job, LevelPlan, Shape, plan_level
+from treegen.attention.level import HostLevel, IntArray
+from treegen.attention.merge import add_sinks, merge_in_place
+from treegen.attention.types import KVPair, Options, Prepared
+
+# Logits that the path of plain matrix products holds at once.
+MAX_LOGITS: Final = 1 << 20
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+class CpuState:
+    """Plans of a step's levels, made when first needed and reused by every layer."""
+
+    def __init__(self, levels: tuple[HostLevel, ...], positions_T: IntArray | None) -> None:
+        self.levels = levels
+        self.positions_T = positions_T
+        self._plans: dict[tuple[int, int, Shape], LevelPlan] = {}
+
+    def plan(self, index: int, num_rows: int, shape: Shape) -> LevelPlan:
+        """Return the jobs of one level."""
+        key = (index, num_rows, shape)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = plan_level(self.levels[index], self.positions_T, num_rows, shape)
+            self._plans[key] = plan
+        return plan
+
+
+class Cpu:
+    """Attention on a CPU; computes in float32, in float64 for float64.
+
+    16-bit keys are converted chunk by chunk: on CPUs this costs about what a 16-bit kernel saves,
+    and partial results then stay float32 until they are merged.
+    """
+
+    name = "cpu"
+
+    def refusal(self, device: torch.device) -> str | None:
+        """Runs on CPU tensors only."""
+        return None if device.type == "cpu" else f"takes CPU tensors, got {device}"
+
+    def prepare(
+        self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device
+    ) -> CpuState:
+        """Copy what plans are made from; page size and head count are known at the first layer."""
+        positions = None if positions_T is None else positions_T.to(torch.int64, copy=True).numpy()
+        return CpuState(tuple(levels), positions)
+
+    def attend(
+        self, q_THD: Tensor, pairs: Sequence[KVPair], prepared: Prepared, options: Options
+    ) -> tuple[Tensor, Tensor]:
+        """Run the jobs of all levels, then merge."""
+        state: CpuState = prepared.state
+        dtype = torch.float64 if q_THD.dtype == torch.float64 else torch.float32
+        num_rows, q_heads, k_dim = q_THD.shape
+        v_dim = pairs[0][1].shape[-1]
+        plans = []
+        for index, (keys, values) in enumerate(pairs):
+            shape = Shape(
+                page_size=keys.shape[1],
+                token_bytes=keys.shape[2] * max(k_dim, values.shape[3]) * dtype.itemsize,
+                converts=keys.dtype != dtype,
+                dtype=dtype,
+                window=options.window,
+            )
+            plans.append(state.plan(index, num_rows, shape))
+        complete = [whole for plan in plans for whole in plan.complete] or [False]
+        # Every row of a complete part is written; what else is read must be zero.
+        out_PTHV = q_THD.new_empty(len(complete), num_rows, q_heads, v_dim, dtype=dtype)
+        lse_PTH = q_THD.new_empty(len(complete), num_rows, q_heads, dtype=dtype)
+        for p, whole in enumerate(complete):
+            if not whole:
+                out_PTHV[p].zero_()
+                lse_PTH[p].fill_(-torch.inf)
+        rows_THD = q_THD.to(dtype)
+        base = 0
+        for (keys, values), plan in zip(pairs, plans, strict=True):
+            k_SKD, v_SKV = keys.flatten(0, 1), values.flatten(0, 1)
+            for job in plan.jobs:
+                out_XHV, lse_XH = _run(job, rows_THD, k_SKD, v_SKV, options)
+                p = base + job.part
+                if isinstance(job.rows, slice):
+                    out_PTHV[p, job.rows].view_as(out_XHV).copy_(out_XHV)
+                    lse_PTH[p, job.rows].view_as(lse_XH).copy_(lse_XH)
+                else:
+                    out_PTHV[p].index_copy_(0, job.rows, out_XHV.reshape(-1, q_heads, v_dim))
+                    lse_PTH[p].index_copy_(0, job.rows, lse_XH.reshape(-1, q_heads))
+            base += len(plan.complete)
+        if len(complete) == 1:
+            out_THV, lse_TH = out_PTHV[0], lse_PTH[0]
+        else:
+            out_THV, lse_TH = merge_in_place(out_PTHV, lse_PTH)
+        if options.sinks_H is not None:
+            out_THV, lse_TH = add_sinks(out_THV, lse_TH, options.sinks_H)
+        return out_THV.to(q_THD.dtype), lse_TH
+
+
+def _run(
+    job: Job, q_THD: Tensor, k_SKD: Tensor, v_SKV: Tensor, options: Options
+) -> tuple[Tensor, Tensor]:
+    """Compute a job: out [B, N, H, V] or with H as K, R; LSE the same less V."""
+    kv_heads, num_units, n = k_SKD.shape[1], job.num_units, job.num_rows
+    per_head = q_THD.shape[1] // kv_heads
+    q_XHD = q_THD[job.rows] if isinstance(job.rows, slice) else q_THD.index_select(0, job.rows)
+    q_BNKRD = q_XHD.view(num_units, n, kv_heads, per_head, -1)
+    plain = options.softcap is None and k_SKD.shape[2] == v_SKV.shape[2]
+    # Folding the heads of a key head into rows reads each key once. A mask or diagonal that
+    # differs between rows does not fold; there are then rows enough without.
+    by_row = job.causal or (job.mask is not None and job.mask.shape[2] > 1)
+    folds = not plain or n == 1 or not by_row
+    if folds:
+        q_BKMD = q_BNKRD.transpose(1, 2).reshape(num_units, kv_heads, n * per_head, -1)
+    else:
+        q_BKMD = q_XHD.view(num_units, n, kv_heads * per_head, -1).transpose(1, 2)
+    total: tuple[Tensor, Tensor] | None = None
+    for piece in job.pieces:
+        k_BKLD = _keys(k_SKD, piece, num_units, q_THD.dtype)
+        v_BKLV = _keys(v_SKV, piece, num_units, q_THD.dtype)
+        if plain:
+            out, lse = _flash(
+                q_BKMD, k_BKLD, v_BKLV, 0.0, job.causal, attn_mask=job.mask, scale=options.scale
+            )
+        else:
+            out, lse = _products(job, q_BKMD, k_BKLD, v_BKLV, options)
+        if total is not None:
+            out, lse = merge_in_place((total[0], out), torch.stack((total[1], lse)))
+        total = out, lse
+    if folds:
+        out = out.view(num_units, kv_heads, n, per_head, -1).transpose(1, 2)
+        lse = lse.reshape(num_units, kv_heads, n, per_head).transpose(1, 2)
+    else:
+        out, lse = out.transpose(1, 2), lse.transpose(1, 2)
+    if job.dead_BN is not None:
+        # The kernel gives rows without any visible key an LSE of 0.
+        dead = job.dead_BN.view(num_units, n, *[1] * (lse.dim() - 2))
+        out, lse = out.masked_fill(dead[..., None], 0), lse.masked_fill(dead, -torch.inf)
+    return out, lse
+
+
+def _keys(pool_SKD: Tensor, piece: slice | Tensor, num_units: int, dtype: torch.dtype) -> Tensor:
+    """Keys or values of a job as [B, K, L, D]: a view of the pool if they lie in one run."""
+    keys = pool_SKD[piece] if isinstance(piece, slice) else pool_SKD.index_select(0, piece)
+    keys = keys.to(dtype).view(num_units, -1, *pool_SKD.shape[1:])
+    return keys.transpose(1, 2)
+
+
+def _products(
+    job: Job, q_BKMD: Tensor, k_BKLD: Tensor, v_BKLV: Tensor, options: Options
+) -> tuple[Tensor, Tensor]:
+    """Attention by matrix products, for what the kernel does not take."""
+    num_units, kv_heads, m, _ = q_BKMD.shape
+    num_keys, per_head = k_BKLD.shape[2], m // job.num_rows
+    mask = job.mask
+    if job.causal:
+        ones = q_BKMD.new_full((job.num_rows, num_keys), -torch.inf)
+        mask = ones.triu_(1)[None, None]
+    if mask is not None and mask.shape[2] > 1:
+        mask = mask.repeat_interleave(per_head, dim=2)
+    step = max(1, MAX_LOGITS // (num_units * kv_heads * num_keys))
+    outs, lses = [], []
+    for start in range(0, m, step):
+        logits = torch.matmul(q_BKMD[:, :, start : start + step] * options.scale, k_BKLD.mT)
+        if options.softcap is not None:
+            logits = logits.div_(options.softcap).tanh_().mul_(options.softcap)
+        if mask is not None:
+            logits += mask[:, :, start : start + step] if mask.shape[2] > 1 else mask
+        lse = logits.logsumexp(dim=-1)
+        floor = lse.clamp(min=torch.finfo(lse.dtype).min)
+        outs.append(torch.matmul(logits.sub_(floor[..., None]).exp_(), v_BKLV))
+        lses.append(lse)
+    return torch.cat(outs, dim=2), torch.cat(lses, dim=2)

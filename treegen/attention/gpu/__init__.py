@@ -1,0 +1,1 @@
+"""Attention on a GPU: Triton kernels, and cuDNN for long trunks."""

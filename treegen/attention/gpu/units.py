@@ -1,0 +1,199 @@
+"""The work lists of the Triton kernel: which rows meet which keys, split so that the GPU is full.
+
+Letters: G groups, U units. A unit is at most BLOCK_M folded query rows and a run of keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from treegen.attention.gpu.dense import DenseRun
+from treegen.attention.level import HostLevel, IntArray
+
+# Folded query rows of a unit: one needs no matrix product, a product takes 16 at least.
+HEIGHTS = (1, 16, 64, 128)
+_COSTS = (1.0, 1.6, 2.5)  # of a key in a unit of the last three heights, about
+_PROGRAMS = (4, 4, 2, 2)  # of each height that keep a multiprocessor busy
+KEYS_PER_SPLIT = 256  # a split reads at least so many keys
+KEY_BLOCK = 64  # units start at multiples of it, so that blocks of keys do not straddle pages
+UNIT = 9  # numbers that describe a unit
+_MOST_MERGED = 4  # parts that the last launch merges itself
+
+
+@dataclass(frozen=True, slots=True)
+class WorkList:
+    """Units of all levels. units: [U, 9] for each of HEIGHTS; see `attend_units`.
+
+    last: units of the level whose launch merges, one for each row, of HEIGHTS[last_kind]; empty if
+    none does. pages: the levels' page tables, one after another. num_parts: parts beside the last
+    one. complete: every part that is merged was written, so that none needs to be marked empty
+    beforehand. causal: of any level.
+    """
+
+    units: tuple[IntArray, ...]
+    last: IntArray
+    last_kind: int
+    pages: IntArray
+    num_parts: int
+    complete: bool
+    causal: bool
+
+
+def work_list(
+    levels: Sequence[HostLevel],
+    num_rows: int,
+    live_rows: int,
+    kv_heads: int,
+    per_head: int,
+    page_size: int,
+    processors: int,
+    dense: DenseRun | None = None,
+    tallest: int = HEIGHTS[-1],
+) -> WorkList:
+    """Cut levels into units; few long ones are split over keys until they keep all processors busy.
+
+    num_rows: with those past the live ones, of which nothing is used. dense: keys that are not to
+    be read, for they are read elsewhere. tallest: the largest of HEIGHTS that may be used.
+    """
+    tables: list[list[IntArray]] = [[] for _ in HEIGHTS]
+    last, last_kind = np.empty((0, UNIT), dtype=np.int64), 0
+    part = offset = 0
+    complete = True
+    for index, level in enumerate(levels):
+        first_key = dense.num_keys if dense is not None and dense.level == index else 0
+        cut = _cut_of(level, first_key, kv_heads, per_head, processors, tallest)
+        may_merge = cut.splits == 1 and part <= _MOST_MERGED and per_head <= HEIGHTS[1]
+        is_last = index == len(levels) - 1 and not first_key
+        if is_last and may_merge and cut.is_flat:
+            last_kind = 0 if per_head == 1 else 1
+            last = _one_unit_a_row(level, num_rows, live_rows, part, offset)
+        elif cut.num_rows:
+            key = "units", part, offset, first_key, page_size, cut.kind, cut.height, cut.splits
+            if key not in level.memo:
+                level.memo[key] = _units(level, cut, part, offset, first_key, page_size)
+            tables[cut.kind].append(level.memo[key])
+            complete &= cut.num_rows == live_rows
+            part += cut.splits
+        offset += level.pages_GP.size
+    return WorkList(
+        units=tuple(
+            np.concatenate(into) if into else np.empty((0, UNIT), dtype=np.int64) for into in tables
+        ),
+        last=last,
+        last_kind=last_kind,
+        pages=np.concatenate([level.pages_GP.reshape(-1) for level in levels]),
+        num_parts=part,
+        # A kernel that only merges does not know which rows are live.
+        complete=complete and len(last) > 0,
+        causal=any(level.causal for level in levels),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """How a level is cut: into units of a height (rows of one key head), over so many splits.
+
+    groups: those with rows and keys; num_rows: theirs. is_flat: no group has two rows.
+    """
+
+    kind: int
+    height: int
+    splits: int
+    groups: IntArray
+    num_rows: int
+    is_flat: bool
+
+
+def _cut_of(
+    level: HostLevel,
+    first_key: int,
+    kv_heads: int,
+    per_head: int,
+    processors: int,
+    tallest: int,
+) -> _Cut:
+    key = "cut", first_key, kv_heads, per_head, processors, tallest
+    if key in level.memo:
+        found: _Cut = level.memo[key]
+        return found
+    rows_G, keys_G = level.stop_G - level.start_G, level.kv_len_G - first_key
+    groups = np.flatnonzero((rows_G > 0) & (keys_G > 0))
+    rows, keys = rows_G[groups], keys_G[groups]
+    kind = _kind(rows * per_head, keys, tallest)
+    height = max(HEIGHTS[kind] // per_head, 1)
+    splits = 1
+    if len(groups):
+        programs = int((-(-rows // height)).sum()) * kv_heads
+        wanted = _PROGRAMS[kind] * processors // programs
+        splits = max(1, min(wanted, int(keys.max()) // KEYS_PER_SPLIT))
+    is_flat = int(rows_G.max(initial=0)) <= 1
+    cut = _Cut(kind, height, splits, groups, int(rows.sum()), is_flat)
+    level.memo[key] = cut
+    return cut
+
+
+def _kind(folded_G: IntArray, keys_G: IntArray, tallest: int) -> int:
+    """Index of the height that suits a level, one for all of its groups.
+
+    Each height is a launch of its own, and which of them there are is part of a CUDA graph.
+    """
+    if folded_G.max(initial=0) <= HEIGHTS[0]:
+        return 0
+    costs = [
+        cost * int((-(-folded_G // height) * keys_G).sum())
+        for height, cost in zip(HEIGHTS[1:], _COSTS, strict=True)
+        if height <= tallest
+    ]
+    return 1 + int(np.argmin(costs))
+
+
+def _one_unit_a_row(
+    level: HostLevel, num_rows: int, live_rows: int, num_parts: int, offset: int
+) -> IntArray:
+    """Units of a level whose groups have one row at most, and of all other rows, without keys.
+
+    In place of a part they have the number of those that a row is merged with: 0 for padding.
+    """
+    table = np.zeros((num_rows, UNIT), dtype=np.int64)
+    table[:live_rows, 0] = num_parts
+    table[:, 1] = np.arange(num_rows)
+    table[:, 2] = table[:, 1] + 1
+    group = np.flatnonzero(level.stop_G > level.start_G)
+    row = level.start_G[group]
+    table[row, 3] = offset + group * level.pages_GP.shape[1]
+    table[row, 5] = level.kv_len_G[group]
+    table[row, 6] = level.kv_start_G[group]
+    table[row, 7] = level.causal
+    table[row, 8] = level.pages_GP[group, 0] if level.pages_GP.shape[1] else 0
+    return table
+
+
+def _units(
+    level: HostLevel, cut: _Cut, part: int, offset: int, first_key: int, page_size: int
+) -> IntArray:
+    """Units of a level: row blocks of a height, times key splits."""
+    index, height, splits = cut.groups, cut.height, cut.splits
+    rows, keys = level.stop_G[index] - level.start_G[index], level.kv_len_G[index]
+    blocks = -(-rows // height)
+    group = np.repeat(np.arange(len(index)), blocks)
+    block = np.arange(len(group)) - np.repeat(blocks.cumsum() - blocks, blocks)
+    start = level.start_G[index][group] + block * height
+    stop = np.minimum(start + height, level.stop_G[index][group])
+    split = np.arange(splits)[:, None]
+    key_blocks = -(-(keys - first_key)[group] // KEY_BLOCK)
+    low, high = (first_key + key_blocks * at // splits * KEY_BLOCK for at in (split, split + 1))
+    table = np.empty((splits, len(group), UNIT), dtype=np.int64)
+    table[..., 0] = part + split
+    table[..., 1], table[..., 2] = start, stop
+    table[..., 3] = offset + index[group] * level.pages_GP.shape[1]
+    table[..., 4] = low
+    table[..., 5] = np.minimum(high, keys[group])
+    table[..., 6] = level.kv_start_G[index][group]
+    table[..., 7] = level.causal
+    # A split of a short group may have no keys.
+    page = np.minimum(low // page_size, level.pages_GP.shape[1] - 1)
+    table[..., 8] = level.pages_GP[index[group], page]
+    return table.reshape(-1, UNIT)

@@ -1,0 +1,1 @@
+"""Attention by the kernels of flash-attn, torch and xformers."""

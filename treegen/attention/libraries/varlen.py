@@ -1,0 +1,101 @@
+"""Kernels of libraries: FlashAttention-2, from torch or from the package flash-attn, and xformers.
+
+Both take where the keys of a sequence start and how many there are, so sequences may lie anywhere
+in a pool and overlap. Pages of fewer than 256 tokens FlashAttention-2 does not take.
+
+Legend: N packed rows, H query heads, K key heads, D dimension, S slots.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treegen.attention.libraries.base import Call, Library
+from treegen.attention.libraries.units import KEYS, ROWS, SLOT
+from treegen.attention.types import Options
+from treegen.errors import InputError
+
+
+class Flash(Library):
+    """FlashAttention-2, from the package flash-attn if it is installed, else torch's own."""
+
+    name = "flash"
+
+    def __init__(self) -> None:
+        try:
+            # Its public function has no argument for the number of keys used.
+            from flash_attn.flash_attn_interface import _flash_attn_varlen_forward
+        except ImportError:
+            self._package: Any = None
+        else:
+            self._package = _flash_attn_varlen_forward
+        self.softcaps = self._package is not None
+
+    def refusal(self, device: torch.device) -> str | None:
+        """Torch must have been built with the kernels if there is no package."""
+        reason = super().refusal(device)
+        available = self._package is not None or torch.backends.cuda.is_flash_attention_available()
+        if reason is None and not available:
+            reason = "this torch was built without FlashAttention; install treegen[flash-attn]"
+        return reason
+
+    def run(
+        self, q_NHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, call: Call, options: Options
+    ) -> tuple[Tensor, Tensor]:
+        """One call of the package or of torch."""
+        q_ends_U1, k_start_U1, k_len_U1 = call.ends_3U
+        sequences = q_NHD, k_SKD, v_SKD, q_ends_U1, k_start_U1, call.max_q, call.max_k, 0.0
+        more: dict[str, Any] = {
+            "seqused_k": k_len_U1[:-1],
+            "window_size_left": -1 if call.window is None else call.window - 1,
+            "window_size_right": 0 if call.causal else -1,
+        }
+        scale, causal = options.scale, call.causal
+        if self._package is not None:
+            softcap = options.softcap or 0.0
+            out_NHD, lse_HN, *_ = self._package(*sequences, scale, causal, softcap=softcap, **more)
+        else:
+            out_NHD, lse_HN, *_ = torch.ops.aten._flash_attention_forward(
+                *sequences, causal, False, scale=scale, **more
+            )
+        return out_NHD, lse_HN
+
+
+class XFormers(Library):
+    """Whichever kernel xformers chooses; it has no mask for both gaps and windows."""
+
+    name = "xformers"
+    windows = False
+
+    def __init__(self, fmha: Any) -> None:
+        """fmha: the module xformers.ops.fmha."""
+        self._fmha = fmha
+
+    def run(
+        self, q_NHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, call: Call, options: Options
+    ) -> tuple[Tensor, Tensor]:
+        """One call; grouped heads are an expanded dimension of keys and values."""
+        if "mask" not in call.memo:
+            masks = self._fmha.attn_bias
+            kind = masks.BlockDiagonalGappyKeysMask
+            if call.causal:
+                kind = masks.BlockDiagonalCausalWithOffsetGappyKeysMask
+            rows_U, slot_U, keys_U = call.units_U5[:, [ROWS, SLOT, KEYS]].T
+            starts = [*slot_U.tolist(), len(k_SKD)]
+            call.memo["mask"] = kind.from_seqlens(
+                (rows_U * call.folded).tolist(), starts, keys_U.tolist(), device=q_NHD.device
+            )
+        per_head = q_NHD.shape[1] // k_SKD.shape[1]
+        try:
+            out, lse = self._fmha.memory_efficient_attention_partial(
+                q_NHD.unflatten(1, (-1, per_head))[None],
+                *(x[None, :, :, None].expand(-1, -1, -1, per_head, -1) for x in (k_SKD, v_SKD)),
+                attn_bias=call.memo["mask"],
+                scale=options.scale,
+            )
+        except NotImplementedError as error:  # it lists its kernels with their reasons
+            raise InputError(f"impl 'xformers': {' '.join(str(error).split())}") from None
+        return out[0].flatten(1, 2), lse[0].flatten(0, 1)

@@ -1,0 +1,1 @@
+"""Pages of keys and values: the pool, what is kept between calls, and writing into it."""

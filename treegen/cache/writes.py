@@ -1,0 +1,46 @@
+"""Store new keys and values in a layer's page pool.
+
+Legend: T tokens, G key heads, K key dimension, V value dimension.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+
+
+def write(keys: Tensor, values: Tensor, slots_T: Tensor, k_TGK: Tensor, v_TGV: Tensor) -> None:
+    """Put keys and values of T tokens into slots of pools [pages, page_size, G, K or V]."""
+    # view, not flatten: of a pool that is not contiguous, flatten would write into a copy.
+    slots_k, slots_v = keys.view(-1, *keys.shape[2:]), values.view(-1, *values.shape[2:])
+    kernel = _kernel() if k_TGK.device.type == "cuda" else None
+    dense = slots_k.is_contiguous() and slots_v.is_contiguous()
+    if kernel is None or not dense or k_TGK.stride(2) != 1 or v_TGV.stride(2) != 1:
+        slots_k.index_copy_(0, slots_T, k_TGK)
+        slots_v.index_copy_(0, slots_T, v_TGV)
+        return
+    num_tokens, num_heads, k_dim = k_TGK.shape
+    v_dim = v_TGV.shape[2]
+    kernel[(num_tokens,)](
+        k_TGK, v_TGV, slots_k, slots_v, slots_T,
+        k_TGK.stride(0), k_TGK.stride(1), v_TGV.stride(0), v_TGV.stride(1),
+        G=num_heads, K=k_dim, V=v_dim, ROOM_G=_room(num_heads),
+        ROOM_K=_room(k_dim), ROOM_V=_room(v_dim),
+        num_warps=4 if num_heads * k_dim > 512 else 1,
+    )  # fmt: skip
+
+
+def _room(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+@cache
+def _kernel() -> Any:
+    """One launch in place of two, or None where Triton is not installed."""
+    try:
+        from treegen.attention.gpu.kernels import write_slots
+    except ImportError:
+        return None
+    return write_slots

@@ -1,0 +1,1 @@
+"""From a plan to completions: requests, segments, rows and the passes over them."""

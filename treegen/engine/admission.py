@@ -1,0 +1,243 @@
+"""Which requests are open, waiting or over, and who gives way when pages run out.
+
+A request is opened (the segments above it get pages), its segments are computed, its samples run,
+and it leaves. Under memory pressure an open request without active rows goes back to waiting.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from treegen.cache.kept import KeptPrefixes
+from treegen.engine.row_queue import LiveRows
+from treegen.engine.segment import LiveRequest, LiveSegment
+from treegen.engine.store import SegmentStore
+from treegen.errors import CapacityError
+from treegen.outputs import Usage
+
+
+class Admission:
+    """Requests of one run on their way through memory.
+
+    requests: those that are not over, by index. to_compute: segments of open requests whose keys
+    are not all in place, or are of a pass that is not over, by index.
+    """
+
+    def __init__(
+        self,
+        store: SegmentStore,
+        live: LiveRows,
+        kept: KeptPrefixes,
+        usage: Usage,
+        max_rows: int,
+        on_prefilled: Callable[[LiveRequest], None],
+    ) -> None:
+        """No requests yet. on_prefilled: called with each request that wants no samples once its
+        keys are in place, before its pages are freed.
+        """
+        self.store, self.live, self.requests = store, live, live.requests
+        self.to_compute: dict[int, LiveSegment] = {}
+        self._pool, self._page_size = store.cache.pool, store.cache.page_size
+        self._kept, self._usage, self._max_rows = kept, usage, max_rows
+        self._on_prefilled = on_prefilled
+        self._waiting: deque[LiveRequest] = deque()
+        self._open: dict[LiveRequest, None] = {}  # in the order they were opened
+        self._undrawn: set[LiveRequest] = set()  # of the open ones
+        # Drawn slots of requests that are not open, or whose keys are not all in place.
+        self._parked: dict[LiveRequest, list[int]] = {}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether some request is not over."""
+        return bool(self._waiting or self._open)
+
+    def add(self, requests: Sequence[LiveRequest]) -> None:
+        """Queue requests, depth first; those that want nothing are over."""
+        for request in requests:
+            self.requests[request.index] = request
+            self.store.attach(request)
+        for request in requests:
+            self._waiting.append(request)
+            if request.spec.rows and not request.samples:
+                self.leave(request)
+
+    def admit(self) -> None:
+        """Activate ready rows and open requests until enough rows are on their way.
+
+        Raises CapacityError if nothing runs and nothing can be started.
+        """
+        self.live.activate(self._max_rows)
+        coming = sum(request.num_rows for request in self._undrawn)
+        coming += self.live.num_active + len(self.live.ready)
+        if coming < self._max_rows and self._waiting:
+            growth = self.live.expected_growth()
+            # Open somewhat more than is needed now, so that refills prefill many at once.
+            while self._waiting and coming < self._max_rows * 5 // 4 + 1:
+                request = self._waiting[0]
+                if not self._try_open(request, growth):
+                    break
+                coming += request.num_rows if request in self._undrawn else 0
+            self.live.activate(self._max_rows)
+        if len(self.live.ready) and not self.live.num_active and not self.to_compute:
+            # Nothing runs, yet the first ready row does not fit: others must give way.
+            request = self.requests[int(self.live.rows.request[self.live.ready[0]])]
+            self._make_room(request, lambda: request.row_pages(self._page_size))
+            self.live.activate(1)
+
+    def _try_open(self, request: LiveRequest, growth: int) -> bool:
+        """Open a request if its pages fit beside what active rows are expected to need."""
+        if self._open:
+            pages = self.store.pages_to_open(request) + request.row_pages(self._page_size)
+            # What is idle leaves before anything waits for it, but only while others run.
+            while pages > self._pool.num_free - growth:
+                if not request.grows or not self.store.evict_idle(request):
+                    return False
+                pages = self.store.pages_to_open(request) + request.row_pages(self._page_size)
+        else:
+            self._make_room(request, lambda: self.store.pages_to_open(request))
+        self._waiting.popleft()
+        self._open[request] = None
+        if request.slots is None:
+            self._undrawn.add(request)
+        to_compute, reused = self.store.open(request)
+        self._usage.prompt_tokens_reused += reused
+        self.to_compute.update((segment.index, segment) for segment in to_compute)
+        self._go_on([request])
+        return True
+
+    def on_computed(self, segments: Iterable[LiveSegment]) -> None:
+        """Segments are in place, those that are still needed and were not taken back since."""
+        openers: dict[LiveRequest, None] = {}
+        for segment in segments:
+            if segment.index in self.to_compute and segment.computed == segment.stop:
+                del self.to_compute[segment.index]
+                openers.update(segment.openers)
+        self._go_on(openers)
+
+    def _go_on(self, requests: Iterable[LiveRequest]) -> None:
+        """Parked rows of open requests are ready again where all that they need is in place."""
+        ready: list[int] = []
+        for request in requests:
+            if any(segment.index in self.to_compute for segment in request.opened or ()):
+                continue
+            ready += self._parked.pop(request, [])
+            if not request.spec.rows:
+                self._on_prefilled(request)
+                self._close(request, finished=True)
+        if ready:
+            self.live.push(ready)
+
+    def leave(self, request: LiveRequest) -> None:
+        """A request is over, whether it is open or waiting."""
+        if request in self._open:
+            self._close(request, finished=True)
+        else:
+            self._waiting.remove(request)
+            self._end(request)
+
+    def _close(self, request: LiveRequest, *, finished: bool) -> None:
+        del self._open[request]
+        self._undrawn.discard(request)
+        for segment in self._end(request) if finished else self.store.close(request):
+            self.to_compute.pop(segment.index, None)
+
+    def _end(self, request: LiveRequest) -> list[LiveSegment]:
+        del self.requests[request.index]
+        unwanted = self.store.close(request)
+        request.segment.requests.remove(request)
+        self.store.release(request.segment)
+        return unwanted
+
+    def _make_room(self, request: LiveRequest, needed: Callable[[], int]) -> None:
+        """Free pages for a request until it has what it needs, which may grow meanwhile."""
+        while self._pool.num_free < needed():
+            if not self.give_way(request):
+                raise CapacityError(
+                    f"prompt {request.spec.id!r} needs {needed()} cache pages but "
+                    f"only {self._pool.num_free} can be had; give more memory"
+                )
+
+    def give_way(self, keep: LiveRequest | None = None) -> bool:
+        """Take pages back from what matters least, not from request `keep`; False if none can."""
+        if self.store.evict_idle(keep) or self._kept.evict_one() or self._close_idle(keep):
+            return True
+        preempted = self.live.preempt_last()
+        self._usage.preemptions += preempted
+        return preempted
+
+    def _close_idle(self, keep: LiveRequest | None) -> bool:
+        """Send the last open request that has no active rows back to waiting, all but `keep`."""
+        active = set(self.live.rows.request[self.live.active()].tolist())
+        idle = [r for r in self._open if r is not keep and r.index not in active]
+        if not idle:
+            return False
+        request = max(idle, key=lambda r: r.rank)
+        if request.slots is not None:
+            # Rows that an earlier closing parked are still there if they are not ready again.
+            self._parked.setdefault(request, []).extend(self.live.park(request.index))
+        self._close(request, finished=False)
+        self._waiting.appendleft(request)
+        return True
+
+    def add_rows(self, requests: Iterable[LiveRequest]) -> None:
+        """Rows of requests, their first tokens drawn, wait for pages."""
+        drawn = [request for request in requests if request.slots]
+        self._undrawn.difference_update(drawn)
+        self._parked.update((request, sorted(request.slots or ())) for request in drawn)
+        self._go_on(request for request in drawn if request in self._open)
+
+    def retire(self, gone: Mapping[LiveRequest, Sequence[int]], *, ended: bool) -> None:
+        """Rows of requests leave; with the last one their request does."""
+        slots = np.array([slot for mine in gone.values() for slot in mine], dtype=np.int64)
+        self.live.remove(slots, ended=ended)
+        for request, mine in gone.items():
+            assert request.slots is not None
+            request.slots.difference_update(mine)
+            if request in self._parked:
+                self._parked[request] = [s for s in self._parked[request] if s in request.slots]
+            if not request.slots:
+                self._parked.pop(request, None)
+                self.leave(request)
+
+    def cancel(self, request: LiveRequest, sample: int | None, *, greedy: bool) -> None:
+        """Drop one sample of a request, or all that have not ended; frees their pages at once."""
+        if not request.spec.rows:
+            self.leave(request)
+            return
+        wanted = request.samples
+        gone = wanted.copy() if sample is None else [i for i in wanted if i == sample]
+        for index in gone:
+            wanted.remove(index)
+        if gone and request.slots is not None:
+            mine = np.array(sorted(request.slots), dtype=np.int64)
+            if not greedy:  # greedy samples share one slot
+                mine = mine[~np.isin(self.live.rows.sample[mine], wanted)]
+            if len(mine) and not (greedy and wanted):
+                self.retire({request: mine.tolist()}, ended=False)
+        elif gone and not wanted:
+            self.leave(request)
+
+    def parked(self) -> list[int]:
+        """Slots of rows that wait for their request."""
+        return [slot for slots in self._parked.values() for slot in slots]
+
+    def check(self) -> None:
+        """Assert that every request is open or waiting, and what rows hold pages is open."""
+        requests = [*self._waiting, *self._open]
+        assert len(set(requests)) == len(requests), "a request is in two queues"
+        assert set(requests) == set(self.requests.values()), "a request is in no queue"
+        assert self._undrawn <= self._open.keys(), "a request that is not open is to be drawn"
+        started = np.unique(self.live.rows.request[self.live.started()]).tolist()
+        assert all(self.requests[i] in self._open for i in started), "a row's request is not open"
+
+    def clear(self) -> None:
+        """Forget all requests, as when a run is abandoned."""
+        self._waiting.clear()
+        self._open.clear()
+        self._undrawn.clear()
+        self._parked.clear()
+        self.to_compute.clear()
+        self.requests.clear()

@@ -1,0 +1,106 @@
+"""Decode steps: which rows the next one has, and its launch behind the one under way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treegen.attention import HostLevel, prepare_host
+from treegen.device import Fetch, to_device
+from treegen.engine.layout import Ints, make_level, shared_levels
+from treegen.engine.passes import RunParts, slots_of
+from treegen.engine.step import POSITION, Step
+from treegen.sampling.draw import Draws, SamplingBatch
+
+if TYPE_CHECKING:
+    from treegen.engine.graphs import DecodeGraphs
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """Draws of rows that may be under way. serials: tell whether a slot is still the same row's."""
+
+    slots: Ints
+    serials: Ints
+    draws: Draws
+    fetch: Fetch
+
+    @classmethod
+    def of(cls, slots: Ints, serials: Ints, draws: Draws) -> Flight:
+        """Draws on their way to the host."""
+        tensors = (draws.tokens_PN, draws.logprobs_PN, draws.lse_P, draws.top_tokens_PK,
+                   draws.top_logprobs_PK)  # fmt: skip
+        return cls(slots, serials, draws, Fetch([t for t in tensors if t is not None]))
+
+
+class DecodeSteps:
+    """Launches the decode steps of one run."""
+
+    def __init__(self, run: RunParts, graphs: DecodeGraphs | None) -> None:
+        """Steps of the live rows, drawn as their parameter sets say; `usage` is kept up."""
+        self._run, self._graphs = run, graphs
+        self._state: tuple[Ints, list[HostLevel], SamplingBatch, int] | None = None
+
+    def next_rows(self, flight: Flight | None) -> tuple[Ints, Ints, Ints]:
+        """Rows of the next step, their tokens so far, and where in the last step each was, or -1.
+
+        flight: that step if its tokens are not known yet; that a row reaches its limit is.
+        """
+        order, rows = self._run.live.order, self._run.live.rows
+        counts = rows.count[order]
+        if flight is None:
+            return order, counts, np.full(len(order), -1)
+        place = np.full(len(rows.serial), -1)
+        place[flight.slots] = np.arange(len(flight.slots))
+        source = place[order]
+        source[flight.serials[source] != rows.serial[order]] = -1
+        counts = counts + (source >= 0)
+        goes_on = (source < 0) | (counts < rows.limit[order])
+        if goes_on.all():
+            return order, counts, source
+        return order[goes_on], counts[goes_on], source[goes_on]
+
+    def launch(self, order: Ints, counts: Ints, source: Ints, before: Flight | None) -> Flight:
+        """Queue a decode step of the rows that `next_rows` gave, behind the last one."""
+        run, usage = self._run, self._run.usage
+        rows, device, page_size = run.live.rows, run.model.device, run.cache.page_size
+        shared, sampling, shared_keys = self._row_state(order)
+        ends, base = rows.stop[order] + counts, rows.base[order]
+        pages = rows.table[order, : int(rows.num_pages[order].max())]
+        index = np.arange(len(order) + 1)
+        own = make_level(index[:-1], index[1:], pages, ends - base, base, causal=False)
+        slots = slots_of(pages, ends - 1 - base, page_size)
+        inputs = np.stack([rows.last[order], source, ends - 1, slots, rows.seed[order], counts])
+        inputs_6T = to_device(inputs, device)
+        levels = prepare_host([*shared, own], inputs_6T[POSITION], device, run.impl)
+        drawn_P1 = before.draws.tokens_PN if before is not None else None
+        step = Step(inputs_6T, drawn_P1, levels, sampling, run.cache.layers)
+        graphs = self._graphs
+        draws = step.compute(run.model.forward) if graphs is None else graphs.run(step)
+        usage.impl = levels.impl
+        usage.count_kernels(levels.kernels)
+        usage.key_tokens_read += shared_keys + int((ends - base).sum())
+        usage.key_tokens_unshared += int(ends.sum())
+        usage.peak_rows = max(usage.peak_rows, len(order))
+        usage.decode_steps += 1
+        return Flight.of(order, rows.serial[order], draws)
+
+    def _row_state(self, order: Ints) -> tuple[list[HostLevel], SamplingBatch, int]:
+        """What changes only when rows come or go: shared levels and sampling parameters."""
+        run = self._run
+        if self._state is not None and self._state[0] is order:
+            return self._state[1:]
+        chains, params = run.live.rows.chain[order], run.live.rows.params[order]
+        levels = shared_levels(chains, np.arange(len(order) + 1), run.store.keys_of)
+        keys = sum(int(level.kv_len_G.sum()) for level in levels)
+        used, index = np.unique(params, return_inverse=True)
+        sets = [run.param_sets[i] for i in used]
+        sampling = SamplingBatch.of(
+            [each.params for each in sets],
+            to_device(index, run.model.device),
+            [each.bias for each in sets],
+        )
+        self._state = order, levels, sampling, keys
+        return self._state[1:]

@@ -1,0 +1,251 @@
+"""How samples end: their rows leave at once, what is returned of them is made when there is time.
+
+Thousands may reach their limit in one step, and their texts and records take as long as many steps.
+So their pages and places go to others, but their slots stay theirs until they are reported.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from treegen.engine.admission import Admission
+from treegen.engine.layout import Ints
+from treegen.engine.passes import RunParts
+from treegen.engine.rows import RowTable
+from treegen.engine.segment import LiveRequest, LiveSegment
+from treegen.outputs import Completion
+from treegen.prompts.radix import Tokens
+from treegen.prompts.stops import ParamSet, Verdict
+from treegen.sampling.draw import sample_seed
+
+_PER_ROW = 4  # tokens reported in a step for each live row, which draws one in that time
+_STEPS = 16  # in which those that ended together are reported at most
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """What the segment of a finished sample holds.
+
+    tokens: its token ids; the first num_generated of them are the first that were generated.
+    """
+
+    tokens: Tokens
+    num_generated: int
+
+
+class Endings:
+    """Ends the samples of one run.
+
+    grown: segments of samples that have ended, by request and sample, each with a reference for
+    whoever takes them from here.
+    """
+
+    def __init__(
+        self,
+        run: RunParts,
+        admission: Admission,
+        on_grown: Callable[[LiveRequest, Completion], Grown] | None,
+    ) -> None:
+        """None have ended. on_grown: says what the segment of a sample that grows holds."""
+        self.grown: dict[tuple[int, int], LiveSegment] = {}
+        self._run, self._admission, self._on_grown = run, admission, on_grown
+        self._rows, self._requests = run.live.rows, run.live.requests
+        self._finished: list[Completion] = []  # not taken yet
+        self._waiting: Ints = np.empty(0, dtype=np.int64)  # slots that are not reported yet
+        self._owners: list[LiveRequest] = []  # their requests
+        self._least = 0  # tokens of a report, so that not more and more samples wait
+
+    @property
+    def has_more(self) -> bool:
+        """Whether samples have ended that were not taken."""
+        return bool(self._finished or self._owners)
+
+    @property
+    def waiting(self) -> Ints:
+        """Slots whose samples are over and not reported."""
+        return self._waiting
+
+    def end(self, slots: Ints) -> None:
+        """End the samples of slots whose last token may be their last, where it is."""
+        rows = self._rows
+        requests = [self._requests[index] for index in rows.request[slots].tolist()]
+        # At its limit a sample is over whatever its text is, and it is in no pass under way, which
+        # left it out. But a search goes on with the text, and that of one token is soon made.
+        grows = np.array([request.grows for request in requests])
+        later = (rows.count[slots] >= np.maximum(rows.limit[slots], 2)) & ~grows
+        for chosen, end in ((later, self._put_off), (~later, self._end_now)):
+            if chosen.any():
+                end(slots[chosen], [requests[at] for at in np.flatnonzero(chosen).tolist()])
+
+    def report_some(self) -> None:
+        """Make what is returned of as many samples as a step has time for, or more if many wait."""
+        tokens = self._rows.count[self._waiting].cumsum()
+        most = max(_PER_ROW * len(self._run.live.order), self._least)
+        self._report(max(int(tokens.searchsorted(most, side="right")), 1))
+
+    def report_all(self) -> None:
+        """Make what is returned of all samples that have ended."""
+        self._report(len(self._owners))
+
+    def take(self) -> list[Completion]:
+        """Samples that are reported, each once."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def _put_off(self, slots: Ints, requests: Sequence[LiveRequest]) -> None:
+        self._waiting = np.concatenate([self._waiting, slots])
+        self._owners += requests
+        self._least = max(self._least, int(self._rows.count[self._waiting].sum()) // _STEPS)
+        self._retire(slots, requests)
+
+    def _report(self, num: int) -> None:
+        if not self._owners:
+            return
+        slots, requests = self._waiting[:num], self._owners[:num]
+        found = completions_of(self._rows, slots, requests, self._run.param_sets)
+        self._waiting, self._owners = self._waiting[num:], self._owners[num:]
+        self._least = self._least if self._owners else 0
+        self._finished += [completion for _, completions in found for completion in completions]
+        self._rows.release(slots)
+
+    def _end_now(self, slots: Ints, requests: Sequence[LiveRequest]) -> None:
+        found = completions_of(self._rows, slots, requests, self._run.param_sets)
+        for at, completions in found:
+            self._finished += completions
+            if requests[at].grows:
+                self._grow(requests[at], int(slots[at]), completions[0])
+        over = [at for at, _ in found]
+        self._retire(slots[over], [requests[at] for at in over])
+        self._rows.release(slots[over])
+
+    def _retire(self, slots: Ints, requests: Sequence[LiveRequest]) -> None:
+        """Rows that are over leave, all but their slots."""
+        ended: dict[LiveRequest, list[int]] = {}
+        for slot, request in zip(slots.tolist(), requests, strict=True):
+            ended.setdefault(request, []).append(slot)
+        for request, mine in ended.items():
+            gone = set(self._rows.sample[mine].tolist())
+            if self._run.param_sets[request.params].is_greedy:
+                # One row has all samples. Of a request that leaves with it they are kept, by which
+                # they are named when they are reported.
+                gone = set(request.samples) if request.grows else set()
+            request.samples[:] = [index for index in request.samples if index not in gone]
+        if ended:
+            self._admission.retire(ended, ended=True)
+
+    def _grow(self, request: LiveRequest, slot: int, completion: Completion) -> None:
+        """Make a segment of what a row has generated, from the pages that it has."""
+        assert self._on_grown is not None
+        grown = self._on_grown(request, completion)
+        key = request.index, completion.sample_index
+        if not len(grown.tokens):
+            request.segment.refs += 1
+            self.grown[key] = request.segment
+            return
+        rows = self._rows
+        at = np.array([slot])
+        in_place = rows.num_pages[slot] > 0 and slot not in self._run.live.resuming
+        chain = rows.chain[slot]
+        self.grown[key] = self._run.store.adopt(
+            request.segment,
+            grown.tokens,
+            num_computed=min(grown.num_generated, int(rows.count[slot]) - 1),
+            table=rows.take_pages(at) if in_place else np.empty(0, dtype=np.int32),
+            base=int(rows.base[slot]),
+            above=tuple(chain[chain >= 0].tolist()),
+        )
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Meanwhile Python looks for no cycles, as thousands of new tuples would have it do."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_no_collection()
+def completions_of(
+    rows: RowTable, slots: Ints, requests: Sequence[LiveRequest], param_sets: Sequence[ParamSet]
+) -> list[tuple[int, list[Completion]]]:
+    """What slots have finished: the place of each that is over, and its samples.
+
+    requests: of each slot. The slot of a greedy request has all its samples.
+    """
+    found: list[tuple[int, list[Completion]]] = []
+    tokens = rows.tokens(slots)
+    verdicts = _verdicts(rows, slots, tokens, requests, param_sets)
+    over = sorted(verdicts)
+    slots = slots[over]
+    per_row = zip(
+        over,
+        rows.sample[slots].tolist(),
+        rows.seed[slots].tolist(),
+        rows.logprobs(slots),
+        _alternatives(rows, slots),
+        strict=True,
+    )
+    for at, sample, seed, logprobs, top in per_row:
+        request, (reason, stop, text) = requests[at], verdicts[at]
+        param_set, name = param_sets[request.params], request.spec.id
+        num_top = param_set.params.logprobs
+        named = [(sample, seed)]
+        if param_set.is_greedy:
+            run_seed = param_set.params.seed
+            named = [(i, sample_seed(run_seed, request.spec, i)) for i in request.samples]
+        completions = [
+            Completion(
+                prompt_id=name,
+                sample_index=sample,
+                seed=seed,
+                text=text,
+                tokens=tokens[at],
+                logprobs=logprobs,
+                finish_reason=reason,
+                stop=stop,
+                top_logprobs=tuple(pairs[:num_top] for pairs in top) if num_top else (),
+            )
+            for sample, seed in named
+        ]
+        found.append((at, completions))
+    return found
+
+
+def _verdicts(
+    rows: RowTable,
+    slots: Ints,
+    tokens: Sequence[Sequence[int]],
+    requests: Sequence[LiveRequest],
+    param_sets: Sequence[ParamSet],
+) -> dict[int, Verdict]:
+    """How those of some slots end that do, by place."""
+    found: dict[int, Verdict] = {}
+    params = rows.params[slots]
+    for index in np.unique(params).tolist():
+        places = np.flatnonzero(params == index)
+        limits = rows.limit[slots[places]].tolist()
+        mine = places.tolist()
+        verdicts = param_sets[index].stopping.verdicts(
+            [requests[at].spec.tokens for at in mine], [tokens[at] for at in mine], limits
+        )
+        found.update((at, v) for at, v in zip(mine, verdicts, strict=True) if v is not None)
+    return found
+
+
+def _alternatives(rows: RowTable, slots: Ints) -> list[Sequence[tuple[tuple[int, float], ...]]]:
+    """The likeliest (token, logprob) pairs at each token of slots."""
+    if not rows.num_logprobs:
+        return [()] * len(slots)
+    both = zip(*rows.alternatives(slots), strict=True)
+    pairs = (zip(ids, values, strict=True) for ids, values in both)
+    # So many pairs at a time are those of one token.
+    return [list(zip(*[each] * rows.num_logprobs, strict=True)) for each in pairs]

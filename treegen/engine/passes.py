@@ -1,0 +1,120 @@
+"""What the passes of a run work on, and the batch of a prefill pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from treegen.attention import HostLevel, prepare_host
+from treegen.cache.pool import PagedCache, Pages
+from treegen.device import to_device_together
+from treegen.engine.layout import Ints, make_level, pad_tables, shared_levels
+from treegen.engine.row_queue import LiveRows
+from treegen.engine.segment import LiveSegment
+from treegen.engine.store import SegmentStore
+from treegen.model.batch import Batch, Forward
+from treegen.outputs import Usage
+from treegen.prompts.radix import Tokens
+from treegen.prompts.stops import ParamSet
+
+_LONG = 512  # keys that are worth a level of their own in a pass
+
+
+@dataclass(frozen=True, slots=True)
+class RunParts:
+    """What all passes of one run work on. usage: kept up by them. param_sets: may grow."""
+
+    model: Forward
+    cache: PagedCache
+    store: SegmentStore
+    live: LiveRows
+    usage: Usage
+    param_sets: Sequence[ParamSet]
+    impl: str
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive tokens of one segment or row, computed in one prefill pass.
+
+    key: sorts spans depth first. tokens: at positions `start` on. table, base: where their keys
+    and values go. chain: kept segments above them. wanted: positions whose logits are wanted.
+    segment, slot: what they belong to, None and -1 for not.
+    """
+
+    key: int
+    tokens: Tokens
+    start: int
+    table: Pages
+    base: int
+    chain: tuple[int, ...]
+    wanted: Ints
+    segment: LiveSegment | None = None
+    slot: int = -1
+
+    @property
+    def stop(self) -> int:
+        """Position after the last token."""
+        return self.start + len(self.tokens)
+
+
+def prefill_batch(
+    spans: Sequence[Span], store: SegmentStore, cache: PagedCache, device: torch.device, impl: str
+) -> Batch:
+    """The batch that computes some spans, sorted by key."""
+    lengths = np.array([len(span.tokens) for span in spans])
+    offsets = np.concatenate([[0], lengths.cumsum()])
+    positions = np.concatenate([np.arange(span.start, span.stop) for span in spans])
+    pages = pad_tables([span.table for span in spans])
+    base = np.array([span.base for span in spans])
+    stops = np.array([span.stop for span in spans])
+    own = _own_levels(spans, offsets, pages, base, stops - base, cache.page_size)
+    wanted = np.concatenate(
+        [span.wanted - span.start + offset for span, offset in zip(spans, offsets, strict=False)]
+    )
+    item = np.repeat(np.arange(len(spans)), lengths)
+    chains = np.full((len(spans), max(len(span.chain) for span in spans)), -1, dtype=np.int64)
+    for row, span in enumerate(spans):
+        chains[row, : len(span.chain)] = span.chain
+    levels = [*shared_levels(chains, offsets, store.keys_of), *own]
+    tokens = np.concatenate([span.tokens for span in spans]).astype(np.int64)
+    slots = slots_of(pages[item], positions - base[item], cache.page_size)
+    tokens_T, positions_T, slots_T, wanted_S = to_device_together(
+        [tokens, positions, slots, wanted.astype(np.int64)], device
+    )
+    return Batch(
+        tokens_T=tokens_T,
+        positions_T=positions_T,
+        slots_T=slots_T,
+        logits_at_S=wanted_S,
+        levels=prepare_host(levels, positions_T, device, impl),
+        layers=cache.layers,
+    )
+
+
+def _own_levels(
+    spans: Sequence[Span], offsets: Ints, pages: Pages, base: Ints, kv_len: Ints, page_size: int
+) -> list[HostLevel]:
+    """Keys of the spans' own page tables; if there is one span, its earlier keys apart.
+
+    A long document is computed in several passes. Of its keys from earlier ones nothing is hidden
+    from any row, which is what the fastest kernels take.
+    """
+    start, stop = offsets[:-1], offsets[1:]
+    width = (spans[0].start - spans[0].base) // page_size if len(spans) == 1 else 0
+    if width * page_size < _LONG:
+        return [make_level(start, stop, pages, kv_len, base, causal=True)]
+    done = np.array([width * page_size])
+    return [
+        make_level(start, stop, pages[:, :width], done, base, causal=False),
+        make_level(start, stop, pages[:, width:], kv_len - done, base + done, causal=True),
+    ]
+
+
+def slots_of(pages: Pages, offsets: Ints, page_size: int) -> Ints:
+    """Slot of one offset in each of some page tables."""
+    page = pages[np.arange(len(offsets)), offsets // page_size].astype(np.int64)
+    return page * page_size + offsets % page_size

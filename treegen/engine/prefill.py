@@ -1,0 +1,171 @@
+"""Prefill passes: what one computes, its launch, and the first tokens that are drawn after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from treegen.device import Fetch, to_device
+from treegen.engine.decode import Flight
+from treegen.engine.layout import Ints
+from treegen.engine.passes import RunParts, Span, prefill_batch
+from treegen.engine.scores import Scored, score_after
+from treegen.engine.segment import LiveRequest, LiveSegment
+from treegen.engine.spans import pick_spans
+from treegen.sampling.draw import SamplingBatch, draw, sample_seed
+
+_LOGITS = 2**26  # numbers in the logits of a pass at most, but
+_MIN_ROWS = 16  # so many rows of them may be wanted whatever the vocabulary
+_KEY_BITS = 32  # sort keys: rank of the request, sample index below
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillFlight:
+    """A prefill pass that may be under way.
+
+    lse: of the logits of all wanted positions. scored: tokens of segments. first: draws of first
+    tokens, and for whom.
+    """
+
+    spans: Sequence[Span]
+    lse: Fetch
+    scored: Sequence[Scored]
+    first: Sequence[tuple[Flight, Sequence[LiveRequest]]]
+
+    def ended(self) -> Iterator[LiveSegment]:
+        """Segments whose last tokens it computes."""
+        for span in self.spans:
+            if span.segment is not None and span.stop == span.segment.stop:
+                yield span.segment
+
+    def name(self, at: int) -> str:
+        """Whose logits are in a row of the pass, for an error message."""
+        for span in self.spans:
+            if at < len(span.wanted):
+                below = span.segment.requests if span.segment else []
+                who = f"prompt {below[0].spec.id!r}" if below else "a shared prompt"
+                return f"{who} at token {int(span.wanted[at])}"
+            at -= len(span.wanted)
+        raise AssertionError("a row of logits belongs to no span")
+
+
+class PrefillPasses:
+    """Launches the prefill passes of one run."""
+
+    def __init__(self, run: RunParts, *, chunk: int) -> None:
+        """Passes of so many tokens at most; `usage` is kept up."""
+        self._run = run
+        self._chunk = chunk
+        self._max_logits = max(
+            _LOGITS // max(len(run.param_sets[0].stopping.may_end), 1), _MIN_ROWS
+        )
+
+    def launch(self, to_compute: Mapping[int, LiveSegment]) -> PrefillFlight:
+        """Queue a pass over some segments, by index, and over rows whose pages were taken."""
+        run, usage = self._run, self._run.usage
+        spans = pick_spans(to_compute, run.live, self._chunk, self._max_logits)
+        batch = prefill_batch(spans, run.store, run.cache, run.model.device, run.impl)
+        usage.impl = batch.levels.impl
+        usage.prefill_steps += 1
+        logits = run.model.forward(batch).float()
+        lse = logits.logsumexp(dim=-1)
+        prompts: list[tuple[LiveRequest, int]] = []
+        scored: list[Scored] = []
+        offset = 0
+        resumed: list[int] = []
+        for span in spans:
+            end = offset + len(span.wanted)
+            if span.segment is None:
+                resumed += self._on_row(span)
+            else:
+                prompts += [(request, end - 1) for request in self._on_segment(span, span.segment)]
+                if span.segment.scored < span.stop:
+                    logits_SV, lse_S = logits[offset:end], lse[offset:end]
+                    scored += score_after(span.segment, span.wanted, logits_SV, lse_S)
+            offset = end
+        if resumed:
+            run.live.join(np.array(resumed, dtype=np.int64))
+        return PrefillFlight(spans, Fetch([lse]), scored, self._draw_first(prompts, logits))
+
+    def _on_row(self, span: Span) -> list[int]:
+        """Account for tokens of a row that are computed again; returns its slot after the last."""
+        live, slot = self._run.live, span.slot
+        self._run.usage.recomputed_tokens += len(span.tokens)
+        live.requests[int(live.rows.request[slot])].num_prefilled += len(span.tokens)
+        live.resuming[slot] = span.stop
+        if span.stop < live.rows.stop[slot] + live.rows.count[slot] - 1:
+            return []
+        del live.resuming[slot]
+        return [slot]
+
+    def _on_segment(self, span: Span, segment: LiveSegment) -> list[LiveRequest]:
+        """Account for a piece of a segment; returns requests to draw first tokens of."""
+        usage = self._run.usage
+        again = max(min(span.stop, segment.was_computed) - span.start, 0)
+        usage.recomputed_tokens += again
+        usage.prompt_tokens_computed += len(span.tokens) - again
+        self._run.store.mark_computed(segment, span.stop)
+        next(iter(segment.openers)).num_prefilled += len(span.tokens)
+        if span.stop < segment.stop:
+            return []
+        return [r for r in segment.requests if r.samples and r.slots is None]
+
+    def _draw_first(
+        self, prompts: Sequence[tuple[LiveRequest, int]], logits_SV: Tensor
+    ) -> list[tuple[Flight, list[LiveRequest]]]:
+        """Draw the first tokens of all samples of requests from their prompts' last logits.
+
+        prompts: requests and the row of logits of each.
+        """
+        by_rows: dict[int, list[tuple[LiveRequest, int]]] = {}
+        for request, at in prompts:
+            by_rows.setdefault(request.num_rows, []).append((request, at))
+        drawn = []
+        for num_rows, group in by_rows.items():
+            requests = [request for request, _ in group]
+            slots_PN = self._add_rows(requests, num_rows)
+            device = logits_SV.device
+            at_P = to_device(np.array([at for _, at in group]), device)
+            used, index = np.unique([request.params for request in requests], return_inverse=True)
+            sets = [self._run.param_sets[i] for i in used]
+            index_P = to_device(index, device)
+            sampling = SamplingBatch.of(
+                [each.params for each in sets], index_P, [each.bias for each in sets]
+            )
+            seeds_PN = to_device(self._run.live.rows.seed[slots_PN], device)
+            draws = draw(logits_SV[at_P], seeds_PN, seeds_PN * 0, sampling)
+            slots = slots_PN.ravel()
+            drawn.append((Flight.of(slots, self._run.live.rows.serial[slots], draws), requests))
+        return drawn
+
+    def _add_rows(self, requests: Sequence[LiveRequest], num_rows: int) -> Ints:
+        """New rows of requests, so many each: slots [requests, num_rows]."""
+        rows = self._run.live.rows
+        slots_PN = rows.add(len(requests) * num_rows).reshape(len(requests), num_rows)
+        samples = [request.samples[:num_rows] for request in requests]
+        of_each = {
+            "request": [request.index for request in requests],
+            "params": [request.params for request in requests],
+            "stop": [request.segment.stop for request in requests],
+            "limit": [request.spec.max_tokens for request in requests],
+        }
+        for name, values in of_each.items():
+            getattr(rows, name)[slots_PN] = np.array(values)[:, None]
+        ranks = np.array([request.rank for request in requests])
+        rows.sample[slots_PN] = samples
+        rows.key[slots_PN] = (ranks << _KEY_BITS)[:, None] + rows.sample[slots_PN]
+        rows.seed[slots_PN] = [
+            [self._seed(request, index) for index in wanted]
+            for request, wanted in zip(requests, samples, strict=True)
+        ]
+        for request, slots in zip(requests, slots_PN.tolist(), strict=True):
+            request.slots = set(slots)
+            request.rewinds = None
+        return slots_PN
+
+    def _seed(self, request: LiveRequest, sample: int) -> int:
+        run_seed = self._run.param_sets[request.params].params.seed
+        return sample_seed(run_seed, request.spec, sample)

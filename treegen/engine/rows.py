@@ -1,0 +1,156 @@
+"""The samples being decoded, as arrays: one slot per sample, no Python object per row.
+
+A slot holds what a sample has generated and, while it is live, the page table of its own tokens.
+Slots are reused; the order in which rows are decoded is kept apart, as an array of slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treegen.cache.pool import Pages
+from treegen.engine.token_store import TokenStore
+
+
+class RowTable:
+    """Arrays over slots; all grow by doubling.
+
+    request, sample: which sample of which request. key: sorts slots depth first.
+    seed: of the sample's draws. stop: number of prompt tokens. limit: generated tokens at most.
+    params: which sampling parameters. serial: a number that no other row has.
+    count: tokens generated so far. last: the last of them.
+    base: first position of the row's own page table. num_pages, table: that table.
+    chain: kept segments above that table, root first, -1 where there are no more.
+    generated: tokens, and what is recorded of each.
+    """
+
+    def __init__(self, num_logprobs: int = 0) -> None:
+        """An empty table that records `num_logprobs` alternatives per token."""
+        self.num_logprobs = num_logprobs
+        self.request = np.zeros(0, dtype=np.int64)
+        self.sample = np.zeros(0, dtype=np.int64)
+        self.key = np.zeros(0, dtype=np.int64)
+        self.seed = np.zeros(0, dtype=np.int64)
+        self.stop = np.zeros(0, dtype=np.int64)
+        self.limit = np.zeros(0, dtype=np.int64)
+        self.count = np.zeros(0, dtype=np.int64)
+        self.last = np.zeros(0, dtype=np.int64)
+        self.base = np.zeros(0, dtype=np.int64)
+        self.num_pages = np.zeros(0, dtype=np.int64)
+        self.params = np.zeros(0, dtype=np.int64)
+        self.serial = np.zeros(0, dtype=np.int64)
+        self._num_added = 0
+        self.chain = np.full((0, 1), -1, dtype=np.int64)
+        self.table = np.zeros((0, 4), dtype=np.int32)
+        self.generated = TokenStore(num_logprobs)
+        self._free: list[int] = []
+
+    _PER_SLOT = (
+        "request", "sample", "key", "seed", "stop", "limit", "params", "serial", "count", "last",
+        "base", "num_pages",
+    )  # fmt: skip
+
+    def add(self, num: int) -> NDArray[np.int64]:
+        """Take `num` slots; their contents are the caller's to set."""
+        if num > len(self._free):
+            old = len(self.request)
+            new = max(2 * old, old + num, 64)
+            for name in (*self._PER_SLOT, "table", "chain"):
+                array = getattr(self, name)
+                grown = np.zeros((new, *array.shape[1:]), dtype=array.dtype)
+                grown[:old] = array
+                setattr(self, name, grown)
+            self.generated.add_slots(new)
+            self._free.extend(range(new - 1, old - 1, -1))
+        slots = np.array([self._free.pop() for _ in range(num)], dtype=np.int64)
+        self.serial[slots] = np.arange(self._num_added, self._num_added + num)
+        self._num_added += num
+        self.count[slots] = 0
+        self.num_pages[slots] = 0
+        return slots
+
+    def release(self, slots: NDArray[np.int64]) -> None:
+        """Give slots back."""
+        self.serial[slots] = -1
+        self.generated.release(slots, self.count[slots])
+        self._free.extend(slots.tolist())
+
+    @property
+    def num_used(self) -> int:
+        """Slots in use."""
+        return len(self.request) - len(self._free)
+
+    def used(self) -> NDArray[np.int64]:
+        """Slots in use, in order."""
+        return np.setdiff1d(np.arange(len(self.request)), self._free)
+
+    def append(
+        self,
+        slots: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+        logprobs: NDArray[np.float32],
+        top_tokens: NDArray[np.int64] | None = None,
+        top_logprobs: NDArray[np.float32] | None = None,
+    ) -> None:
+        """Record one generated token for each of some slots."""
+        counts = self.count[slots]
+        self.generated.append(slots, counts, tokens, logprobs, top_tokens, top_logprobs)
+        self.last[slots] = tokens
+        self.count[slots] = counts + 1
+
+    def tokens(self, slots: NDArray[np.int64]) -> list[tuple[int, ...]]:
+        """Tokens of each of some slots."""
+        return self._numbers(slots, self.generated.tokens)
+
+    def logprobs(self, slots: NDArray[np.int64]) -> list[tuple[float, ...]]:
+        """Log-probability of each token of each of some slots."""
+        return self._numbers(slots, self.generated.logprobs)
+
+    def alternatives(
+        self, slots: NDArray[np.int64]
+    ) -> tuple[list[tuple[int, ...]], list[tuple[float, ...]]]:
+        """The likeliest tokens at each token of slots, one after another, and their logprobs."""
+        store = self.generated
+        return self._numbers(slots, store.top_tokens), self._numbers(slots, store.top_logprobs)
+
+    def _numbers(
+        self, slots: NDArray[np.int64], array: NDArray[np.generic]
+    ) -> list[tuple[Any, ...]]:
+        return self.generated.numbers(slots, self.count[slots], array)
+
+    def set_chain(self, slots: NDArray[np.int64], chain: Sequence[int]) -> None:
+        """Give slots the kept segments that they read as parts of their own."""
+        short = len(chain) - self.chain.shape[1]
+        if short > 0:
+            self.chain = np.pad(self.chain, ((0, 0), (0, short)), constant_values=-1)
+        self.chain[slots] = -1
+        self.chain[slots, : len(chain)] = chain
+
+    def add_pages(
+        self, slots: NDArray[np.int64], pages: Pages, num: NDArray[np.int64] | int = 1
+    ) -> None:
+        """Append pages to the tables of slots, `num` to each; `pages` has them slot by slot."""
+        at = self.num_pages[slots]
+        num = np.broadcast_to(num, at.shape)
+        self._widen(int((at + num).max(initial=0)))
+        place = np.arange(len(pages)) + np.repeat(at + num - num.cumsum(), num)
+        self.table[np.repeat(slots, num), place] = pages
+        self.num_pages[slots] = at + num
+
+    def take_pages(self, slots: NDArray[np.int64]) -> Pages:
+        """Empty the tables of some slots and return all pages that were in them."""
+        tables, sizes = self.table[slots], self.num_pages[slots]
+        pages = tables[np.arange(tables.shape[1]) < sizes[:, None]]
+        self.table[slots] = 0
+        self.num_pages[slots] = 0
+        return pages
+
+    def _widen(self, width: int) -> None:
+        if width > self.table.shape[1]:
+            grown = np.zeros((len(self.table), max(width, 2 * self.table.shape[1])), np.int32)
+            grown[:, : self.table.shape[1]] = self.table
+            self.table = grown

@@ -1,0 +1,409 @@
+"""Decide what each forward pass computes: admit, prefill, decode, refill, preempt.
+
+Requests are taken depth first, so that a shared page is dropped as soon as the last sample under
+it ends. A step is either one prefill pass (segments, and the tokens of preempted rows) or one
+decode pass over all live rows; rows that end are replaced before the next step. Only the start
+and the end of a sample run Python of their own; everything per step is an array operation.
+
+On a GPU passes run ahead: each is launched before the results of the last one are looked at, so
+that the GPU has work while the host ends samples and starts others. What a pass writes is in place
+for all passes after it; what is known of it only when it is over is whether its logits were
+numbers, its tokens, and who may go on with what it has computed.
+
+A sample's life: its request is opened (pages for the segments above it), the segments are
+computed, its first token is drawn (it is ready), it gets pages (it is live), it ends, and it is
+reported: of thousands that end together a few in each step, while others run. When pages run out a
+live row goes back to ready, and an open request without live rows back to waiting; what they have
+generated stays, only keys and values are computed again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from treegen.cache.kept import KeptPrefixes
+from treegen.cache.pool import PagedCache
+from treegen.device import current
+from treegen.engine.admission import Admission
+from treegen.engine.decode import DecodeSteps, Flight
+from treegen.engine.finish import Endings, Grown
+from treegen.engine.passes import RunParts
+from treegen.engine.prefill import PrefillFlight, PrefillPasses
+from treegen.engine.row_queue import LiveRows
+from treegen.engine.rows import RowTable
+from treegen.engine.scores import score_of
+from treegen.engine.segment import LiveRequest, LiveSegment
+from treegen.engine.store import SegmentStore
+from treegen.errors import CapacityError, InternalError, NumericsError
+from treegen.model.batch import Forward
+from treegen.outputs import Completion, Score, Usage
+from treegen.params import SamplingParams
+from treegen.plan.plan import Plan, Request
+from treegen.prompts.stops import ParamSet, Stopping
+
+if TYPE_CHECKING:
+    from treegen.engine.graphs import DecodeGraphs
+
+_MOST_NAMED: Final = 5  # prompts in a message
+
+
+class Scheduler:
+    """Runs a plan, and what is added to it, a forward pass at a time.
+
+    flight: the pass whose results are not noted yet. closed: all pages are free for another run.
+    scores: of requests that asked for them and are over, by index. grown: segments of samples that
+    have ended, by request and sample, each with a reference for whoever takes them from here.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: Forward,
+        cache: PagedCache,
+        kept: KeptPrefixes,
+        *,
+        params: SamplingParams,
+        stopping: Stopping,
+        samples: Sequence[Sequence[int]],
+        max_rows: int,
+        prefill_chunk: int,
+        impl: str = "auto",
+        run_ahead: bool = False,
+        graphs: DecodeGraphs | None = None,
+        on_prefilled: Callable[[LiveRequest], None] | None = None,
+        on_grown: Callable[[LiveRequest, Completion], Grown] | None = None,
+        further: Sequence[ParamSet] = (),
+        params_of: Sequence[int] | None = None,
+    ) -> None:
+        """A scheduler for one run.
+
+        samples: per request of the plan, the sample indices wanted. further, params_of: more
+        parameters, and which of all, params first, each request has; by default the first.
+        max_rows: live rows at most.
+        prefill_chunk: tokens of a prefill pass at most. run_ahead: launch each pass before the
+        results of the last one are known, so that a GPU does not wait for the host; rows that
+        turn out to have ended are computed once more, in vain. graphs: of the model, to replay
+        decode steps with.
+        on_prefilled: called with each request that wants no samples once its keys are in place,
+        before its pages are freed.
+        on_grown: called with each sample of a request that grows; says what its segment holds.
+        """
+        self.plan, self.model, self.cache, self.kept = plan, model, cache, kept
+        self.store = SegmentStore(plan, cache, kept)
+        self.param_sets = [ParamSet(params, stopping)]
+        num_logprobs = max(each.params.logprobs for each in (*self.param_sets, *further))
+        self.rows = RowTable(min(num_logprobs, len(stopping.may_end)))
+        self.requests: dict[int, LiveRequest] = {}
+        cache.pool.peak_used = cache.pool.num_used
+        self.live = LiveRows(self.rows, self.store, self.requests)
+        self.usage = Usage(
+            num_pages=cache.pool.num_pages,
+            page_size=cache.page_size,
+            impl=impl,
+            prompt_tokens_unshared=sum(
+                len(request.tokens) * (len(wanted) if request.rows else 1)
+                for request, wanted in zip(plan.requests, samples, strict=True)
+            ),
+        )
+        self.scores: dict[int, Score] = {}
+        # Tokens that may end a row, for each Stopping; and which of these each parameter set has.
+        self._may_end, self._stoppings = stopping.may_end[None], {stopping: 0}
+        self._stopping_of = np.zeros(1, dtype=np.int64)
+        for each in further:
+            self.add_params(each.params, each.stopping)
+        self._run_ahead, self._max_rows = run_ahead, max_rows
+        self.flight: PrefillFlight | Flight | None = None
+        self.closed = False
+        self._num_noted = 0  # passes whose results are noted
+        self._error: Exception | None = None  # raised once all that had ended is returned
+        run = RunParts(model, cache, self.store, self.live, self.usage, self.param_sets, impl)
+        self._passes = PrefillPasses(run, chunk=prefill_chunk)
+        self._steps = DecodeSteps(run, graphs)
+        self._on_prefilled = on_prefilled
+        self._admission = Admission(
+            self.store, self.live, kept, self.usage, max_rows, self._note_prefilled
+        )
+        self._endings = Endings(run, self._admission, on_grown)
+        self.grown = self._endings.grown
+        self._num_requests = len(plan.requests)
+        self._admission.add(
+            [
+                LiveRequest(
+                    index=index,
+                    rank=rank,
+                    spec=plan.requests[index],
+                    segment=self.store.segments[int(plan.segment_of[index])],
+                    params=params_of[index] if params_of is not None else 0,
+                    samples=list(samples[index]),
+                )
+                for rank, index in enumerate(plan.order.tolist())
+            ]
+        )
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is left to do."""
+        return self._admission.has_work or self._endings.has_more or self._error is not None
+
+    def add_params(self, params: SamplingParams, stopping: Stopping) -> int:
+        """Further sampling parameters; returns their index for `add`."""
+        self.param_sets.append(ParamSet(params, stopping))
+        if stopping not in self._stoppings:
+            self._stoppings[stopping] = len(self._stoppings)
+            self._may_end = np.concatenate([self._may_end, stopping.may_end[None]])
+        self._stopping_of = np.append(self._stopping_of, self._stoppings[stopping])
+        return len(self.param_sets) - 1
+
+    def add(
+        self, spec: Request, segment: LiveSegment, params: int, samples: Sequence[int]
+    ) -> LiveRequest:
+        """A further request below a segment; its samples become segments when they end.
+
+        spec.tokens: the end of the prompt is enough, for it is only read to make text of tokens.
+        """
+        index = self._num_requests
+        self._num_requests += 1
+        scored = segment.parent if spec.score_from is not None else None
+        request = LiveRequest(
+            index=index,
+            rank=index,
+            spec=spec,
+            segment=segment,
+            params=params,
+            samples=list(samples),
+            rewinds=scored or segment,
+            grows=True,
+        )
+        self._admission.add([request])
+        return request
+
+    def step(self) -> list[Completion]:
+        """Run one forward pass; returns samples that are known to have ended.
+
+        Raises NumericsError if the model's logits are not numbers, CapacityError if the GPU's
+        memory is full, InternalError if nothing that is left can be done; what had finished before
+        that is returned first.
+        """
+        if self._error is None:
+            try:
+                with current(self.model.device):
+                    self._step()
+            except Exception as error:
+                self._error = self._explained(error)
+                with suppress(Exception):
+                    if isinstance(error, torch.OutOfMemoryError):
+                        self._land()  # the pass that was under way when none could follow
+                with suppress(Exception):
+                    self._endings.report_all()
+        finished = self._endings.take()
+        if self._error is not None and not finished:
+            failure, self._error = self._error, None
+            try:
+                raise failure
+            finally:
+                del failure  # or it would hold on to the tensors of the pass that failed
+        return finished
+
+    def ended(self) -> list[Completion]:
+        """All samples that are known to have ended and were not returned yet."""
+        self._endings.report_all()
+        return self._endings.take()
+
+    def _explained(self, error: Exception) -> Exception:
+        if not isinstance(error, torch.OutOfMemoryError):
+            return error
+        explained = CapacityError(
+            f"{self.model.device} has no memory left for a pass; leave it more beside the "
+            f"cache (memory=, --memory), or run fewer rows at a time (max_rows=, --max-rows)"
+        )
+        explained.__cause__ = error
+        return explained
+
+    def _step(self) -> None:
+        start = time.perf_counter()
+        done_before = self._num_noted, len(self.requests)
+        self._admission.admit()
+        launched: PrefillFlight | Flight | None
+        if self._prefills_next:
+            launched = self._passes.launch(self._admission.to_compute)
+        else:
+            launched = self._decode()
+        before, self.flight = self.flight, launched
+        if before is not None:
+            self._note(before)
+        if not self._run_ahead:
+            self._land()
+        if self._run_ahead and self._admission.has_work:  # then the GPU works meanwhile
+            self._endings.report_some()
+        else:
+            self._endings.report_all()
+        self._count_seconds(before or launched, time.perf_counter() - start)
+        if launched is None and (self._num_noted, len(self.requests)) == done_before:
+            self._check_goes_on()
+
+    def _check_goes_on(self) -> None:
+        """Raise InternalError if work is left, for the next step will do as little as this one."""
+        if not self._admission.has_work or self._endings.has_more:
+            return
+        names = [repr(request.spec.id) for request in self.requests.values()]
+        more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+        raise InternalError(
+            f"the scheduler cannot go on with prompts {', '.join(names[:_MOST_NAMED])}{more}; "
+            "samples that had finished are kept; please report this with the command or program"
+        )
+
+    def _count_seconds(self, waited_for: PrefillFlight | Flight | None, seconds: float) -> None:
+        usage = self.usage
+        usage.seconds += seconds
+        if isinstance(waited_for, PrefillFlight):
+            usage.prefill_seconds += seconds
+        elif waited_for is not None:
+            usage.decode_seconds += seconds
+        usage.peak_pages = self.cache.pool.peak_used
+
+    def cancel(self, index: int, sample: int | None = None) -> None:
+        """Drop one sample of a request, or all that have not ended; frees their pages at once.
+
+        Those that have ended are still returned.
+        """
+        request = self.requests.get(index)
+        if request is not None and not request.spec.rows:
+            # Its segments may be in the pass under way, and other requests' too.
+            self._land()
+            request = self.requests.get(index)
+        if request is not None:
+            greedy = self.param_sets[request.params].is_greedy
+            self._admission.cancel(request, sample, greedy=greedy)
+
+    def close(self) -> None:
+        """Free all pages, whether or not the work is done."""
+        self.flight = self._error = None
+        # One run at a time: whatever an interrupted step had taken goes with the rest.
+        self.cache.pool.reset(self.kept.tables())
+        self.store.clear()
+        self.live.clear()
+        self._admission.clear()
+        self.closed = True
+
+    def check(self) -> None:
+        """Assert that pages, rows and requests are accounted for and that rows are depth first."""
+        tables = [*self.store.owned(), *self.live.tables(), *self.kept.tables()]
+        self.cache.pool.check(tables)
+        self._admission.check()
+        if self._error is None:  # else rows may be gone with the pass that failed
+            self._check_slots()
+        for ids in self.rows.chain[self.live.order].T:
+            runs = ids[np.flatnonzero(np.diff(ids, prepend=-2))]
+            assert len(np.unique(runs[runs >= 0])) == (runs >= 0).sum(), "rows are not depth first"
+
+    def _check_slots(self) -> None:
+        """Assert that every slot in use is in one place: on its way, parked or to be reported."""
+        flight, rows = self.flight, self.rows
+        draws = [drawn for drawn, _ in flight.first] if isinstance(flight, PrefillFlight) else []
+        first = [drawn.slots[rows.serial[drawn.slots] == drawn.serials] for drawn in draws]
+        parked = np.array(self._admission.parked(), dtype=np.int64)
+        alive = np.concatenate([self.live.started(), parked, *first])
+        found = np.sort(np.concatenate([alive, self._endings.waiting]))
+        assert np.array_equal(found, rows.used()), "a row is in no queue, or in two"
+        owned = [slot for request in self.requests.values() for slot in request.slots or ()]
+        assert sorted(owned) == sorted(alive.tolist()), "a row and its request do not agree"
+
+    def _land(self) -> None:
+        """Wait for the pass under way, if there is one, and note its results."""
+        flight, self.flight = self.flight, None
+        if flight is not None:
+            self._note(flight)
+
+    def _note(self, flight: PrefillFlight | Flight) -> None:
+        self._num_noted += 1
+        if isinstance(flight, PrefillFlight):
+            self._note_prefill(flight)
+        else:
+            self._note_draws(flight)
+
+    # Prefill
+
+    @property
+    def _prefills_next(self) -> bool:
+        to_compute = self._admission.to_compute.values()
+        if not self.live.resuming and all(s.computed == s.stop for s in to_compute):
+            return False
+        # New prompts take turns with the rows that are live, once these keep the device busy.
+        num_live = len(self.live.order)
+        in_turn = self._run_ahead and isinstance(self.flight, PrefillFlight)
+        return not (in_turn and num_live and 2 * num_live >= self._max_rows)
+
+    def _note_prefill(self, flight: PrefillFlight) -> None:
+        """Note that a prefill pass is over, and the first tokens that were drawn after it."""
+        (lse,) = flight.lse.wait()
+        self._check_numbers(lse, flight.name)
+        for scored in flight.scored:
+            scored.add()
+        self._admission.on_computed(flight.ended())
+        for drawn, requests in flight.first:
+            self._note_draws(drawn)
+            self._admission.add_rows(requests)
+
+    # Decode
+
+    def _decode(self) -> Flight | None:
+        """Launch a decode step, if rows are live."""
+        while True:
+            before = self.flight if isinstance(self.flight, Flight) else None
+            order, counts, source = self._steps.next_rows(before)
+            short = self.live.pages_short(order, counts)
+            if not short:
+                break
+            if self.flight is not None:
+                # Rows give way only while all their tokens are known.
+                self._land()
+            elif not self._admission.give_way():
+                raise CapacityError(f"the last row lacks {short} cache pages; give more memory")
+        return self._steps.launch(order, counts, source, before) if len(order) else None
+
+    def _note_draws(self, flight: Flight) -> None:
+        """Note the drawn tokens of rows that are still there; ends the samples that are over."""
+        rows, num = self.rows, len(flight.slots)
+        tokens, logprobs, lse, *top = flight.fetch.wait()
+        alive = rows.serial[flight.slots] == flight.serials
+        slots, tokens, logprobs = (
+            flight.slots[alive],
+            tokens.ravel()[alive],
+            logprobs.ravel()[alive],
+        )
+        # Several draws may come from one distribution.
+        lse, *top = (np.repeat(array, num // len(array), axis=0)[alive] for array in (lse, *top))
+        self._check_numbers(lse, lambda at: self._row_name(slots[at]))
+        rows.append(slots, tokens, logprobs, *top)
+        self.usage.decoded_tokens += len(slots)
+        over = self._may_end[self._stopping_of[rows.params[slots]], tokens] | (
+            rows.count[slots] >= rows.limit[slots]
+        )
+        if over.any():
+            self._endings.end(slots[over])
+
+    def _check_numbers(self, lse_S: NDArray[Any], name: Callable[[int], str]) -> None:
+        bad = ~np.isfinite(lse_S)
+        if bad.any():
+            raise NumericsError(
+                f"the model's logits are not numbers for {name(int(bad.argmax()))}; "
+                "samples that had finished are kept; check the weights or use dtype float32"
+            )
+
+    def _note_prefilled(self, request: LiveRequest) -> None:
+        if request.spec.score_from is not None:
+            self.scores[request.index] = score_of(request)
+        if self._on_prefilled is not None:
+            self._on_prefilled(request)
+
+    def _row_name(self, slot: int) -> str:
+        rows = self.rows
+        request = self.requests[int(rows.request[slot])].spec
+        return f"prompt {request.id!r} sample {rows.sample[slot]} token {rows.count[slot]}"

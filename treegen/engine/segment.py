@@ -1,0 +1,132 @@
+"""Segments and requests while they are worked on: one object each, for as long as it is needed.
+
+A Plan says what these are at the start of a run. A search adds to them while it goes on: prompts,
+pieces of given text, and what was generated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treegen.cache.kept import KeptPrefix
+from treegen.cache.pool import Pages
+from treegen.plan.plan import Request, row_pages, segment_pages
+from treegen.prompts.radix import Tokens
+
+NEVER = 2**62
+"""A position that no token has."""
+
+
+@dataclass(slots=True, eq=False)
+class LiveSegment:
+    """Tokens from position `start` on that everything below shares; see `treegen.plan.plan.Segment`.
+
+    kept: an attention part of its own for rows and segments that start below it from now on.
+    above: indices of the kept segments above, root first. base: first position of its own table.
+    table: its pages, None while it is not in memory. computed: position up to which keys and
+    values are in place; was_computed: the furthest they have been. continued: whether those of
+    the segments above that its table covers are in place too.
+    first_logit, scored: first position whose logits are wanted at all, and for scoring.
+    refs: children, unfinished requests and handles. openers: open requests that need it in place.
+    reuse: a kept prefix that has its first tokens, and up to which position.
+    logprobs, is_best: of its tokens, as far as they have been scored.
+    """
+
+    index: int
+    parent: LiveSegment | None
+    start: int
+    tokens: Tokens
+    kept: bool
+    base: int
+    above: tuple[int, ...]
+    table: Pages | None = None
+    computed: int = 0
+    was_computed: int = 0
+    continued: bool = False
+    first_logit: int = NEVER
+    scored: int = NEVER
+    refs: int = 0
+    openers: dict[LiveRequest, None] = field(default_factory=dict)
+    children: dict[int, LiveSegment] = field(default_factory=dict)
+    requests: list[LiveRequest] = field(default_factory=list)
+    reuse: tuple[KeptPrefix, int] | None = None
+    logprobs: NDArray[np.float32] | None = None
+    is_best: NDArray[np.bool_] | None = None
+
+    @property
+    def stop(self) -> int:
+        """Position after the last token."""
+        return self.start + len(self.tokens)
+
+    @property
+    def chain(self) -> tuple[int, ...]:
+        """Kept segments that a row or segment below it reads as parts of their own."""
+        return (*self.above, self.index) if self.kept else self.above
+
+    @property
+    def base_below(self) -> int:
+        """First position of the table of a row or segment that starts below it now."""
+        return self.stop if self.kept else self.base
+
+    @property
+    def reads_on(self) -> bool:
+        """Whether its table goes on from the one above, which is folded into it."""
+        return self.base < self.start
+
+    def path(self) -> Iterator[LiveSegment]:
+        """This segment and all above it, root last."""
+        segment: LiveSegment | None = self
+        while segment is not None:
+            yield segment
+            segment = segment.parent
+
+    def num_pages(self, page_size: int) -> int:
+        """Pages of its table once it is whole."""
+        return -(-(self.stop - self.base) // page_size)
+
+    def missing_pages(self, page_size: int) -> int:
+        """Pages to take before it is whole; full pages of a folded parent are shared."""
+        if self.table is None:
+            return segment_pages(self.base, self.start, self.stop, page_size)
+        return max(self.num_pages(page_size) - len(self.table), 0)
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """A request on its way. rank: sorts requests depth first, or by when they came.
+
+    params: index of its sampling parameters. samples: indices that have not ended, or of a greedy
+    request that is over, all.
+    slots: rows that have not ended, None until first tokens are drawn.
+    opened: segments that it holds in place while it is open, leaf first.
+    rewinds: a segment whose last token is computed once more for its logits.
+    grows: whether its samples become segments when they end.
+    num_prefilled: tokens computed for it; where several needed them, for the first.
+    """
+
+    index: int
+    rank: int
+    spec: Request
+    segment: LiveSegment
+    params: int
+    samples: list[int]
+    slots: set[int] | None = None
+    opened: list[LiveSegment] | None = None
+    rewinds: LiveSegment | None = None
+    grows: bool = False
+    num_prefilled: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that its samples take."""
+        # A request without rows (prefill only, scoring) takes the place of one.
+        return max(min(len(self.samples), self.spec.rows), 1)
+
+    def row_pages(self, page_size: int) -> int:
+        """Pages that one of its rows takes by the time it has its last token."""
+        segment = self.segment
+        return row_pages(segment.base_below, segment.stop, self.spec.max_tokens, page_size)

@@ -1,0 +1,80 @@
+"""What a prefill pass computes: pieces of segments, and of rows whose pages were taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from treegen.engine.passes import Span
+from treegen.engine.row_queue import LiveRows
+from treegen.engine.segment import LiveSegment
+from treegen.engine.store import SegmentStore
+
+_KEY_BITS = 32  # sort keys: segment above, sample index below
+
+
+def pick_spans(
+    to_compute: Mapping[int, LiveSegment], live: LiveRows, room: int, max_logits: int
+) -> list[Span]:
+    """Spans of the next pass, in the order in which they are computed.
+
+    to_compute: segments by index; some may be computed already. room: tokens at most.
+    max_logits: rows of logits at most.
+    """
+    spans: list[Span] = []
+    reached: dict[int, int] = {}
+    for slot, start in live.resuming.items():
+        if room == 0:
+            break
+        span = _row_span(live, slot, start, room)
+        spans.append(span)
+        room -= len(span.tokens)
+    logits = 0
+    for index, segment in sorted(to_compute.items()):
+        if room == 0 or logits >= max_logits:
+            break
+        if segment.computed < segment.stop and live.store.is_ready(segment, reached):
+            span = _segment_span(live.store, segment, room, max_logits - logits)
+            spans.append(span)
+            reached[index] = span.stop
+            room -= len(span.tokens)
+            logits += len(span.wanted)
+    # By what they share first, so that the spans below any segment are consecutive.
+    return sorted(spans, key=lambda span: (span.chain, span.key))
+
+
+def _row_span(live: LiveRows, slot: int, start: int, room: int) -> Span:
+    rows = live.rows
+    segment = live.requests[int(rows.request[slot])].segment
+    chain = rows.chain[slot]
+    first = start - int(rows.stop[slot])
+    last = min(int(rows.count[slot]) - 1, first + room)
+    return Span(
+        key=(segment.index << _KEY_BITS) + 1 + int(rows.sample[slot]),
+        tokens=rows.generated.between(slot, first, last),
+        start=start,
+        table=rows.table[slot, : rows.num_pages[slot]],
+        base=int(rows.base[slot]),
+        chain=tuple(chain[chain >= 0].tolist()),
+        wanted=np.empty(0, dtype=np.int64),
+        slot=slot,
+    )
+
+
+def _segment_span(store: SegmentStore, segment: LiveSegment, room: int, max_logits: int) -> Span:
+    store.continue_parent(segment)
+    start = segment.computed
+    first_logit = max(start, segment.first_logit)
+    stop = min(segment.stop, start + room, first_logit + max_logits)
+    assert segment.table is not None
+    return Span(
+        key=segment.index << _KEY_BITS,
+        tokens=segment.tokens[start - segment.start : stop - segment.start],
+        start=start,
+        table=segment.table,
+        base=segment.base,
+        chain=segment.above,
+        wanted=np.arange(first_logit, stop),
+        segment=segment,
+    )

@@ -1,0 +1,64 @@
+"""A decode step as one computation: the last drawn tokens go in, the next ones come out.
+
+What changes from row to row and from step to step is one tensor: one copy brings it to the device,
+and a CUDA graph finds it where it was when it was captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from treegen.attention import Prepared
+from treegen.cache.pool import LayerKV
+from treegen.model.batch import Batch
+from treegen.sampling.draw import Draws, SamplingBatch, draw
+
+TOKEN, SOURCE, POSITION, SLOT, SEED, COUNT = range(6)
+NUM_INPUTS: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One decode step of T rows.
+
+    inputs_6T: int64. By first index: each row's last token; where in drawn_P1 that token is, or -1
+    if it is known; its position; the slot for its key and value; the row's seed; how many tokens it
+    has drawn. drawn_P1: what the step before has drawn, None if all of it is known.
+    """
+
+    inputs_6T: Tensor
+    drawn_P1: Tensor | None
+    levels: Prepared
+    sampling: SamplingBatch
+    layers: Sequence[LayerKV]
+
+    @property
+    def num_rows(self) -> int:
+        """T."""
+        return self.inputs_6T.shape[1]
+
+    def compute(self, forward: Callable[[Batch], Tensor]) -> Draws:
+        """One next token for each row."""
+        return self.draw(self.logits(forward))
+
+    def logits(self, forward: Callable[[Batch], Tensor]) -> Tensor:
+        """The model's logits after each row's last token, [T, V]."""
+        inputs = self.inputs_6T
+        tokens_T = inputs[TOKEN]
+        if self.drawn_P1 is not None:
+            source_T = inputs[SOURCE]
+            drawn_T = self.drawn_P1[:, 0][source_T.clamp(min=0)]
+            tokens_T = torch.where(source_T >= 0, drawn_T, tokens_T)
+        rows_T = torch.arange(self.num_rows, device=inputs.device)
+        positions_T, slots_T = inputs[POSITION], inputs[SLOT]
+        return forward(Batch(tokens_T, positions_T, slots_T, rows_T, self.levels, self.layers))
+
+    def draw(self, logits_TV: Tensor) -> Draws:
+        """One token for each row from its logits."""
+        inputs = self.inputs_6T
+        return draw(logits_TV, inputs[SEED, :, None], inputs[COUNT, :, None], self.sampling)

@@ -1,0 +1,394 @@
+"""The segments in memory: page tables, references, what is computed.
+
+A segment is placed when the first request that needs it is opened, computed by prefill, and freed
+when nothing refers to it any more. Under memory pressure a segment that no open request needs may
+be evicted; it is computed again when it is needed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from treegen.cache.kept import KeptPrefix, KeptPrefixes
+from treegen.cache.pool import PagedCache, Pages, table_slots
+from treegen.engine.segment import LiveRequest, LiveSegment
+from treegen.plan.cost import decide
+from treegen.plan.plan import Plan
+from treegen.prompts.radix import Tokens, common_prefix
+
+
+class SegmentStore:
+    """Segments of one run, by index, and their pages."""
+
+    def __init__(self, plan: Plan, cache: PagedCache, kept: KeptPrefixes) -> None:
+        """The segments of a plan; nothing is in memory yet and nothing refers to them."""
+        self.cache = cache
+        self.segments: dict[int, LiveSegment] = {}
+        self._plan, self._kept = plan, kept
+        self._idle: dict[int, LiveSegment] = {}  # in memory, not needed; oldest first
+        self._next_index = 0
+        self.add_plan(plan)
+
+    # Segments that come and go
+
+    def add_plan(self, plan: Plan) -> list[LiveSegment]:
+        """Add all segments of a plan."""
+        live: list[LiveSegment] = []
+        for segment in plan.segments:
+            parent = live[segment.parent] if segment.parent >= 0 else None
+            live.append(self._add(parent, segment.tokens, kept=segment.kept))
+        for prefix in self._kept:
+            _match(prefix, [segment for segment in live if segment.parent is None])
+        return live
+
+    def add(self, parent: LiveSegment | None, tokens: Tokens, *, rows: int = 1) -> LiveSegment:
+        """A new segment, with one reference for the caller. rows: how many are expected below."""
+        segment = self._add(parent, tokens, kept=False)
+        segment.refs = 1
+        self.promote(segment, rows)
+        for prefix in self._kept:
+            shared = common_prefix(prefix.tokens, path_tokens(segment))
+            if shared > (segment.reuse or (prefix, segment.start))[1]:
+                segment.reuse = prefix, shared
+        return segment
+
+    def adopt(
+        self,
+        parent: LiveSegment,
+        tokens: Tokens,
+        *,
+        num_computed: int,
+        table: Pages,
+        base: int,
+        above: tuple[int, ...],
+    ) -> LiveSegment:
+        """A segment made of what a row has generated; takes over the row's pages.
+
+        num_computed: how many of the tokens have their keys in these pages, which may be none.
+        """
+        segment = self._add(parent, tokens, kept=False)
+        segment.refs = 1
+        if len(table):
+            segment.base, segment.above = base, above
+            segment.table, segment.continued = table, True
+            segment.computed = segment.was_computed = segment.start + num_computed
+            surplus = table[segment.num_pages(self.cache.page_size) :]
+            if len(surplus):
+                segment.table = table[: len(table) - len(surplus)]
+                self.cache.pool.free(surplus)
+            self._idle[segment.index] = segment
+        return segment
+
+    def view(self, segment: LiveSegment, cut: int, *, rows: int = 1) -> LiveSegment:
+        """The part of a segment up to position `cut`, with one reference for the caller.
+
+        It shares the segment's pages if they are in place, and else is computed on its own.
+        """
+        part = self._add(segment.parent, segment.tokens[: cut - segment.start], kept=False)
+        part.refs, part.base, part.above = 1, segment.base, segment.above
+        part.reuse = segment.reuse and (segment.reuse[0], min(segment.reuse[1], cut))
+        whole = segment.continued or not segment.reads_on
+        if segment.table is not None and segment.computed >= cut and whole:
+            part.table = self.cache.pool.share(
+                segment.table[: part.num_pages(self.cache.page_size)]
+            )
+            part.computed = part.was_computed = cut
+            part.continued = True
+            self._idle[part.index] = part
+        self.promote(part, rows)
+        return part
+
+    def can_split(self, segment: LiveSegment) -> bool:
+        """Whether nothing of a segment was ever computed, nor of what hangs below it."""
+        return segment.table is None and segment.was_computed == segment.start
+
+    def split(self, segment: LiveSegment, cut: int, *, rows: int = 1) -> LiveSegment:
+        """Make the tokens up to position `cut` a segment of their own above the rest.
+
+        Returns the new one, with one reference for the caller; `segment` goes on from there. Only
+        for what `can_split`: rows and pages refer to what is above them.
+        """
+        assert self.can_split(segment) and segment.start < cut < segment.stop
+        parent, count = segment.parent, cut - segment.start
+        head = self._add(parent, segment.tokens[:count], kept=False)
+        head.refs, head.children[segment.index] = 2, segment
+        if parent is not None:
+            del parent.children[segment.index]
+            parent.refs -= 1
+        for name in ("first_logit", "scored"):
+            if getattr(segment, name) < cut:
+                setattr(head, name, getattr(segment, name))
+        if segment.reuse is not None:
+            prefix, covered = segment.reuse
+            head.reuse = prefix, min(covered, cut)
+            segment.reuse = segment.reuse if covered > cut else None
+        segment.parent, segment.start, segment.tokens = head, cut, segment.tokens[count:]
+        segment.computed = segment.was_computed = cut
+        self.promote(head, rows)
+        below = [segment]
+        while below:
+            each = below.pop()
+            assert each.parent is not None
+            each.base, each.above = each.parent.base_below, each.parent.chain
+            below += each.children.values()
+        return head
+
+    def _add(self, parent: LiveSegment | None, tokens: Tokens, *, kept: bool) -> LiveSegment:
+        start = parent.stop if parent is not None else 0
+        segment = LiveSegment(
+            index=self._next_index,
+            parent=parent,
+            start=start,
+            tokens=tokens,
+            kept=kept,
+            base=parent.base_below if parent is not None else 0,
+            above=parent.chain if parent is not None else (),
+            computed=start,
+            was_computed=start,
+        )
+        self._next_index += 1
+        self.segments[segment.index] = segment
+        if parent is not None:
+            parent.children[segment.index] = segment
+            parent.refs += 1
+        return segment
+
+    def promote(self, segment: LiveSegment, rows: int) -> None:
+        """Make a segment an attention part of its own if that pays with so many rows below it.
+
+        What hangs below it already goes on reading through its own pages.
+        """
+        plan = self._plan
+        segment.kept = segment.kept or decide(
+            plan.sharing, rows, segment.stop - segment.base, plan.layer_bytes, plan.cost,
+            root=segment.parent is None, live_rows=rows,
+        )[0]  # fmt: skip
+
+    def release(self, segment: LiveSegment | None) -> None:
+        """Give up one reference; segments that nothing refers to any more are freed."""
+        while segment is not None:
+            segment.refs -= 1
+            if segment.refs > 0:
+                return
+            self._free(segment)
+            del self.segments[segment.index]
+            if segment.parent is not None:
+                del segment.parent.children[segment.index]
+            segment = segment.parent
+
+    # Requests
+
+    def attach(self, request: LiveRequest) -> None:
+        """Note a new request at its segment, and whose logits it wants."""
+        segment = request.segment
+        segment.refs += 1
+        segment.requests.append(request)
+        if request.spec.rows:
+            segment.first_logit = min(segment.first_logit, segment.stop - 1)
+        if request.spec.score_from is not None:
+            first = request.spec.score_from - 1
+            for above in segment.path():
+                if first >= above.stop:
+                    break
+                above.scored = min(above.scored, first)
+                above.first_logit = min(above.first_logit, first)
+
+    def keys_of(self, index: int) -> tuple[Pages, int, int]:
+        """Page table, number of keys and first position of a kept segment."""
+        segment = self.segments[index]
+        assert segment.table is not None
+        return segment.table, segment.stop - segment.base, segment.base
+
+    def pages_to_open(self, request: LiveRequest) -> int:
+        """Pages that opening a request takes at most."""
+        return sum(s.missing_pages(self.cache.page_size) for s in self._needed(request.segment))
+
+    def open(self, request: LiveRequest) -> tuple[list[LiveSegment], int]:
+        """Give every segment that a request needs its pages.
+
+        Returns the segments that are still to be computed, root first, and how many tokens were
+        found in kept prefixes.
+        """
+        request.opened = self._needed(request.segment)
+        reused = 0
+        to_compute = []
+        if request.rewinds in request.opened:
+            again = request.rewinds
+            assert again is not None
+            again.computed = min(again.computed, again.stop - 1)
+        for segment in reversed(request.opened):
+            segment.openers[request] = None
+            self._idle.pop(segment.index, None)
+            reused += self._place(segment)
+            if segment.computed < segment.stop:
+                to_compute.append(segment)
+        return to_compute, reused
+
+    def _needed(self, segment: LiveSegment) -> list[LiveSegment]:
+        """What has to be in memory for a segment to be computed or read, leaf first."""
+        needed = []
+        while True:
+            needed.append(segment)
+            if segment.reads_on and not segment.continued:
+                assert segment.parent is not None
+                segment = segment.parent
+            elif segment.above:
+                segment = self.segments[segment.above[-1]]
+            else:
+                return needed
+
+    def _place(self, segment: LiveSegment) -> int:
+        """Complete a segment's page table; returns the tokens that kept prefixes supplied."""
+        page_size, pool = self.cache.page_size, self.cache.pool
+        missing = segment.missing_pages(page_size)
+        if segment.table is not None:
+            if missing:
+                segment.table = np.concatenate([segment.table, pool.allocate(missing)])
+            return 0
+        segment.computed = segment.start
+        shared = (segment.start - segment.base) // page_size
+        above = segment.parent.table if segment.parent is not None else None
+        head = above[:shared] if above is not None and shared else np.empty(0, dtype=np.int32)
+        prefix, covered = self._covering(segment)
+        kept = prefix.pages if prefix is not None else None
+        whole = segment.base == 0 and covered == segment.stop
+        if kept is not None and whole and np.array_equal(head, kept[:shared]):
+            # The very pages of the prefix will do; the segment above has the same ones.
+            segment.table = pool.share(kept[: -(-segment.stop // page_size)])
+            return self._finish_reuse(segment, prefix, covered)
+        fresh = pool.allocate(missing, contiguous=True)
+        segment.table = np.concatenate([pool.share(head), fresh])
+        if kept is None:
+            return 0
+        first = segment.base + shared * page_size
+        self.cache.copy_tokens(
+            table_slots(kept, first, covered, page_size),
+            table_slots(segment.table, first - segment.base, covered - segment.base, page_size),
+        )
+        return self._finish_reuse(segment, prefix, covered)
+
+    def _covering(self, segment: LiveSegment) -> tuple[KeptPrefix | None, int]:
+        """The kept prefix that supplies a segment's first tokens, and up to which position.
+
+        Only below ancestors that are in place as a whole: otherwise these would be computed while
+        their descendants seem to be.
+        """
+        prefix, covered = segment.reuse or (None, segment.start)
+        covered = min(covered, segment.first_logit)
+        parent = segment.parent
+        waits = parent is not None and parent.computed < segment.start
+        if prefix is None or prefix.pages is None or covered <= segment.start or waits:
+            return None, segment.start
+        return prefix, covered
+
+    def _finish_reuse(self, segment: LiveSegment, prefix: KeptPrefix | None, covered: int) -> int:
+        """Note that a prefix supplied tokens; returns how many it had not supplied before."""
+        assert prefix is not None
+        new = covered - segment.was_computed
+        self.mark_computed(segment, covered)
+        segment.continued = True
+        self._kept.touch(prefix)
+        return max(new, 0)
+
+    def is_ready(self, segment: LiveSegment, reached: dict[int, int]) -> bool:
+        """Whether a segment can be computed in a pass that computes others up to `reached`.
+
+        A kept segment above may be computed in the same pass, for a layer writes all keys before
+        it attends. A folded parent must be there already: its last page is copied first.
+        """
+        if segment.reads_on and not segment.continued:
+            assert segment.parent is not None
+            return segment.parent.computed == segment.start
+        if not segment.above:
+            return True
+        above = self.segments[segment.above[-1]]
+        return reached.get(above.index, above.computed) == above.stop
+
+    def mark_computed(self, segment: LiveSegment, stop: int) -> None:
+        """Note that keys and values of a segment are in place up to a position."""
+        segment.computed = stop
+        segment.was_computed = max(segment.was_computed, stop)
+
+    def continue_parent(self, segment: LiveSegment) -> None:
+        """Copy the partly filled last page of a folded parent into a segment's first page."""
+        if segment.continued or not segment.reads_on:
+            return
+        segment.continued = True
+        table, above = segment.table, segment.parent.table if segment.parent else None
+        assert table is not None and above is not None
+        self._copy_tail(above, table, segment.start - segment.base)
+
+    def _copy_tail(self, source: Pages, target: Pages, length: int) -> None:
+        start = length - length % self.cache.page_size
+        self.cache.copy_tokens(
+            table_slots(source, start, length, self.cache.page_size),
+            table_slots(target, start, length, self.cache.page_size),
+        )
+
+    def close(self, request: LiveRequest) -> list[LiveSegment]:
+        """Undo `open`, if it was; returns the segments that no open request needs any more."""
+        unwanted = []
+        for segment in request.opened or ():
+            del segment.openers[request]
+            if not segment.openers:
+                unwanted.append(segment)
+                self._idle[segment.index] = segment
+        request.opened = None
+        return unwanted
+
+    def evict_idle(self, keep: LiveRequest | None = None) -> bool:
+        """Free a segment that no open request needs, nor request `keep`; False if there is none.
+
+        It is the one idle for longest of those that nothing in memory hangs below, if possible
+        one that no request waits for.
+        """
+        needed = self._needed(keep.segment) if keep is not None else []
+        awaited = None
+        for segment in self._idle.values():
+            if segment in needed or any(c.table is not None for c in segment.children.values()):
+                continue
+            if not segment.requests:
+                self._free(segment)
+                return True
+            awaited = awaited or segment
+        if awaited is not None:
+            self._free(awaited)
+        return awaited is not None
+
+    def _free(self, segment: LiveSegment) -> None:
+        self._idle.pop(segment.index, None)
+        if segment.table is not None:
+            self.cache.pool.free(segment.table)
+            segment.table = None
+            segment.computed, segment.continued = segment.start, False
+
+    def clear(self) -> None:
+        """Forget all page tables; their pages have been freed."""
+        self._idle.clear()
+        for segment in self.segments.values():
+            segment.table = None
+
+    def owned(self) -> Iterator[Pages]:
+        """All page tables, for the pool's check."""
+        return (s.table for s in self.segments.values() if s.table is not None)
+
+
+def path_tokens(segment: LiveSegment) -> Tokens:
+    """All tokens from position 0 to the end of a segment."""
+    parts = [above.tokens for above in segment.path()]
+    return np.concatenate(parts[::-1])
+
+
+def _match(prefix: KeptPrefix, level: list[LiveSegment]) -> None:
+    """Note how much of which segments of a plan a kept prefix covers."""
+    while level:
+        segment = level.pop()
+        shared = common_prefix(prefix.tokens[segment.start :], segment.tokens)
+        if shared == 0:
+            continue
+        if segment.start + shared > (segment.reuse or (prefix, segment.start))[1]:
+            segment.reuse = prefix, segment.start + shared
+        if segment.start + shared == segment.stop:
+            level = list(segment.children.values())

@@ -1,0 +1,159 @@
+"""One run under way: completions as they finish."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from treegen.plan.plan import Plan
+from collections.abc import Iterator
+from types import TracebackType
+
+from treegen.engine.scheduler import Scheduler
+from treegen.errors import InputError
+from treegen.model.model import Model
+from treegen.outputs import Completion, Score, Usage
+from treegen.plan.plan import Plan
+
+
+class Stream(Iterator[Completion]):
+    """Completions of one run as they finish; closing it frees what it holds.
+
+    plan: what is run. usage: the account so far.
+    """
+
+    def __init__(self, plan: Plan, scheduler: Scheduler, model: Model) -> None:
+        """Made by `LLM.stream`."""
+        self._model = model
+        self._closed = False
+        self.plan = plan
+        self.scheduler = scheduler
+        self._finished: list[Completion] = []
+        self._place = {request.id: i for i, request in enumerate(plan.requests)}
+
+    @property
+    def usage(self) -> Usage:
+        """What was computed so far."""
+        return self.scheduler.usage
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is left to do."""
+        return not self._closed and self.scheduler.has_work
+
+    def step(self) -> list[Completion]:
+        """Run one forward pass; returns samples that have ended, which may be none.
+
+        For a caller that wants to look around between passes; what it returns is not iterated
+        over again. On a GPU samples that end together come a few with each pass. An error ends the
+        run, once all that had ended before it is returned, and the LLM is free for the next one.
+        """
+        try:
+            finished = self.scheduler.step()
+        except BaseException:
+            self.close()
+            raise
+        if self._model.graphs is not None and self._model.graphs.off:
+            self.usage.eager_because = self._model.graphs.off
+        self.usage.uncompiled_because = self._model.uncompiled_because
+        return finished
+
+    def __next__(self) -> Completion:
+        while not self._finished:
+            if not self.has_work:
+                self.close()
+                raise StopIteration
+            self._finished = self.step()[::-1]
+        return self._finished.pop()
+
+    def ended(self) -> list[Completion]:
+        """Samples that have ended and were not returned yet, for whoever leaves the run now."""
+        rest, self._finished = self._finished[::-1], []
+        return rest + self.scheduler.ended()
+
+    def cancel(self, prompt_id: str, sample_index: int | None = None) -> None:
+        """Drop one sample, or all of a prompt; those that have ended still come."""
+        if prompt_id not in self._place:
+            raise InputError(f"no prompt is named {prompt_id!r}")
+        samples = self.plan.requests[self._place[prompt_id]].samples
+        if sample_index is not None and not 0 <= sample_index < samples:
+            raise InputError(f"prompt {prompt_id!r} has {samples} samples, none is {sample_index}")
+        self.scheduler.cancel(self._place[prompt_id], sample_index)
+
+    def close(self) -> None:
+        """Stop; samples that have not finished are dropped."""
+        if not self._closed:
+            self._closed = True
+            self.scheduler.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the run is over, or was left."""
+        return self._closed
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.close()
+
+
+class ScoreStream(Iterator[tuple[int, Score]]):
+    """Scores of one run as they are known, with the places of their pairs; `close` ends it.
+
+    usage: the account so far.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        """Made by `LLM.score_stream`."""
+        self._stream = stream
+        self._known: list[tuple[int, Score]] = []
+
+    @property
+    def usage(self) -> Usage:
+        """What was computed so far."""
+        return self._stream.usage
+
+    def __next__(self) -> tuple[int, Score]:
+        scores = self._stream.scheduler.scores
+        while not self._known:
+            if not self._stream.has_work:
+                self.close()
+                raise StopIteration
+            self._stream.step()
+            self._known = sorted(scores.items(), reverse=True)
+            scores.clear()
+        return self._known.pop()
+
+    def close(self) -> None:
+        """Stop; pairs without a score have none."""
+        self._stream.close()
+
+    def __enter__(self) -> ScoreStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """A finished run: its completions in declared order, the account, and the plan it followed."""
+
+    completions: tuple[Completion, ...]
+    usage: Usage
+    plan: Plan
+
+    def of(self, prompt_id: str) -> list[Completion]:
+        """Completions of one prompt, by sample index."""
+        return [c for c in self.completions if c.prompt_id == prompt_id]

@@ -1,0 +1,77 @@
+"""Arguments that one task alone knows, given as name=value: reading and checking them."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from treegen.errors import InputError
+from treegen.evals.selection import did_you_mean
+
+_Task = TypeVar("_Task")
+
+
+def configured(task: _Task, given: Mapping[str, str]) -> _Task:
+    """Return a task that knows its arguments, where its defaults depend on them."""
+    configure = getattr(task, "configure", None)
+    if configure is not None:
+        configure(given)
+    return task
+
+
+def read_arguments(texts: Iterable[str]) -> dict[str, str]:
+    """Return the arguments in texts of the form name=value; a value may hold anything."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals or not name:
+            raise InputError(f"a task argument must be name=value, got {text!r}")
+        if name in found and found[name] != value:
+            raise InputError(
+                f"task argument {name} is given twice, as {found[name]!r} and {value!r}"
+            )
+        found[name] = value
+    return found
+
+
+def known_arguments(task: object) -> Mapping[str, str]:
+    """Return the arguments that a task takes, with a line of help each."""
+    known: Mapping[str, str] = getattr(task, "arguments", {})
+    return known
+
+
+def check_arguments(task: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise InputError for an argument that the task does not know."""
+    names = list(known)
+    for name in given:
+        if name not in names:
+            all_names = f"; known: {', '.join(names)}" if names else "; it takes none"
+            hint = did_you_mean(name, names) or all_names
+            raise InputError(f"task {task!r} has no argument {name!r}{hint}")
+
+
+def whole_number(arguments: Mapping[str, str], name: str) -> int | None:
+    """Return an argument that counts something from 1; None if it is not given."""
+    text = arguments.get(name)
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,12}", text.strip()) or int(text) < 1:
+        raise InputError(f"task argument {name} must be a whole number from 1, got {text!r}")
+    return int(text)
+
+
+def one_of(arguments: Mapping[str, str], name: str, known: Sequence[str], default: str) -> str:
+    """Return an argument that must be one of some words."""
+    text = arguments.get(name, default).strip()
+    if text not in known:
+        hint = did_you_mean(text, known)
+        raise InputError(
+            f"task argument {name} must be one of {', '.join(known)}, got {text!r}{hint}"
+        )
+    return text
+
+
+def words(arguments: Mapping[str, str], name: str) -> tuple[str, ...]:
+    """Return an argument that is a list with commas between; empty if it is not given."""
+    parts = [part.strip() for part in arguments.get(name, "").split(",")]
+    return tuple(part for part in parts if part)

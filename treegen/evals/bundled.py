@@ -1,0 +1,46 @@
+"""Saying whose problems and whose solved examples a score is of."""
+
+from importlib.resources import files
+from pathlib import Path
+
+from treegen.evals.task import TaskOptions
+
+LABEL = "bundled problems"
+
+
+def is_bundled(data: str | None) -> bool:
+    """Return whether problems come with treegen, and are not the published ones of their name."""
+    return data is None or Path(data).absolute().is_relative_to(_home())
+
+
+def label_of(data: str | None) -> str:
+    """Return what tables say of problems after the task's name."""
+    return LABEL if is_bundled(data) else ""
+
+
+def told_problems(data: str | None, source: str, num: int) -> str:
+    """Return whose problems they are, as a line."""
+    if is_bundled(data):
+        name = source.removeprefix("bundled ").rpartition("/")[2]
+        own = "which comes with treegen; --data takes the published ones"
+        return f"problems: {num:,} of {name}, {own}"
+    return f"problems: {num:,} of {source}"
+
+
+def told_examples(options: TaskOptions, num: int) -> str:
+    """Return whose solved examples they are, as a line."""
+    if not num:
+        return "examples: none"
+    if options.fewshot_data is not None:
+        return f"examples: {num} drawn from {options.fewshot_data} with seed {options.seed}"
+    if options.fewshot_file is not None:
+        own = ", which comes with treegen" if is_bundled(options.fewshot_file) else ""
+        return f"examples: the first {num} of {options.fewshot_file}{own}"
+    return (
+        f"examples: {num} that come with treegen; --fewshot-file takes the published ones, "
+        "--fewshot-data draws from a file"
+    )
+
+
+def _home() -> Path:
+    return Path(str(files("treegen"))).absolute()

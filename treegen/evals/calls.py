@@ -1,0 +1,75 @@
+"""Calls of a task's own code: its faults are told with the task, the method and the problem."""
+
+import traceback
+from collections.abc import Callable, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from treegen.errors import TaskError, TreegenError
+from treegen.evals.problem import Problem
+from treegen.evals.task import Task, TaskData
+from treegen.evals.verdict import Verdict
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def asked(method: Callable[P, T], task: str, problem: str | None = None) -> Callable[P, T]:
+    """Return a task's method as one that raises TaskError where it fails.
+
+    What it raises of ours on purpose, such as a DataError, stays as it is unless a problem is
+    named, which it could not know.
+    """
+
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(*args, **kwargs)
+        except (Exception, SystemExit) as error:
+            on_purpose = isinstance(error, TreegenError) and problem is None
+            if on_purpose or isinstance(error, MemoryError):
+                raise
+            of = "" if problem is None else f" of problem {problem!r}"
+            name = getattr(method, "__name__", "a method")
+            raise TaskError(f"{name}{of} fails in task {task!r}: {told(error)}") from error
+
+    return call
+
+
+def told(error: BaseException) -> str:
+    """Return an error in one line, with the place in the code that was called, if it has one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[1].filename).name}:{frames[1].lineno})" if len(frames) > 1 else ""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' if text else ''}{text}{where}"
+
+
+def load_data(task: Task, data: object) -> TaskData:
+    """Return what a task has loaded; raise TaskError for what is no such thing."""
+    if not isinstance(data, TaskData):
+        raise _wrong(task, "load", f"gives a {type(data).__name__}; it must give a TaskData")
+    for number, problem in enumerate(data.problems):
+        if not isinstance(problem, Problem):
+            raise _wrong(task, "load", f"has {problem!r:.60} as problem {number}, not a Problem")
+        for name in ("id", "question", "answer"):
+            value = getattr(problem, name)
+            if not isinstance(value, str):
+                what = f"gives problem {problem.id!r} the {name} {value!r:.60}; it must be text"
+                raise _wrong(task, "load", what)
+    return data
+
+
+def verdicts_of(task: Task, problem: Problem, text: str) -> dict[str, Verdict]:
+    """Return a task's verdicts on a text, one for each of its filters at least."""
+    found = asked(task.score, task.name, problem.id)(problem, text)
+    known = found if isinstance(found, Mapping) else {}
+    for name in task.filters:
+        if not isinstance(known.get(name), Verdict):
+            raise _wrong(task, f"score of problem {problem.id!r}", f"gives {found!r:.80}; it must "
+                         f"give a Verdict for each filter: {', '.join(task.filters)}")  # fmt: skip
+    return found
+
+
+def _wrong(task: Task, method: str, what: str) -> TaskError:
+    return TaskError(f"{method} of task {task.name!r} {what}")

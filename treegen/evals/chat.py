@@ -1,0 +1,76 @@
+"""A task's prompts as chat messages: solved examples as turns of their own, or all as one turn.
+
+The forms are lm-eval's, with and without its --fewshot_as_multiturn.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from treegen.errors import InputError
+from treegen.prompts.tree import Message, Node, prompts_of
+
+_TURNS: Final = "turns"
+_ROLE: Final = "role"
+
+Turn = tuple[str, str]
+"""What is asked, and what is answered."""
+
+
+def with_turns(node: Node, turns: Iterable[Turn]) -> Node:
+    """Return a node of solved examples that knows them as turns, in the order of its text."""
+    return replace(node, metadata={**node.metadata, _TURNS: tuple(turns)})
+
+
+def with_role(node: Node, role: str) -> Node:
+    """Return a node whose text is the system's, or begins the assistant's reply."""
+    return replace(node, metadata={**node.metadata, _ROLE: role})
+
+
+def as_chat(tree: Node, system: str | None, *, multiturn: bool) -> Node:
+    """Return the tree with each prompt as chat messages, after a system turn if there is one.
+
+    multiturn: a user's and an assistant's turn for each solved example, where the task tells them
+    apart. Where prompts start alike, so do their rendered texts; the plan finds the shared part in
+    the tokens, so solved examples stay shared though they are no node of their own any more.
+    """
+    leaves = [
+        Node(_messages(prompt.path, system, multiturn), samples=prompt.samples, id=prompt.id)
+        for prompt in prompts_of(tree)
+    ]
+    return Node("", children=leaves, samples=0)
+
+
+def _messages(path: Sequence[Node], system: str | None, multiturn: bool) -> list[Message]:
+    contents = [node.content for node in path if node.content]
+    if contents and all(node.has_messages for node in path if node.content):
+        own: list[Any] = [message for content in contents for message in content]
+        return [*_turn("system", system or ""), *own]
+    if not all(isinstance(content, str) for content in contents):
+        raise InputError("apply_chat_template needs a task whose prompts are text or chat messages")
+    messages: list[Message] = []
+    above, user, reply = system or "", "", ""
+    for node in filter(lambda node: node.content, path):
+        text, role = str(node.content), node.metadata.get(_ROLE)
+        if role == "system":
+            above = _joined(above, text)
+        elif role == "assistant":
+            reply += text
+        elif multiturn and node.metadata.get(_TURNS):
+            for asked, answered in node.metadata[_TURNS]:
+                messages += [*_turn("user", user + asked), *_turn("assistant", answered)]
+                user = ""
+        else:
+            user += text
+    last = {"role": "user", "content": user}
+    return [*_turn("system", above), *messages, last, *_turn("assistant", reply.lstrip(" "))]
+
+
+def _turn(role: str, text: str) -> list[Message]:
+    return [{"role": role, "content": text}] if text else []
+
+
+def _joined(above: str, text: str) -> str:
+    """Return two system texts with a blank line between, unless there is space already."""
+    blank = not above or not text or above[-1].isspace() or text[0].isspace()
+    return f"{above}{'' if blank else chr(10) * 2}{text}"

@@ -1,0 +1,174 @@
+"""Token ids of prompts that are followed by each of several choices."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treegen.errors import CapacityError, InputError
+from treegen.evals.task import Task, TaskData
+from treegen.params import SamplingParams
+from treegen.plan.plan import Request
+from treegen.prompts.tree import Node, Prompt, prompts_of
+
+if TYPE_CHECKING:
+    from treegen.prompts.radix import Tokens
+    from treegen.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChoicePrompt:
+    """One problem's prompt and its choices.
+
+    whole: of each choice, the tokens of the prompt with the choice after it. start: of each
+    choice, where its tokens part from the prompt's own.
+    """
+
+    id: str
+    context: "Tokens"
+    whole: tuple["Tokens", ...]
+    start: tuple[int, ...]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the prompt with its longest choice."""
+        return max(map(len, self.whole))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt and its choices, what they share counted once."""
+        return num_distinct(self.whole)
+
+    def pairs(self) -> list[tuple[list[int], list[int]]]:
+        """Context and continuation of each choice, as `LLM.score` takes them."""
+        return [
+            (whole[:start].tolist(), whole[start:].tolist())
+            for whole, start in zip(self.whole, self.start, strict=True)
+        ]
+
+
+def by_likelihood(data: TaskData) -> bool:
+    """Return whether a task's problems have choices; raise InputError if only some have."""
+    with_choices = [problem for problem in data.problems if problem.choices]
+    if not with_choices:
+        return False
+    for problem in data.problems:
+        if len(problem.choices) < 2 or len(set(problem.choices)) < len(problem.choices):
+            raise InputError(
+                f"problem {problem.id!r} has the choices {list(problem.choices)}; where problems "
+                "have any, each needs two or more that differ"
+            )
+    return True
+
+
+def likeliest_by_length(choices: Sequence[str], logprobs: Sequence[float]) -> str:
+    """Return the choice with the most log-probability per character, spaces around it left out.
+
+    lm-eval's acc_norm goes by it; without it a long choice loses for its length. Of equal ones it
+    is the first.
+    """
+    per_character = [
+        logprob / max(len(choice.strip()), 1)
+        for choice, logprob in zip(choices, logprobs, strict=True)
+    ]
+    return choices[max(range(len(choices)), key=per_character.__getitem__)]
+
+
+def check_settings(
+    task: Task, num_samples: int, sampling: SamplingParams, default: SamplingParams
+) -> None:
+    """Raise InputError for choices of a user that mean nothing where nothing is drawn.
+
+    default: the task's own choices.
+    """
+    why = f"task {task.name!r} picks the likeliest choice and draws nothing"
+    if num_samples != 1:
+        raise InputError(f"{why}; it has 1 sample per problem, not {num_samples}")
+    for name in SamplingParams.__dataclass_fields__:
+        # The seed may also draw examples.
+        if name != "seed" and getattr(sampling, name) != getattr(default, name):
+            raise InputError(f"{why}; leave out {name.replace('_', '-')}")
+
+
+def choice_prompts(
+    tree: Node, choices_of: Mapping[str, Sequence[str]], tokenizer: Any
+) -> list[ChoicePrompt]:
+    """Return the tokens of a tree's prompts with their choices, in the tree's order.
+
+    A choice is tokenised together with the text before it. After chat messages the assistant's
+    turn begins with it, so it loses the space that it starts with and is tokenised on its own.
+    """
+    from treegen.prompts.tokens import tokenize
+
+    prompts = prompts_of(tree)
+    leaves = [
+        _with_choices(prompt, str(number), choices_of[prompt.id])
+        for number, prompt in enumerate(prompts)
+    ]
+    tokens = {p.id: p.tokens for p in tokenize(Node("", children=leaves, samples=0), tokenizer)}
+    own: dict[str, Tokens] = {}
+    found = []
+    for number, prompt in enumerate(prompts):
+        context = tokens[str(number)]
+        whole = []
+        for index, choice in enumerate(choices_of[prompt.id]):
+            joint = tokens.get(f"{number}/{index}")
+            if joint is None:
+                if choice not in own:
+                    ids = tokenizer(choice.lstrip(), add_special_tokens=False)["input_ids"]
+                    own[choice] = np.array(ids, dtype=np.int32)
+                joint = np.concatenate([context, own[choice]])
+            whole.append(joint)
+        start = tuple(common_length(context, joint) for joint in whole)
+        found.append(ChoicePrompt(prompt.id, context, tuple(whole), start))
+    return found
+
+
+def choice_requests(prompts: Sequence[ChoicePrompt], spec: "ModelSpec") -> list[Request]:
+    """Return one request per choice; raise CapacityError for a prompt that is too long."""
+    from treegen.plan.requests import check_vocabulary
+
+    requests = []
+    for prompt in prompts:
+        excess = prompt.longest - spec.context_length
+        if excess > 0:
+            raise CapacityError(
+                f"prompt {prompt.id!r} and a choice have {prompt.longest:,} tokens, {excess:,} too "
+                f"many for the model's context of {spec.context_length:,}; shorten it or use "
+                "fewer shots"
+            )
+        for index, (whole, start) in enumerate(zip(prompt.whole, prompt.start, strict=True)):
+            name = f"{prompt.id}/{index}"
+            check_vocabulary(name, whole, spec)
+            if not 0 < start < len(whole):
+                what = "prompt" if start == 0 else f"choice {index}"
+                raise InputError(f"problem {prompt.id!r}: the {what} has no token of its own")
+            requests.append(Request(name, whole, samples=0, rows=0, max_tokens=1, score_from=start))
+    return requests
+
+
+def common_length(first: "Tokens", second: "Tokens") -> int:
+    """Return how many tokens two sequences start with in common."""
+    shared = min(len(first), len(second))
+    different = first[:shared] != second[:shared]
+    return int(different.argmax()) if different.any() else shared
+
+
+def num_distinct(sequences: Sequence["Tokens"]) -> int:
+    """Return how many tokens are left of sequences when what they start with is shared."""
+    # Big-endian bytes sort like the tokens, so each one stands next to what it shares most with.
+    ordered = sorted(sequences, key=lambda tokens: tokens.astype(">i4").tobytes())
+    shared = sum(common_length(a, b) for a, b in pairwise(ordered))
+    return sum(map(len, ordered)) - shared
+
+
+def _with_choices(prompt: Prompt, name: str, choices: Sequence[str]) -> Node:
+    """Return a prompt's path as a chain of nodes, with a node after it for each choice."""
+    texts = [] if any(node.has_messages for node in prompt.path) else choices
+    children = [Node(text, id=f"{name}/{index}") for index, text in enumerate(texts)]
+    chain = replace(prompt.node, children=children, samples=1, id=name)
+    for node in reversed(prompt.path[:-1]):
+        chain = replace(node, children=[chain], samples=0, id=None)
+    return chain

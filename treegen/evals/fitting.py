@@ -1,0 +1,70 @@
+"""Prompts that are too long for a model: leaving out what a task says may be left out."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from treegen.prompts.tree import Node, prompts_of
+
+_MARK: Final = "droppable"
+
+
+def droppable(node: Node) -> Node:
+    """Return a node that prompts may do without; the last one of a prompt goes first."""
+    return replace(node, metadata={**node.metadata, _MARK: True})
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A tree whose prompts fit, and how many nodes were left out, by id of the prompts."""
+
+    tree: Node
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+
+def fit(tree: Node, lengths: Callable[[Node], Mapping[str, int]], limit: int) -> Fitted:
+    """Leave droppable nodes out of prompts of more than limit tokens, until they fit.
+
+    lengths: tokens by prompt id of a tree. A prompt with nothing left to leave out stays too long;
+    that is for the run to refuse.
+    """
+    prompts = prompts_of(tree)
+    if not any(_places(prompt.path) for prompt in prompts):
+        return Fitted(tree)
+    paths: dict[str, tuple[Node, ...]] = {}
+    pending = {prompt.id: prompt.path for prompt in prompts}
+    dropped: dict[str, int] = {}
+    while pending:
+        length_of = lengths(_from_paths(pending))
+        pending = {
+            name: _without_last(path)
+            for name, path in pending.items()
+            if length_of[name] > limit and _places(path)
+        }
+        paths |= pending
+        for name in pending:
+            dropped[name] = dropped.get(name, 0) + 1
+    if not dropped:
+        return Fitted(tree)
+    whole = {prompt.id: paths.get(prompt.id, prompt.path) for prompt in prompts}
+    return Fitted(_from_paths(whole), dropped)
+
+
+def _places(path: Sequence[Node]) -> list[int]:
+    return [place for place, node in enumerate(path) if node.metadata.get(_MARK)]
+
+
+def _without_last(path: tuple[Node, ...]) -> tuple[Node, ...]:
+    place = _places(path)[-1]
+    return path[:place] + path[place + 1 :]
+
+
+def _from_paths(paths: Mapping[str, tuple[Node, ...]]) -> Node:
+    """Return a tree of one chain of nodes per prompt; what chains share is found in the tokens."""
+    chains = []
+    for name, path in paths.items():
+        chain = replace(path[-1], children=(), id=name)
+        for node in reversed(path[:-1]):
+            chain = replace(node, children=[chain], samples=0, id=None)
+        chains.append(chain)
+    return Node("", children=chains, samples=0)

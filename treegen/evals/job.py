@@ -1,0 +1,275 @@
+"""One evaluation before any weight is loaded: prompts, the plan, and what a run must agree on."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treegen.errors import CapacityError, InputError, ModelError
+from treegen.evals.arguments import check_arguments, configured, known_arguments
+from treegen.evals.calls import asked, load_data
+from treegen.evals.chat import as_chat
+from treegen.evals.choices import by_likelihood, check_settings, choice_prompts, choice_requests
+from treegen.evals.fitting import fit
+from treegen.evals.registry import get_task
+from treegen.evals.settings import EngineOptions, EvalSettings, default_sampling, free, identity
+from treegen.evals.task import Task, TaskData
+from treegen.plan.plan import Plan
+from treegen.prompts.tree import Node, prompts_of
+from treegen.runs import RunSettings
+
+# Importing torch takes seconds, and nothing up to the data's faults needs it.
+if TYPE_CHECKING:
+    from treegen.llm import LLM
+    from treegen.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One task with its problems and their prompt tree.
+
+    bare: the tree as the task made it, without chat format or system text. dropped: nodes that
+    were left out of a prompt to make it fit, by problem id.
+    """
+
+    settings: EvalSettings
+    task: Task
+    data: TaskData
+    tree: Node
+    bare: Node
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def planned(self) -> int:
+        """Samples of the finished run."""
+        return len(self.data.problems) * self.settings.num_samples
+
+    @property
+    def choices(self) -> dict[str, tuple[str, ...]]:
+        """The choices of each problem; empty where samples are drawn."""
+        return {problem.id: problem.choices for problem in self.data.problems if problem.choices}
+
+    def mark(self, record: dict[str, Any]) -> None:
+        """Note in a sample's record that its prompt was made shorter."""
+        if dropped := self.dropped.get(record["problem_id"]):
+            record["dropped"] = dropped
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """A model's shape, tokenizer and cache size, found without its weights.
+
+    num_pages: None where only the loaded model can say, as with a GPU's free memory.
+    """
+
+    engine: EngineOptions
+    spec: "ModelSpec"
+    tokenizer: Any
+    dtype: str
+    device_type: str
+    max_rows: int
+    page_size: int
+    memory: int | None
+    num_pages: int | None
+
+
+def load_job(settings: EvalSettings) -> Job:
+    """Return a task's problems and tree; raise DataError or InputError for what cannot be run."""
+    task = configured(get_task(settings.task), settings.options.extra)
+    check_arguments(task.name, settings.options.extra, known_arguments(task))
+    data = load_data(task, asked(task.load, task.name)(settings.options))
+    if by_likelihood(data):
+        default = default_sampling(task.defaults, chat=settings.apply_chat_template)
+        check_settings(task, settings.num_samples, settings.sampling, default)
+    tree = asked(task.tree, task.name)(data, settings.num_samples)
+    prompts = prompts_of(tree)
+    wanted = {(problem.id, settings.num_samples) for problem in data.problems}
+    if {(prompt.id, prompt.samples) for prompt in prompts} != wanted:
+        raise InputError(
+            f"task {task.name!r} made a tree whose sampled nodes are not its "
+            f"{len(data.problems)} problems with {settings.num_samples} samples each"
+        )
+    return Job(settings, task, data, _dressed(tree, settings), tree)
+
+
+def look_at_model(engine: EngineOptions) -> ModelFacts:
+    """Return what a model is like, from its configuration and tokenizer alone."""
+    from treegen.formats import parse_bytes
+    from treegen.llm import MAX_ROWS
+    from treegen.model import memory
+    from treegen.model.config import load_spec, read_config, resolve_device, resolve_dtype
+    from treegen.model.files import load_tokenizer, locate
+
+    source: dict[str, Any] = {
+        "revision": engine.revision,
+        "trust_remote_code": engine.trust_remote_code,
+    }
+    size = None if engine.memory is None else parse_bytes(engine.memory)
+    device = resolve_device(engine.device)
+    directory = locate(engine.model, engine.revision, weights=False)
+    dtype = resolve_dtype(engine.dtype, read_config(engine.model, directory, **source), device)
+    spec = load_spec(engine.model, dtype, device=device, **source)
+    kind = "cpu" if device.type == "cpu" else "cuda"
+    page_size = engine.page_size or memory.PAGE_SIZE[kind]
+    if size is None and kind == "cpu":
+        size = memory.default_bytes(device)
+    return ModelFacts(
+        engine=engine,
+        spec=spec,
+        tokenizer=load_tokenizer(engine.model, **source),
+        dtype=str(dtype).removeprefix("torch."),
+        device_type=device.type,
+        max_rows=engine.max_rows or MAX_ROWS[kind],
+        page_size=page_size,
+        memory=size,
+        num_pages=None if size is None else memory.pages_in(size, spec, page_size),
+    )
+
+
+def check_machine(engine: EngineOptions) -> None:
+    """Raise InputError or CapacityError for what this machine cannot do, whatever the model."""
+    from treegen.attention.api import choose
+    from treegen.formats import parse_bytes
+    from treegen.model.config import resolve_device
+    from treegen.model.memory import check_cache_bytes
+
+    device = resolve_device(engine.device)
+    choose(engine.impl, device)
+    if engine.memory is not None:
+        check_cache_bytes(parse_bytes(engine.memory), device)
+
+
+def plan_job(job: Job, facts: ModelFacts) -> Plan:
+    """Return how a job's prompts are laid out.
+
+    Raises CapacityError for a prompt that is too long for the model, and for one that would not
+    fit in memory even alone.
+    """
+    try:
+        return _planned(job, facts)
+    except CapacityError as error:
+        shorter: str | None = getattr(job.task, "shorter", None)
+        if shorter is None:
+            raise
+        raise CapacityError(f"{error}; {job.task.name}: {shorter}") from error
+
+
+def first_prompt(job: Job, facts: ModelFacts) -> str:
+    """Return a job's first prompt as the model gets it, with what is wanted of it, for people."""
+    from treegen.prompts.tokens import prompt_text
+
+    prompt = prompts_of(fit_job(job, facts.tokenizer, facts.spec).tree)[0]
+    problem = next(each for each in job.data.problems if each.id == prompt.id)
+    lines = [
+        f"{job.task.name}: the prompt of {prompt.id}, from the next line on",
+        prompt_text(prompt, facts.tokenizer),
+        "(the prompt ends with the line before)",
+    ]
+    if problem.choices:
+        lines.append(f"choices: {', '.join(map(repr, problem.choices))}")
+    return "\n".join([*lines, f"reference: {problem.answer}"])
+
+
+def _planned(job: Job, facts: ModelFacts) -> Plan:
+    from treegen.plan.requests import plan_requests, sample_requests
+
+    job = fit_job(job, facts.tokenizer, facts.spec)
+    if job.choices:
+        prompts = choice_prompts(job.tree, job.choices, facts.tokenizer)
+        requests = choice_requests(prompts, facts.spec)
+    else:
+        sampling = job.settings.sampling
+        requests = sample_requests(job.tree, facts.tokenizer, sampling, facts.spec)
+    plan = plan_requests(
+        requests,
+        facts.spec,
+        device_type=facts.device_type,
+        sharing=facts.engine.sharing,
+        max_rows=facts.max_rows,
+    )
+    if facts.num_pages is not None:
+        plan.check_fits(facts.num_pages, facts.page_size)
+    return plan
+
+
+def fit_job(job: Job, tokenizer: Any, spec: "ModelSpec") -> Job:
+    """Return a job with shorter prompts, where its task says what too long ones can do without."""
+    from treegen.prompts.tokens import tokenize
+
+    def lengths(tree: Node) -> dict[str, int]:
+        dressed = _dressed(tree, job.settings)
+        if job.choices:
+            return {p.id: p.longest for p in choice_prompts(dressed, job.choices, tokenizer)}
+        return {p.id: len(p.tokens) for p in tokenize(dressed, tokenizer)}
+
+    room = 0 if job.choices else job.settings.sampling.max_tokens
+    fitted = fit(job.bare, lengths, spec.context_length - room)
+    if not fitted.dropped:
+        return job
+    return replace(job, tree=_dressed(fitted.tree, job.settings), dropped=fitted.dropped)
+
+
+def weights_fingerprint(engine: EngineOptions) -> str:
+    """Return what stands for a model's weights; raise ModelError if there are none to load."""
+    from treegen.model.files import check_weights, fingerprint, locate
+
+    directory: Path = locate(engine.model, engine.revision, weights=True)
+    check_weights(directory)
+    return fingerprint(directory)
+
+
+def run_settings(
+    job: Job, *, dtype: str, fingerprint: str, flags: Mapping[str, str]
+) -> RunSettings:
+    """Return what a run of a job stores and, when it is resumed, compares.
+
+    fingerprint: of the weights. flags: how the user sets each field, for messages.
+    """
+    problems = [problem.content for problem in job.data.problems]
+    return RunSettings(
+        identity={
+            "task": {"name": job.task.name, "version": job.task.version},
+            "data": {"problems": _hash(problems), "fewshot": _hash(job.data.examples)},
+            "model": {"fingerprint": fingerprint, "dtype": dtype},
+            **identity(job.settings),
+        },
+        problem_ids=[problem.id for problem in job.data.problems],
+        planned=job.planned,
+        free=free(job.settings),
+        flags=flags,
+    )
+
+
+def check_same_data(job: Job, stored: Mapping[str, Any], name: str) -> None:
+    """Raise InputError unless the data are those that a run was begun with."""
+    now = _hash([problem.content for problem in job.data.problems])
+    if now != stored["data"]["problems"]:
+        raise InputError(
+            f"the problems in {job.data.source} are not those that {name} was sampled from; "
+            "name the right data with --data"
+        )
+
+
+def load_llm(engine: EngineOptions, fingerprint: str) -> "LLM":
+    """Load a model; raise ModelError if its files changed since `weights_fingerprint`."""
+    from treegen.llm import LLM
+
+    llm = LLM(**asdict(engine))
+    if llm.model.fingerprint != fingerprint:
+        raise ModelError(f"the files of {engine.model} changed while they were read; start again")
+    return llm
+
+
+def _dressed(tree: Node, settings: EvalSettings) -> Node:
+    """Return a task's tree in the chat format and after the system text that settings ask for."""
+    if settings.apply_chat_template:
+        return as_chat(tree, settings.system_instruction, multiturn=settings.fewshot_as_multiturn)
+    if settings.system_instruction:
+        return Node(f"{settings.system_instruction}\n\n", children=[tree], samples=0)
+    return tree
+
+
+def _hash(content: object) -> str:
+    return hashlib.sha256(json.dumps(content).encode("ascii")).hexdigest()[:32]

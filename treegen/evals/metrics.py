@@ -1,0 +1,245 @@
+"""From scored samples to metrics, as a pure function; printing is someone else's work."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from treegen.errors import InputError
+from treegen.evals.stats import estimate, pass_at_k
+from treegen.evals.tables import Grid, Table
+from treegen.evals.verdict import SampleScore, Verdict
+from treegen.evals.votes import tally
+
+if TYPE_CHECKING:
+    from treegen.evals.problem import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """What a report is about.
+
+    problem_ids: the problems that were planned, so that missing ones are seen.
+    num_samples: samples planned for each.
+    pass_ks, maj_ks: None picks them from num_samples.
+    problems: the planned problems themselves, for tasks that report by what their metadata says;
+        without them such tables are left out.
+    """
+
+    problem_ids: Sequence[str]
+    num_samples: int
+    num_fewshot: int = 0
+    pass_ks: Sequence[int] | None = None
+    maj_ks: Sequence[int] | None = None
+    problems: Sequence["Problem"] = ()
+
+    def __post_init__(self) -> None:
+        if self.num_samples < 1:
+            raise InputError(f"num_samples must be at least 1, got {self.num_samples}")
+        for k in (*(self.pass_ks or ()), *(self.maj_ks or ())):
+            if k < 1:
+                raise InputError(f"k must be at least 1, got {k}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricRow:
+    """One line of the result table.
+
+    value is None where the metric is undefined, and `reason` then says why. low and high bound a
+    95% interval over problems. num_fewshot is None where it is not known.
+    """
+
+    task: str
+    version: str
+    filter: str
+    num_fewshot: int | None
+    metric: str
+    value: float | None
+    stderr: float | None = None
+    low: float | None = None
+    high: float | None = None
+    higher_is_better: bool = True
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MajorityRow:
+    """maj@k of one filter; tie_rate is the share of votes without a single winner."""
+
+    filter: str
+    k: int
+    value: float | None
+    stderr: float | None = None
+    low: float | None = None
+    high: float | None = None
+    tie_rate: float | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Incomplete:
+    """A problem that has fewer samples than planned."""
+
+    problem_id: str
+    num_samples: int
+    planned: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything a run measured; `to_json` holds no NaN.
+
+    tables, grids: what only this task reports, such as accuracy by depth. label: what sets its
+    problems or prompts apart from others of the task's name.
+    """
+
+    metrics: tuple[MetricRow, ...]
+    majority: tuple[MajorityRow, ...]
+    num_problems: int
+    num_samples: int
+    incomplete: tuple[Incomplete, ...]
+    tables: tuple[Table, ...] = ()
+    grids: tuple[Grid, ...] = ()
+    label: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain dicts and lists; no label where there is none."""
+        found = asdict(self)
+        return found if self.label else {name: found[name] for name in found if name != "label"}
+
+    def value(self, metric: str, filter: str) -> float | None:
+        """Return one metric of the table; InputError if it is not there."""
+        for row in self.metrics:
+            if (row.metric, row.filter) == (metric, filter):
+                return row.value
+        raise InputError(f"the report has no metric {metric!r} for filter {filter!r}")
+
+
+def default_maj_ks(num_samples: int) -> tuple[int, ...]:
+    """Return 1, the fifths of num_samples, and num_samples."""
+    return tuple(sorted({1, *(max(1, round(num_samples * i / 5)) for i in range(1, 6))}))
+
+
+def default_pass_ks(num_samples: int) -> tuple[int, ...]:
+    """Return those of 10, 100, 1000 below num_samples, and num_samples; pass@1 is exact_match."""
+    return tuple(k for k in (10, 100, 1000) if k < num_samples) + (
+        (num_samples,) if num_samples > 1 else ()
+    )
+
+
+def summarise(
+    scores: Sequence[SampleScore],
+    options: ReportOptions,
+    *,
+    task: str,
+    version: str,
+    filters: Sequence[str],
+) -> Report:
+    """Aggregate scored samples; the same scores in any order give the same report.
+
+    Where problems have choices, the likeliest is right or not: there is nothing to vote with, and
+    no sample is unreadable or cut off. `acc` is its accuracy, `acc_norm` that of the likeliest for
+    its length. Every metric is a mean over problems of a per-problem estimate. One that is
+    undefined for any problem is reported as undefined, never as the mean of the rest.
+    """
+    samples_of = _group(scores, options.problem_ids)
+    incomplete = tuple(
+        Incomplete(problem_id, len(samples_of[problem_id]), options.num_samples)
+        for problem_id in options.problem_ids
+        if len(samples_of[problem_id]) < options.num_samples
+    )
+    groups = [group for group in samples_of.values() if group]
+    chosen = any(problem.choices for problem in options.problems)
+    metrics: list[MetricRow] = []
+    majority: list[MajorityRow] = []
+    for name in filters:
+        verdicts = [[sample.verdicts[name] for sample in group] for group in groups]
+        head: dict[str, Any] = {"task": task, "version": version, "filter": name}
+        rows = _choice_rows(groups, name) if chosen else _filter_rows(verdicts, options)
+        for row in rows:
+            metrics.append(MetricRow(**head, num_fewshot=options.num_fewshot, **row))
+        if not chosen:
+            majority.extend(MajorityRow(filter=name, **row) for row in _majority(verdicts, options))
+    if chosen:
+        return Report(tuple(metrics), (), len(groups), len(scores), incomplete)
+    truncated = [[s.finish_reason == "length" for s in group] for group in groups]
+    metrics.append(
+        MetricRow(
+            task=task,
+            version=version,
+            filter="none",
+            num_fewshot=options.num_fewshot,
+            metric="truncated",
+            higher_is_better=False,
+            **mean_row([_share(flags) for flags in truncated]),
+        )
+    )
+    return Report(tuple(metrics), tuple(majority), len(groups), len(scores), incomplete)
+
+
+def _group(
+    scores: Sequence[SampleScore], problem_ids: Sequence[str]
+) -> dict[str, list[SampleScore]]:
+    samples_of: dict[str, list[SampleScore]] = {problem_id: [] for problem_id in problem_ids}
+    seen: set[tuple[str, int]] = set()
+    for sample in scores:
+        key = (sample.problem_id, sample.sample_index)
+        if sample.problem_id not in samples_of:
+            raise InputError(f"a sample belongs to problem {key[0]!r}, which was not planned")
+        if key in seen:
+            raise InputError(f"problem {key[0]!r} has sample {key[1]} twice")
+        seen.add(key)
+        samples_of[sample.problem_id].append(sample)
+    return samples_of
+
+
+def _filter_rows(
+    verdicts: Sequence[Sequence[Verdict]], options: ReportOptions
+) -> list[dict[str, Any]]:
+    correct = [[verdict.correct for verdict in group] for group in verdicts]
+    rows = [{"metric": "exact_match", **mean_row([_share(flags) for flags in correct])}]
+    pass_ks = default_pass_ks(options.num_samples) if options.pass_ks is None else options.pass_ks
+    for k in pass_ks:
+        values = [pass_at_k(len(flags), sum(flags), k) for flags in correct]
+        rows.append({"metric": f"pass@{k}", **mean_row(values, k)})
+    invalid = [_share([verdict.answer is None for verdict in group]) for group in verdicts]
+    rows.append({"metric": "invalid", **mean_row(invalid), "higher_is_better": False})
+    return rows
+
+
+def _choice_rows(groups: Sequence[Sequence[SampleScore]], name: str) -> list[dict[str, Any]]:
+    right = [_share([sample.verdicts[name].correct for sample in group]) for group in groups]
+    rows = [{"metric": "acc", **mean_row(right)}]
+    if all(sample.by_length for group in groups for sample in group):
+        right = [_share([sample.by_length[name].correct for sample in group]) for group in groups]
+        rows.append({"metric": "acc_norm", **mean_row(right)})
+    return rows
+
+
+def _majority(
+    verdicts: Sequence[Sequence[Verdict]], options: ReportOptions
+) -> list[dict[str, Any]]:
+    tallies = [tally(group) for group in verdicts]
+    rows = []
+    for k in default_maj_ks(options.num_samples) if options.maj_ks is None else options.maj_ks:
+        row = {"k": k, **mean_row([t.maj_at_k(k) for t in tallies], k), "tie_rate": None}
+        if row["value"] is not None:
+            row["tie_rate"] = estimate([t.tie_at_k(k) for t in tallies]).value
+        rows.append(row)
+    return rows
+
+
+def _share(flags: Sequence[bool]) -> float:
+    return sum(flags) / len(flags)
+
+
+def mean_row(values: Sequence[float], k: int | None = None) -> dict[str, Any]:
+    """Return the fields of a row that come from per-problem values; k: samples that they need."""
+    if not values:
+        return {"value": None, "reason": "no samples"}
+    undefined = sum(math.isnan(value) for value in values)
+    if undefined:
+        reason = f"{undefined} of {len(values)} problems have fewer than {k} samples"
+        return {"value": None, "reason": reason}
+    mean = estimate(values)
+    return {"value": mean.value, "stderr": mean.stderr, "low": mean.low, "high": mean.high}

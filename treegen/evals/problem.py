@@ -1,0 +1,40 @@
+"""TODO"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing to solve.
+
+    question: the text that was asked, as the data has it.
+    answer: the reference, in whatever form the task's `score` compares with.
+    metadata: JSON values that a report may show; scoring does not need them.
+    choices: what may follow the prompt, if nothing is sampled: the likeliest of these texts is the
+        sample. All problems of a task have choices, or none has.
+    """
+
+    id: str
+    question: str
+    answer: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    choices: tuple[str, ...] = ()
+
+    @property
+    def content(self) -> list[str]:
+        """What samples and their scores depend on."""
+        return [self.id, self.question, self.answer, *self.choices]
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A row of the data that cannot be run, and why."""
+
+    source: str
+    line: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.source}, line {self.line}: {self.reason}"

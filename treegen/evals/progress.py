@@ -1,0 +1,171 @@
+"""How far a run is: what its iterator yields, and the accuracy so far with its interval."""
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from treegen.evals.calls import verdicts_of
+from treegen.evals.job import Job
+from treegen.evals.stats import Estimate
+
+if TYPE_CHECKING:
+    from treegen.engine.stream import Stream
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from treegen.evals.stats import estimate
+
+if TYPE_CHECKING:
+    from treegen.engine.stream import Stream
+
+# What costs more than a glance (intervals, rows by level) is looked at this often, in seconds.
+GLANCE: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class LevelRows:
+    """One level of the tree at work now.
+
+    segments: shared spans of tokens that rows being decoded lie below. rows: those rows.
+    kept: the rows that read their span as one attention part with others.
+    """
+
+    depth: int
+    segments: int
+    rows: int
+    kept: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is.
+
+    done, planned: samples. rows: decoded at once now. tokens: decoded since this part began,
+    `seconds` ago; where nothing is decoded, prompt tokens computed. accuracy: share of right
+    samples so far, None where none is judged. started: samples that were there when this part
+    began. estimate: the accuracy as a mean over problems, with its interval, and levels: the rows
+    by level, both as of the last glance. unit: what is counted. unknown: how many more are under
+    way that do not end independently of how they turn out, as searches end when they are solved;
+    the estimate then counts them as open either way.
+    """
+
+    done: int
+    planned: int
+    rows: int
+    pages: int
+    num_pages: int
+    tokens: int
+    seconds: float
+    accuracy: float | None
+    started: int = 0
+    estimate: Estimate | None = None
+    levels: tuple[LevelRows, ...] = ()
+    unit: str = "samples"
+    unknown: int = 0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decoded tokens over the time of this part."""
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """What the rest takes at the pace of this part; None before its first sample."""
+        new = self.done - self.started
+        return self.seconds * (self.planned - self.done) / new if new > 0 else None
+
+
+class RightSoFar:
+    """How many samples are right, by problem, while they come."""
+
+    def __init__(self) -> None:
+        """Nothing is judged yet."""
+        self._judged: Counter[str] = Counter()
+        self._right: Counter[str] = Counter()
+        self.num_judged = self.num_right = 0
+
+    def count(self, problem_id: str, right: bool) -> None:
+        """Note a verdict."""
+        self._judged[problem_id] += 1
+        self._right[problem_id] += right
+        self.num_judged += 1
+        self.num_right += right
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of right samples; None before the first."""
+        return self.num_right / self.num_judged if self.num_judged else None
+
+    def estimate(self, unknown: int = 0) -> Estimate | None:
+        """Return the mean over the problems begun, with an interval; None before the first.
+
+        unknown: problems begun that are not judged, which may turn out either way: the value is
+        what it comes to at least, the interval what it may come to.
+        """
+        values = [self._right[problem] / judged for problem, judged in self._judged.items()]
+        if not values or not unknown:
+            return estimate(values) if values else None
+        worst, best = (estimate([*values, *[each] * unknown]) for each in (0.0, 1.0))
+        return replace(worst, high=best.high)
+
+
+class Glance:
+    """Says when it is time for what is too slow to look at after every step."""
+
+    def __init__(self) -> None:
+        """It is time at once."""
+        self._due = 0.0
+
+    def __call__(self, *, now: bool = False) -> bool:
+        """Return whether it is time, or must be."""
+        if not now and time.monotonic() < self._due:
+            return False
+        self._due = time.monotonic() + GLANCE
+        return True
+
+
+def level_rows(stream: "Stream") -> tuple[LevelRows, ...]:
+    """Return which levels of a stream's tree the rows being decoded read now."""
+    plan, live = stream.plan, stream.scheduler.live
+    requests, counts = np.unique(live.rows.request[live.order], return_counts=True)
+    below: Counter[int] = Counter()
+    for request, rows in zip(requests.tolist(), counts.tolist(), strict=True):
+        for segment in plan.path(request):
+            below[segment.index] += rows
+    levels: dict[int, list[int]] = {}
+    for index, rows in below.items():
+        segment = plan.segments[index]
+        level = levels.setdefault(segment.depth, [0, 0, 0])
+        level[0] += 1
+        level[1] += rows
+        level[2] += rows * segment.kept
+    return tuple(LevelRows(depth, *level) for depth, level in sorted(levels.items()))
+
+
+class Tally:
+    """How many samples are right, by the task's first filter."""
+
+    def __init__(self, job: Job) -> None:
+        """Nothing is judged yet."""
+        self._job = job
+        self._problems = {problem.id: problem for problem in job.data.problems}
+        self._so_far = RightSoFar()
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Judge a stored sample."""
+        problem_id = record["problem_id"]
+        verdicts = verdicts_of(self._job.task, self._problems[problem_id], record["text"])
+        self._so_far.count(problem_id, verdicts[self._job.task.filters[0]].correct)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of right samples; None before the first."""
+        return self._so_far.accuracy
+
+    def estimate(self) -> Estimate | None:
+        """Return the accuracy as a mean over problems, with its interval."""
+        return self._so_far.estimate()

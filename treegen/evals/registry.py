@@ -1,0 +1,158 @@
+"""Finding a task by its name, by an installed package's entry point, or in a Python file."""
+
+import inspect
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+from treegen.errors import InputError
+from treegen.evals.selection import did_you_mean
+from treegen.evals.task import Task, TaskDefaults
+
+ENTRY_POINT_GROUP: Final = "treegen.tasks"
+
+# Where the tasks that come with treegen live; a module is imported when its task is asked for.
+_BUILTIN: Final = {
+    "apps": "treegen.tasks.apps.task:APPS",
+    "countdown": "treegen.tasks.puzzles.countdown:Countdown",
+    "game24": "treegen.tasks.puzzles.game24:Game24",
+    "gsm8k": "treegen.tasks.gsm8k.task:GSM8K",
+    "jsonl": "treegen.tasks.jsonl.task:QuestionAnswer",
+    "mmlu": "treegen.tasks.mmlu.task:MMLU",
+    "mmlu-generate": "treegen.tasks.mmlu.task:MMLUGenerate",
+    "needle": "treegen.tasks.needle.task:Needle",
+    "needle-grid": "treegen.tasks.needle.grid:NeedleGrid",
+    "ruler-niah-multikey-1": "treegen.tasks.needle.ruler:MultiKey1",
+    "ruler-niah-multikey-2": "treegen.tasks.needle.ruler:MultiKey2",
+    "ruler-niah-multikey-3": "treegen.tasks.needle.ruler:MultiKey3",
+    "ruler-niah-multiquery": "treegen.tasks.needle.ruler:MultiQuery",
+    "ruler-niah-multivalue": "treegen.tasks.needle.ruler:MultiValue",
+    "ruler-niah-single-1": "treegen.tasks.needle.ruler:Single1",
+    "ruler-niah-single-2": "treegen.tasks.needle.ruler:Single2",
+    "ruler-niah-single-3": "treegen.tasks.needle.ruler:Single3",
+}
+
+_MEMBERS: Final = ("name", "version", "filters", "defaults", "load", "tree", "score", "aggregate")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskInfo:
+    """A task that can be asked for by name, and where it comes from."""
+
+    name: str
+    target: str
+    source: str
+
+
+def list_tasks() -> list[TaskInfo]:
+    """Return every known task by name, without importing any; built-in ones come first."""
+    known = [TaskInfo(name, target, "treegen") for name, target in sorted(_BUILTIN.items())]
+    for point in sorted(_entry_points(), key=lambda point: point.name):
+        if point.name not in _BUILTIN:
+            package = point.dist.name if point.dist else "an installed package"
+            known.append(TaskInfo(point.name, point.value, package))
+    return known
+
+
+def get_task(name: str) -> Task:
+    """Return a new task: a known name, or `path/to/file.py:ClassName`."""
+    path, colon, class_name = name.rpartition(":")
+    if colon and path.endswith(".py"):
+        return _make(_class_in_file(Path(path), class_name), name)
+    if name.endswith(".py"):
+        raise InputError(f"name the task's class too: {name}:ClassName")
+    if name in _BUILTIN:
+        module, _, class_name = _BUILTIN[name].partition(":")
+        return _make(getattr(import_module(module), class_name), name)
+    for point in _entry_points():
+        if point.name == name:
+            return _make(_load_point(point), name)
+    known = [info.name for info in list_tasks()]
+    hint = did_you_mean(name, known) or f"; known: {', '.join(known)}, or path/to/file.py:Class"
+    raise InputError(f"there is no task {name!r}{hint}")
+
+
+def _entry_points() -> list[EntryPoint]:
+    return list(entry_points(group=ENTRY_POINT_GROUP))
+
+
+def _load_point(point: EntryPoint) -> object:
+    try:
+        return point.load()
+    except (Exception, SystemExit) as error:
+        raise InputError(
+            f"cannot load task {point.name!r} ({point.value}): {_told(error)}"
+        ) from error
+
+
+def _class_in_file(path: Path, class_name: str) -> object:
+    if not path.is_file():
+        raise InputError(f"{path} does not exist")
+    module = _load_file(path)
+    found = getattr(module, class_name, None)
+    if found is None:
+        own = [
+            key
+            for key, value in vars(module).items()
+            if inspect.isclass(value) and value.__module__ == module.__name__
+        ]
+        raise InputError(f"{path} has no class {class_name!r}{did_you_mean(class_name, own)}")
+    return found
+
+
+def _load_file(path: Path) -> ModuleType:
+    name = f"treegen_task_{path.stem}"
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path} cannot be imported")
+    module = module_from_spec(spec)
+    # Dataclasses look their module up while they are being made.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise InputError(f"cannot load {path}: {_told(error)}") from error
+    return module
+
+
+def _make(found: object, name: str) -> Task:
+    if not callable(found):
+        raise InputError(f"task {name!r} is not a class")
+    try:
+        task = found()
+        missing = [member for member in _MEMBERS if not hasattr(task, member)]
+        is_task = not missing and isinstance(task, Task)
+        wrong = _wrong(task) if is_task else f"it has no {', '.join(missing)}"
+    except (Exception, SystemExit) as error:
+        raise InputError(f"cannot make task {name!r}: {_told(error)}") from error
+    if wrong or not isinstance(task, Task):
+        raise InputError(f"{name!r} is not a task: {wrong}")
+    return task
+
+
+def _wrong(task: Task) -> str:
+    """Return what is wrong with what a task says of itself; "" if nothing is."""
+    for member in ("name", "version"):
+        value = getattr(task, member)
+        if not isinstance(value, str) or not value:
+            return f"its {member} must be text, such as '1', got {value!r:.60}"
+    filters = task.filters
+    listed = isinstance(filters, list | tuple) and all(isinstance(f, str) and f for f in filters)
+    if not listed or not filters or len(set(filters)) < len(filters):
+        return f"its filters must be a tuple of names that differ, got {filters!r:.60}"
+    if not isinstance(task.defaults, TaskDefaults):
+        return f"its defaults must be TaskDefaults, got {task.defaults!r:.60}"
+    if not isinstance(getattr(task, "arguments", {}), Mapping):
+        return "its arguments must be a mapping from names to a line of help each"
+    return ""
+
+
+def _told(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

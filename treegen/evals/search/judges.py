@@ -1,0 +1,52 @@
+"""Ways to judge states: those that every task has, and a task's own."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from treegen.evals.problem import Problem
+from treegen.evals.search.names import REWARD
+from treegen.evals.search.task import SearchTask
+from treegen.search.evaluate import Evaluate, mean_logprob, min_logprob
+from treegen.search.node import SearchNode
+
+# Less than any mean of log-probabilities that a state which leads somewhere has.
+_LOST: Final = -1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """A way to judge states.
+
+    lost, won: what a state is worth that leads nowhere, and a right solution. chance: puts its
+    values on a scale from 0 to 1.
+    """
+
+    evaluate: Evaluate
+    lost: float
+    won: float
+    chance: Callable[[float], float]
+
+
+def own_judge(task: SearchTask, problem: Problem, how: str) -> Judge:
+    """Return one of the task's own ways."""
+    worth = task.search_defaults.worth
+    return Judge(task.evaluate(problem, how), 0.0, worth, lambda value: value / worth)
+
+
+def general_judge(how: str, problems: Mapping[str, Problem]) -> Judge | None:
+    """Return a way to judge that every task has; None if it is one of the task's own."""
+    if how.startswith(REWARD):
+        from treegen.search.reward import reward_model
+
+        def text_of(node: SearchNode) -> str:
+            # Without the solved examples, which say nothing of this solution.
+            return f"{problems[node.search.name].question}\n{node.path_text}"
+
+        reward = reward_model(how.removeprefix(REWARD), text_of=text_of)
+        return Judge(reward, 0.0, 1.0, lambda value: value)
+    found = {"logprob": mean_logprob, "min-logprob": min_logprob}.get(how)
+    if found is None:
+        return None
+    return Judge(found, _LOST, 0.0, lambda value: math.exp(min(0.0, value)))

@@ -1,0 +1,200 @@
+"""Run searches over a task's problems: search what a run directory lacks, then add it up.
+
+Nothing here prints; `search` is an iterator of progress that its caller draws. Every finished
+search is stored at once, as one record with its whole tree.
+"""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from treegen.errors import CacheFullError
+from treegen.evals.account import stored_parts
+from treegen.evals.calls import asked
+from treegen.evals.progress import Progress, RightSoFar
+from treegen.evals.search.job import SearchJob
+from treegen.evals.search.settings import stored_choices
+from treegen.runs import SearchRunDir
+
+if TYPE_CHECKING:
+    from treegen.evals.search.judges import Judge
+    from treegen.llm import LLM
+    from treegen.search.result import SearchResult
+
+_SAVE_SECONDS: Final = 10.0
+COSTS: Final = (
+    "tokens_decoded", "tokens_prefilled", "tokens_reprompted", "calls", "nodes", "seconds",
+)  # fmt: skip
+
+
+def search(
+    job: SearchJob,
+    run: SearchRunDir,
+    llm: "LLM",
+    *,
+    stop: Callable[[], object] = lambda: None,
+    judge: "Judge | None" = None,
+    no_room: dict[str, CacheFullError] | None = None,
+) -> Iterator[Progress]:
+    """Search the problems that a run lacks and store each as it ends; yields after each.
+
+    judge: of `search_methods.load_judge`. no_room: takes the searches that lack memory, which are
+    not stored: with more of it, resuming does them.
+    stop: polled during and after every search; once it returns something true, the iteration ends.
+    What had finished by then, or before an error, is in the run.
+    """
+    if run.missing <= 0:
+        return
+    from treegen.evals.search.methods import INTERRUPTED, search_function
+
+    settings = job.settings
+    tally = RightSoFar()
+    for record in run.records():
+        tally.count(record["problem_id"], bool(record["solved"]))
+    done = {problem_id for problem_id, _ in run.done}
+    todo = [(name, root) for name, root in job.roots.items() if name not in done]
+    started, start, tokens = len(done), time.monotonic(), 0
+    results = llm.search_stream(
+        search_function(job.task, job.data, settings, stop, judge),
+        todo,
+        settings.whole,
+        concurrency=settings.concurrency,
+        budget=settings.budget,
+    )
+    pool, clock = llm.cache.pool, _Clock(run)
+    with closing(results):
+        for result in results:
+            if result.stopped == INTERRUPTED:
+                break
+            if isinstance(result.value, CacheFullError):
+                if no_room is not None:
+                    no_room[result.name] = result.value
+                continue
+            record = make_record(job, result)
+            run.append(record)
+            tally.count(record["problem_id"], record["solved"])
+            tokens += record["usage"]["tokens_decoded"]
+            clock.save()
+            unknown = results.num_unknown
+            found = tally.estimate(unknown)
+            yield Progress(
+                done=len(run.done),
+                planned=run.info.planned,
+                rows=results.backend.scheduler.live.num_active,
+                pages=pool.num_used,
+                num_pages=pool.num_pages,
+                tokens=tokens,
+                seconds=time.monotonic() - start,
+                accuracy=found.value if found else None,
+                started=started,
+                estimate=found,
+                unit="searches",
+                unknown=unknown,
+            )
+            if stop():
+                break
+        clock.save(now=True)
+    run.sync()
+
+
+class _Clock:
+    """How long a run has taken, over the parts in which it was done."""
+
+    def __init__(self, run: SearchRunDir) -> None:
+        """A part begins now."""
+        self._run, self._before, self._start = run, stored_parts(run), time.monotonic()
+        self._due = 0.0
+
+    def save(self, *, now: bool = False) -> None:
+        """Write the parts to results.json, if that is due or must be."""
+        if now or time.monotonic() >= self._due:
+            seconds = time.monotonic() - self._start
+            parts = [*self._before, {"seconds": seconds}]
+            done, planned = len(self._run.done), self._run.info.planned
+            self._run.write_results(
+                {"complete": False, "planned": planned, "done": done, "parts": parts}
+            )
+            self._due = time.monotonic() + _SAVE_SECONDS
+
+
+def make_record(job: SearchJob, result: "SearchResult") -> dict[str, Any]:
+    """Return the line of trees.jsonl for one finished search.
+
+    Only a whole solution has an answer and can be solved: what a budget cut short has none.
+    """
+    task = job.task
+    problem = next(problem for problem in job.data.problems if problem.id == result.name)
+    text = result.best_text if result.best in result.candidates else None
+    found = result.to_json()
+    return {
+        "problem_id": result.name,
+        "sample_index": 0,
+        "method": job.settings.method,
+        "solved": text is not None and asked(task.solved, task.name, problem.id)(problem, text),
+        "answer": None
+        if text is None
+        else asked(task.answer, task.name, problem.id)(problem, text),
+        "text": text,
+        **{name: found[name] for name in ("best", "candidates", "votes", "stopped", "error")},
+        "usage": found["usage"],
+        "nodes": found["nodes"],
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+    }
+
+
+def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
+    """Write results.json from the trees of a run; returns its content."""
+    tally = RightSoFar()
+    errors: dict[str, str] = {}
+    stopped: Counter[str] = Counter()
+    costs: dict[str, list[float]] = {name: [] for name in COSTS}
+    for record in run.records():
+        tally.count(record["problem_id"], bool(record["solved"]))
+        if record["error"]:
+            errors[record["problem_id"]] = record["error"]
+        stopped[record["stopped"]] += 1
+        for name in COSTS:
+            costs[name].append(record["usage"][name])
+    info, parts = run.info, stored_parts(run)
+    # Of those that were under way when a run was stopped, more are hard than of those that ended.
+    unknown = min(max(run.missing, 0), job.settings.concurrency)
+    solved = tally.estimate(unknown)
+    results = {
+        "complete": run.missing == 0,
+        "planned": info.planned,
+        "done": tally.num_judged,
+        "task": {"name": job.task.name, "version": job.task.version, "source": job.data.source},
+        "model": dict(info.identity["model"]),
+        "settings": stored_choices(info),
+        "fingerprint": info.fingerprint,
+        "versions": dict(info.versions),
+        "skipped": [
+            {"source": row.source, "line": row.line, "reason": row.reason}
+            for row in job.data.skipped
+        ],
+        "method": job.settings.method,
+        "solved": asdict(solved) if solved else None,
+        "num_solved": tally.num_right,
+        "errors": errors,
+        "stopped": dict(stopped.most_common()),
+        "cost": {name: _sums(values) for name, values in costs.items()},
+        "seconds": math.fsum(part["seconds"] for part in parts),
+        "parts": parts,
+    }
+    run.write_results(results)
+    return results
+
+
+def _sums(values: list[float]) -> Mapping[str, float | None]:
+    total = math.fsum(values)
+    whole = all(isinstance(value, int) for value in values)
+    return {
+        "total": int(total) if whole else total,
+        "mean": total / len(values) if values else None,
+        "most": max(values, default=None),
+    }

@@ -1,0 +1,206 @@
+"""What one run of searches was asked for: a task, a method, a budget, and how to sample.
+
+As in `treegen.evals.settings`, choices travel as a flat mapping: `settle_search` makes a whole out
+of them, and `identity` and `free` take it apart for run.json.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import treegen
+from treegen.errors import InputError, RunError
+from treegen.evals.search.names import CHOOSE, EVALUATE, METHODS, PROPOSE, REWARD
+from treegen.evals.search.task import SearchDefaults, get_search_task
+from treegen.evals.selection import did_you_mean
+from treegen.evals.settings import EngineOptions, absolute_task, merged, take_fields
+from treegen.evals.task import TaskOptions
+from treegen.params import SamplingParams
+from treegen.search.budget import Budget
+
+if TYPE_CHECKING:
+    from treegen.runs import RunInfo
+
+BUDGET: Final = ("tokens", "calls", "seconds", "nodes")
+_DRAW: Final = ("temperature", "top_p", "top_k", "min_p", "seed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSettings:
+    """Everything a run of searches was asked for, no default left open.
+
+    task: a name, or path/to/file.py:Class. method: one of METHODS. budget: of each problem.
+    width: states kept at a time. depth: steps of a solution at most. expand: next steps tried in
+    a state. num_samples: solutions that best-of-n and a majority vote draw at most.
+    propose, evaluate: ways to make next steps and to judge states.
+    prune_below: what depth-first search does not look into; None prunes nothing.
+    exploration, iterations: the constant of MCTS, and how often it visits the tree at most.
+    rollouts: samples that MCTS plays to their end from a new state; 0 takes what the evaluation
+    makes of the state itself. choose: one of CHOOSE, for methods that find several solutions.
+    step, whole: how one step and a whole solution are sampled.
+    concurrency: problems searched at once.
+    """
+
+    task: str
+    method: str
+    options: TaskOptions
+    engine: EngineOptions
+    budget: Budget
+    width: int
+    depth: int
+    expand: int
+    num_samples: int
+    propose: str
+    evaluate: str
+    step: SamplingParams
+    whole: SamplingParams
+    prune_below: float | None = None
+    exploration: float = 1.4
+    iterations: int = 1000
+    rollouts: int = 1
+    choose: str = "best"
+    concurrency: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("width", "depth", "expand", "num_samples", "iterations", "concurrency"):
+            value = getattr(self, name)
+            if value < 1:
+                flag = "n-samples" if name == "num_samples" else name.replace("_", "-")
+                raise InputError(f"--{flag} must be at least 1, got {value}")
+        if self.rollouts < 0:
+            raise InputError(f"--rollouts must be at least 0, got {self.rollouts}")
+        if not self.exploration >= 0:
+            raise InputError(f"--exploration must be at least 0, got {self.exploration}")
+        if self.step.temperature == 0 and (self.expand > 1 or self.num_samples > 1):
+            raise InputError(
+                "a search needs different samples of one state, and temperature 0 gives the same "
+                "one each time; use a temperature above 0"
+            )
+
+
+def settle_search(
+    asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None
+) -> SearchSettings:
+    """Return the settings that a user's choices come to; see `treegen.evals.settings.settle`."""
+    given = merged(asked, stored)
+    if not given.get("task"):
+        raise InputError("no task is given; such as countdown, or gsm8k")
+    task = get_search_task(str(given["task"]))
+    given["task"] = absolute_task(str(given["task"]))
+    defaults = task.search_defaults
+    method = _known("method", given.pop("method", defaults.method), METHODS)
+    ways = (*EVALUATE, *defaults.evaluate)
+    evaluate = _way("evaluate", given.pop("evaluate", defaults.evaluator), ways)
+    propose = _way("propose", given.pop("propose", PROPOSE[0]), (*PROPOSE, *defaults.propose))
+    draw: dict[str, Any] = {name: given.pop(name) for name in _DRAW if name in given}
+    whole, step = (
+        {"seed": default.seed or 0, **draw} for default in (defaults.whole, defaults.step)
+    )
+    if "max_tokens" in given:
+        whole["max_tokens"] = given.pop("max_tokens")
+    if "step_tokens" in given:
+        step["max_tokens"] = given.pop("step_tokens")
+        if step["max_tokens"] < 1:
+            raise InputError(f"--step-tokens must be at least 1, got {step['max_tokens']}")
+    # The scale of a value depends on the way in which it is found.
+    prune = defaults.prune_below if evaluate in defaults.evaluate else None
+    settings = SearchSettings(
+        method=method,
+        choose=_known("way to choose", given.pop("choose", "best"), CHOOSE),
+        propose=propose,
+        evaluate=evaluate,
+        prune_below=given.pop("prune_below", prune),
+        budget=_budget(given.pop("budget", None), defaults),
+        step=replace(defaults.step, **step),
+        whole=replace(defaults.whole, **whole),
+        num_samples=given.pop("num_samples", task.defaults.num_samples),
+        **{name: given.pop(name, getattr(defaults, name)) for name in ("width", "depth", "expand")},
+        options=TaskOptions(
+            **take_fields(given, TaskOptions), **({"seed": draw["seed"]} if "seed" in draw else {})
+        ),
+        engine=EngineOptions(**{"model": "", **take_fields(given, EngineOptions)}),
+        **take_fields(given, SearchSettings),
+    )
+    if given:
+        raise InputError(f"there is no setting {min(given)!r}{did_you_mean(min(given), _names())}")
+    return settings
+
+
+def identity(settings: SearchSettings) -> dict[str, Any]:
+    """Return the choices that change a tree, as run.json groups them."""
+    return {
+        "treegen": treegen.__version__,
+        "search": {
+            "method": settings.method,
+            "width": settings.width,
+            "depth": settings.depth,
+            "expand": settings.expand,
+            "num_samples": settings.num_samples,
+            "propose": settings.propose,
+            "evaluate": settings.evaluate,
+            "prune_below": settings.prune_below,
+            "exploration": settings.exploration,
+            "iterations": settings.iterations,
+            "rollouts": settings.rollouts,
+            "choose": settings.choose,
+        },
+        "budget": asdict(settings.budget),
+        "draw": {
+            **{name: getattr(settings.step, name) for name in _DRAW},
+            "step_tokens": settings.step.max_tokens,
+            "max_tokens": settings.whole.max_tokens,
+        },
+    }
+
+
+def free(settings: SearchSettings) -> dict[str, Any]:
+    """Return the choices that change no tree, or only by way of what identity has hashes of."""
+    options = asdict(settings.options)
+    del options["seed"]
+    return {
+        "task": settings.task,
+        **options,
+        **asdict(settings.engine),
+        "concurrency": settings.concurrency,
+    }
+
+
+def stored_choices(info: "RunInfo") -> dict[str, Any]:
+    """Return the choices that a run was last begun or resumed with, by name.
+
+    Raises:
+        RunError: the run is of something else than searches.
+    """
+    latest = info.resumes[-1]["free"] if info.resumes else info.free
+    try:
+        return {
+            **latest,
+            **info.identity["search"],
+            **info.identity["draw"],
+            "budget": info.identity["budget"],
+        }
+    except (KeyError, TypeError):
+        raise RunError("its run.json is not that of a run of `treegen search`") from None
+
+
+def _budget(given: Mapping[str, Any] | None, defaults: SearchDefaults) -> Budget:
+    return Budget(tokens=defaults.tokens) if given is None else Budget(**given)
+
+
+def _known(name: str, word: str, known: Iterable[str]) -> str:
+    known = list(known)
+    if word not in known:
+        hint = did_you_mean(word, known) or f"; known: {', '.join(known)}"
+        raise InputError(f"there is no {name} {word!r}{hint}")
+    return word
+
+
+def _way(name: str, word: str, known: Iterable[str]) -> str:
+    if name == "evaluate" and word.startswith(REWARD) and word != REWARD:
+        return word
+    return _known(f"way to {name}", word, known)
+
+
+def _names() -> list[str]:
+    kinds: tuple[Any, ...] = (SearchSettings, TaskOptions, EngineOptions)
+    return [*(field.name for kind in kinds for field in fields(kind)), *_DRAW, "step_tokens"]

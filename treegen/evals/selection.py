@@ -1,0 +1,68 @@
+"""Choosing some of a task's problems: a limit, a range, or ids."""
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Sequence
+
+from treegen.errors import InputError
+from treegen.evals.problem import Problem
+from treegen.evals.task import TaskOptions
+
+
+def select(problems: Sequence[Problem], options: TaskOptions) -> tuple[Problem, ...]:
+    """Return the problems that `options.limit` or `options.ids` ask for; all without either."""
+    if options.ids is not None:
+        return _by_id(problems, options.ids)
+    start, stop = parse_limit(options.limit, len(problems))
+    return tuple(problems[start:stop])
+
+
+def parse_limit(limit: int | float | str | None, num_problems: int) -> tuple[int, int]:
+    """Return the half-open range of problems that a limit stands for.
+
+    An integer takes the first so many, a number below 1 that fraction of all (rounded up), and
+    "10-20" the tenth to the twentieth.
+    """
+    if limit is None:
+        return 0, num_problems
+    text = str(limit).strip()
+    span = re.fullmatch(r"([0-9]{1,12})-([0-9]{1,12})", text)
+    if span:
+        first, last = int(span[1]), int(span[2])
+        if not 1 <= first <= last:
+            raise InputError(f"limit {text!r} must count up from 1, as in 10-20")
+        if first > num_problems:
+            raise InputError(f"limit {text!r} starts after the last of {num_problems} problems")
+        return first - 1, min(last, num_problems)
+    number = _number(text)
+    if 0 < number < 1:
+        return 0, math.ceil(number * num_problems)
+    if number >= 1 and number == math.floor(number):
+        return 0, int(min(number, num_problems))
+    raise InputError(f"limit must be a count, a fraction below 1 or a range, got {text!r}")
+
+
+def _number(text: str) -> float:
+    # Plain ASCII numbers only: float() would also take 1_000, digits of other scripts and "nan".
+    if not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{0,20})?|\.[0-9]{1,20}", text):
+        raise InputError(f"limit must be a count, a fraction below 1 or a range, got {text!r}")
+    return float(text)
+
+
+def _by_id(problems: Sequence[Problem], ids: Sequence[str]) -> tuple[Problem, ...]:
+    known = {problem.id: problem for problem in problems}
+    if not ids:
+        raise InputError("the list of problem ids is empty")
+    for number, wanted in enumerate(ids):
+        if wanted not in known:
+            raise InputError(f"there is no problem {wanted!r}{did_you_mean(wanted, known)}")
+        if wanted in ids[:number]:
+            raise InputError(f"problem {wanted!r} is asked for twice")
+    return tuple(known[wanted] for wanted in ids)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return '; did you mean ...?' for the closest known words, or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=2, cutoff=0.6)
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""

@@ -1,0 +1,141 @@
+"""What every task shares: problems in, a prompt tree and scores out.
+
+A task is data, a tree, a score and a way to aggregate. It neither samples nor prints. Sampling and
+scoring meet only in (problem, text): any stored text can be scored again without a model.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from treegen.errors import InputError
+from treegen.evals.chat import Turn
+from treegen.evals.metrics import Report, ReportOptions
+from treegen.evals.problem import Problem, Skipped
+from treegen.evals.verdict import SampleScore, Verdict
+from treegen.params import SamplingParams
+from treegen.prompts.tree import Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOptions:
+    """What a user may choose about a task's data; every task takes the same.
+
+    data: a file, a directory with one file per split, or a name that the task knows. None is the
+        small data set that comes with treegen.
+    split: which split of a directory or a named data set; None is the task's own default.
+    num_fewshot: solved examples before each problem; None is the task's own default.
+    fewshot_file: a JSONL file of examples, taken from its start.
+    fewshot_data: draw the examples by `seed` from this file; "train" is the data's train split.
+    limit: the first so many problems; a fraction below 1; or "10-20", counted from 1, both ends in.
+    ids: run these problems only, in this order.
+    seed: which examples are drawn from `fewshot_data`.
+    extra: arguments that this task alone knows, by name; see its `arguments`.
+    """
+
+    data: str | None = None
+    split: str | None = None
+    num_fewshot: int | None = None
+    fewshot_file: str | None = None
+    fewshot_data: str | None = None
+    limit: int | float | str | None = None
+    ids: Sequence[str] | None = None
+    seed: int = 0
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.num_fewshot is not None and self.num_fewshot < 0:
+            raise InputError(f"num_fewshot must be at least 0, got {self.num_fewshot}")
+        if self.fewshot_file is not None and self.fewshot_data is not None:
+            raise InputError("give fewshot_file or fewshot_data, not both")
+        if self.limit is not None and self.ids is not None:
+            raise InputError("give limit or problem ids, not both")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDefaults:
+    """How a task is sampled when the user does not say."""
+
+    sampling: SamplingParams
+    num_samples: int
+    num_fewshot: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskData:
+    """What `Task.load` found: the problems to run and the text that all of them share.
+
+    fewshot: the solved examples, ready to stand before every problem; may be empty.
+    fewshot_of: where groups of problems have examples of their own, those of each group.
+    turns: the examples of `fewshot` as what is asked and what is answered, for chat.
+    form: which of a task's prompt forms it is, where problems and examples do not tell.
+    label: what sets these problems or prompts apart, as tables show it after the task's name.
+    notes: what a reader of the scores must know, a line each.
+    skipped: rows that could not be used; everything else runs.
+    """
+
+    problems: tuple[Problem, ...]
+    source: str
+    fewshot: str = ""
+    num_fewshot: int = 0
+    skipped: tuple[Skipped, ...] = ()
+    fewshot_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    turns: tuple[Turn, ...] = ()
+    form: str = ""
+    label: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def examples(self) -> Any:
+        """All that prompts have beside their problems, as JSON holds it."""
+        if self.form:
+            return [self.fewshot, dict(self.fewshot_of), self.form]
+        return [self.fewshot, dict(self.fewshot_of)] if self.fewshot_of else self.fewshot
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of everything here that prompts and scores depend on."""
+        content = [self.examples, [problem.content for problem in self.problems]]
+        return hashlib.sha256(json.dumps(content).encode("ascii")).hexdigest()
+
+
+@runtime_checkable
+class Task(Protocol):
+    """What treegen needs of a task; any class with these members will do.
+
+    The class is made without arguments. `filters` names the ways in which an answer is read from a
+    text; the first is the one that headlines use. A task that reads `TaskOptions.extra` has one
+    more member, `arguments`: a mapping from the names that it knows to a line of help each. One
+    whose defaults depend on them has a method `configure` that takes them before all else. One
+    whose prompts can be made shorter says how in `shorter`, for prompts that do not fit.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def filters(self) -> tuple[str, ...]: ...
+
+    @property
+    def defaults(self) -> TaskDefaults: ...
+
+    def load(self, options: TaskOptions) -> TaskData:
+        """Read the problems; raise DataError for data that cannot be used."""
+        ...
+
+    def tree(self, data: TaskData, num_samples: int) -> Node:
+        """Return the prompt tree: one sampled node per problem, whose id is the problem's."""
+        ...
+
+    def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
+        """Return a verdict per filter; any text at all must give one."""
+        ...
+
+    def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
+        """Return the metrics over all scored samples, in whatever order they come."""
+        ...

@@ -1,0 +1,67 @@
+"""Majority votes over extracted answers.
+
+An answer that could not be read has no vote, and an all-unreadable vote is wrong. Ties: for a
+metric each tied answer counts for its share (see `treegen.evals.stats.maj_at_k`), because any rule that
+looks at the order of the samples would make the score depend on it, and random tie breaking only
+adds noise around the same mean. Where one answer has to be shown, it is the tied answer that was
+given first.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from treegen.evals.stats import maj_at_k, tie_at_k
+from treegen.evals.verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """What a vote came to.
+
+    answer: the winner, or of several the one that was given first; None if nothing was readable.
+    tied: every answer with the most votes, in the order in which they were first given.
+    """
+
+    answer: str | None
+    votes: int
+    tied: tuple[str, ...]
+
+
+def majority(answers: Iterable[str | None]) -> Vote:
+    """Return the most frequent answer, None never counting."""
+    counts = Counter(answer for answer in answers if answer is not None)
+    top = max(counts.values(), default=0)
+    tied = tuple(answer for answer, votes in counts.items() if votes == top)
+    return Vote(tied[0] if tied else None, top, tied)
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many samples of one problem gave each answer."""
+
+    correct: tuple[int, ...]
+    wrong: tuple[int, ...]
+    invalid: int
+
+    @property
+    def num_samples(self) -> int:
+        """All samples, the unreadable ones included."""
+        return sum(self.correct) + sum(self.wrong) + self.invalid
+
+    def maj_at_k(self, k: int) -> float:
+        """Return the expected share of a correct answer in a vote of k; NaN if k is too many."""
+        return maj_at_k(self.correct, self.wrong, self.invalid, k)
+
+    def tie_at_k(self, k: int) -> float:
+        """Return the chance that a vote of k has no single winner; NaN if k is too many."""
+        return tie_at_k((*self.correct, *self.wrong), self.invalid, k)
+
+
+def tally(verdicts: Sequence[Verdict]) -> Tally:
+    """Count the answers of one problem's samples."""
+    right = Counter(v.answer for v in verdicts if v.answer is not None and v.correct)
+    wrong = Counter(v.answer for v in verdicts if v.answer is not None and not v.correct)
+    invalid = sum(v.answer is None for v in verdicts)
+    # Sorted, so that problems with the same counts share the estimators' cached work.
+    return Tally(tuple(sorted(right.values())), tuple(sorted(wrong.values())), invalid)

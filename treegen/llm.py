@@ -1,0 +1,590 @@
+"""LLM: a model, its cache, and the calls that sample from it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from treegen.cache.kept import KeptPrefix, KeptPrefixes
+from treegen.cache.pool import PagedCache
+from treegen.engine.scheduler import Scheduler
+from treegen.engine.segment import LiveRequest
+from treegen.engine.stream import RunResult, ScoreStream, Stream
+from treegen.errors import CapacityError, InputError
+from treegen.formats import parse_bytes
+from treegen.model import memory as mem
+from treegen.model.config import resolve_device
+from treegen.model.files import load_tokenizer
+from treegen.model.load import load_model
+from treegen.model.model import Model
+from treegen.outputs import Completion, Score, Usage
+from treegen.params import SamplingParams, check_bool, check_int
+from treegen.plan.cost import SHARING, Sharing
+from treegen.plan.plan import Plan, Request
+from treegen.plan.requests import (
+    ScoreInput,
+    expand_requests,
+    plan_requests,
+    sample_requests,
+    score_requests,
+)
+from treegen.plan.unnamed import DrawnBefore, origin_of
+from treegen.prompts.expansion import sum_levels
+from treegen.prompts.stops import ParamSet, Stopping, Stoppings
+from treegen.prompts.tree import Message, Node, as_list, chat_arguments, expansions_of, generates
+
+if TYPE_CHECKING:
+    from treegen.search.budget import Budget
+    from treegen.search.live.backend import LiveBackend
+    from treegen.search.node import SearchFn, SearchNode
+    from treegen.search.result import Found, SearchResult
+    from treegen.search.run import SearchRun
+    from treegen.search.session import Session
+
+MAX_ROWS = {"cpu": 256, "cuda": 4096}
+PREFILL_CHUNK = {"cpu": 2048, "cuda": 8192}
+
+
+class LLM:
+    """A transformers model that samples from prompt trees.
+
+    One run at a time: `run`, `generate` and `score` finish before they return; a `stream` must be
+    used up or closed before the next call.
+    """
+
+    def __init__(
+        self,
+        model: str | Model,
+        *,
+        tokenizer: Any = None,
+        dtype: str = "auto",
+        device: str = "auto",
+        memory: int | str | None = None,
+        page_size: int | None = None,
+        max_rows: int | None = None,
+        prefill_chunk: int | None = None,
+        sharing: Sharing = "auto",
+        impl: str = "auto",
+        eager: bool = False,
+        compile: bool | None = None,
+        run_ahead: bool | None = None,
+        check: bool = True,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        """Load a model from a directory or by hub name, or take one that is loaded.
+
+        model: a `Model` that is loaded comes with its tokenizer, and without dtype, device, check,
+        revision and trust_remote_code. It serves the last LLM that was made of it.
+        memory: bytes of the key-value cache, such as "2GiB"; by default 85% of a GPU's free
+        memory, less where a pass needs more of it, or 1 GiB on a CPU. page_size: tokens per cache
+        page. max_rows: samples decoded at once at most. prefill_chunk: prompt tokens computed in
+        one pass at most.
+        sharing: which tree levels are attention parts of their own; see `compile_plan`.
+        impl: how attention is computed: "auto", "cpu", "triton" (with cuDNN for a long trunk),
+        "flash", "xformers" or "reference"; "auto" is what a `Model` was loaded with.
+        eager: on a GPU, start at once, without compiling and without CUDA graphs, and run slower.
+        compile: compile the decoder layers, on a GPU, which takes some seconds at first use.
+        run_ahead: launch each pass before the last one's tokens are known; see `Scheduler`.
+        None for these two: on a GPU (compile: unless eager).
+        check: compare with stock transformers at load.
+
+        Raises ModelError for a model that cannot be used, CapacityError if no page fits.
+        """
+        if sharing not in SHARING:
+            raise InputError(f"sharing must be one of {', '.join(SHARING)}, got {sharing!r}")
+        for name, value in (
+            ("page_size", page_size), ("max_rows", max_rows), ("prefill_chunk", prefill_chunk),
+        ):  # fmt: skip
+            if value is not None:
+                check_int(name, value, least=1)
+        for name, flag in (
+            ("eager", eager), ("compile", compile), ("run_ahead", run_ahead), ("check", check),
+            ("trust_remote_code", trust_remote_code),
+        ):  # fmt: skip
+            if flag is not None:
+                check_bool(name, flag)
+        size = None if memory is None else parse_bytes(memory)
+        if isinstance(model, Model) != (tokenizer is not None):
+            raise InputError("a loaded Model needs tokenizer=; a model's name must not have one")
+        if size is not None:
+            where = model.device if isinstance(model, Model) else resolve_device(device)
+            mem.check_cache_bytes(size, where)
+        if isinstance(model, Model):
+            for name, given in (
+                ("dtype", dtype != "auto"), ("device", device != "auto"), ("check", not check),
+                ("revision", revision is not None), ("trust_remote_code", trust_remote_code),
+            ):  # fmt: skip
+                if given:
+                    raise InputError(f"{name} is for loading a model, and this one is loaded")
+            model.reset()
+            self.tokenizer, self.model = tokenizer, model
+        else:
+            self.tokenizer = load_tokenizer(
+                model, revision=revision, trust_remote_code=trust_remote_code
+            )
+            self.model = load_model(
+                model,
+                dtype=dtype,
+                device=device,
+                check=check,
+                revision=revision,
+                trust_remote_code=trust_remote_code,
+                impl=impl,
+            )
+        self.spec = self.model.spec
+        self._stoppings = Stoppings()
+        if not eager:
+            self.model.use_graphs()
+        kind = "cpu" if self.model.device.type == "cpu" else "cuda"
+        page_size = page_size or mem.PAGE_SIZE[kind]
+        self.max_rows = max_rows or MAX_ROWS[kind]
+        self.prefill_chunk = prefill_chunk or PREFILL_CHUNK[kind]
+        if not size:
+            activations = mem.activation_bytes(self.model.module, self.prefill_chunk)
+            size = mem.default_bytes(self.model.device, activations)
+        num_pages = mem.pages_in(size, self.spec, page_size)
+        self.sharing: Sharing = sharing
+        self.cache = PagedCache(
+            self.model.new_cache(num_pages + 1, page_size), num_pages, page_size
+        )
+        if kind == "cuda" and (not eager if compile is None else compile):
+            self.model.compile_layers(self.cache.layers)
+        self._impl = self.model.impl if impl == "auto" else impl
+        self._run_ahead = kind == "cuda" if run_ahead is None else run_ahead
+        self._kept = KeptPrefixes(self.cache, max_pages=num_pages // 2)
+        self._num_named = 0
+        self._before = DrawnBefore()
+        self._starting = threading.Lock()
+        self._running: weakref.ref[Scheduler] | None = None
+
+    # Sampling
+
+    def plan(self, tree: Node, params: SamplingParams | None = None) -> Plan:
+        """What running a tree would share, store and read; nothing is computed.
+
+        For a tree that declares generated levels, its prompts as if all rows of the largest level
+        were drawn below them; `generated` says what the levels come to.
+        """
+        params = _of_tree(params)
+        if not generates(tree):
+            return self._plan(sample_requests(tree, self.tokenizer, params, self.spec))
+        requests = expand_requests(tree, self.tokenizer, params, self.spec)
+        levels = [each.levels for each in expansions_of(tree)]
+        return replace(self._plan(requests), generated=sum_levels(levels, params))
+
+    def stream(
+        self,
+        tree: Node,
+        params: SamplingParams | None = None,
+        *,
+        skip: Collection[tuple[str, int]] = (),
+    ) -> Stream:
+        """Sample a tree; an iterator over completions as they finish.
+
+        What a sample draws belongs to the seed, the node's id and the sample's index. Of a node
+        without an id it belongs to the prompt's tokens, and as for `generate` a further call with
+        the same prompt draws further samples, unless params have a seed or `skip` is given.
+        skip: (prompt id, sample index) pairs that are not wanted, as when a run is resumed; the
+        other samples are the same with or without them.
+        """
+        params = _of_tree(params)
+        requests = sample_requests(tree, self.tokenizer, params, self.spec)
+        known = {request.id: request.samples for request in requests}
+        skipped = defaultdict(set)
+        for prompt_id, index in skip:
+            if index not in range(known.get(prompt_id, 0)):
+                raise InputError(f"skip names sample {index} of {prompt_id!r}, not in the tree")
+            skipped[prompt_id].add(index)
+        samples = [[i for i in range(r.samples) if i not in skipped[r.id]] for r in requests]
+        self._check_ready()
+        resumes = any(skipped.values())
+        before = self._before if params.seed is None and not resumes else DrawnBefore()
+        requests = [before.continued(request) for request in requests]
+        if params.seed is None and resumes:
+            self._before.update(before)
+        return self._start(self._plan(requests), [params] * len(requests), samples)
+
+    def run(self, tree: Node, params: SamplingParams | None = None) -> RunResult:
+        """Sample a tree to its end; completions in the order the tree declares."""
+        return _finished(self.stream(tree, params))
+
+    def generate(
+        self,
+        prompts: Iterable[str | Sequence[int] | Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[list[Completion]]:
+        """params.n completions of each flat prompt; shared prefixes are found in the tokens.
+
+        params: of all prompts, or one for each. tools, chat_template_kwargs: for the chat template.
+
+        What a sample draws belongs to the prompt's tokens and the sample's index. Without a seed
+        another call with the same prompt draws further samples: those of the indices after all
+        that this LLM has drawn of it. With a seed each call draws the same ones. A prompt that is
+        given twice in one call has samples of its own each time.
+        """
+        contents = as_list("prompts", prompts)
+        each = _of_each(params, len(contents))
+        if not contents:
+            return []
+        template = chat_arguments(tools, chat_template_kwargs)
+        leaves = [
+            Node(content, samples=own.n, id=str(i), template=template)
+            for i, (content, own) in enumerate(zip(contents, each, strict=True))
+        ]
+        tree = Node("", children=leaves, samples=0)
+        requests = [
+            replace(request, origin=origin_of(request.tokens))
+            for request in sample_requests(tree, self.tokenizer, each, self.spec)
+        ]
+        self._check_ready()
+        again: dict[int, DrawnBefore] = defaultdict(DrawnBefore)
+        requests = [
+            (self._before if own.seed is None else again[own.seed]).continued(request)
+            for request, own in zip(requests, each, strict=True)
+        ]
+        samples = [range(request.samples) for request in requests]
+        result = _finished(self._start(self._plan(requests), each, samples))
+        grouped: list[list[Completion]] = [[] for _ in contents]
+        for completion in result.completions:
+            grouped[int(completion.prompt_id)].append(completion)
+        return grouped
+
+    def score(self, pairs: Iterable[tuple[ScoreInput, ScoreInput]]) -> list[Score]:
+        """Log-likelihood of each continuation given its context; shared contexts computed once.
+
+        A context that is empty, or whose tokens all merge with the continuation's, is that of the
+        tokenizer's beginning-of-sequence token, or else of its end-of-sequence token.
+        """
+        pairs = as_list("pairs", pairs)
+        if not pairs:
+            return []
+        with self.score_stream(pairs) as stream:
+            scores = dict(stream)
+        return [scores[index] for index in range(len(scores))]
+
+    def score_stream(self, pairs: Iterable[tuple[ScoreInput, ScoreInput]]) -> ScoreStream:
+        """What `score` returns, as it is known; an iterator over (index of the pair, score)."""
+        requests = score_requests(as_list("pairs", pairs), self.tokenizer, self.spec)
+        plan = self._plan(requests)
+        params = [SamplingParams()] * len(requests)
+        return ScoreStream(self._start(plan, params, [[] for _ in requests]))
+
+    def _plan(self, requests: Sequence[Request]) -> Plan:
+        return plan_requests(
+            requests,
+            self.spec,
+            device_type=self.model.device.type,
+            sharing=self.sharing,
+            max_rows=self.max_rows,
+            # "one" level is the root as it is; a kept prefix then supplies a part of it.
+            split_at=[p.tokens for p in self._kept] if self.sharing != "one" else [],
+        )
+
+    def _start(
+        self,
+        plan: Plan,
+        params: Sequence[SamplingParams],
+        samples: Sequence[Sequence[int]],
+        *,
+        keep_as: str | None = None,
+    ) -> Stream:
+        plan.check_fits(self.cache.pool.num_pages, self.cache.page_size)
+
+        def keep(request: LiveRequest) -> None:
+            table = request.segment.table
+            assert keep_as is not None and table is not None
+            self._kept.add(keep_as, request.spec.tokens, self.cache.pool.share(table))
+
+        # Of equal ones, rows are drawn and ended together.
+        sets = {each.drawing: each for each in params or [SamplingParams()]}
+        place = {drawing: index for index, drawing in enumerate(sets)}
+        first, *further = (ParamSet(each, self._stopping_of(each)) for each in sets.values())
+        scheduler = self._scheduler(
+            plan,
+            params=first.params,
+            stopping=first.stopping,
+            further=further,
+            params_of=[place[each.drawing] for each in params],
+            samples=samples,
+            on_prefilled=keep if keep_as is not None else None,
+        )
+        return Stream(plan, scheduler, self.model)
+
+    def _scheduler(self, plan: Plan, **options: Any) -> Scheduler:
+        """The scheduler of a run, which has the cache until it is closed."""
+        with self._starting:  # Threads that ask at once must not both find the cache free.
+            self._check_ready()
+            scheduler = Scheduler(
+                plan,
+                self.model,
+                self.cache,
+                self._kept,
+                graphs=self.model.graphs,
+                max_rows=self.max_rows,
+                prefill_chunk=self.prefill_chunk,
+                impl=self._impl,
+                run_ahead=self._run_ahead,
+                **options,
+            )
+            # Weak, so that a run that nobody holds any more ends.
+            self._running = weakref.ref(scheduler)
+        return scheduler
+
+    def _stopping_of(self, params: SamplingParams) -> Stopping:
+        spec = self.spec
+        if params.biases and (token := params.biases[-1][0]) >= spec.vocab_size:
+            raise InputError(
+                f"logit_bias has token {token}, but the model's ids are 0 to {spec.vocab_size - 1}"
+            )
+        return self._stoppings.of(params, self.tokenizer, spec.eos_token_ids, spec.vocab_size)
+
+    def _check_ready(self) -> None:
+        if self._is_running():
+            gc.collect()  # Searches and their event loop refer to each other.
+        if self._is_running():
+            raise InputError("another run of this LLM is not finished; use it up or close() it")
+        self.model.check_weights()
+
+    def _is_running(self) -> bool:
+        running = self._running() if self._running is not None else None
+        return running is not None and not running.closed
+
+    # Search
+
+    def session(self, params: SamplingParams | None = None) -> Session:
+        """Search trees that are sampled step by step; see `treegen.search.session.Session`.
+
+        params: what nodes sample with unless they are asked otherwise.
+        """
+        from treegen.search.session import Session
+
+        params = _of_tree(params)
+        return Session(self._search_backend(params), params)
+
+    def search(
+        self, fn: SearchFn, problems: Iterable[Any], params: SamplingParams | None = None,
+        **options: Any,
+    ) -> list[SearchResult]:  # fmt: skip
+        """Run a search of each problem, many at once; results in the order of the problems.
+
+        fn: `async def fn(root)`, which samples from the nodes of one problem's tree and may
+        return a Found, a node or nodes (the best first), or anything else; see `treegen.search`.
+        problems: prompts (text, token ids or chat messages), or (name, prompt) pairs. A search's
+        samples belong to its name and the seed, whatever runs beside it. Without a name they
+        belong to the prompt's tokens, and as for `generate` a further search of the same prompt
+        draws other samples, unless params have a seed.
+        options: see `search_stream`.
+
+        Of a search that fails, the result has the error and the tree so far; where all fail, that
+        is warned of.
+        """
+        from treegen.search.result import warn_if_all_failed
+
+        with self.search_stream(fn, problems, params, **options) as run:
+            results = {result.name: result for result in run}
+        warn_if_all_failed(list(results.values()))
+        return [results[name] for name in run.names]
+
+    def search_stream(
+        self,
+        fn: SearchFn,
+        problems: Iterable[Any],
+        params: SamplingParams | None = None,
+        *,
+        concurrency: int = 64,
+        budget: Budget | None = None,
+        rows: int = 8,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> SearchRun:
+        """Results of `search` as they finish. concurrency: searches at once at most.
+
+        budget: of each search. rows: how many samples one search is expected to have under way,
+        which decides what of the prompts is read as a part of its own. tools,
+        chat_template_kwargs: for the chat template.
+        """
+        from treegen.search.budget import check_budget
+        from treegen.search.problems import named
+        from treegen.search.run import SearchRun
+        from treegen.search.session import flat_content
+
+        for name, value in (("concurrency", concurrency), ("rows", rows)):
+            check_int(name, value, least=1)
+        check_budget(budget)
+        template = chat_arguments(tools, chat_template_kwargs)
+        found = named(problems, lambda content: flat_content(content, self.tokenizer, template))
+        params = _of_tree(params)
+        backend = self._search_backend(params)
+        try:
+            return SearchRun(
+                backend, fn, found, params=params, concurrency=concurrency, budget=budget, rows=rows
+            )
+        except BaseException:
+            backend.close()
+            raise
+
+    def expand(
+        self, tree: Node, params: SamplingParams | None = None, **options: Any
+    ) -> list[SearchResult]:
+        """Generate the levels that nodes of a tree declare; one result per such node.
+
+        options: see `search_stream`.
+        """
+        from treegen.search.problems import Problem
+        from treegen.search.strategies.expand import expand
+
+        params = _of_tree(params)
+        expansions = {each.id: each for each in expansions_of(tree)}
+        requests = expand_requests(tree, self.tokenizer, params, self.spec)
+        rows = max(request.rows for request in requests)
+
+        async def run(root: SearchNode) -> Found:
+            return await expand(root, expansions[root.search.name].levels)
+
+        problems = [
+            Problem(
+                request.id,
+                expansions[request.id].text or request.tokens.tolist(),
+                is_named=expansions[request.id].path[-1].id is not None,
+            )
+            for request in requests
+        ]
+        return self.search(run, problems, params, **{"rows": rows, **options})
+
+    def _search_backend(self, params: SamplingParams) -> LiveBackend:
+        from treegen.search.live.backend import LiveBackend
+
+        empty = self._plan([])
+        return LiveBackend(
+            tokenizer=self.tokenizer,
+            spec=self.spec,
+            params=params,
+            max_rows=self.max_rows,
+            stopping_of=self._stopping_of,
+            make_scheduler=lambda stopping, on_grown: self._scheduler(
+                empty, params=params, stopping=stopping, samples=[], on_grown=on_grown
+            ),
+            make_plan=self._plan,
+            before=self._before,
+        )
+
+    # Prefixes kept between calls
+
+    def keep(self, prefix: str | Node, *, name: str | None = None) -> Kept:
+        """Compute a prefix now and keep its keys and values for later calls.
+
+        prefix: text, or a node whose leaves' whole paths are kept. Later prompts that start with
+        the same tokens prefill nothing of them. Use it in a `with` statement, or `drop` it by
+        name. At most half of the cache is kept; the least recently used prefix leaves first.
+        """
+        tree = Node(prefix) if isinstance(prefix, str) else prefix
+        if not name:
+            self._num_named += 1
+            name = f"prefix-{self._num_named}"
+        if any(name == other for other, _ in self.kept()):
+            raise InputError(f"a prefix named {name!r} is kept already; drop it or choose a name")
+        requests = [
+            Request(r.id, r.tokens, samples=0, rows=0, max_tokens=1)
+            for r in sample_requests(tree, self.tokenizer, SamplingParams(), self.spec)
+        ]
+        # Without sharing a page table covers a prompt from its first token on.
+        plan = plan_requests(
+            requests,
+            self.spec,
+            device_type=self.model.device.type,
+            sharing="off",
+            split_at=[kept.tokens for kept in self._kept],
+        )
+        page_size, most = self.cache.page_size, self._kept.max_pages
+        needed = sum(plan.table_pages(segment, page_size) for segment in plan.segments)
+        if needed > most:
+            raise CapacityError(
+                f"prefix {name!r} needs {needed * page_size:,} cache tokens but at most "
+                f"{most * page_size:,} are kept; give more memory"
+            )
+        try:
+            params = [SamplingParams()] * len(requests)
+            with self._start(plan, params, [[]] * len(requests), keep_as=name) as stream:
+                list(stream)
+        except BaseException:
+            self._kept.drop(name)
+            raise
+        prefixes = [prefix for prefix in self._kept if prefix.name == name]
+        return Kept(self._kept, prefixes, stream.usage)
+
+    def kept(self) -> list[tuple[str, int]]:
+        """Names and token counts of kept prefixes, least recently used first."""
+        return [(prefix.name, len(prefix.tokens)) for prefix in self._kept]
+
+    def drop(self, name: str) -> None:
+        """Forget a kept prefix; its pages are free once no running work needs them."""
+        if not self._kept.drop(name):
+            names = ", ".join(sorted({kept for kept, _ in self.kept()})) or "none"
+            raise InputError(f"no kept prefix is named {name!r}; kept: {names}")
+
+
+def _finished(stream: Stream) -> RunResult:
+    """A run to its end; completions in the order that its prompts have."""
+    with stream:
+        completions = list(stream)
+    place = {request.id: i for i, request in enumerate(stream.plan.requests)}
+    completions.sort(key=lambda c: (place[c.prompt_id], c.sample_index))
+    return RunResult(tuple(completions), stream.usage, stream.plan)
+
+
+def _of_tree(params: SamplingParams | None) -> SamplingParams:
+    """Parameters for what says by itself how many samples it takes."""
+    params = _checked(params)
+    if params.n != 1:
+        raise InputError(
+            f"n={params.n} is for LLM.generate; a tree says how many per node (Node(samples=)), a "
+            "search what it samples (node.sample(n))"
+        )
+    return params
+
+
+def _of_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, num: int
+) -> list[SamplingParams]:
+    """Parameters of each of some prompts."""
+    if params is None or isinstance(params, SamplingParams):
+        return [_checked(params)] * num
+    each = [_checked(own) for own in as_list("params", params)]
+    if len(each) != num:
+        raise InputError(f"there are {len(each)} params for {num} prompts; give one for each")
+    return each
+
+
+def _checked(params: SamplingParams | None) -> SamplingParams:
+    if params is not None and not isinstance(params, SamplingParams):
+        raise InputError(f"params is a {type(params).__name__}; give SamplingParams")
+    return params or SamplingParams()
+
+
+class Kept:
+    """A kept prefix; leaving its `with` block drops it. usage: what computing it took."""
+
+    def __init__(self, store: KeptPrefixes, prefixes: list[KeptPrefix], usage: Usage) -> None:
+        """Made by `LLM.keep`."""
+        self._store, self._prefixes, self.usage = store, prefixes, usage
+        self.name = prefixes[0].name
+
+    def __enter__(self) -> Kept:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        for prefix in self._prefixes:
+            self._store.remove(prefix)

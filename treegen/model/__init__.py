@@ -1,0 +1,1 @@
+"""A stock transformers model that decodes many branches of shared prompts in one pass."""

@@ -1,0 +1,45 @@
+"""What one forward pass of the model needs beside its weights."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from treegen.attention import Prepared
+from treegen.cache.pool import LayerKV
+
+# T tokens of the pass, S rows whose logits are wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The tokens of one forward pass, where they lie and what they attend to.
+
+    tokens_T, positions_T: int64; positions are absolute in each token's own sequence.
+    slots_T: int64, page * page_size + offset where each token's key and value are written.
+    logits_at_S: int64, rows of the pass whose logits are returned, in this order; may be empty.
+    levels: the key sets, prepared once for all layers.
+    layers: one page pool for each attention layer of the model.
+    """
+
+    tokens_T: Tensor
+    positions_T: Tensor
+    slots_T: Tensor
+    logits_at_S: Tensor
+    levels: Prepared
+    layers: Sequence[LayerKV]
+
+
+class Forward(Protocol):
+    """What computes batches: a model, as the scheduler sees it."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes."""
+        ...
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits [S, V] of the query rows named by batch.logits_at_S."""
+        ...

@@ -1,0 +1,265 @@
+"""The load check: a toy tree must give the logits of transformers' own attention.
+
+The toy is a shared prefix, two branches of different length, and one decoded token on each: three
+levels, prefill and decode. It runs on the loaded weights in their dtype and takes about a second.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, overload
+
+import torch
+from torch import Tensor, nn
+
+from treegen.attention import Level, prepare
+from treegen.cache.pool import LayerKV
+from treegen.errors import ModelError
+from treegen.model.batch import Batch
+from treegen.model.files import one_line
+from treegen.model.hook import ATTENTION
+from treegen.model.text_part import attention_of_text
+
+if TYPE_CHECKING:
+    from treegen.model.model import Model
+
+# R query rows, V vocabulary, N tokens of a sequence
+
+PREFIX: Final = 11
+BRANCHES: Final = (5, 2)
+# Short enough that every branch of the toy looks past it.
+TOY_WINDOW: Final = 6
+_PAGE: Final = 64
+
+# Allowed distance from stock attention as a share of the logits' own spread.
+_TOLERANCE: Final = {torch.float32: 1e-4, torch.float16: 0.05, torch.bfloat16: 0.1}
+# Unrelated logits differ by 1.4 of their spread.
+_MOST: Final = 0.7
+
+
+def check_model(model: "Model") -> None:
+    """Raise ModelError unless the model's logits in a tree are those of stock attention."""
+    try:
+        error, limit = _error_and_limit(model)
+    except RuntimeError as problem:
+        raise ModelError(
+            f"{model.spec.name} cannot be used: a forward pass fails: {one_line(problem)}"
+        ) from None
+    if not error <= limit:
+        raise ModelError(
+            f"{model.spec.model_type} models cannot be used: in a toy tree the logits differ from "
+            f"transformers' own attention by {error:.2g} of their spread in {model.dtype} "
+            f"(limit {limit:.2g})"
+        )
+
+
+def _error_and_limit(model: "Model") -> tuple[float, float]:
+    """Return how far the toy tree's logits are from stock attention's, and how far they may be."""
+    sequences = _sequences(model)
+    limit = _TOLERANCE[model.dtype]
+    with _toy_window(model):
+        want = _stock_logits(model, sequences)
+        if not all(bool(logits.isfinite().all()) for logits in want):
+            raise ModelError(
+                f"{model.spec.name} gives logits that are not numbers in {model.dtype} under "
+                "transformers' own attention; try dtype float32, or another checkpoint"
+            )
+        error = _distance(_tree_logits(model, sequences), want)
+        if error > limit and model.dtype != torch.float32:
+            # Deep models of many experts turn rounding into other experts, stock attention or not.
+            noise = _distance(_stock_logits(model, sequences, perturb=True), want)
+            limit = min(max(limit, 3 * noise), _MOST)
+    return error, limit
+
+
+def _sequences(model: "Model") -> list[Tensor]:
+    """Return the toy's two token sequences [N], the same every time, without special tokens."""
+    text = model.module.config.get_text_config(decoder=True)
+    special: set[int] = set()
+    for config in (model.module.config, text):
+        for name, value in config.to_dict().items():
+            if "token_id" in name or "token_index" in name:
+                special |= set(value) if isinstance(value, list) else {value}
+    plain = [i for i in range(min(model.spec.vocab_size, 5000)) if i not in special]
+    generator = torch.Generator().manual_seed(0)
+    picks = torch.randint(len(plain), (PREFIX + sum(BRANCHES) + 2,), generator=generator)
+    tokens = torch.tensor(plain)[picks].to(model.device)
+    prefix, first, second, tails = tokens.split([PREFIX, *BRANCHES, 2])
+    return [torch.cat([prefix, first, tails[:1]]), torch.cat([prefix, second, tails[1:]])]
+
+
+@contextlib.contextmanager
+def _toy_window(model: "Model") -> Iterator[None]:
+    """Shrink the sliding windows of the model meanwhile, so that the short toy looks past them."""
+    text = model.module.config.get_text_config(decoder=True)
+    window = getattr(text, "sliding_window", None)
+    widths = {w for w in model.spec.windows if w is not None}
+    if window is None or widths != {window} or window <= TOY_WINDOW:
+        yield
+        return
+    # Layers keep the width or read it from the configuration; stock masks are made from that.
+    holders: list[Any] = [
+        m for m in model.module.modules() if getattr(m, "sliding_window", None) == window
+    ]
+    holders.append(text)
+    for holder in holders:
+        holder.sliding_window = TOY_WINDOW
+    try:
+        yield
+    finally:
+        for holder in holders:
+            holder.sliding_window = window
+
+
+class _Counted(Sequence[LayerKV]):
+    """Pools that note which layer asked for its own."""
+
+    def __init__(self, pools: Sequence[LayerKV]) -> None:
+        self.pools = pools
+        self.asked: list[int] = []
+
+    @overload
+    def __getitem__(self, index: int) -> LayerKV: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[LayerKV]: ...
+    def __getitem__(self, index: int | slice) -> LayerKV | Sequence[LayerKV]:
+        if isinstance(index, slice):
+            return self.pools[index]
+        self.asked.append(index)
+        return self.pools[index]
+
+    def __len__(self) -> int:
+        return len(self.pools)
+
+
+def _tree_logits(model: "Model", sequences: Sequence[Tensor]) -> list[Tensor]:
+    """Return the logits [N, V] of each sequence, computed as a tree; each prefix row once."""
+    # Page 0 holds the prefix, 1 and 2 the branches, 3 and 4 the decoded tokens.
+    pools = model.new_cache(num_pages=5, page_size=_PAGE)
+    ends = [PREFIX + n for n in BRANCHES]
+    trunk = ([(0, sum(BRANCHES))], [0], [PREFIX], [0], False)
+    first, rows = BRANCHES[0], sum(BRANCHES)
+    prefix_RV = _pass(
+        model,
+        pools,
+        [(sequences[0][:PREFIX], 0, 0)],
+        [([(0, PREFIX)], [0], [PREFIX], [0], True)],
+    )
+    branch_RV = _pass(
+        model,
+        pools,
+        [(s[PREFIX:-1], PREFIX, 1 + i) for i, s in enumerate(sequences)],
+        [trunk, ([(0, first), (first, rows)], [1, 2], list(BRANCHES), [PREFIX] * 2, True)],
+    )
+    tail_RV = _pass(
+        model,
+        pools,
+        [(s[-1:], end, 3 + i) for i, (s, end) in enumerate(zip(sequences, ends, strict=True))],
+        [
+            ([(0, 2)], [0], [PREFIX], [0], False),
+            ([(0, 1), (1, 2)], [1, 2], list(BRANCHES), [PREFIX] * 2, False),
+            ([(0, 1), (1, 2)], [3, 4], [1, 1], ends, False),
+        ],
+    )
+    return [
+        torch.cat([prefix_RV, branch_RV[:first], tail_RV[:1]]),
+        torch.cat([prefix_RV, branch_RV[first:], tail_RV[1:]]),
+    ]
+
+
+_Groups = tuple[list[tuple[int, int]], list[int], list[int], list[int], bool]
+
+
+def _pass(
+    model: "Model",
+    pools: Sequence[LayerKV],
+    spans: Sequence[tuple[Tensor, int, int]],
+    levels: Sequence[_Groups],
+) -> Tensor:
+    """Run one forward pass over spans of (tokens, first position, page): logits [R, V]."""
+
+    def ints(values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=model.device)
+
+    tokens_R = torch.cat([tokens for tokens, _, _ in spans])
+    positions_R = torch.cat(
+        [torch.arange(at, at + len(t), device=model.device) for t, at, _ in spans]
+    )
+    slots_R = torch.cat(
+        [torch.arange(len(t), device=model.device) + page * _PAGE for t, _, page in spans]
+    )
+    prepared = prepare(
+        [
+            Level(
+                q_start_G=ints([start for start, _ in rows]),
+                q_stop_G=ints([stop for _, stop in rows]),
+                pages_GP=ints(pages)[:, None],
+                kv_len_G=ints(lengths),
+                kv_start_G=ints(starts),
+                causal=causal,
+            )
+            for rows, pages, lengths, starts, causal in levels
+        ],
+        positions_R,
+        impl=model.impl,
+    )
+    counted = _Counted(pools)
+    logits_RV = model.forward(
+        Batch(
+            tokens_T=tokens_R,
+            positions_T=positions_R,
+            slots_T=slots_R,
+            logits_at_S=torch.arange(len(tokens_R), device=model.device),
+            levels=prepared,
+            layers=counted,
+        )
+    )
+    if sorted(counted.asked) != list(range(len(pools))):
+        raise ModelError(
+            f"{model.spec.model_type} called attention {len(counted.asked)} times for {len(pools)} "
+            "layers; each layer must call it exactly once"
+        )
+    return logits_RV
+
+
+@torch.inference_mode()
+def _stock_logits(
+    model: "Model", sequences: Sequence[Tensor], *, perturb: bool = False
+) -> list[Tensor]:
+    """Return the logits [N, V] of each sequence alone under transformers' own attention.
+
+    perturb: change the input embeddings by as much as one rounding does.
+    """
+    module: nn.Module = model.module
+    generator = torch.Generator(model.device).manual_seed(0)
+
+    def round_again(_module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
+        noise = torch.randn(embedded.shape, generator=generator, device=model.device)
+        return (embedded * (1 + torch.finfo(model.dtype).eps * noise)).to(embedded.dtype)
+
+    embeddings = model.module.get_input_embeddings()
+    hooks = [embeddings.register_forward_hook(round_again)] if perturb else []
+    model.module.set_attn_implementation("eager")
+    try:
+        return [module(input_ids=s[None], use_cache=False).logits[0].float() for s in sequences]
+    finally:
+        model.module.set_attn_implementation(attention_of_text(model.module.config, ATTENTION))
+        for hook in hooks:
+            hook.remove()
+
+
+def _distance(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
+    """Return how far logits are apart, as a share of their spread; NaN becomes infinity.
+
+    Of the prefix, of both branches and of the decoded rows the median row counts, the lower of two:
+    in 16 bits a single row may well go to other experts. The worst of the three parts counts.
+    """
+    spread = torch.cat(list(want)).double().std(dim=-1).mean().clamp_min(1e-12)
+    parts: list[list[Tensor]] = [[], [], []]
+    for got_NV, want_NV in zip(got, want, strict=True):
+        error_N = (got_NV.double() - want_NV.double()).square().mean(dim=-1).sqrt() / spread
+        error_N = error_N.nan_to_num(nan=float("inf"))
+        for part, rows in zip(
+            parts, error_N.split([PREFIX, len(error_N) - PREFIX - 1, 1]), strict=True
+        ):
+            part.append(rows)
+    return max(torch.cat(part).median().item() for part in parts)

@@ -1,0 +1,214 @@
+"""What a model looks like from outside, found without loading its weights."""
+
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers import AutoConfig, PretrainedConfig, __version__
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from treegen.errors import InputError, ModelError, ModelWarning
+from treegen.model.families import refuse_family
+from treegen.model.files import check_trust, locate, one_line, read_json, read_raw_config
+from treegen.model.probe import probe_layers
+from treegen.model.text_part import generates_text
+from treegen.spec import LayerSpec, ModelSpec
+
+DTYPES: Final = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """Return the device named; "auto" is CUDA where there is one, else the CPU."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InputError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}") from None
+    if found.type not in ("cpu", "cuda") or (found.type == "cpu" and found.index):
+        raise InputError(f"device must be auto, cpu, cuda or cuda:N, got {str(device)!r}")
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"device {device} was asked for but torch sees no CUDA; use device='cpu'")
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"device {device} was asked for but there are {torch.cuda.device_count()}")
+    return found
+
+
+def resolve_dtype(
+    dtype: str | torch.dtype, config: PretrainedConfig, device: torch.device
+) -> torch.dtype:
+    """Return the dtype to compute in; "auto" is the checkpoint's on a GPU, float32 on the CPU.
+
+    On a CPU float32 holds every number of a 16-bit checkpoint exactly, is as fast or faster on
+    most machines, and makes a sample independent of how its batch was put together.
+    """
+    if isinstance(dtype, str) and dtype != "auto":
+        if dtype not in DTYPES:
+            raise InputError(f"dtype must be auto or one of {', '.join(DTYPES)}, got {dtype!r}")
+        return DTYPES[dtype]
+    if isinstance(dtype, torch.dtype):
+        if dtype not in DTYPES.values():
+            raise InputError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")
+        return dtype
+    if device.type == "cpu":
+        return torch.float32
+    for source in (config, config.get_text_config(decoder=True)):
+        found = getattr(source, "dtype", None)
+        found = DTYPES.get(found) if isinstance(found, str) else found
+        if isinstance(found, torch.dtype) and found in DTYPES.values():
+            return found
+    return torch.bfloat16
+
+
+def read_config(
+    path: str | os.PathLike[str],
+    directory: Path,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> PretrainedConfig:
+    """Return a checkpoint's configuration, or say in one line why the model cannot be used."""
+    raw = read_raw_config(directory)
+    check_trust(
+        raw,
+        "config.json",
+        revision,
+        local=Path(path).expanduser().is_dir(),
+        trust=trust_remote_code,
+    )
+    model_type = raw.get("model_type")
+    if model_type not in CONFIG_MAPPING and not raw.get("auto_map"):
+        raise ModelError(
+            f"model_type {model_type!r} in {directory / 'config.json'} is not known to "
+            f"transformers {__version__}; upgrade transformers or check the file"
+        )
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            directory, trust_remote_code=trust_remote_code, local_files_only=True
+        )
+    except Exception as error:
+        raise ModelError(f"{directory / 'config.json'} is not valid: {one_line(error)}") from None
+    refuse_family(config)
+    if not generates_text(config) and not raw.get("auto_map"):
+        raise ModelError(
+            f"{config.model_type} is not a causal language model: transformers has no class that "
+            "generates text from it"
+        )
+    for part in (config, config.get_text_config(decoder=True)):
+        if isinstance(getattr(part, "quantization_config", None), dict):
+            part.quantization_config["dequantize"] = True
+    return config
+
+
+def load_spec(
+    path: str | os.PathLike[str],
+    dtype: str | torch.dtype = "auto",
+    *,
+    device: str | torch.device = "auto",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> ModelSpec:
+    """Return a model's shape from its configuration alone; no weights are read or needed."""
+    directory = locate(path, revision, weights=False)
+    config = read_config(path, directory, revision=revision, trust_remote_code=trust_remote_code)
+    return spec_of(
+        os.fspath(path),
+        directory,
+        config,
+        resolve_dtype(dtype, config, resolve_device(device)),
+        trust_remote_code=trust_remote_code,
+    )
+
+
+def spec_of(
+    name: str,
+    directory: Path | None,
+    config: PretrainedConfig,
+    dtype: torch.dtype,
+    *,
+    trust_remote_code: bool = False,
+) -> ModelSpec:
+    """Return the shape of the model that a configuration describes.
+
+    directory: the checkpoint's, None for a model that was built in memory.
+    """
+    probed = probe_layers(config, dtype, trust_remote_code)
+    probe = probed.probe
+    layers: list[LayerSpec] = []
+    for call, source in zip(probe.calls, probe.sources, strict=True):
+        _, kv_heads, k_dim = call.k_TGK.shape
+        shared_with = None if source == call.layer else source
+        layers.append(LayerSpec(kv_heads, k_dim, call.v_TGV.shape[-1], shared_with))
+    text = config.get_text_config(decoder=True)
+    declared, length = _declared_length(text), _context_length(text)
+    if length < declared:
+        warnings.warn(
+            f"{name}: the context is {length:,} tokens, not {declared:,}: beyond {length:,} the "
+            "model's longrope turns every position of a text by other factors, and the keys that "
+            "are kept were turned by those for shorter texts",
+            ModelWarning,
+            stacklevel=1,  # the same place for a plan and a load, so that it is told once
+        )
+    return ModelSpec(
+        name=name,
+        model_type=config.model_type,
+        layers=tuple(layers),
+        vocab_size=probed.vocab_size,
+        context_length=length,
+        eos_token_ids=_eos_token_ids(directory, config),
+        itemsize=dtype.itemsize,
+        windows=tuple(call.window for call in probe.calls),
+        unreached=probed.unreached,
+    )
+
+
+def _declared_length(text: PretrainedConfig) -> int:
+    """Return the longest text that the configuration declares."""
+    length = getattr(text, "max_position_embeddings", None)
+    length = length or getattr(text, "max_sequence_length", None) or getattr(text, "n_ctx", None)
+    if not isinstance(length, int) or length < 1:
+        raise ModelError(
+            f"the {text.model_type} configuration has no max_position_embeddings; add it"
+        )
+    return length
+
+
+def _context_length(text: PretrainedConfig) -> int:
+    """Return how many positions keep their meaning whatever else is in the batch."""
+    length = _declared_length(text)
+    for rope in _ropes(text):
+        # Beyond its original length longrope changes the rotation of every position of a batch as
+        # soon as one row is longer. (dynamic does so beyond max_position_embeddings.)
+        if "longrope" in (rope.get("rope_type"), rope.get("type")):
+            original = rope.get("original_max_position_embeddings")
+            original = original or getattr(text, "original_max_position_embeddings", None)
+            length = min(length, original or length)
+    return length
+
+
+def _ropes(text: PretrainedConfig) -> Iterator[dict[str, Any]]:
+    """Yield the RoPE settings: one for the model, or one for each type of layer."""
+    settings = getattr(text, "rope_parameters", None) or {}
+    if settings and all(isinstance(value, dict) for value in settings.values()):
+        yield from settings.values()
+    else:
+        yield settings
+
+
+def _eos_token_ids(directory: Path | None, config: PretrainedConfig) -> tuple[int, ...]:
+    """Return every id that ends a text, after generation_config.json and the configuration."""
+    file = directory / "generation_config.json" if directory else None
+    settings = [read_json(file).get("eos_token_id")] if file and file.is_file() else []
+    for source in (config, config.get_text_config(decoder=True)):
+        settings.append(getattr(source, "eos_token_id", None))
+    found: list[Any] = []
+    for ids in settings:
+        found += ids if isinstance(ids, list | tuple) else [ids]
+    return tuple(dict.fromkeys(i for i in found if isinstance(i, int) and i >= 0))

@@ -1,0 +1,120 @@
+"""TODO"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from treegen.attention.api import choose
+from treegen.errors import ModelError
+from treegen.model.check import check_model
+from treegen.model.config import (
+    read_config,
+    resolve_device,
+    resolve_dtype,
+    spec_of,
+)
+from treegen.model.files import check_weights, fingerprint, locate
+from treegen.model.hook import ATTENTION
+from treegen.model.load_report import check_complete, loading_error, quiet_loading, warn_unused
+from treegen.model.memory import free_unused
+from treegen.model.text_part import attention_of_text, auto_class, drop_parts
+from treegen.spec import ModelSpec
+
+if TYPE_CHECKING:
+    pass
+from treegen.model.model import Model
+
+
+def load_model(
+    path: str | os.PathLike[str],
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    check: bool = True,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    impl: str = "auto",
+) -> Model:
+    """Return the model in a directory or of a hub name, ready to use and checked.
+
+    dtype "auto" is the checkpoint's own on a GPU and float32 on the CPU; device "auto" is CUDA
+    where there is one. check compares a toy tree with transformers' own attention on the loaded
+    weights (about a second); without it, a family that nobody tried may be silently wrong.
+    """
+    directory = locate(path, revision, weights=True)
+    config = read_config(path, directory, revision=revision, trust_remote_code=trust_remote_code)
+    target = resolve_device(device)
+    kind = resolve_dtype(dtype, config, target)
+    choose(impl, target)
+    check_weights(directory)
+    spec = spec_of(os.fspath(path), directory, config, kind, trust_remote_code=trust_remote_code)
+    module = _load_weights(directory, config, spec, kind, target, trust_remote_code)
+    model = Model(module, spec, kind, fingerprint=fingerprint(directory), impl=impl)
+    if check:
+        check_model(model)
+    return model
+
+
+def _load_weights(
+    directory: Path,
+    config: PretrainedConfig,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    trust_remote_code: bool,
+) -> PreTrainedModel:
+    """Return the transformers model with every weight from the checkpoint, none made up."""
+    with quiet_loading() as told:
+        try:
+            loaded, info = auto_class(config).from_pretrained(
+                directory,
+                config=config,
+                dtype=dtype,
+                attn_implementation=attention_of_text(config, ATTENTION),
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=trust_remote_code,
+                # Said better below, with names and shapes.
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+        except Exception as error:
+            raise loading_error(directory, error, told) from None
+    check_complete(directory, info)
+    warn_unused(directory, info)
+    module: PreTrainedModel = loaded
+    drop_parts(module, spec.unreached)
+    _prepare(module)
+    if dtype == torch.float32:
+        # Some versions leave weights that they dequantised in 16 bits.
+        for weight in module.parameters():
+            weight.data = weight.data.float()
+    if device.type == "cuda":
+        free_unused(device)
+    try:
+        return module.to(device)
+    except torch.cuda.OutOfMemoryError:
+        size = sum(p.numel() * p.element_size() for p in module.parameters())
+    raise ModelError(
+        f"the weights take {size / 2**30:.1f} GiB, more than is free on {device}; use another "
+        "device or a smaller dtype"
+    )
+
+
+def _prepare(module: PreTrainedModel) -> None:
+    """Make a transformers module ready for inference."""
+    module.eval().requires_grad_(False)
+    for part in module.modules():
+        # We never pad. Some families look for padding in each pass, which waits for the device.
+        if isinstance(part, PreTrainedModel):
+            part.warn_if_padding_and_no_attention_mask = _no_padding
+
+
+def _no_padding(input_ids: Tensor, attention_mask: Tensor | None) -> None:
+    """Take the place of a search for padding."""

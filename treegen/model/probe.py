@@ -1,0 +1,189 @@
+"""A forward pass without data: how a model's layers call attention, before weights are read."""
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PretrainedConfig
+
+from treegen.errors import ModelError
+from treegen.model.families import OWN_ATTENTION
+from treegen.model.files import one_line
+from treegen.model.hook import PROBE, Probe
+from treegen.model.text_part import attention_of_text, auto_class, drop_parts, unreached_parts
+
+_NUM_TOKENS: Final = 3
+
+
+class _NothingChosen(TorchDispatchMode):
+    """Lets loops over chosen experts run on tensors without data: no expert was chosen."""
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.ops.aten.nonzero.default:
+            return torch.empty((0, args[0].dim()), dtype=torch.int64, device="meta")
+        return func(*args, **(kwargs or {}))
+
+
+class _NothingHolds(TorchFunctionMode):
+    """Lets questions about values be asked of tensors without data: the answer is no, or zero.
+
+    Rows that are split by sizes asked for so, as by the rows of each expert, all fall to the first.
+    """
+
+    _ANSWERS: Final = {
+        torch.Tensor.__bool__: False,
+        torch.Tensor.__contains__: False,
+        torch.Tensor.__int__: 0,
+        torch.Tensor.item: 0,
+    }
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func in self._ANSWERS and args[0].is_meta:
+            return self._ANSWERS[func]
+        if func is torch.Tensor.tolist and args[0].is_meta and args[0].dim() == 1:
+            return [0] * len(args[0])
+        if func is torch.Tensor.split and args[0].is_meta and isinstance(args[1], list):
+            first, *others = args[1]
+            if not sum(args[1]):
+                args = (args[0], [args[0].shape[(kwargs or {}).get("dim", 0)] + first, *others])
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What a pass without data tells of a model.
+
+    unreached: the parts that a text never reaches, which need not be kept.
+    """
+
+    probe: Probe
+    vocab_size: int
+    unreached: tuple[str, ...]
+
+
+def probe_layers(config: PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool) -> Probed:
+    """Run the model on three tokens without data; return how its layers call attention."""
+    try:
+        with torch.device("meta"):
+            model: nn.Module = (
+                auto_class(config)
+                .from_config(
+                    # Building a model writes into its configuration.
+                    copy.deepcopy(config),
+                    dtype=dtype,
+                    attn_implementation=attention_of_text(config, PROBE),
+                    # The loop over the experts chosen; grouped matmuls refuse tensors without data.
+                    experts_implementation="eager",
+                    trust_remote_code=trust_remote_code,
+                )
+                .eval()
+            )
+        with _calls() as called:
+            probe, vocab_size = _pass(model)
+        unreached = unreached_parts(model, probe.modules, called)
+        if unreached and not _does_without(model, unreached):
+            unreached = ()
+    except ModelError as error:
+        raise ModelError(f"{config.model_type} models cannot be used: {error}") from None
+    except Exception as error:
+        raise ModelError(f"{config.model_type} models cannot be used: {_reason(error)}") from None
+    _check_layers(config, probe)
+    for call in probe.calls:
+        dtypes = {call.q_THK.dtype, call.k_TGK.dtype, call.v_TGV.dtype}
+        if call.q_THK.shape[0] != _NUM_TOKENS or dtypes != {dtype}:
+            raise ModelError(
+                f"{config.model_type} models cannot be used: layer {call.layer} calls attention "
+                f"with {call.q_THK.shape[0]} of {_NUM_TOKENS} rows in {dtypes}, not {dtype}"
+            )
+    return Probed(probe, vocab_size, unreached)
+
+
+def _does_without(model: nn.Module, parts: Sequence[str]) -> bool:
+    """Whether a pass over text still works without the parts; some only ask for their device."""
+    drop_parts(model, parts)
+    try:
+        _pass(model)
+    except Exception:
+        return False
+    return True
+
+
+def _pass(model: nn.Module) -> tuple[Probe, int]:
+    """Run the model without data: its calls of attention, and how many logits a row has."""
+    probe = Probe()
+    ids_1T = torch.zeros(1, _NUM_TOKENS, dtype=torch.int64, device="meta")
+    # torch's modes have no annotations.
+    chosen = _NothingChosen()  # type: ignore[no-untyped-call]
+    with chosen, _NothingHolds(), torch.inference_mode():
+        logits: Tensor = model(
+            input_ids=ids_1T, position_ids=ids_1T, use_cache=False, treegen=probe
+        ).logits
+    return probe, logits.shape[-1]
+
+
+@contextmanager
+def _calls() -> Iterator[set[nn.Module]]:
+    """Collect the modules that are called meanwhile."""
+    called: set[nn.Module] = set()
+
+    def note(module: nn.Module, _inputs: object) -> None:
+        called.add(module)
+
+    hook = register_module_forward_pre_hook(note)
+    try:
+        yield called
+    finally:
+        hook.remove()
+
+
+def _reason(error: Exception) -> str:
+    """Why a pass without data failed, as far as the error tells."""
+    if isinstance(error, KeyError) and error.args == (PROBE,):
+        return OWN_ATTENTION
+    if isinstance(error, NotImplementedError) and "meta tensor" in str(error):
+        return "its layers go by values that only a pass with data has"
+    if isinstance(error, ImportError):
+        return f"a package is missing: {one_line(error)}"
+    return (
+        "a forward pass on text with an attention function of our own fails with "
+        f"{type(error).__name__}: {one_line(error)}"
+    )
+
+
+def _check_layers(config: PretrainedConfig, probe: Probe) -> None:
+    """Raise ModelError unless each layer called the attention function once, in order."""
+    num_layers = config.get_text_config(decoder=True).num_hidden_layers
+    layers = [call.layer for call in probe.calls]
+    if layers == list(range(num_layers)):
+        return
+    (most, times), *_ = Counter(layers).most_common(1) or [(0, 0)]
+    silent = sorted({*range(num_layers)} - {*layers})
+    if not layers:
+        reason = OWN_ATTENTION
+    elif times > 1:
+        reason = f"layer {most} attends {times} times in one pass; each layer must do so once"
+    elif silent:
+        reason = f"{len(silent)} of its {num_layers} layers, first layer {silent[0]}, do not attend"
+    else:
+        reason = f"its {num_layers} layers attend {len(layers)} times, not once each in order"
+    raise ModelError(f"{config.model_type} models cannot be used: {reason}")

@@ -1,0 +1,1 @@
+"""What is computed and stored once, what is read once, and why; without torch."""

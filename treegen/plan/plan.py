@@ -1,0 +1,375 @@
+"""Lay a prompt tree out for decoding: what is stored once, what is shared, and why.
+
+A Plan is a value: prompts in, segments out, no torch and no device, so everything decided here
+can be printed before weights are loaded. A segment is a span of tokens that all prompts below it
+share. Segments are numbered depth first, and so are decode rows, so the rows under any segment
+are one contiguous run, however ragged the tree.
+
+Every segment is stored once and prefilled once. What is decided is how decoding reads it:
+
+    kept    one attention part of its own: its keys are read once for all rows below it
+    folded  read through the page tables of what hangs below it, once per row or child: right
+            where a segment has one row, or is too short to pay for another part and merge
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treegen.errors import CapacityError, InputError
+from treegen.formats import format_bytes
+from treegen.plan.cost import COSTS, SHARING, CostModel, Sharing, decide
+from treegen.prompts import radix
+from treegen.prompts.expansion import LevelBound
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Token ids of one prompt and how many samples it wants.
+
+    rows: decode rows at most; 1 for greedy sampling, whose samples are one decode.
+    max_tokens: generated tokens of a sample at most.
+    score_from: report log-probabilities of the tokens from this position on; None for none.
+    origin: what the randomness of its samples belongs to; None for the id. first: the index, of
+    all that are drawn of the origin, which its sample 0 has.
+    """
+
+    id: str
+    tokens: radix.Tokens
+    samples: int
+    rows: int
+    max_tokens: int
+    score_from: int | None = None
+    origin: str | None = None
+    first: int = 0
+
+    @property
+    def readers(self) -> int:
+        """Query rows that will read the tokens above: decode rows, or the tokens to score."""
+        if self.score_from is None:
+            return self.rows
+        return self.rows + len(self.tokens) - self.score_from
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Tokens at positions start to stop, shared by rows of the prompts below.
+
+    parent: index of the segment it continues, -1 for none. depth: 0 for a root.
+    rows: decode rows below it. requests: indices of the prompts that end with it.
+    kept: whether it is an attention part of its own; reason says why.
+    base: first position that its page table covers: its own start, or an earlier one where the
+    segments above it are folded.
+    """
+
+    index: int
+    parent: int
+    depth: int
+    start: int
+    stop: int
+    tokens: radix.Tokens
+    rows: int
+    requests: tuple[int, ...]
+    kept: bool
+    base: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LevelSummary:
+    """One depth of the tree, for people to read."""
+
+    depth: int
+    segments: int
+    tokens: int
+    rows: int
+    kept: int
+    reasons: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Plan:
+    """Prompts laid out as segments; see the module's docstring.
+
+    requests: in the order they were given. segments: depth first.
+    segment_of: index of the segment that each request ends with.
+    order: request indices depth first, the order in which they are decoded.
+    token_bytes: bytes of keys and values per token, all layers together; layer_bytes: of a layer.
+    generated: levels that are declared to be generated below the prompts.
+    """
+
+    requests: tuple[Request, ...]
+    segments: tuple[Segment, ...]
+    segment_of: NDArray[np.int64]
+    order: NDArray[np.int64]
+    token_bytes: int
+    layer_bytes: float
+    sharing: Sharing
+    cost: CostModel
+    generated: tuple[LevelBound, ...] = ()
+
+    def __str__(self) -> str:
+        """The tree by level and what sharing saves, for people to read."""
+        lines = [
+            f"{len(self.requests):,} prompts, {self.num_samples:,} samples in "
+            f"{self.num_rows:,} rows"
+        ]
+        lines += [
+            f"level {level.depth}: {level.segments:,} segments, {level.tokens:,} tokens, "
+            f"{level.kept:,} kept, {level.segments - level.kept:,} folded"
+            f" ({', '.join(f'{reason}: {count:,}' for reason, count in level.reasons)})"
+            for level in self.levels()
+        ]
+        for what, shared, apart in (
+            ("computed and stored", self.stored_tokens, self.unshared_tokens),
+            ("read per step", self.read_tokens, self.unshared_read_tokens),
+        ):
+            size = format_bytes(shared * self.token_bytes)
+            lines.append(
+                f"prompt tokens {what}: {shared:,} ({size}) instead of {apart:,} "
+                f"({format_bytes(apart * self.token_bytes)})"
+            )
+        lines += [
+            f"generated level {bound.level}: at most {bound.rows:,} rows, {bound.tokens:,} tokens"
+            + (f"; {bound.kept:,} go on" if bound.kept < bound.rows else "")
+            for bound in self.generated
+        ]
+        return "\n".join(lines)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples asked for, over all prompts."""
+        return sum(request.samples for request in self.requests)
+
+    @property
+    def num_rows(self) -> int:
+        """Decode rows: samples, but one for all greedy samples of a prompt."""
+        return sum(request.rows for request in self.requests)
+
+    @property
+    def stored_tokens(self) -> int:
+        """Prompt tokens stored and prefilled once each."""
+        return sum(segment.stop - segment.start for segment in self.segments)
+
+    @property
+    def unshared_tokens(self) -> int:
+        """Prompt tokens if every sample had a prompt of its own."""
+        return sum(len(request.tokens) * max(request.samples, 1) for request in self.requests)
+
+    @property
+    def read_tokens(self) -> int:
+        """Prompt keys read per step and layer with all rows live."""
+        total = 0
+        for segment in self.segments:
+            length = segment.stop - segment.start
+            total += length if segment.kept else length * self._readers(segment)
+        return total
+
+    @property
+    def unshared_read_tokens(self) -> int:
+        """Prompt keys read per step and layer if every row read its whole prompt."""
+        return sum(len(request.tokens) * request.rows for request in self.requests)
+
+    def _readers(self, segment: Segment) -> int:
+        """How many page tables a folded segment is read through: kept segments or rows below."""
+        count, depth = sum(self.requests[i].rows for i in segment.requests), segment.depth
+        index = segment.index + 1
+        while index < len(self.segments) and self.segments[index].depth > depth:
+            below = self.segments[index]
+            if below.kept:
+                count += 1
+                index += 1
+                while index < len(self.segments) and self.segments[index].depth > below.depth:
+                    index += 1
+            else:
+                count += sum(self.requests[i].rows for i in below.requests)
+                index += 1
+        return count
+
+    def path(self, request: int) -> Iterator[Segment]:
+        """Segments of one request, from its last one up to its root."""
+        index = int(self.segment_of[request])
+        while index >= 0:
+            segment = self.segments[index]
+            yield segment
+            index = segment.parent
+
+    def levels(self) -> list[LevelSummary]:
+        """The tree by depth."""
+        by_depth: dict[int, list[Segment]] = {}
+        for segment in self.segments:
+            by_depth.setdefault(segment.depth, []).append(segment)
+        return [
+            LevelSummary(
+                depth=depth,
+                segments=len(members),
+                tokens=sum(s.stop - s.start for s in members),
+                rows=sum(s.rows for s in members),
+                kept=sum(s.kept for s in members),
+                reasons=_count(s.reason for s in members),
+            )
+            for depth, members in sorted(by_depth.items())
+        ]
+
+    def table_pages(self, segment: Segment, page_size: int) -> int:
+        """Pages that this segment adds to the pool; full pages of folded parents are shared."""
+        return segment_pages(segment.base, segment.start, segment.stop, page_size)
+
+    def row_pages(self, request: int, page_size: int) -> int:
+        """Pages that one row of a request adds by the time it has its last token."""
+        segment = self.segments[self.segment_of[request]]
+        base = segment.stop if segment.kept else segment.base
+        return row_pages(base, segment.stop, self.requests[request].max_tokens, page_size)
+
+    def alone_pages(self, request: int, page_size: int) -> int:
+        """Pages needed to decode one row of a request with nothing else in memory."""
+        pages = sum(self.table_pages(segment, page_size) for segment in self.path(request))
+        return pages + (self.row_pages(request, page_size) if self.requests[request].rows else 0)
+
+    def rows_that_fit(self, num_pages: int, page_size: int) -> int:
+        """Rows that can be live at once in a pool of pages, each at its full length."""
+        seen: set[int] = set()
+        used = rows = 0
+        for request in self.order:
+            new = [s for s in self.path(request) if s.index not in seen]
+            used += sum(self.table_pages(segment, page_size) for segment in new)
+            seen.update(segment.index for segment in new)
+            each = self.row_pages(request, page_size)
+            fit = min(self.requests[request].rows, (num_pages - used) // each)
+            rows += max(fit, 0)
+            if fit < self.requests[request].rows:
+                break
+            used += fit * each
+        return rows
+
+    def check_fits(self, num_pages: int, page_size: int) -> None:
+        """Raise CapacityError if some prompt cannot be decoded even with one row alone.
+
+        It names the prompt that needs most, so that what is enough for it is enough for all.
+        """
+        pages = [self.alone_pages(index, page_size) for index in range(len(self.requests))]
+        needed = max(pages, default=0)
+        if needed > num_pages:
+            request = self.requests[pages.index(needed)]
+            raise CapacityError(
+                f"prompt {request.id!r} ({len(request.tokens):,} tokens, max_tokens "
+                f"{request.max_tokens:,}) needs {needed * page_size:,} cache tokens even "
+                f"alone, but {num_pages * page_size:,} fit "
+                f"({format_bytes(num_pages * page_size * self.token_bytes)}); "
+                "give more memory, shorten the prompt or lower max_tokens"
+            )
+
+
+def segment_pages(base: int, start: int, stop: int, page_size: int) -> int:
+    """Pages that a segment adds to those of the folded ones that its table goes on from."""
+    return -(-(stop - base) // page_size) - (start - base) // page_size
+
+
+def row_pages(base: int, stop: int, max_tokens: int, page_size: int) -> int:
+    """Pages that a row adds below a prompt that ends at `stop`, by the time it is at its limit."""
+    # The last sampled token is never an input, so its key is never stored.
+    pages: int = -(-(stop + max_tokens - 1 - base) // page_size) - (stop - base) // page_size
+    return max(pages, 1)
+
+
+def compile_plan(
+    requests: Sequence[Request],
+    *,
+    token_bytes: int,
+    num_layers: int,
+    sharing: Sharing = "auto",
+    cost: CostModel = COSTS["cpu"],
+    max_rows: int | None = None,
+    split_at: Sequence[radix.Tokens] = (),
+) -> Plan:
+    """Build the plan of some requests.
+
+    sharing: "auto" keeps what the cost model says pays; "all" keeps every shared segment; "one"
+    keeps roots only; "off" keeps none, so every row reads its whole prompt.
+    max_rows: rows decoded at once at most, which bounds what sharing can save.
+    split_at: further sequences at whose ends segments are split, such as kept prefixes.
+    """
+    if sharing not in SHARING:
+        raise InputError(f"sharing must be one of {', '.join(SHARING)}, got {sharing!r}")
+    roots = radix.build([*(request.tokens for request in requests), *split_at])
+    nodes = _preorder(roots, len(requests))
+    segments: list[Segment] = []
+    layer_bytes = token_bytes / max(num_layers, 1)
+    rows = _rows_below(nodes, requests)
+    all_rows = sum(request.readers for request in requests)
+    most = min(all_rows, max_rows or all_rows)
+    segment_of = np.zeros(len(requests), dtype=np.int64)
+    order: list[int] = []
+    for index, (node, parent, sequences, first) in enumerate(nodes):
+        above = segments[parent] if parent >= 0 else None
+        start = above.stop if above else 0
+        base = start if above is None or above.kept else above.base
+        live = min(rows[index], max_rows or rows[index])
+        kept, reason = decide(
+            sharing, live, node.stop - base, layer_bytes, cost, root=above is None, live_rows=most
+        )
+        segments.append(
+            Segment(
+                index=index,
+                parent=parent,
+                depth=above.depth + 1 if above else 0,
+                start=start,
+                stop=node.stop,
+                tokens=requests[first].tokens[start : node.stop],
+                rows=rows[index],
+                requests=tuple(sequences),
+                kept=kept,
+                base=base,
+                reason=reason,
+            )
+        )
+        segment_of[sequences] = index
+        order.extend(sequences)
+    return Plan(
+        requests=tuple(requests),
+        segments=tuple(segments),
+        segment_of=segment_of,
+        order=np.array(order, dtype=np.int64),
+        token_bytes=token_bytes,
+        layer_bytes=layer_bytes,
+        sharing=sharing,
+        cost=cost,
+    )
+
+
+_Entry = tuple[radix.RadixNode, int, list[int], int]  # node, parent, its requests, one below it
+
+
+def _preorder(roots: list[radix.RadixNode], num_requests: int) -> list[_Entry]:
+    """Nodes with requests at or below them, depth first; `split_at` ends keep their splits."""
+    entries: list[_Entry] = []
+    stack = [(root, -1) for root in reversed(roots)]
+    while stack:
+        node, parent = stack.pop()
+        if node.first >= num_requests:
+            continue
+        mine = [index for index in node.sequences if index < num_requests]
+        entries.append((node, parent, mine, node.first))
+        index = len(entries) - 1
+        stack.extend((child, index) for child in reversed(node.children))
+    return entries
+
+
+def _rows_below(nodes: list[_Entry], requests: Sequence[Request]) -> list[int]:
+    rows = [sum(requests[i].readers for i in mine) for _, _, mine, _ in nodes]
+    for index in range(len(nodes) - 1, -1, -1):
+        parent = nodes[index][1]
+        if parent >= 0:
+            rows[parent] += rows[index]
+    return rows
+
+
+def _count(reasons: Iterator[str]) -> tuple[tuple[str, int], ...]:
+    counts: dict[str, int] = {}
+    for reason in reasons:
+        counts[reason] = counts.get(reason, 0) + 1
+    return tuple(sorted(counts.items(), key=lambda item: -item[1]))

@@ -1,0 +1,183 @@
+"""From what a user declares to the requests of a plan: token ids, rows and limits."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treegen.errors import CapacityError, InputError
+from treegen.params import SamplingParams
+from treegen.plan.cost import COSTS, Sharing
+from treegen.plan.plan import Plan, Request, compile_plan
+from treegen.plan.unnamed import origin_of
+from treegen.prompts.expansion import bound_levels
+from treegen.prompts.radix import Tokens
+from treegen.prompts.tokens import TokenPrompt, encode_texts, tokenize
+from treegen.prompts.tree import MAX_TOKEN_ID, Node, expansions_of
+
+if TYPE_CHECKING:
+    from treegen.spec import ModelSpec
+
+ScoreInput = str | Sequence[int]
+
+
+def sample_requests(
+    tree: Node, tokenizer: Any, params: SamplingParams | Sequence[SamplingParams], spec: ModelSpec
+) -> list[Request]:
+    """One request per sampled node of a tree, in declared order. params: of all, or of each.
+
+    Raises CapacityError for a prompt that leaves no room for a token in the model's context.
+    """
+    prompts = tokenize(tree, tokenizer)
+    of_each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    return [
+        _request(prompt, prompt.samples, each, spec)
+        for prompt, each in zip(prompts, of_each, strict=True)
+    ]
+
+
+def expand_requests(
+    tree: Node, tokenizer: Any, params: SamplingParams, spec: ModelSpec
+) -> list[Request]:
+    """One request per node of a tree that levels are generated below, in declared order.
+
+    It has as many samples as the largest of its levels has rows at most.
+    """
+    paths = []
+    for expansion in expansions_of(tree):
+        *path, last = expansion.path
+        prompt = Node(last.content, samples=1, id=expansion.id, template=last.template)
+        for above in reversed(path):
+            prompt = Node(above.content, children=[prompt], samples=0, template=above.template)
+        rows = max(bound.rows for bound in bound_levels(expansion.levels, params))
+        paths.append((prompt, rows))
+    prompts = tokenize(Node("", children=[path for path, _ in paths], samples=0), tokenizer)
+    return [
+        _request(prompt, rows, params, spec)
+        for prompt, (_, rows) in zip(prompts, paths, strict=True)
+    ]
+
+
+def _request(prompt: TokenPrompt, samples: int, params: SamplingParams, spec: ModelSpec) -> Request:
+    check_vocabulary(prompt.id, prompt.tokens, spec)
+    room = spec.context_length - len(prompt.tokens)
+    if room < 1:
+        raise CapacityError(
+            f"prompt {prompt.id!r} has {len(prompt.tokens):,} tokens, "
+            f"{1 - room:,} too many for the model's context of {spec.context_length:,} "
+            "and one generated token; shorten it or use fewer shots"
+        )
+    return Request(
+        id=prompt.id,
+        tokens=prompt.tokens,
+        samples=samples,
+        rows=min(samples, 1) if params.temperature == 0 else samples,
+        max_tokens=min(params.max_tokens, room),
+        origin=origin_of(prompt.tokens) if prompt.node.id is None else None,
+    )
+
+
+def check_vocabulary(name: str, tokens: np.ndarray[Any, Any], spec: ModelSpec) -> None:
+    """Raise InputError for a token id that the model does not have."""
+    if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < spec.vocab_size:
+        worst = int(tokens.max()) if int(tokens.min()) >= 0 else int(tokens.min())
+        raise InputError(
+            f"prompt {name!r} has token id {worst}, but the model's ids are 0 to "
+            f"{spec.vocab_size - 1}; use the model's own tokenizer"
+        )
+
+
+def token_ids(name: str, ids: Sequence[int]) -> Tokens:
+    """Token ids that a caller gives; raise InputError where they are none."""
+    array = np.asarray(ids)
+    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+        raise InputError(f"{name} has no list of whole numbers for token ids")
+    if len(array) and not 0 <= int(array.min()) <= int(array.max()) <= MAX_TOKEN_ID:
+        raise InputError(f"{name} has token ids that are not from 0 to {MAX_TOKEN_ID:,}")
+    return array.astype(np.int32)
+
+
+def score_requests(
+    pairs: Sequence[tuple[ScoreInput, ScoreInput]], tokenizer: Any, spec: ModelSpec
+) -> list[Request]:
+    """One request per (context, continuation) pair, both text or both token ids.
+
+    Text is tokenised jointly; the continuation starts where its tokens part from the context's
+    own, so a token that spans the boundary belongs to the continuation. Where that leaves the
+    context no token, it is the token that texts begin with, or else the one that ends them.
+    """
+    texts: list[str] = []
+    for index, pair in enumerate(pairs):
+        if isinstance(pair, str) or len(pair) != 2:
+            raise InputError(f"pair {index} is {pair!r}; give (context, continuation)")
+        context, continuation = pair
+        if isinstance(context, str) != isinstance(continuation, str):
+            raise InputError(f"pair {index}: give context and continuation both as text or as ids")
+        if isinstance(context, str) and isinstance(continuation, str):
+            texts += [context, context + continuation]
+    encoded = iter(encode_texts(texts, tokenizer))
+    requests = []
+    for index, (context, continuation) in enumerate(pairs):
+        name = f"pair {index}"
+        if isinstance(context, str):
+            before, whole = next(encoded), next(encoded)
+            shared = min(len(before), len(whole))
+            different = before[:shared] != whole[:shared]
+            start = int(different.argmax()) if different.any() else shared
+        else:
+            parts = [token_ids(name, ids) for ids in (context, continuation)]  # type: ignore[arg-type]
+            start, whole = len(parts[0]), np.concatenate(parts)
+        if start == len(whole):
+            raise InputError(
+                f"{name}: the continuation has no token of its own; give it at least one"
+            )
+        if start == 0:
+            whole, start = np.concatenate([_begin(name, tokenizer), whole]), 1
+        check_vocabulary(name, whole, spec)
+        check_scored(name, len(whole), spec)
+        requests.append(Request(name, whole, samples=0, rows=0, max_tokens=1, score_from=start))
+    return requests
+
+
+def check_scored(name: str, num_tokens: int, spec: ModelSpec) -> None:
+    """Raise CapacityError for too many tokens to score; the last one is no input of the model."""
+    if num_tokens > spec.context_length + 1:
+        raise CapacityError(
+            f"{name} has {num_tokens:,} tokens, {num_tokens - spec.context_length - 1:,} more "
+            f"than fit the model's context of {spec.context_length:,} and one after it; shorten it"
+        )
+
+
+def _begin(name: str, tokenizer: Any) -> Tokens:
+    """The token that stands for an empty context."""
+    for kind in ("bos_token_id", "eos_token_id"):
+        token = getattr(tokenizer, kind, None)
+        if token is not None:
+            return np.array([token], dtype=np.int32)
+    raise InputError(
+        f"{name}: the context has no token of its own, and the tokenizer has none that begins or "
+        "ends a text; give the context at least one token"
+    )
+
+
+def plan_requests(
+    requests: Sequence[Request],
+    spec: ModelSpec,
+    *,
+    device_type: str,
+    sharing: Sharing,
+    max_rows: int | None = None,
+    split_at: Collection[Any] = (),
+) -> Plan:
+    """The plan of some requests for a model on a kind of device."""
+    return compile_plan(
+        requests,
+        token_bytes=spec.kv_bytes_per_token,
+        num_layers=len(spec.layers),
+        sharing=sharing,
+        cost=COSTS["cpu" if device_type == "cpu" else "cuda"],
+        max_rows=max_rows,
+        split_at=list(split_at),
+    )

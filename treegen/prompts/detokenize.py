@@ -1,0 +1,147 @@
+"""From generated tokens to text, and the search for stop strings in it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from transformers import PreTrainedTokenizerBase
+
+    Tokens = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
+
+PARTIAL: Final = "\ufffd"
+"""What bytes that are no character, or not yet, decode to."""
+MAX_CHARACTER_TOKENS: Final = 4
+CONTEXT_TOKENS: Final = 8
+"""Prompt tokens that are decoded along with the generated ones, if they show any text."""
+NUM_PROBES: Final = 256
+_MANY: Final = 64  # sequences worth waking the tokenizer's threads for, which may take 13 ms
+
+
+class Detokenizer:
+    """Decodes tokens to the text that they add after a prompt.
+
+    Decoded alone, the first token of a text may lose its leading space, and bytes that end a
+    character mean nothing. So the end of the prompt is decoded along with them.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        from tokenizers.decoders import ByteLevel
+
+        self._tokenizer = tokenizer
+        self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+        # Models have more rows than the tokenizer has tokens. A fast tokenizer skips such ids.
+        self._limit = None if getattr(tokenizer, "is_fast", False) else len(tokenizer)
+        # This decoder shows every whole character, whatever bytes stand next to it.
+        self._shows_all = isinstance(getattr(self._backend, "decoder", None), ByteLevel)
+        # The samples of a prompt come after the same text.
+        self._shown = functools.lru_cache(maxsize=4096)(self.decode)
+
+    def text(self, prompt_tokens: Tokens, tokens: Tokens) -> str:
+        """Return what the tokens add to the text of the prompt, without special tokens.
+
+        A character that the prompt leaves unfinished counts as added if they finish it.
+        """
+        return self.texts([prompt_tokens], [tokens])[0]
+
+    def texts(self, prompts: Sequence[Tokens], samples: Sequence[Tokens]) -> list[str]:
+        """Return what each sample's tokens add to the text of its prompt, all at once."""
+        # The samples of a prompt come with one object.
+        context_of = {
+            key: self._context(prompt) for key, prompt in {id(p): p for p in prompts}.items()
+        }
+        contexts = [context_of[id(prompt)] for prompt in prompts]
+        generated = [_ids(tokens) for tokens in samples]
+        wholes = [context + ids for context, ids in zip(contexts, generated, strict=True)]
+        return [
+            self._added(context, ids, whole)
+            for context, ids, whole in zip(contexts, generated, self._decode(wholes), strict=True)
+        ]
+
+    def _added(self, context: tuple[int, ...], ids: tuple[int, ...], whole: str) -> str:
+        """Return what tokens add to the text of a context, given the text of all."""
+        before = self._shown(context)
+        if whole.startswith(before):
+            return whole[len(before) :]
+        if before.endswith(PARTIAL):
+            for cut in range(1, MAX_CHARACTER_TOKENS + 1):
+                before = self._shown(context[:-cut])
+                if not before.endswith(PARTIAL) and whole.startswith(before):
+                    return whole[len(before) :]
+        # Bytes that never become a character spoil those of the prompt that stand before them.
+        # What is generated then starts with a byte, which has no leading space to lose.
+        return self.decode(ids)
+
+    def decode(self, tokens: Tokens) -> str:
+        """Return the text of tokens on their own, without special tokens."""
+        return self._decode([_ids(tokens)])[0]
+
+    def _decode(self, sequences: Sequence[tuple[int, ...]]) -> list[str]:
+        """Return the text of each sequence of tokens, with all whole characters shown.
+
+        Some decoders take bytes in a row as one, all or none: an unfinished character at the end
+        would hide those before it. (It does if one of those is U+FFFD itself.)
+        """
+        texts = self.decode_each(sequences)
+        if self._shows_all:
+            return texts
+        unfinished = [at for at, text in enumerate(texts) if text.endswith(PARTIAL)]
+        for cut in range(1, MAX_CHARACTER_TOKENS):
+            if not unfinished:
+                break
+            shorter = self.decode_each([sequences[at][:-cut] for at in unfinished])
+            finished = dict(zip(unfinished, shorter, strict=True))
+            unfinished = [at for at, text in finished.items() if text.endswith(PARTIAL)]
+            for at in finished.keys() - unfinished:
+                if not texts[at].startswith(finished[at]):
+                    texts[at] = finished[at] + PARTIAL * cut
+        return texts
+
+    def decode_each(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        """Return the text of each sequence of tokens, as the tokenizer gives it."""
+        if self._limit is None:
+            if len(sequences) < _MANY:
+                return [self._backend.decode(ids, skip_special_tokens=True) for ids in sequences]
+            texts: list[str] = self._backend.decode_batch(sequences, skip_special_tokens=True)
+            return texts
+        known = [[token for token in tokens if token < self._limit] for tokens in sequences]
+        return [
+            self._tokenizer.decode(
+                ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+            for ids in known
+        ]
+
+    def shows_text(self, tokens: Tokens) -> bool:
+        """Whether the tokens have text of their own, however they start.
+
+        One visible character is enough: before it ends whatever they start in the middle of.
+        """
+        return bool(self._shown(_ids(tokens)).replace(PARTIAL, "").strip())
+
+    def _context(self, prompt_tokens: Tokens) -> tuple[int, ...]:
+        """Return as many last tokens of the prompt as text after it depends on."""
+        width = CONTEXT_TOKENS
+        while True:
+            context = _ids(prompt_tokens[-width:])
+            if width >= len(prompt_tokens) or self.shows_text(context):
+                return context
+            width *= 4
+
+
+def _ids(tokens: Tokens) -> tuple[int, ...]:
+    return tuple(tokens.tolist() if isinstance(tokens, np.ndarray) else tokens)
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase, detokenizer: Detokenizer) -> dict[str, int]:
+    """The tokens that no text shows, by how they are written."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    also = set(getattr(tokenizer, "all_special_ids", ()))
+    found = {str(token): id for id, token in added.items() if token.special or id in also}
+    shown = detokenizer.decode_each([[id] for id in found.values()])
+    return {name: id for (name, id), text in zip(found.items(), shown, strict=True) if not text}

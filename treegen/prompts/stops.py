@@ -1,0 +1,290 @@
+"""When a sample ends: stop tokens, end of sequence, stop strings and length.
+
+The decode loop asks one table per vocabulary whether a token could end its row; only rows where
+it could are looked at in Python.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from treegen.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from transformers import PreTrainedTokenizerBase
+
+    Tokens = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treegen.outputs import FinishReason
+from treegen.params import SamplingParams
+from treegen.prompts.detokenize import (
+    CONTEXT_TOKENS,
+    NUM_PROBES,
+    PARTIAL,
+    Detokenizer,
+    special_tokens,
+)
+from treegen.sampling.draw import NEVER, Bias
+
+if TYPE_CHECKING:
+    from treegen.prompts.detokenize import Tokens
+
+_MOST_KEPT: Final = 32
+
+Verdict = tuple[FinishReason, str | int | None, str]
+"""Finish reason, what stopped a sample, and its text."""
+
+
+class Stopping:
+    """Stop conditions of one set of sampling parameters.
+
+    may_end: bool [vocab_size], tokens after which a sample may be over. ids: tokens after which
+    it is.
+    """
+
+    def __init__(
+        self, params: SamplingParams, tokenizer: Any, eos_token_ids: Sequence[int], vocab_size: int
+    ) -> None:
+        """Stop conditions for a model with this vocabulary and these end-of-sequence ids."""
+        eos = () if params.ignore_eos else eos_token_ids
+        self._detokenizer = Detokenizer(tokenizer)
+        # No text shows a special token, only tokens that happen to spell it.
+        special = special_tokens(tokenizer, self._detokenizer) if params.stops else {}
+        self._named = {special[stop]: stop for stop in params.stops if stop in special}
+        self._strings = StopStrings(tokenizer, params.stops, vocab_size) if params.stops else None
+        self._eos, self._asked = frozenset(eos), frozenset((*params.stop_token_ids, *self._named))
+        self.ids = frozenset(id for id in self._eos | self._asked if id < vocab_size)
+        self._include_stop, self._least = params.include_stop, params.min_tokens
+        self.may_end: NDArray[np.bool_] = np.zeros(vocab_size, dtype=np.bool_)
+        if self._strings is not None:
+            self.may_end |= self._strings.may_end
+        self.may_end[list(self.ids)] = True
+
+    def verdict(self, prompt: Tokens, tokens: Sequence[int], limit: int) -> Verdict | None:
+        """How a sample ends; None if it goes on."""
+        return self.verdicts([prompt], [tokens], [limit])[0]
+
+    def verdicts(
+        self,
+        prompts: Sequence[Tokens],
+        samples: Sequence[Sequence[int]],
+        limits: Sequence[int],
+    ) -> list[Verdict | None]:
+        """How samples end, each after a prompt and with a number of tokens at most."""
+        verdicts: list[Verdict | None] = [None] * len(samples)
+        over: list[int] = []
+        for at, (prompt, tokens, limit) in enumerate(zip(prompts, samples, limits, strict=True)):
+            if tokens[-1] in self.ids:
+                over.append(at)
+                continue
+            hit = None
+            # Tokens before the last cannot have completed a stop, or the sample would be over.
+            may_end = self._strings is not None and self._strings.may_end[tokens[-1]]
+            if self._strings and may_end and len(tokens) > self._least:
+                hit = self._strings.hit(prompt, tokens, num_new=1, since=self._least)
+            if hit is not None:
+                text, stop = hit
+                verdicts[at] = "stop", stop, text + stop * self._include_stop
+            elif len(tokens) >= limit:
+                over.append(at)
+        texts = self._detokenizer.texts(
+            [prompts[at] for at in over], [self.kept(samples[at]) for at in over]
+        )
+        for at, text in zip(over, texts, strict=True):
+            token = samples[at][-1]
+            if token not in self.ids:
+                verdicts[at] = "length", None, text
+                continue
+            name = self._named.get(token, "")
+            # That the model has ended the text is worth more than how its end is written.
+            end = name if name and token not in self._eos else token
+            verdicts[at] = "stop", end, text + name * self._include_stop
+        return verdicts
+
+    def kept(self, tokens: Sequence[int]) -> Sequence[int]:
+        """The tokens of a sample that is over, without the stop token unless it is to stay."""
+        last = tokens[-1]
+        stays = last not in self.ids or (self._include_stop and last in self._asked)
+        return tokens if stays else tokens[:-1]
+
+
+class Stoppings:
+    """Stop conditions used last; the table over a large vocabulary takes a while to make."""
+
+    def __init__(self) -> None:
+        self._made = functools.lru_cache(maxsize=_MOST_KEPT)(_make)
+
+    def of(
+        self, params: SamplingParams, tokenizer: Any, eos_token_ids: Sequence[int], vocab_size: int
+    ) -> Stopping:
+        """Those that sampling parameters ask for, as `Stopping` makes them."""
+        stops = SamplingParams(
+            stop=params.stops,
+            stop_token_ids=params.stop_token_ids,
+            ignore_eos=params.ignore_eos,
+            include_stop=params.include_stop,
+            min_tokens=params.min_tokens,
+            max_tokens=max(params.min_tokens, 1),
+        )
+        # A tokenizer may be given further tokens meanwhile.
+        return self._made(stops, tokenizer, len(tokenizer), tuple(eos_token_ids), vocab_size)
+
+
+def _make(
+    stops: SamplingParams, tokenizer: Any, size: int, eos_ids: tuple[int, ...], vocab_size: int
+) -> Stopping:
+    return Stopping(stops, tokenizer, eos_ids, vocab_size)
+
+
+@dataclass(frozen=True)
+class ParamSet:
+    """Sampling parameters that requests may have, and when they end a sample."""
+
+    params: SamplingParams
+    stopping: Stopping
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether all samples of a request are the same."""
+        return self.params.temperature == 0
+
+    @functools.cached_property
+    def bias(self) -> Bias:
+        """What is added to logits before a draw."""
+        least = self.params.min_tokens
+        stops = [(token, -math.inf, least) for token in sorted(self.stopping.ids) if least]
+        own = [(token, value, NEVER) for token, value in self.params.biases]
+        token, value, until = zip(*stops, *own, strict=True) if stops or own else ((), (), ())
+        return Bias(
+            np.array(token, np.int64), np.array(value, np.float32), np.array(until, np.int64)
+        )
+
+
+class StopStrings:
+    """Strings that end a sample: a table of the tokens that may complete one, and a search.
+
+    may_end: bool [vocab_size], false only for tokens after which no stop string can just have
+    been completed.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str], vocab_size: int
+    ) -> None:
+        self.stops = (stops,) if isinstance(stops, str) else tuple(stops)
+        for stop in self.stops:
+            if not isinstance(stop, str) or not stop:
+                raise InputError(f"stop string {stop!r}: give strings of at least one character")
+        self._detokenizer = Detokenizer(tokenizer)
+        self._longest = max(map(len, self.stops), default=0)
+        self.may_end: NDArray[np.bool_] = self._table(vocab_size)
+
+    def find(self, text: str, after: int = 0) -> tuple[int, str] | None:
+        """Return where the earliest stop string starts and which it is; of several there, the
+        one that was given first. after: characters within which it must not end.
+        """
+        found = [
+            (text.find(stop, max(after - len(stop) + 1, 0)), order, stop)
+            for order, stop in enumerate(self.stops)
+        ]
+        position, _, stop = min((f for f in found if f[0] >= 0), default=(-1, 0, ""))
+        return (position, stop) if stop else None
+
+    def hit(
+        self,
+        prompt_tokens: Tokens,
+        tokens: Tokens,
+        *,
+        num_new: int | None = None,
+        since: int = 0,
+    ) -> tuple[str, str] | None:
+        """Return the generated text up to the earliest stop string, and that string, if any.
+
+        num_new: how many of the last tokens were not searched yet. The text of the others is
+        known to have no stop string, so nearly all of it need not be decoded again.
+        since: tokens in the text of which a stop string that ends there does not count.
+        """
+        if num_new is not None and not self._in_tail(prompt_tokens, tokens, num_new):
+            return None
+        text = self._detokenizer.text(prompt_tokens, tokens)
+        before = self._detokenizer.text(prompt_tokens, tokens[:since]) if since else ""
+        found = self.find(text, len(before))
+        return (text[: found[0]], found[1]) if found else None
+
+    def _in_tail(self, prompt_tokens: Tokens, tokens: Tokens, num_new: int) -> bool:
+        """Whether a stop string may end in the text of the last num_new tokens."""
+        width = num_new + self._longest
+        while width < len(tokens):
+            earlier = list(tokens[max(0, len(tokens) - width - CONTEXT_TOKENS) : -width])
+            if len(earlier) < CONTEXT_TOKENS:
+                earlier = [*prompt_tokens[-CONTEXT_TOKENS:], *earlier]
+            if not self._detokenizer.shows_text(earlier):
+                return True
+            tail = self._detokenizer.text(earlier, tokens[-width:])
+            if self.find(tail) is not None:
+                return True
+            # Special tokens and parts of a character show less than one character each.
+            old = self._detokenizer.text(earlier, tokens[-width:-num_new])
+            if len(old.replace(PARTIAL, "")) >= self._longest:
+                return False
+            width *= 2
+        return True
+
+    def _table(self, vocab_size: int) -> NDArray[np.bool_]:
+        """Return may_end.
+
+        A stop string was completed by a token if it lies within the token's text or one of its
+        ends is how that text starts. A token has two texts: at the start of a text, where a space
+        may be lost, and after others.
+        """
+        table = np.zeros(vocab_size, dtype=np.bool_)
+        if not self.stops:
+            return table
+        alone = self._detokenizer.decode_each([[token] for token in range(vocab_size)])
+        letters = (token for token, text in enumerate(alone) if text.isascii() and text.isalpha())
+        anchor = next(letters, None)
+        if anchor is None:
+            return ~table
+        before = alone[anchor]
+        after = self._detokenizer.decode_each([[anchor, token] for token in range(vocab_size)])
+        if not self._is_local(anchor, before, after):
+            return ~table
+        ends = tuple({stop[start:] for stop in self.stops for start in range(len(stop))})
+        # A token that is part of a character can complete it, and with it what the character is
+        # part of. ASCII characters have no parts.
+        parts = () if all(stop.isascii() for stop in self.stops) else (PARTIAL,)
+        within = (*self.stops, *parts)
+        for token, texts in enumerate(zip(alone, after, strict=True)):
+            first, other = texts[0], texts[1].removeprefix(before)
+            table[token] = (
+                first.startswith(ends)
+                or other.startswith(ends)
+                or any(part in first or part in other for part in within)
+            )
+        return table
+
+    def _is_local(self, anchor: int, before: str, after: Sequence[str]) -> bool:
+        """Whether the decoder shows a token at once, whatever follows; tried on some tokens.
+
+        One that adds the space after a word when the next token comes would complete a stop
+        string with a token that has nothing to do with it.
+        """
+        step = max(1, len(after) // NUM_PROBES)
+        again = after[anchor].removeprefix(before)
+        tokens = [t for t in range(0, len(after), step) if PARTIAL not in after[t]]
+        texts = self._detokenizer.decode_each([[anchor, token, anchor] for token in tokens])
+        return all(
+            text == after[token] + again and after[token].startswith(before)
+            for token, text in zip(tokens, texts, strict=True)
+        )

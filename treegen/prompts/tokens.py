@@ -1,0 +1,224 @@
+"""Token ids of every prompt, equal to tokenising its whole text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treegen.errors import InputError
+from treegen.prompts.radix import common_prefix
+from treegen.prompts.splice import ID, Splicer, shared_starts
+from treegen.prompts.surrogates import lone_surrogate
+from treegen.prompts.tree import Node, Prompt, prompts_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from treegen.prompts.splice import Ids, Rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenPrompt:
+    """The token ids of one sampled node's prompt."""
+
+    id: str
+    tokens: Ids
+    samples: int
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A stretch of a prompt that is tokenised jointly."""
+
+    text: str
+    add_special_tokens: bool
+
+
+def tokenize(root: Node, tokenizer: PreTrainedTokenizerBase) -> list[TokenPrompt]:
+    """Return the token ids of every prompt of a tree, in the order of prompts_of.
+
+    Text is tokenised jointly along a path, never node by node, and messages are rendered jointly.
+    Token ids are used as they are: they cut the path into runs of text, each tokenised on its own,
+    and only a run that the path starts with gets the tokenizer's special tokens.
+    """
+    prompts = prompts_of(root)
+    known: dict[int, Ids] = {}
+    parts = [list(_runs(prompt, tokenizer, known)) for prompt in prompts]
+    for special in (True, False):
+        runs = [
+            (part, index, run.text)
+            for part in parts
+            for index, run in enumerate(part)
+            if isinstance(run, _Text) and run.add_special_tokens is special
+        ]
+        encoded = encode_texts([text for *_, text in runs], tokenizer, add_special_tokens=special)
+        for (part, index, _), ids in zip(runs, encoded, strict=True):
+            part[index] = ids
+    result = []
+    for prompt, part in zip(prompts, parts, strict=True):
+        arrays = [run for run in part if not isinstance(run, _Text)]
+        ids = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        if not ids.size:
+            raise InputError(f"prompt {prompt.id!r} has no tokens; give it some text or token ids")
+        result.append(TokenPrompt(prompt.id, ids, prompt.samples, prompt.node))
+    return result
+
+
+def prompt_text(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a prompt as the tokenizer gets it, without the special tokens that it adds.
+
+    Token ids are decoded.
+    """
+    return "".join(
+        run.text if isinstance(run, _Text) else tokenizer.decode(run.tolist())
+        for run in _runs(prompt, tokenizer, {})
+    )
+
+
+def encode_texts(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: bool = True
+) -> list[Ids]:
+    """Return tokenizer(text)["input_ids"] of each text; text that several start with is read once.
+
+    A tokenizer that has no offsets, or that does more than put fixed special tokens before and
+    after a text, encodes each text in full.
+    """
+    if not texts:
+        return []
+    for index, text in enumerate(texts):
+        if found := lone_surrogate(text):
+            raise InputError(f"text {index} {found}")
+    template = _template(tokenizer, add_special_tokens)
+    if template is None or not getattr(tokenizer, "is_fast", False):
+        batch = tokenizer(list(texts), add_special_tokens=add_special_tokens, verbose=False)
+        return [np.array(ids, dtype=np.int32) for ids in batch["input_ids"]]
+    before, after = (np.array(special, dtype=np.int32) for special in template)
+    splicer = Splicer(tokenizer)
+    spans, span_of_text = shared_starts(texts)
+    asked_for, goes_on = set(span_of_text), {span.parent for span in spans}
+    ids: dict[int, Ids] = {}
+    above: dict[int, tuple[int, Rows]] = {}
+    by_depth = sorted(range(len(spans)), key=lambda index: spans[index].depth)
+    for _, group in groupby(by_depth, key=lambda index: spans[index].depth):
+        level = list(group)
+        parents = [spans[index].parent for index in level]
+        starts = [None if parent is None else above[parent] for parent in parents]
+        parts = splicer.encode([spans[index].text for index in level], starts)
+        above = {}
+        for index, (kept, own) in zip(level, parts, strict=True):
+            if index in asked_for:
+                ids[index] = np.concatenate([before, kept[ID], own[ID], after])
+            if index in goes_on:
+                above[index] = (len(spans[index].text), np.concatenate([kept, own], axis=1))
+    return [ids[span] for span in span_of_text]
+
+
+def append_text(
+    tokenizer: PreTrainedTokenizerBase, tail: Ids, text: str, *, whole: bool = True
+) -> tuple[int, Ids]:
+    """Return how many tokens of a context that ends with `tail` text replaces, and its token ids.
+
+    The context and the text are encoded jointly where they meet, so that context and result are
+    what the whole text encodes to. With `whole` false no token is replaced: the context stays as
+    it is, as it should where it was generated.
+    """
+
+    def encode(string: str) -> Ids:
+        batch = tokenizer([string], add_special_tokens=False, verbose=False)
+        return np.array(batch["input_ids"][0], dtype=np.int32)
+
+    if not text:
+        return 0, np.empty(0, dtype=np.int32)
+    if found := lone_surrogate(text):
+        raise InputError(f"text {found}")
+    before = tokenizer.decode(tail.tolist(), clean_up_tokenization_spaces=False)
+    alone, joint = encode(before), encode(before + text)
+    width = min(len(alone), len(tail))
+    agreed = common_prefix(alone[::-1][:width], tail[::-1][:width])
+    start = common_prefix(alone, joint)
+    replaced = len(alone) - start
+    # Some context has to stay on both sides, or its encoding says nothing of that of the context.
+    if replaced < agreed and (whole or not replaced):
+        return replaced, joint[start:]
+    newline = encode("\n")
+    joint = encode(f"\n{text}")
+    if np.array_equal(joint[: len(newline)], newline):
+        return 0, joint[len(newline) :]
+    return 0, encode(text)
+
+
+def _runs(
+    prompt: Prompt, tokenizer: PreTrainedTokenizerBase, known: dict[int, Ids]
+) -> Iterator[_Text | Ids]:
+    """Yield what a prompt consists of: stretches of text, and token ids."""
+    nodes = [node for node in prompt.path if node.content]
+    if prompt.template and not (nodes and nodes[0].has_messages):
+        raise InputError(
+            f"prompt {prompt.id!r} has arguments of the chat template ({', '.join(prompt.template)}"
+            ") but no chat messages; give messages"
+        )
+    if not nodes:
+        yield _Text("", True)
+    elif nodes[0].has_messages:
+        yield _Text(_render(prompt, tokenizer), False)
+    else:
+        for is_text, group in groupby(nodes, key=lambda node: isinstance(node.content, str)):
+            run = list(group)
+            if is_text:
+                yield _Text("".join(str(node.content) for node in run), run[0] is nodes[0])
+                continue
+            for node in run:
+                if id(node) not in known:
+                    known[id(node)] = np.array(node.content, dtype=np.int32)
+                yield known[id(node)]
+
+
+def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the text of a prompt of chat messages, ready for the assistant's turn.
+
+    Where the last message is the assistant's, it is how that turn begins.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise InputError(
+            f"prompt {prompt.id!r} has chat messages but the tokenizer has no chat template; "
+            "use a chat model, or give text"
+        )
+    messages = [dict(message) for node in prompt.path for message in node.content]  # type: ignore[arg-type]
+    last = messages[-1]
+    begun = ""
+    if last["role"] == "assistant" and not last.get("tool_calls"):
+        begun = messages.pop()["content"]
+    try:
+        text = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, **prompt.template
+        )
+    except Exception as error:  # The template is a program of the model's; it may raise anything.
+        raise InputError(
+            f"the chat template refuses prompt {prompt.id!r}: {error}; mend its messages"
+        ) from error
+    return f"{text}{begun}"
+
+
+def _template(
+    tokenizer: PreTrainedTokenizerBase, add_special_tokens: bool
+) -> tuple[list[int], list[int]] | None:
+    """Return the special tokens put before and after any text, None if they are not constant."""
+    if not add_special_tokens:
+        return [], []
+    probes = ["a", "b c", " a\n", ""]
+    for name in ("bos_token", "eos_token"):
+        # Some tokenizers add no second one to a text that brings its own.
+        token = getattr(tokenizer, name, None)
+        probes += [f"{token}a", f"a{token}"] if token else []
+    bare = tokenizer(probes, add_special_tokens=False, verbose=False)["input_ids"]
+    full = tokenizer(probes, verbose=False)["input_ids"]
+    for split in range(len(full[0]) - len(bare[0]) + 1):
+        before, after = full[0][:split], full[0][split + len(bare[0]) :]
+        if all(f == [*before, *b, *after] for f, b in zip(full, bare, strict=True)):
+            return before, after
+    return None

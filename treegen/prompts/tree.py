@@ -1,0 +1,276 @@
+"""The prompt tree that a user declares, and the prompts (sampled nodes) that it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Final
+
+from treegen.errors import InputError, TreeError
+from treegen.prompts.expansion import Expand
+from treegen.prompts.surrogates import lone_surrogate
+
+Message = Mapping[str, Any]
+"""One chat turn: {"role": ..., "content": ...}, and what else the chat template reads, such as
+tool_calls, beside which content may be missing."""
+_OWN_ARGUMENTS: Final = (
+    "conversation", "tokenize", "add_generation_prompt", "continue_final_message", "return_dict",
+    "return_tensors", "padding", "truncation", "max_length", "tokenizer_kwargs",
+    "return_assistant_tokens_mask",
+)  # fmt: skip
+
+MAX_TOKEN_ID = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A piece of prompt, what may follow it, and how many times to sample after it.
+
+    The prompt of a node is the content of all nodes from the root to it. Along one path content is
+    text and token ids in any mixture, or chat messages only; empty content goes with both.
+    """
+
+    content: str | Sequence[int] | Sequence[Message] = ""
+    _: KW_ONLY
+    children: Sequence[Node] = ()
+    samples: int | None = None
+    """Completions to draw after this node; None means 1 for a leaf and 0 for an inner node."""
+    id: str | None = None
+    """Unique among sampled nodes; by default the path of child indices, "0/3/1", the root "0"."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    expand: Sequence[Expand] = ()
+    """Levels to generate after this node, in place of samples; see `LLM.expand`."""
+    template: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the chat template for all prompts below, such as `tools`, `documents` or
+    `enable_thinking`; a node's own stand before those of nodes above it."""
+
+    def __post_init__(self) -> None:
+        _check_content(self.content)
+        if not isinstance(self.children, tuple):
+            # A list could still change, and a generator can be walked only once.
+            object.__setattr__(self, "children", _as_tuple(self.children))
+        for index, child in enumerate(self.children):
+            if not isinstance(child, Node):
+                raise TreeError(f"children[{index}] is a {type(child).__name__}; wrap it in a Node")
+        if self.samples is not None and (type(self.samples) is not int or self.samples < 0):
+            raise TreeError(f"samples is {self.samples!r}; give a whole number >= 0, or None")
+        if self.id is not None and (not isinstance(self.id, str) or not self.id):
+            raise TreeError(f"id is {self.id!r}; give a string that is not empty, or None")
+        if not isinstance(self.metadata, Mapping):
+            raise TreeError(f"metadata is a {type(self.metadata).__name__}; give a mapping")
+        _check_template(self.template)
+        object.__setattr__(self, "expand", _as_levels(self.expand))
+        if self.expand and self.samples:
+            raise TreeError("a node has samples or generated levels (expand), not both")
+
+    @property
+    def num_samples(self) -> int:
+        """Completions drawn directly after this node."""
+        if self.samples is None:
+            return 0 if self.children or self.expand else 1
+        return self.samples
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether the content is chat messages."""
+        return bool(self.content) and isinstance(self.content[0], Mapping)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A sampled node and the path, root first, that leads to it."""
+
+    id: str
+    path: tuple[Node, ...]
+    samples: int
+
+    @property
+    def node(self) -> Node:
+        """The sampled node itself."""
+        return self.path[-1]
+
+    @property
+    def template(self) -> dict[str, Any]:
+        """Arguments of the chat template."""
+        return {name: value for node in self.path for name, value in node.template.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """A node that levels are generated below, and the path, root first, that leads to it."""
+
+    id: str
+    path: tuple[Node, ...]
+    levels: tuple[Expand, ...]
+
+    @property
+    def text(self) -> str:
+        """The whole prompt, where it is all text; else empty."""
+        contents = [node.content for node in self.path if node.content]
+        is_text = all(isinstance(content, str) for content in contents)
+        return "".join(map(str, contents)) if is_text else ""
+
+
+def expansions_of(root: Node) -> list[Expansion]:
+    """Return the nodes of a tree that levels are generated below, depth first.
+
+    Raises TreeError where a node is sampled instead, or nothing is generated at all.
+    """
+    found = _walk(root)
+    sampled = [name for name, path in found.items() if not path[-1].expand]
+    if sampled:
+        raise TreeError(
+            f"node {sampled[0]!r} is sampled (a leaf is, unless samples=0), but others generate "
+            "levels (expand); run the two kinds as two trees"
+        )
+    if not found:
+        raise TreeError("the tree generates no levels; give at least one node expand=[Expand(...)]")
+    return [Expansion(name, path, tuple(path[-1].expand)) for name, path in found.items()]
+
+
+def generates(root: Node) -> bool:
+    """Whether a tree declares generated levels."""
+    return any(path[-1].expand for path in _walk(root).values())
+
+
+def prompts_of(root: Node) -> list[Prompt]:
+    """Return the sampled nodes of a tree, depth first, children in declared order.
+
+    Raises TreeError where there are none, or where a node generates levels instead.
+    """
+    found = _walk(root)
+    for name, path in found.items():
+        if path[-1].expand:
+            raise TreeError(f"node {name!r} generates levels (expand); run its tree by LLM.expand")
+    if not found:
+        raise TreeError("the tree has no samples; give at least one node samples >= 1")
+    return [Prompt(name, path, path[-1].num_samples) for name, path in found.items()]
+
+
+def as_list(name: str, values: Iterable[Any]) -> list[Any]:
+    """What is given as a list; raise InputError for one text or another thing that is none."""
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise InputError(
+            f"{name} must be a list, not a {type(values).__name__}; for one give a list of one"
+        )
+    return list(values)
+
+
+def chat_arguments(
+    tools: Sequence[Any] | None, chat_template_kwargs: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The arguments of a chat template that a call gives."""
+    return {**(chat_template_kwargs or {}), **({} if tools is None else {"tools": list(tools)})}
+
+
+def _walk(root: Node) -> dict[str, tuple[Node, ...]]:
+    """Return the paths to the nodes that something is drawn after, by id, depth first."""
+    if not isinstance(root, Node):
+        raise TreeError(f"the tree is a {type(root).__name__}; give its root Node")
+    found: dict[str, tuple[Node, ...]] = {}
+    # What lies between the root and the node at hand. A stack of our own instead of recursion: a
+    # chain of thoughts may be deeper than the interpreter allows.
+    path: list[Node] = []
+    indices: list[int] = []
+    # For each node of the path, the nearest node up to it that has content.
+    sources: list[Node | None] = []
+
+    def enter(node: Node, index: int) -> None:
+        above = sources[-1] if sources else None
+        path.append(node)
+        indices.append(index)
+        sources.append(node if node.content else above)
+        if node.content and above is not None and node.has_messages != above.has_messages:
+            raise TreeError(
+                f"node {_name(node, indices)!r} and a node above it mix chat messages with text "
+                "or token ids; use one of them along a path"
+            )
+        if node.num_samples or node.expand:
+            name = _name(node, indices)
+            if name in found:
+                raise TreeError(f"two sampled nodes have the id {name!r}; ids must be unique")
+            found[name] = tuple(path)
+
+    enter(root, 0)
+    next_child = [0]
+    while path:
+        index = next_child[-1]
+        if index < len(path[-1].children):
+            next_child[-1] += 1
+            next_child.append(0)
+            enter(path[-1].children[index], index)
+        else:
+            for stack in (path, indices, sources, next_child):
+                stack.pop()
+    return found
+
+
+def _name(node: Node, indices: Sequence[int]) -> str:
+    return node.id if node.id is not None else "/".join(map(str, indices))
+
+
+def _as_tuple(children: object) -> tuple[Node, ...]:
+    if isinstance(children, str | Node) or not isinstance(children, Iterable):
+        raise TreeError(f"children is a {type(children).__name__}; give a sequence of Nodes")
+    return tuple(children)
+
+
+def _as_levels(levels: object) -> tuple[Expand, ...]:
+    if isinstance(levels, Expand):
+        raise TreeError("expand is one level; give a list of levels, [Expand(...)]")
+    if isinstance(levels, str) or not isinstance(levels, Iterable):
+        raise TreeError(f"expand is a {type(levels).__name__}; give a list of Expand")
+    levels = tuple(levels)
+    for index, level in enumerate(levels):
+        if not isinstance(level, Expand):
+            raise TreeError(f"expand[{index}] is a {type(level).__name__}; give an Expand")
+    return levels
+
+
+def _check_content(content: object) -> None:
+    if isinstance(content, str):
+        if found := lone_surrogate(content):
+            raise TreeError(f"content {found}")
+        return
+    if isinstance(content, bytes) or not isinstance(content, Sequence):
+        raise TreeError(
+            f"content is a {type(content).__name__}; give a string, a sequence of token ids or a "
+            "sequence of chat messages"
+        )
+    if content and isinstance(content[0], Mapping):
+        for index, message in enumerate(content):
+            _check_message(index, message)
+        return
+    for index, token in enumerate(content):
+        # Integers of numpy have __index__ as well; floats and strings do not.
+        whole = hasattr(token, "__index__") and not isinstance(token, bool)
+        if not whole or not 0 <= token <= MAX_TOKEN_ID:
+            raise TreeError(
+                f"content[{index}] is {token!r}; token ids are whole numbers from 0 to "
+                f"{MAX_TOKEN_ID:,}, chat messages are mappings"
+            )
+
+
+def _check_template(template: object) -> None:
+    if not isinstance(template, Mapping):
+        raise TreeError(f"template is a {type(template).__name__}; give a mapping")
+    for name in template:
+        if not isinstance(name, str) or name in _OWN_ARGUMENTS:
+            raise TreeError(
+                f"template has {name!r}; give arguments of the chat template, such as tools (what "
+                "ends a prompt is decided by its last message)"
+            )
+
+
+def _check_message(index: int, message: object) -> None:
+    if not isinstance(message, Mapping):
+        raise TreeError(f"content[{index}] is a {type(message).__name__}, not a chat message")
+    calls_tools = bool(message.get("tool_calls")) and message.get("content") is None
+    for key in ("role",) if calls_tools else ("role", "content"):
+        if not isinstance(message.get(key), str):
+            raise TreeError(
+                f"content[{index}][{key!r}] is {message.get(key)!r}; a chat message is "
+                '{"role": "...", "content": "..."}, both strings'
+            )
+        if found := lone_surrogate(message[key]):
+            raise TreeError(f"content[{index}][{key!r}] {found}")

@@ -1,0 +1,192 @@
+"""TODO"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treegen.errors import RunError, TreegenError
+from treegen.evals.account import add_up, stored_parts
+from treegen.evals.metrics import Incomplete, MajorityRow, MetricRow, Report
+from treegen.evals.tables import Grid, Table
+from treegen.evals.timeline import read_timeline
+from treegen.evals.verdict import Verdict
+from treegen.report.trees import FILE as TREES
+from treegen.report.trees import read_trees
+from treegen.runs import RunDir
+
+if TYPE_CHECKING:
+    from treegen.evals.job import Job
+from treegen.report.view import ProblemView, RunView, Sample, beside, task_name
+
+
+def find_runs(paths: Sequence[Path]) -> list[Path]:
+    """Return the run directories that some paths are, or hold one level down.
+
+    Raises RunError for a path that neither is nor holds a run.
+    """
+    found: list[Path] = []
+    for path in paths:
+        mine = [path / "run.json"] if (path / "run.json").exists() else []
+        there = mine or sorted(path.glob("*/run.json"))
+        if not there:
+            RunDir.open(path).close()  # says what is wrong
+        for each in (file.parent for file in there):
+            if each.resolve() not in [other.resolve() for other in found]:
+                found.append(each)
+    return found
+
+
+def load_run(path: Path, *, data: str | None = None) -> RunView:
+    """Read a run and judge its samples; programs keep the verdicts that they have.
+
+    data: where the problems are now, if not where they were or in the run's own directory. What
+    cannot be read again is left out, and `notices` says so.
+
+    Raises:
+        RunError: there is no run, or it is damaged.
+        InputError: `data` are not the problems of the run.
+    """
+    if (path / TREES).exists() and not (path / "samples.jsonl").exists():
+        from treegen.report.load_search import load_search_run
+
+        return load_search_run(path, data=data)
+    with RunDir.open(path) as run:
+        notices = list(run.notices)
+        job = _job(run, data, notices)
+        judged, report = _judge(run, job, notices)
+        problems = _problems(run, job, judged)
+        if run.missing > 0:
+            missing = f"{run.missing:,} of {run.info.planned:,} samples are not drawn yet"
+            notices.append(f"{missing}; what follows is of the others")
+        return RunView(
+            name=path.resolve().name,
+            path=path,
+            info=run.info,
+            task=task_name(run.info),
+            source=job.data.source if job else str(run.info.free.get("data") or ""),
+            num_samples=int(run.info.identity.get("num_samples", 1)),
+            problems=problems,
+            filters=_filters(report, problems),
+            report=report,
+            tree=job.tree if job else None,
+            usage=_usage(run, problems),
+            timeline=read_timeline(path),
+            trees=read_trees(path),
+            notices=tuple(notices),
+        )
+
+
+def _job(run: RunDir, data: str | None, notices: list[str]) -> "Job | None":
+    from treegen.evals.job import check_same_data, load_job
+    from treegen.evals.settings import settle, stored_choices
+
+    try:
+        stored = {**beside(run.path, stored_choices(run.info)), "score": True}
+        job = load_job(settle({} if data is None else {"data": data}, stored))
+        check_same_data(job, run.info.identity, str(run.path))
+    except TreegenError as error:
+        if data is not None:
+            raise
+        notices.append(f"the problems cannot be read, so nothing is judged here: {error}")
+        return None
+    return job
+
+
+_Judged = list[tuple[dict[str, Any], Mapping[str, Verdict] | None]]
+
+
+def _judge(run: RunDir, job: "Job | None", notices: list[str]) -> tuple[_Judged, Report | None]:
+    from treegen.evals.execution import executing
+    from treegen.evals.run import aggregate, judged, sample_scores
+
+    if job is None:
+        return [(record, None) for record in run.records()], _stored_report(run)
+    task = executing(job.task)
+    if task is None:
+        found = list(judged(job, run))
+    else:
+        with closing(task.judging(run, None)) as judging:
+            found = list(judged(job, run, judging))
+    scores = sample_scores(job, found)
+    if unjudged := len(found) - len(scores):
+        notices.append(
+            f"{unjudged:,} samples are not judged; judge them with: treegen score "
+            f"{shlex.quote(str(run.path))} --allow-code-execution"
+        )
+    return found, aggregate(job, scores) if scores else None
+
+
+def _stored_report(run: RunDir) -> Report | None:
+    """Return the report in results.json; None if there is none that can be read."""
+    with suppress(RunError, KeyError, TypeError):
+        found = run.results()["report"]
+        return Report(
+            metrics=tuple(MetricRow(**row) for row in found["metrics"]),
+            majority=tuple(MajorityRow(**row) for row in found["majority"]),
+            num_problems=found["num_problems"],
+            num_samples=found["num_samples"],
+            incomplete=tuple(Incomplete(**row) for row in found["incomplete"]),
+            tables=tuple(_tupled(Table, row) for row in found["tables"]),
+            grids=tuple(_tupled(Grid, row) for row in found["grids"]),
+            label=str(found.get("label", "")),
+        )
+    return None
+
+
+def _tupled(kind: Any, row: Mapping[str, Any]) -> Any:
+    def tuples(value: Any) -> Any:
+        return tuple(map(tuples, value)) if isinstance(value, list) else value
+
+    return kind(**{name: tuples(value) for name, value in row.items()})
+
+
+def _problems(run: RunDir, job: "Job | None", judged: _Judged) -> tuple[ProblemView, ...]:
+    samples: dict[str, list[Sample]] = {problem_id: [] for problem_id in run.info.problem_ids}
+    prompt_tokens: dict[str, int] = {}
+    for record, verdicts in judged:
+        problem_id = record["problem_id"]
+        prompt_tokens[problem_id] = int(record.get("prompt_tokens", 0))
+        samples[problem_id].append(
+            Sample(
+                problem_id=problem_id,
+                index=record["sample_index"],
+                text=str(record.get("text", "")),
+                num_tokens=int(record.get("num_tokens", 0)),
+                logprob=record.get("logprob"),
+                finish_reason=str(record.get("finish_reason")),
+                verdicts=verdicts,
+            )
+        )
+    known = {problem.id: problem for problem in job.data.problems} if job else {}
+    return tuple(
+        ProblemView(
+            id=problem_id,
+            question=known[problem_id].question if problem_id in known else "",
+            answer=known[problem_id].answer if problem_id in known else "",
+            prompt_tokens=prompt_tokens.get(problem_id, 0),
+            samples=tuple(sorted(drawn, key=lambda sample: sample.index)),
+        )
+        for problem_id, drawn in samples.items()
+    )
+
+
+def _filters(report: Report | None, problems: Sequence[ProblemView]) -> tuple[str, ...]:
+    """Return the filters in the order of the task's own metrics."""
+    judged = (s.verdicts for p in problems for s in p.samples if s.verdicts is not None)
+    some = next(judged, None)
+    if report is None or some is None:
+        return ()
+    ranked = {row.filter: None for row in report.metrics if row.filter in some}
+    return tuple({**ranked, **dict.fromkeys(some)})
+
+
+def _usage(run: RunDir, problems: Sequence[ProblemView]) -> dict[str, Any]:
+    done = [len(problem.samples) for problem in problems]
+    return add_up(
+        stored_parts(run),
+        num_samples=sum(done),
+        unshared=sum(p.prompt_tokens * n for p, n in zip(problems, done, strict=True)),
+        kept=sum(sample.num_tokens for p in problems for sample in p.samples),
+    )

@@ -1,0 +1,158 @@
+"""A run of searches, read back as a run whose problems have one sample each: what the search found.
+
+So whatever shows or compares runs takes it as it is. The one filter is `solved`.
+"""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treegen.errors import TreegenError
+from treegen.evals.account import stored_parts
+from treegen.evals.metrics import Incomplete, MetricRow, Report, mean_row
+from treegen.evals.timeline import read_timeline
+from treegen.evals.verdict import Verdict
+from treegen.report.trees import SearchTree, read_trees
+from treegen.report.view import ProblemView, RunView, Sample, beside, task_name
+from treegen.runs import SearchRunDir
+
+if TYPE_CHECKING:
+    from treegen.evals.search.job import SearchJob
+    from treegen.runs import RunInfo
+
+SOLVED = "solved"
+
+
+def load_search_run(path: Path, *, data: str | None = None) -> RunView:
+    """Read a run of searches; see `treegen.report.load.load_run`."""
+    with SearchRunDir.open(path) as run:
+        notices = list(run.notices)
+        job = _job(run, data, notices)
+        trees = read_trees(path)
+        if run.missing > 0:
+            notices.append(f"{run.missing:,} of {run.info.planned:,} searches are not finished yet")
+        problems = _problems(run, job, trees)
+        usage = _usage(run, trees)
+        info = run.info
+    return RunView(
+        name=path.resolve().name,
+        path=path,
+        info=info,
+        task=task_name(info),
+        source=job.data.source if job else str(info.free.get("data") or ""),
+        num_samples=1,
+        problems=problems,
+        filters=(SOLVED,) if any(tree.solved is not None for tree in trees) else (),
+        report=_report(info, problems, job.data.num_fewshot if job else _asked_fewshot(info)),
+        usage=usage,
+        timeline=read_timeline(path),
+        trees=trees,
+        notices=tuple(notices),
+        searched=True,
+    )
+
+
+def _job(run: SearchRunDir, data: str | None, notices: list[str]) -> "SearchJob | None":
+    from treegen.evals.search.job import load_search_job
+    from treegen.evals.search.settings import settle_search, stored_choices
+
+    try:
+        asked = {} if data is None else {"data": data}
+        return load_search_job(settle_search(asked, beside(run.path, stored_choices(run.info))))
+    except TreegenError as error:
+        if data is not None:
+            raise
+        notices.append(f"the problems cannot be read, so their texts are not shown: {error}")
+        return None
+
+
+def _usage(run: SearchRunDir, trees: tuple[SearchTree, ...]) -> dict[str, Any]:
+    """Return the account of all searches, from what each says of itself."""
+
+    def total(name: str) -> int:
+        return sum(int(tree.usage.get(name) or 0) for tree in trees)
+
+    seconds = math.fsum(float(part.get("seconds") or 0) for part in stored_parts(run))
+    tokens = sum(tree.num_tokens for tree in trees)
+    prefilled = total("tokens_prefilled")
+    return {
+        "prompt_tokens_computed": prefilled,
+        # What a fresh prompt for each call would have computed.
+        "prompt_tokens_unshared": prefilled + total("tokens_reprompted"),
+        "sample_tokens": tokens,
+        "decoded_tokens": tokens,
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds if seconds > 0 else 0.0,
+        "samples": len(trees),
+        "samples_accounted": len(trees),
+    }
+
+
+def _problems(
+    run: SearchRunDir, job: "SearchJob | None", trees: tuple[SearchTree, ...]
+) -> tuple[ProblemView, ...]:
+    known = {problem.id: problem for problem in job.data.problems} if job else {}
+    found = {tree.problem_id: tree for tree in trees}
+    return tuple(
+        ProblemView(
+            id=problem_id,
+            question=known[problem_id].question if problem_id in known else "",
+            answer=known[problem_id].answer if problem_id in known else "",
+            samples=(_sample(found[problem_id]),) if problem_id in found else (),
+        )
+        for problem_id in run.info.problem_ids
+    )
+
+
+def _sample(tree: SearchTree) -> Sample:
+    """Return the best path of a search as the one sample of its problem."""
+    solved = None if tree.solved is None else {SOLVED: _verdict(tree)}
+    path = tree.path[1:]
+    return Sample(
+        problem_id=tree.problem_id,
+        index=0,
+        text="".join(str(node["text"]) for node in path),
+        num_tokens=tree.num_tokens,
+        logprob=sum(node["logprob"] or 0.0 for node in path) if path else None,
+        finish_reason=tree.stopped or "stop",
+        verdicts=solved,
+        searched=True,
+    )
+
+
+def _verdict(tree: SearchTree) -> Verdict:
+    # What is solved has an answer, even if its record does not spell it out.
+    answer = "(solved)" if tree.solved and tree.answer is None else tree.answer
+    return Verdict(answer, bool(tree.solved))
+
+
+def _asked_fewshot(info: "RunInfo") -> int | None:
+    """Return how many solved examples were asked for; None where the task chose."""
+    asked = info.free.get("num_fewshot")
+    return None if asked is None else int(asked)
+
+
+def _report(
+    info: "RunInfo", problems: tuple[ProblemView, ...], num_fewshot: int | None
+) -> Report | None:
+    """Return the share of solved problems as a report has it."""
+    flags = [
+        float(verdicts[SOLVED].correct)
+        for problem in problems
+        for verdicts in (sample.verdicts for sample in problem.samples)
+        if verdicts is not None
+    ]
+    if not flags:
+        return None
+    task = info.identity.get("task", {})
+    row = MetricRow(
+        task=task_name(info),
+        version=str(task.get("version", "")),
+        filter=SOLVED,
+        num_fewshot=num_fewshot,
+        metric=SOLVED,
+        **mean_row(flags),
+    )
+    done = sum(bool(problem.samples) for problem in problems)
+    missing = tuple(Incomplete(p.id, 0, 1) for p in problems if not p.samples)
+    return Report((row,), (), done, done, missing)

@@ -1,0 +1,315 @@
+"""Draw tokens from logits with randomness that belongs to the row, not to the batch.
+
+A draw is a pure function of (row seed, step, logits): one uniform number from a counter-based
+generator, looked up in the row's cumulative distribution. A sample therefore draws with the same
+numbers whatever batch it is decoded in, in whatever order, and after any preemption or resume. It
+is the same sample as far as its logits are, which a model may round otherwise in another batch.
+
+Shape letters: P distributions, N draws from each, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from treegen.device import to_device
+from treegen.params import MAX_SEED, SamplingParams
+from treegen.plan.plan import Request
+
+# Constants of SplitMix64 (Steele, Lea and Flood 2014), as signed 64-bit integers.
+_GAMMA = 0x9E3779B97F4A7C15 - 2**64
+_MIX1 = 0xBF58476D1CE4E5B9 - 2**64
+_MIX2 = 0x94D049BB133111EB - 2**64
+
+
+def row_seed(run_seed: int | None, prompt_id: str, sample_index: int) -> int:
+    """Seed of one sample, from 0 to 2**63 - 1: a hash of what names it and nothing else.
+
+    A run seed of None is 0.
+    """
+    key = f"{run_seed or 0}\0{sample_index}\0{prompt_id}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") & MAX_SEED
+
+
+def sample_seed(run_seed: int | None, request: Request, sample_index: int) -> int:
+    """Seed of one sample of a request."""
+    return row_seed(run_seed, request.origin or request.id, request.first + sample_index)
+
+
+def uniforms(seeds: Tensor, steps: Tensor) -> Tensor:
+    """Uniform float64 numbers in [0, 1), one per (seed, step); int64 in, same shape out."""
+    # int64 arithmetic wraps; the masks turn arithmetic shifts into logical ones.
+    z = seeds + (steps + 1) * _GAMMA
+    z = (z ^ ((z >> 30) & (2**34 - 1))) * _MIX1
+    z = (z ^ ((z >> 27) & (2**37 - 1))) * _MIX2
+    z = z ^ ((z >> 31) & (2**33 - 1))
+    return ((z >> 11) & (2**53 - 1)).to(torch.float64) * 2.0**-53
+
+
+NEVER = 2**62  # more tokens than any sample has
+_MAX_TOP_K = 2**24  # more than any vocabulary has, and exact as a float
+_BLOCK = 64  # tokens of the vocabulary that are summed together first
+_AT_ONCE = 2**24  # logits that are drawn from together, if not by the kernels for plain draws
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bias:
+    """What is added to the logits of tokens [K] while fewer than `until` [K] tokens are drawn."""
+
+    token: NDArray[np.int64]
+    value: NDArray[np.float32]
+    until: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Biases:
+    """Biases of P distributions: of each kind [U, K], filled up with nothing, and its kind [P]."""
+
+    token_UK: Tensor
+    value_UK: Tensor
+    until_UK: Tensor
+    index_P: Tensor
+
+    @staticmethod
+    def of(kinds: Sequence[Bias], index_P: Tensor) -> Biases | None:
+        """Those of P rows, row p having kinds[index_P[p]]; None if there are none."""
+        most = max((len(kind.token) for kind in kinds), default=0)
+        if not most:
+            return None
+
+        def column(name: str) -> Tensor:
+            arrays = [getattr(kind, name) for kind in kinds]
+            rows = [np.pad(array, (0, most - len(array))) for array in arrays]
+            return to_device(np.stack(rows), index_P.device)
+
+        return Biases(column("token"), column("value"), column("until"), index_P)
+
+    def add(self, logits_PV: Tensor, steps_P: Tensor) -> Tensor:
+        """The logits of draws after so many tokens, biased."""
+        index_P = self.index_P
+        holds_PK = steps_P[:, None] < self.until_UK[index_P]
+        value_PK = torch.where(holds_PK, self.value_UK[index_P], 0.0)
+        return logits_PV.scatter_add(1, self.token_UK[index_P], value_PK)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """Sampling parameters of P distributions as tensors [P]; None where no row uses one."""
+
+    temperature_P: Tensor
+    greedy_P: Tensor | None  # None: no row is greedy
+    all_greedy: bool
+    top_p_P: Tensor | None
+    top_k_P: Tensor | None
+    min_p_P: Tensor | None
+    num_logprobs: int
+    biases: Biases | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every row draws from all tokens as they are, and no alternatives are reported."""
+        filters = (self.top_p_P, self.top_k_P, self.min_p_P, self.biases)
+        return not self.num_logprobs and all(column is None for column in filters)
+
+    @staticmethod
+    def greedy(num: int, device: torch.device) -> SamplingBatch:
+        """Every row takes the likeliest token, until `load` says otherwise."""
+        temperature_P = torch.ones(num, device=device)
+        return SamplingBatch(temperature_P, temperature_P > 0, False, None, None, None, 0)
+
+    def of_rows(self, rows: slice) -> SamplingBatch:
+        """Those of some of the distributions."""
+
+        def part(column: Tensor | None) -> Tensor | None:
+            return None if column is None else column[rows]
+
+        return replace(
+            self,
+            temperature_P=self.temperature_P[rows],
+            greedy_P=part(self.greedy_P),
+            top_p_P=part(self.top_p_P),
+            top_k_P=part(self.top_k_P),
+            min_p_P=part(self.min_p_P),
+            biases=None
+            if self.biases is None
+            else replace(self.biases, index_P=self.biases.index_P[rows]),
+        )
+
+    def load(self, other: SamplingBatch) -> None:
+        """Copy the parameters of plain draws into the place of the first rows' own."""
+        assert self.is_plain and other.is_plain and self.greedy_P is not None
+        num = len(other.temperature_P)
+        self.temperature_P[:num] = other.temperature_P
+        self.greedy_P[:num] = False if other.greedy_P is None else other.greedy_P
+
+    @staticmethod
+    def of(
+        params: Sequence[SamplingParams],
+        index_P: Tensor,
+        biases: Sequence[Bias] = (),
+    ) -> SamplingBatch:
+        """Parameters of P rows, row p using params[index_P[p]] and biases[index_P[p]], if any."""
+
+        def of_each(values: list[float]) -> Tensor:
+            return to_device(np.array(values, dtype=np.float32), index_P.device)[index_P]
+
+        def column(values: list[float], default: float) -> Tensor | None:
+            return None if all(value == default for value in values) else of_each(values)
+
+        temperatures = [p.temperature for p in params]
+        top_k = column([min(p.top_k, _MAX_TOP_K) for p in params], 0)
+        return SamplingBatch(
+            temperature_P=of_each([t or 1.0 for t in temperatures]),
+            greedy_P=of_each(temperatures) == 0 if 0 in temperatures else None,
+            all_greedy=all(t == 0 for t in temperatures),
+            top_p_P=column([p.top_p for p in params], 1.0),
+            top_k_P=None if top_k is None else top_k.long(),
+            min_p_P=column([p.min_p for p in params], 0.0),
+            num_logprobs=max(p.logprobs for p in params),
+            biases=Biases.of(biases, index_P),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Drawn tokens and their log-probabilities under the unchanged logits (natural log)."""
+
+    tokens_PN: Tensor  # int64
+    logprobs_PN: Tensor  # float32
+    lse_P: Tensor  # float32, log-sum-exp of the logits; not finite where they are not numbers
+    top_tokens_PK: Tensor | None
+    top_logprobs_PK: Tensor | None
+
+    def first(self, num: int) -> Draws:
+        """Those of the first distributions."""
+        return Draws(
+            self.tokens_PN[:num],
+            self.logprobs_PN[:num],
+            self.lse_P[:num],
+            None if self.top_tokens_PK is None else self.top_tokens_PK[:num],
+            None if self.top_logprobs_PK is None else self.top_logprobs_PK[:num],
+        )
+
+
+def draw(logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: SamplingBatch) -> Draws:
+    """Draw N tokens from each of P rows of logits, in float32 whatever their type.
+
+    steps: tokens drawn before; the same for all draws of a row where it has biases.
+    """
+    if logits_PV.device.type == "cuda" and seeds_PN.shape[1] == 1 and params.is_plain:
+        tokens_P, logprobs_P, lse_P = _kernels().draw_blocks(
+            logits_PV, seeds_PN[:, 0], steps_PN[:, 0], params.temperature_P, params.greedy_P
+        )
+        return Draws(tokens_P[:, None], logprobs_P[:, None], lse_P, None, None)
+    # Sorted, summed and searched, logits take ten to twenty times their own memory.
+    most = max(_AT_ONCE // logits_PV.shape[1], 1)
+    if len(logits_PV) <= most:
+        return _draw(logits_PV, seeds_PN, steps_PN, params)
+    parts = []
+    for start in range(0, len(logits_PV), most):
+        rows = slice(start, start + most)
+        part = _draw(logits_PV[rows], seeds_PN[rows], steps_PN[rows], params.of_rows(rows))
+        parts.append(part)
+    return _joined(parts)
+
+
+def _joined(parts: list[Draws]) -> Draws:
+    def column(name: str) -> Any:
+        pieces = [getattr(part, name) for part in parts]
+        return None if pieces[0] is None else torch.cat(pieces)
+
+    return Draws(*(column(field.name) for field in fields(Draws)))
+
+
+def _draw(logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: SamplingBatch) -> Draws:
+    logits_PV = logits_PV.float()
+    lse_P = logits_PV.logsumexp(dim=-1)
+    biased_PV = logits_PV
+    if params.biases is not None:
+        biased_PV = params.biases.add(logits_PV, steps_PN[:, 0])
+    if params.all_greedy:
+        tokens_PN = biased_PV.argmax(dim=-1, keepdim=True).expand_as(seeds_PN)
+    else:
+        tokens_PN = _inverse_cdf(_weights(biased_PV, params), uniforms(seeds_PN, steps_PN))
+        if params.greedy_P is not None:
+            best_P1 = biased_PV.argmax(dim=-1, keepdim=True)
+            tokens_PN = torch.where(params.greedy_P[:, None], best_P1, tokens_PN)
+    logprobs_PN = logits_PV.gather(1, tokens_PN) - lse_P[:, None]
+    top_tokens = top_logprobs = None
+    if params.num_logprobs:
+        top = logits_PV.topk(min(params.num_logprobs, logits_PV.shape[-1]), dim=-1)
+        top_tokens, top_logprobs = top.indices, top.values - lse_P[:, None]
+    return Draws(tokens_PN, logprobs_PN, lse_P, top_tokens, top_logprobs)
+
+
+def _inverse_cdf(weights_PV: Tensor, uniform_PN: Tensor) -> Tensor:
+    """Per draw, the first token whose cumulative weight passes the uniform's share of the total.
+
+    First the block of the vocabulary is found, then the token in it, so that only one block is
+    summed token by token. Sums are float64: rounding must not move a boundary between two tokens.
+    """
+    num_rows, size = weights_PV.shape
+    if size <= 2 * _BLOCK:
+        return _search(weights_PV.cumsum(dim=-1, dtype=torch.float64), uniform_PN)
+    if size % _BLOCK:
+        weights_PV = torch.nn.functional.pad(weights_PV, (0, -size % _BLOCK))
+    blocks_PBW = weights_PV.view(num_rows, -1, _BLOCK)
+    sums_PB = blocks_PBW.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    target_PN = uniform_PN * sums_PB[:, -1:]
+    block_PN = _search(sums_PB, uniform_PN)
+    before_PN = torch.where(block_PN > 0, sums_PB.gather(1, (block_PN - 1).clamp(min=0)), 0.0)
+    row_P1 = torch.arange(num_rows, device=weights_PV.device)[:, None]
+    cdf_PNW = blocks_PBW[row_P1, block_PN].cumsum(dim=-1, dtype=torch.float64)
+    share_PN1 = ((target_PN - before_PN) / cdf_PNW[..., -1])[..., None]
+    return block_PN * _BLOCK + _search(cdf_PNW, share_PN1)[..., 0]
+
+
+def _search(cdf: Tensor, share: Tensor) -> Tensor:
+    """Index of the first cumulative weight past a share of the last; never one without weight."""
+    # A share below 1 times a total is below that total, in float64 too.
+    target = share.clamp(min=0.0, max=1 - 2.0**-53) * cdf[..., -1:]
+    # Weights that are not numbers, which the caller refuses, must not lead out of the table.
+    return torch.searchsorted(cdf, target, right=True).clamp_(max=cdf.shape[-1] - 1)
+
+
+def _kernels() -> ModuleType:
+    """The GPU's kernels, imported when a GPU first draws."""
+    from treegen.sampling import kernels as sampling_kernels
+
+    return sampling_kernels
+
+
+def _weights(logits_PV: Tensor, params: SamplingBatch) -> Tensor:
+    """Unnormalised probabilities after temperature, min_p, top_k and top_p; dropped tokens 0."""
+    weights = (logits_PV / params.temperature_P[:, None]).softmax(dim=-1)
+    if params.min_p_P is not None:
+        floor_P1 = weights.amax(dim=-1, keepdim=True) * params.min_p_P[:, None]
+        weights = weights.masked_fill(weights < floor_P1, 0.0)
+    if params.top_k_P is None and params.top_p_P is None:
+        return weights
+    # A stable sort, so that equal weights are kept by vocabulary order, not by batch.
+    sorted_PV, order_PV = weights.sort(dim=-1, descending=True, stable=True)
+    if params.top_k_P is not None:
+        size = logits_PV.shape[-1]
+        limit_P1 = torch.where(params.top_k_P > 0, params.top_k_P, size)[:, None]
+        rank_V = torch.arange(size, device=weights.device)
+        sorted_PV = sorted_PV.masked_fill(rank_V >= limit_P1, 0.0)
+    if params.top_p_P is not None:
+        # Keep a token while the mass before it is short of top_p; the first always stays.
+        mass_PV = sorted_PV.cumsum(dim=-1, dtype=torch.float64)
+        before_PV = mass_PV - sorted_PV
+        # top_p of 1 keeps everything, whatever the rounding of the sums.
+        top_p_P1 = torch.where(params.top_p_P >= 1, torch.inf, params.top_p_P)[:, None]
+        drop_PV = before_PV >= top_p_P1 * mass_PV[:, -1:]
+        drop_PV[:, 0] = False
+        sorted_PV = sorted_PV.masked_fill(drop_PV, 0.0)
+    return torch.zeros_like(weights).scatter_(1, order_PV, sorted_PV)

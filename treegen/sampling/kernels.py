@@ -1,0 +1,122 @@
+"""Draw tokens on a GPU in one pass over the logits: inverse CDF, block by block.
+
+The first kernel reads each logit once and leaves, per row and block of the vocabulary, the block's
+largest logit and its sums of exponentials, plain and tempered. The second finds the block in which
+the row's uniform number falls and searches that block alone.
+
+Legend: P rows, V vocabulary, B blocks of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 4096
+# Where they start depends on the number of rows; none needs a kernel of its own for that.
+SUMS = ("tops", "plain", "tempered")
+
+
+@triton.jit(do_not_specialize_on_alignment=SUMS)
+def _block_sums(
+    logits, temperature, tops, plain, tempered, row_stride, V, B, BLOCK: tl.constexpr
+):  # fmt: skip
+    """One program: one row and block. Sums are of exp(x - top), top being the block's largest."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits + row * row_stride + at, mask=at < V, other=float("-inf")).to(tl.float32)
+    top = tl.max(x, 0)
+    floor = tl.where(top == float("-inf"), 0.0, top)
+    inverse = 1.0 / tl.load(temperature + row)
+    weight = tl.sum(tl.exp(x - floor), 0)
+    tl.store(tops + row * B + block, top)
+    tl.store(plain + row * B + block, weight)
+    # Exponentials take as long as reading the logits does.
+    if inverse != 1.0:
+        weight = tl.sum(tl.exp((x - floor) * inverse), 0)
+    tl.store(tempered + row * B + block, weight)
+
+
+@triton.jit
+def _uniform(seed, step):
+    """`treegen.sampling.draw.uniforms`: a float64 in [0, 1)."""
+    z = seed + (step + 1) * (-7046029254386353131)
+    z = (z ^ ((z >> 30) & (2**34 - 1))) * -4658895280553007687
+    z = (z ^ ((z >> 27) & (2**37 - 1))) * -7723592293110705685
+    z = z ^ ((z >> 31) & (2**33 - 1))
+    return ((z >> 11) & (2**53 - 1)).to(tl.float64) * 2.0**-53
+
+
+@triton.jit(do_not_specialize_on_alignment=("seeds", "steps", *SUMS))
+def _pick(
+    logits, temperature, greedy, seeds, steps, tops, plain, tempered, tokens, logprobs, lses,
+    row_stride, V, B, HAS_GREEDY: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program: one row. The token is the first whose cumulative weight passes the target."""
+    row = tl.program_id(0).to(tl.int64)
+    b = tl.arange(0, ROOM)
+    there = b < B
+    top = tl.load(tops + row * B + b, mask=there, other=float("-inf"))
+    best = tl.max(top, 0)
+    floor = tl.where(best == float("-inf"), 0.0, best)
+    inverse = 1.0 / tl.load(temperature + row)
+    sums = tl.load(plain + row * B + b, mask=there, other=0.0)
+    lse = floor + tl.log(tl.sum(sums * tl.exp(top - floor), 0))
+    weights = tl.load(tempered + row * B + b, mask=there, other=0.0)
+    weights = weights * tl.exp((top - floor) * inverse)
+    reached = tl.cumsum(weights, 0)
+    uniform = _uniform(tl.load(seeds + row), tl.load(steps + row)).to(tl.float32)
+    target = uniform * tl.sum(weights, 0)
+    # Of blocks with any weight, the first that reaches past the target; the last if rounding
+    # leaves none.
+    last = tl.max(tl.where(weights > 0, b, 0), 0)
+    block = tl.minimum(tl.sum(tl.where(reached <= target, 1, 0), 0), last)
+    is_greedy = HAS_GREEDY and tl.load(greedy + row) != 0
+    block = tl.where(is_greedy, tl.min(tl.where(top == best, b, ROOM), 0), block)
+    before = tl.sum(tl.where(b < block, weights, 0.0), 0)
+
+    n = tl.arange(0, BLOCK)
+    at = block * BLOCK + n
+    x = tl.load(logits + row * row_stride + at, mask=at < V, other=float("-inf")).to(tl.float32)
+    weight = tl.exp((x - floor) * inverse)
+    inside = tl.cumsum(weight, 0)
+    last = tl.max(tl.where(weight > 0, n, 0), 0)
+    index = tl.minimum(tl.sum(tl.where(inside <= target - before, 1, 0), 0), last)
+    index = tl.where(is_greedy, tl.min(tl.where(x == best, n, BLOCK), 0), index)
+    index = tl.minimum(index, BLOCK - 1)
+    chosen = tl.max(tl.where(n == index, x, float("-inf")), 0)
+    # Of logits that are not numbers, which the caller refuses, a token of the vocabulary too.
+    tl.store(tokens + 2 * row, tl.minimum(block * BLOCK + index, V - 1).to(tl.int64))
+    tl.store(logprobs + 4 * row, chosen - lse)
+    tl.store(lses + 4 * row, lse)
+
+
+def draw_blocks(
+    logits_PV: Tensor, seeds_P: Tensor, steps_P: Tensor, temperature_P: Tensor,
+    greedy_P: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Tokens [P] (int64), their logprobs and the logits' LSE [P] (float32), natural log.
+
+    logits of any floating type; seeds and steps int64, dense; temperature is not 0 where greedy_P
+    is false. A row with a NaN has an LSE that is not finite. The results are one piece of memory.
+    """
+    rows, size = logits_PV.shape
+    blocks = triton.cdiv(size, BLOCK)
+    sums = torch.empty(3, rows, blocks, dtype=torch.float32, device=logits_PV.device)
+    result_P2 = torch.empty(rows, 2, dtype=torch.int64, device=logits_PV.device)
+    tokens_P = result_P2[:, 0]
+    logprobs_P, lse_P = result_P2.view(torch.float32)[:, 2:].unbind(1)
+    if rows == 0:
+        return tokens_P, logprobs_P, lse_P
+    stride = logits_PV.stride(0)
+    _block_sums[(rows, blocks)](
+        logits_PV, temperature_P, sums[0], sums[1], sums[2], stride, size, blocks, BLOCK=BLOCK
+    )
+    _pick[(rows,)](
+        logits_PV, temperature_P, seeds_P if greedy_P is None else greedy_P, seeds_P, steps_P,
+        sums[0], sums[1], sums[2], tokens_P, logprobs_P, lse_P, stride, size, blocks,
+        HAS_GREEDY=greedy_P is not None, ROOM=triton.next_power_of_2(blocks), BLOCK=BLOCK,
+    )  # fmt: skip
+    return tokens_P, logprobs_P, lse_P

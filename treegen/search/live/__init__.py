@@ -1,0 +1,1 @@
+"""Nodes of a search as segments and requests of a running scheduler."""

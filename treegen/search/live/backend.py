@@ -1,0 +1,396 @@
+"""What computes live searches: nodes become requests and segments of one scheduler.
+
+A node's context is a segment of the scheduler's live tree. Sampling adds a request below it; what a
+row generates becomes a segment with the pages that the row had, so that branching takes references
+and computes one token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from treegen.engine.finish import Grown
+from treegen.engine.scheduler import Scheduler
+from treegen.engine.segment import LiveRequest, LiveSegment
+from treegen.engine.store import path_tokens
+from treegen.errors import CacheFullError, CapacityError, InputError
+from treegen.outputs import Completion, Score
+from treegen.params import SamplingParams
+from treegen.plan.plan import Plan, Request, row_pages, segment_pages
+from treegen.plan.requests import check_scored, check_vocabulary, token_ids
+from treegen.plan.unnamed import DrawnBefore, origin_of
+from treegen.prompts.detokenize import Detokenizer
+from treegen.prompts.radix import Tokens
+from treegen.prompts.stops import Stopping
+from treegen.prompts.tokens import append_text, encode_texts
+from treegen.search.budget import SearchUsage
+from treegen.search.live.prompts import PromptIndex
+from treegen.search.node import Context, Drawn, Search
+from treegen.spec import ModelSpec
+
+_TAIL = 32  # tokens of context that text after it may depend on
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class LiveContext:
+    """The context of a node. given: all of it is given text, none was generated."""
+
+    segment: LiveSegment
+    given: bool
+    released: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens from the start of the prompt."""
+        return self.segment.stop
+
+    def tail(self) -> Tokens:
+        """The last tokens."""
+        parts: list[Tokens] = []
+        missing = _TAIL
+        for segment in self.segment.path():
+            parts.append(segment.tokens[-missing:])
+            missing -= len(parts[-1])
+            if missing <= 0:
+                break
+        return np.concatenate(parts[::-1])
+
+
+@dataclass(slots=True, eq=False)
+class Ticket(Generic[T]):
+    """Something that a search waits for.
+
+    results: in the order they were asked for, None for what has not come. requests: those of the
+    scheduler that are not over, with the place of their first result. future: where an event loop
+    waits for it.
+    """
+
+    search: Search
+    results: list[T | None]
+    requests: dict[LiveRequest, int] = field(default_factory=dict)
+    future: asyncio.Future[None] | None = None
+    is_done: bool = False
+
+    def finish(self) -> None:
+        """Nothing more will come; whoever awaits it goes on."""
+        self.is_done = True
+        if self.future is not None and not self.future.done():
+            self.future.set_result(None)
+
+    def __await__(self) -> Generator[Any, None, list[T | None]]:
+        if not self.is_done:
+            try:
+                self.future = asyncio.get_running_loop().create_future()
+            except RuntimeError:  # No event loop: `Session.tell` drives the coroutine.
+                yield
+            else:
+                yield from self.future
+        return self.results
+
+
+class LiveBackend:
+    """The Backend of searches that share one scheduler's steps."""
+
+    def __init__(
+        self,
+        *,
+        tokenizer: Any,
+        spec: ModelSpec,
+        params: SamplingParams,
+        max_rows: int,
+        stopping_of: Callable[[SamplingParams], Stopping],
+        make_scheduler: Callable[[Stopping, Callable[[LiveRequest, Completion], Grown]], Scheduler],
+        make_plan: Callable[[Sequence[Request]], Plan],
+        before: DrawnBefore | None = None,
+    ) -> None:
+        """A backend without any tree yet. params: with the most logprobs that are asked for.
+
+        make_scheduler: of stop conditions and what is called with every finished sample.
+        before: searches of unnamed prompts by other backends, from which those here go on.
+        """
+        self.tokenizer, self.spec, self.params = tokenizer, spec, params
+        self._make_plan, self._stopping_of = make_plan, stopping_of
+        self._before, self._own_before = before or DrawnBefore(), DrawnBefore()
+        self._param_sets = {params.drawing: 0}
+        self.scheduler = make_scheduler(stopping_of(params), self._on_grown)
+        self._prompts = PromptIndex(self.scheduler.store, rows=max_rows)
+        self._detokenizer = Detokenizer(tokenizer)
+        self._tickets: dict[int, tuple[Ticket[Any], LiveRequest]] = {}  # by request
+        self._ended: dict[tuple[int, int], Completion] = {}  # by request and sample, in a step
+        self.new: list[Ticket[Any]] = []
+        self.closed = False
+
+    # Contexts
+
+    def new_origin(self, context: Context, seed: int | None) -> str:
+        """What the randomness of one more unnamed search of a prompt belongs to."""
+        assert isinstance(context, LiveContext)
+        before = self._before if seed is None else self._own_before
+        return before.search(origin_of(path_tokens(context.segment)))
+
+    def prompts_together(
+        self, contents: Sequence[str | Sequence[int]], *, rows: int
+    ) -> list[Context]:
+        """Contexts of prompts that are known together, each expected to have so many rows."""
+        requests = [
+            Request(str(index), tokens, samples=rows, rows=rows, max_tokens=1)
+            for index, tokens in enumerate(self._encode(contents))
+        ]
+        ends = self._prompts.add_plan(self._make_plan(requests))
+        return [LiveContext(segment, given=True) for segment in ends]
+
+    def _encode(self, contents: Sequence[str | Sequence[int]]) -> list[Tokens]:
+        texts = [content for content in contents if isinstance(content, str)]
+        encoded = iter(encode_texts(texts, self.tokenizer))
+        tokens: list[Tokens] = [
+            next(encoded) if isinstance(content, str) else token_ids(f"prompt {index}", content)
+            for index, content in enumerate(contents)
+        ]
+        for index, ids in enumerate(tokens):
+            if not len(ids):
+                raise InputError(f"prompt {index} has no tokens; give it some text or token ids")
+            check_vocabulary(str(index), ids, self.spec)
+        return tokens
+
+    def prompt(self, content: str | Sequence[int], usage: SearchUsage) -> LiveContext:
+        """The context of a prompt; its tokens are charged when they are computed."""
+        self._check_open()
+        return LiveContext(self._prompts.find(self._encode([content])[0]), given=True)
+
+    def extend(self, context: Context, text: str) -> LiveContext:
+        """The context with text appended."""
+        self._check_open()
+        assert isinstance(context, LiveContext)
+        segment = context.segment
+        replaced, ids = append_text(self.tokenizer, context.tail(), text, whole=context.given)
+        check_vocabulary("extension", ids, self.spec)
+        if context.given:
+            before = path_tokens(segment)
+            tokens = np.concatenate([before[: len(before) - replaced], ids])
+            return LiveContext(self._prompts.find(tokens), given=True)
+        if not len(ids):
+            segment.refs += 1
+            return LiveContext(segment, given=False)
+        return LiveContext(self.scheduler.store.add(segment, ids), given=False)
+
+    def release(self, context: Context) -> None:
+        """Forget a context; what others share with it stays."""
+        assert isinstance(context, LiveContext)
+        if not context.released and not self.closed:
+            context.released = True
+            self.scheduler.store.release(context.segment)
+
+    # Calls
+
+    async def sample(
+        self, context: Context, key: str, indices: range, params: SamplingParams, search: Search
+    ) -> Sequence[Drawn | None]:
+        """One sample per index, in that order."""
+        self._check_open()
+        assert isinstance(context, LiveContext)
+        room = self.spec.context_length - context.num_tokens
+        if room < 1:
+            raise CapacityError(
+                f"node {key!r} has {context.num_tokens:,} tokens, which is the model's whole "
+                "context; nothing can be drawn from it"
+            )
+        rows = 1 if params.temperature == 0 else len(indices)
+        spec = Request(
+            key, context.tail(), len(indices), rows, min(params.max_tokens, room),
+            origin=search.origin_of(key),
+        )  # fmt: skip
+        self._check_fits(context.segment, spec)
+        self.scheduler.store.promote(context.segment, rows)
+        param_set = self._param_set(params)
+        ticket: Ticket[Drawn] = Ticket(search, [None] * len(indices))
+        self._submit(ticket, spec, context.segment, param_set, indices)
+        return await self._until_done(ticket)
+
+    async def score(self, context: Context, texts: Sequence[str], search: Search) -> list[Score]:
+        """Log-likelihood of each text after a context."""
+        self._check_open()
+        assert isinstance(context, LiveContext)
+        store, tail = self.scheduler.store, context.tail()
+        ticket: Ticket[Score] = Ticket(search, [None] * len(texts))
+        encoded = [append_text(self.tokenizer, tail, text, whole=False)[1] for text in texts]
+        for text, ids in zip(texts, encoded, strict=True):
+            if not len(ids):
+                raise InputError(f"text {text!r} has no tokens; give it at least one to score")
+            check_vocabulary("score", ids, self.spec)
+            check_scored(f"the node with text {text!r}", context.num_tokens + len(ids), self.spec)
+        spec = Request("score", tail, 0, 0, 1, score_from=context.num_tokens)
+        segments = [store.add(context.segment, ids) for ids in encoded]
+        try:
+            for segment in segments:
+                self._check_fits(segment, spec)
+            for place, segment in enumerate(segments):
+                self._submit(ticket, spec, segment, 0, range(place, place))
+        finally:
+            for segment in segments:
+                store.release(segment)  # Its request refers to it now, if there is one.
+        return [score for score in await self._until_done(ticket) if score is not None]
+
+    def cancel(self, search: Search) -> None:
+        """End all that a search waits for: its awaits return what they have."""
+        for ticket in {id(t): t for t, _ in self._tickets.values() if t.search is search}.values():
+            self._cancel(ticket)
+
+    def _submit(
+        self, ticket: Ticket[Any], spec: Request, segment: LiveSegment, params: int, indices: range
+    ) -> None:
+        request = self.scheduler.add(spec, segment, params, indices)
+        ticket.requests[request] = indices.start
+        self._tickets[request.index] = ticket, request
+        self.new.append(ticket)
+
+    async def _until_done(self, ticket: Ticket[T]) -> list[T | None]:
+        try:
+            return await ticket
+        except BaseException:
+            # Whoever waited will not see what has come.
+            for each in ticket.results if not self.closed else ():
+                if isinstance(each, Drawn):
+                    self.release(each.context)
+            raise
+        finally:
+            self._cancel(ticket)
+
+    def _cancel(self, ticket: Ticket[Any]) -> None:
+        counts = self.scheduler.rows.count
+        for request in list(ticket.requests):
+            ticket.search.usage.tokens_decoded += int(counts[list(request.slots or ())].sum())
+            self.scheduler.cancel(request.index)
+            self._settle(ticket, request)
+        ticket.finish()
+
+    def _settle(self, ticket: Ticket[Any], request: LiveRequest) -> None:
+        """A request is over; its ticket is done with its last one."""
+        del self._tickets[request.index], ticket.requests[request]
+        ticket.search.usage.tokens_prefilled += request.num_prefilled
+        if not ticket.requests:
+            ticket.finish()
+
+    # Steps
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything was asked for that is not done."""
+        # Scores may have come while something else was cancelled, outside any step.
+        return self.scheduler.has_work or bool(self.scheduler.scores)
+
+    def step(self) -> None:
+        """Run one forward pass over what all searches wait for."""
+        self.new.clear()
+        try:
+            self.scheduler.step()
+            self._collect()
+        except BaseException:
+            self.close()
+            raise
+        self._check_budgets()
+
+    def _collect(self) -> None:
+        """Hand samples and scores that are finished to whoever waits for them."""
+        for (index, sample), segment in self.scheduler.grown.items():
+            completion = self._ended.pop((index, sample))
+            if index not in self._tickets:  # its search was stopped when it had just ended
+                self.scheduler.store.release(segment)
+                continue
+            ticket, request = self._tickets[index]
+            ticket.search.usage.tokens_decoded += completion.num_tokens
+            context = LiveContext(segment, given=False)
+            ticket.results[sample - ticket.requests[request]] = Drawn(completion, context)
+        for index in {index for index, _ in self.scheduler.grown} & self._tickets.keys():
+            ticket, request = self._tickets[index]
+            if not request.samples:
+                self._settle(ticket, request)
+        self.scheduler.grown.clear()
+        for index, score in self.scheduler.scores.items():
+            if index in self._tickets:
+                ticket, request = self._tickets[index]
+                ticket.results[ticket.requests[request]] = score
+                self._settle(ticket, request)
+        self.scheduler.scores.clear()
+
+    def _on_grown(self, request: LiveRequest, completion: Completion) -> Grown:
+        """What the segment of a sample holds: the tokens that its text, cut at the stop, has."""
+        self._ended[request.index, completion.sample_index] = completion
+        tail, tokens, text = request.spec.tokens, completion.tokens, completion.text
+        stopping = self.scheduler.param_sets[request.params].stopping
+        if tokens[-1] in stopping.ids:
+            kept = np.array(stopping.kept(tokens), dtype=np.int32)
+            return Grown(kept, num_generated=len(kept))
+        for count in range(len(tokens), -1, -1):
+            before = self._detokenizer.text(tail, tokens[:count])
+            if text.startswith(before):
+                break
+        generated = np.array(tokens[:count], dtype=np.int32)
+        tail = np.concatenate([tail, generated])[-_TAIL:]
+        _, rest = append_text(self.tokenizer, tail, text[len(before) :], whole=False)
+        return Grown(np.concatenate([generated, rest]), num_generated=count)
+
+    def _check_budgets(self) -> None:
+        """Stop searches whose live rows have used up their tokens, or whose time is over."""
+        limited = {
+            ticket.search
+            for ticket, _ in self._tickets.values()
+            if ticket.search.budget.tokens or ticket.search.budget.seconds
+        }
+        if not limited:
+            return
+        rows, slots = self.scheduler.rows, self.scheduler.live.started()
+        requests, place = np.unique(rows.request[slots], return_inverse=True)
+        tokens = np.bincount(place, weights=rows.count[slots], minlength=len(requests))
+        live: Counter[Search] = Counter()
+        for index, count in zip(requests.tolist(), tokens.tolist(), strict=True):
+            live[self._tickets[index][0].search] += int(count)
+        for search in limited:
+            reason = search.budget.exceeded(search.usage, drawing=True, live_tokens=live[search])
+            if reason:
+                search.stop(reason)
+
+    def _param_set(self, params: SamplingParams) -> int:
+        if params.logprobs > self.params.logprobs:
+            raise InputError(
+                f"logprobs={params.logprobs} in a session that records {self.params.logprobs}; "
+                "ask for them when the session is opened"
+            )
+        key = params.drawing
+        if key not in self._param_sets:
+            self._param_sets[key] = self.scheduler.add_params(params, self._stopping_of(params))
+        return self._param_sets[key]
+
+    def _check_fits(self, segment: LiveSegment, spec: Request) -> None:
+        cache, size = self.scheduler.cache, self.scheduler.cache.page_size
+        needed = sum(segment_pages(s.base, s.start, s.stop, size) for s in segment.path())
+        if spec.rows:
+            needed += row_pages(segment.base_below, segment.stop, spec.max_tokens, size)
+        if needed > cache.pool.num_pages:
+            raise CacheFullError(
+                f"node {spec.id!r} ({segment.stop:,} tokens, max_tokens {spec.max_tokens:,}) needs "
+                f"{needed * size:,} cache tokens even alone, but "
+                f"{cache.pool.num_pages * size:,} fit; give more memory or lower "
+                "max_tokens"
+            )
+
+    def close(self) -> None:
+        """End all searches and free what they hold; those that wait are stopped."""
+        if self.closed:
+            return
+        self.closed = True
+        self.scheduler.close()
+        self.scheduler.scores.clear()
+        for search in {ticket.search for ticket, _ in self._tickets.values()}:
+            search.stop("the session was closed")
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise InputError("the session is closed, and its caches are gone; open another")

@@ -1,0 +1,111 @@
+"""Given text in a session: which tokens it has, and which segments have them already.
+
+Prompts are matched against those before them from the root down. One that parts inside a segment
+splits it where nothing of it was computed yet, and else goes on from a view of its first pages, so
+that what two prompts share is computed and kept once, whatever order they come in.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from treegen.engine.segment import LiveSegment
+from treegen.engine.store import SegmentStore
+from treegen.plan.plan import Plan
+from treegen.prompts.radix import Tokens, common_prefix
+
+_MAX_HELD = 256
+
+
+class PromptIndex:
+    """Segments of given text by what they go on from and their first token."""
+
+    def __init__(self, store: SegmentStore, *, rows: int) -> None:
+        """No prompts yet. rows: how many may come to hang below what prompts share."""
+        self._store, self._rows = store, rows
+        self._page_size = store.cache.page_size
+        self._below: dict[tuple[int, int], list[LiveSegment]] = {}
+        # Views and prompts used lately stay known when nothing hangs below them for a moment.
+        self._held: OrderedDict[int, LiveSegment] = OrderedDict()
+
+    def add_plan(self, plan: Plan) -> list[LiveSegment]:
+        """The last segment of every prompt of a plan, each with one reference for the caller."""
+        live = self._store.add_plan(plan)
+        for segment in live:
+            self._note(segment)
+        ends = [live[int(index)] for index in plan.segment_of]
+        for segment in ends:
+            segment.refs += 1
+        return ends
+
+    def find(self, tokens: Tokens) -> LiveSegment:
+        """The segment that ends a prompt, with one reference for the caller."""
+        parent: LiveSegment | None = None
+        rest = tokens
+        while len(rest):
+            match, cut = self._furthest(parent, rest)
+            if match is None:
+                break
+            if cut < match.stop:
+                match = self._part(match, cut)
+            elif match.index in self._held:
+                self._held.move_to_end(match.index)
+            rest = rest[len(match.tokens) :]
+            parent = match
+        if parent is not None and not len(rest):
+            parent.refs += 1
+            return parent
+        if parent is not None:
+            self._store.promote(parent, self._rows)
+        segment = self._hold(self._store.add(parent, rest))
+        segment.refs += 1
+        return segment
+
+    def _furthest(
+        self, parent: LiveSegment | None, tokens: Tokens
+    ) -> tuple[LiveSegment | None, int]:
+        """Of the segments below `parent` the one that most tokens can be shared with.
+
+        And up to which position: of several one that ends there. None if no token can be.
+        """
+        key = self._key(parent, tokens)
+        alive = [s for s in self._below.get(key, ()) if s.refs > 0]
+        if not alive:
+            self._below.pop(key, None)
+            return None, 0
+        self._below[key] = alive
+        cuts = [self._cut(s, common_prefix(s.tokens, tokens)) for s in alive]
+        best = max(range(len(alive)), key=lambda i: (cuts[i], -len(alive[i].tokens)))
+        return (alive[best], cuts[best]) if cuts[best] > alive[best].start else (None, 0)
+
+    def _cut(self, segment: LiveSegment, shared: int) -> int:
+        """Where a segment can be parted whose first tokens are shared."""
+        cut = segment.start + shared
+        if cut == segment.stop or self._store.can_split(segment):
+            return cut
+        return cut - (cut - segment.base) % self._page_size
+
+    def _part(self, segment: LiveSegment, cut: int) -> LiveSegment:
+        """The part of a segment up to position `cut`, which stays known."""
+        if not self._store.can_split(segment):
+            return self._hold(self._store.view(segment, cut, rows=self._rows))
+        self._below[self._key(segment.parent, segment.tokens)].remove(segment)
+        part = self._hold(self._store.split(segment, cut, rows=self._rows))
+        self._note(segment)
+        return part
+
+    @staticmethod
+    def _key(parent: LiveSegment | None, tokens: Tokens) -> tuple[int, int]:
+        return parent.index if parent is not None else -1, int(tokens[0])
+
+    def _note(self, segment: LiveSegment) -> None:
+        self._below.setdefault(self._key(segment.parent, segment.tokens), []).append(segment)
+
+    def _hold(self, segment: LiveSegment) -> LiveSegment:
+        """Keep the caller's reference on a new segment until many others have been used since."""
+        self._note(segment)
+        self._held[segment.index] = segment
+        while len(self._held) > _MAX_HELD:
+            _, oldest = self._held.popitem(last=False)
+            self._store.release(oldest)
+        return segment

@@ -1,0 +1,139 @@
+"""Hundreds of searches at once: coroutines that wait for samples share every forward pass."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+
+from treegen.params import SamplingParams
+from treegen.search.budget import Budget
+from treegen.search.live.backend import LiveBackend
+from treegen.search.loop import IdleLoop, end_tasks, run_apart
+from treegen.search.node import Context, Search, SearchFn
+from treegen.search.problems import Problem
+from treegen.search.result import SearchResult
+from treegen.search.running import Running
+
+
+class SearchRun(Iterator[SearchResult]):
+    """Results of searches as they finish; closing it ends those that have not.
+
+    names: of the problems, in their order. One failing search fails alone: its result has the
+    error and its tree so far. Errors of the model itself end the run.
+    """
+
+    def __init__(
+        self,
+        backend: LiveBackend,
+        fn: SearchFn,
+        problems: Sequence[Problem],
+        *,
+        params: SamplingParams,
+        concurrency: int,
+        budget: Budget | None,
+        rows: int,
+    ) -> None:
+        """Made by `LLM.search_stream`. rows: how many a search is expected to have at once."""
+        self.backend = backend
+        self.names = [problem.name for problem in problems]
+        self._fn, self._params, self._budget = fn, params, budget
+        self._concurrency = concurrency
+        contexts = backend.prompts_together([each.content for each in problems], rows=rows)
+        self._waiting: deque[tuple[Problem, Context, str | None]] = deque(
+            (
+                problem,
+                context,
+                None if problem.is_named else backend.new_origin(context, params.seed),
+            )
+            for problem, context in zip(problems, contexts, strict=True)
+        )
+        self._running: set[Running] = set()
+        self._results: deque[SearchResult] = deque()
+        self._loop = IdleLoop(self._on_idle, backend)
+        self.closed = False
+
+    @property
+    def num_running(self) -> int:
+        """Searches under way."""
+        return len(self._running)
+
+    @property
+    def num_unknown(self) -> int:
+        """Searches begun whose results have not come out."""
+        return len(self._running) + len(self._results)
+
+    def __next__(self) -> SearchResult:
+        while not self._results and not self.closed:
+            if not self._waiting and not self._running:
+                self.close()
+                break
+            self.step()
+        if not self._results:
+            raise StopIteration
+        return self._results.popleft()
+
+    def step(self) -> None:
+        """Run all searches up to where they wait, and one forward pass over what they wait for.
+
+        For a caller that wants to look around between passes; results come from the iterator.
+        """
+        try:
+            while self._waiting and len(self._running) < self._concurrency:
+                self._begin(*self._waiting.popleft())
+            run_apart(self._loop.run_forever)
+            if self.closed:  # By a search.
+                self.close()
+            elif self.backend.has_work:
+                self.backend.step()
+        except BaseException:
+            self.close()
+            raise
+
+    def _on_idle(self) -> bool:
+        """Leave the loop for a forward pass, for a result, or for further searches."""
+        if self.closed:
+            return False
+        if any(each.end_wait() for each in self._running):
+            return True
+        if self.backend.has_work or self._results or not self._running:
+            self._loop.stop()
+            return True
+        return False  # They all wait for something else, such as a tool.
+
+    def _begin(self, problem: Problem, context: Context, origin: str | None) -> None:
+        search = Search(
+            self.backend, problem.content, name=problem.name, params=self._params,
+            budget=self._budget, context=context, origin=origin,
+        )  # fmt: skip
+        running = Running(self._loop, self._fn, search, self._note)
+        running.task.add_done_callback(lambda _: self._running.discard(running))
+        self._running.add(running)
+
+    def _note(self, result: SearchResult) -> None:
+        if not self.closed:
+            self._results.append(result)
+
+    def close(self) -> None:
+        """End all searches; those that have not finished have no result."""
+        self.closed = True
+        self.backend.close()
+        self._waiting.clear()
+        if self._loop.is_running():  # A search closes the run: it ends as soon as that one waits.
+            self._loop.stop()
+        elif not self._loop.is_closed():
+            run_apart(lambda: self._loop.run_until_complete(end_tasks()))
+            self._loop.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "closed"):
+            self.close()
+
+    def __enter__(self) -> SearchRun:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.close()

@@ -1,0 +1,1 @@
+"""Ways to search: functions of a root node."""

@@ -1,0 +1,72 @@
+"""Beam search over steps."""
+
+from __future__ import annotations
+
+from treegen.search.budget import BudgetReached
+from treegen.search.evaluate import Evaluate
+from treegen.search.node import SearchNode
+from treegen.search.propose import Propose
+from treegen.search.result import Found
+from treegen.search.strategies.common import (
+    Done,
+    State,
+    assess,
+    check_counts,
+    conclude,
+    distinct,
+    propose_all,
+    prune,
+    rank,
+    text_state,
+)
+
+
+async def beam(
+    root: SearchNode,
+    propose: Propose,
+    evaluate: Evaluate,
+    done: Done,
+    *,
+    width: int,
+    depth: int,
+    state: State = text_state,
+) -> Found:
+    """Take all paths on by a step, keep the best ones, and so on.
+
+    width: paths that are kept, finished ones among them, so `width` solutions at most are found.
+    depth: steps at most. Of nodes with equal states one is kept. Found is the solution of most
+    value; for a vote weighted by values give what is found to `vote`.
+    """
+    check_counts(width=width, depth=depth)
+    try:
+        stopped = await beam_down(
+            root, propose, evaluate, done, width=width, depth=depth, state=state
+        )
+    except BudgetReached as end:
+        stopped = str(end)
+    return await conclude(root, done, evaluate, stopped)
+
+
+async def beam_down(
+    root: SearchNode,
+    propose: Propose,
+    evaluate: Evaluate,
+    done: Done,
+    *,
+    width: int,
+    depth: int,
+    state: State,
+) -> str:
+    """Grow the tree below root as `beam` does, and return why it stopped before it was through."""
+    frontier, seen, num_finished = [root], {state(root)}, 0
+    for _ in range(depth):
+        steps = distinct(await propose_all(frontier, propose), state, seen, root)
+        await assess(steps, evaluate)
+        ranked = rank(steps)
+        places = width - num_finished
+        prune(ranked[places:], root)
+        frontier = [node for node in ranked[:places] if not done(node)]
+        num_finished += len(ranked[:places]) - len(frontier)
+        if not frontier:
+            return ""
+    return f"depth of {depth} steps reached"

@@ -1,0 +1,78 @@
+"""Best-first search: always go on from the most promising node of the whole tree."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Hashable
+
+from treegen.search.budget import BudgetReached
+from treegen.search.evaluate import Evaluate
+from treegen.search.node import SearchNode
+from treegen.search.propose import Propose
+from treegen.search.result import Found
+from treegen.search.strategies.common import (
+    Done,
+    State,
+    assess,
+    check_counts,
+    conclude,
+    distinct,
+    place,
+    propose_all,
+    prune,
+    split,
+    text_state,
+)
+
+
+async def best_first(
+    root: SearchNode,
+    propose: Propose,
+    evaluate: Evaluate,
+    done: Done,
+    *,
+    max_expansions: int | None = None,
+    batch: int = 1,
+    prune_below: float = -math.inf,
+    solutions: int | None = 1,
+    state: State = text_state,
+) -> Found:
+    """Expand nodes in the order of their values, whatever their depth.
+
+    max_expansions: nodes that next steps are proposed for, at most. batch: nodes expanded side by
+    side. prune_below: a node of less value is given up. solutions: end when so many are
+    finished, that is, are done and no open node is better; None goes on until nothing is open.
+    """
+    check_counts(max_expansions=max_expansions, batch=batch, solutions=solutions)
+    seen: set[Hashable] = {state(root)}
+    # Places differ, so nodes themselves are never compared.
+    opened = [(-math.inf, place(root), root)]
+    stopped, num_expansions, num_finished = "", 0, 0
+    try:
+        while opened and num_finished != solutions and not stopped:
+            chosen: list[SearchNode] = []
+            while opened and len(chosen) < batch and num_finished != solutions:
+                node = opened[0][2]
+                finished = node is not root and done(node)
+                if finished and chosen:
+                    break  # those chosen are better
+                heapq.heappop(opened)
+                if finished:
+                    num_finished += 1
+                else:
+                    chosen.append(node)
+            if max_expansions is not None and num_expansions + len(chosen) > max_expansions:
+                chosen = chosen[: max_expansions - num_expansions]
+                stopped = f"limit of {max_expansions} expansions reached"
+            num_expansions += len(chosen)
+            steps = distinct(await propose_all(chosen, propose), state, seen, root)
+            await assess(steps, evaluate)
+            good, bad = split(steps, prune_below)
+            prune(bad, root)
+            prune((node for node in chosen if not node.children and node is not root), root)
+            for node in good:
+                heapq.heappush(opened, (-(node.value or 0.0), place(node), node))
+    except BudgetReached as end:
+        stopped = str(end)
+    return await conclude(root, done, evaluate, stopped)

@@ -1,0 +1,36 @@
+"""Best of n: draw whole solutions, keep the best one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from treegen.search.budget import BudgetReached
+from treegen.search.evaluate import Evaluate
+from treegen.search.node import SearchNode
+from treegen.search.result import Found
+from treegen.search.strategies.common import assess, check_counts, conclude
+
+
+async def best_of_n(root: SearchNode, n: int, evaluate: Evaluate, **overrides: Any) -> Found:
+    """Draw n samples and rank them by what an evaluation makes of them.
+
+    overrides: as for `SearchNode.sample`. Every sample is a candidate. Under a budget of tokens
+    only as many are drawn side by side as are sure to end within it, at least one in all, then
+    as many as what those left has room for, and so on; an evaluation may spend the rest.
+    """
+    check_counts(n=n)
+    search, max_tokens = root.search, replace(root.search.params, **overrides).max_tokens
+    stopped = ""
+    try:
+        samples: list[SearchNode] = []
+        while len(samples) < n:
+            fitting = search.fitting(n - len(samples), max_tokens)
+            if not fitting and samples:
+                stopped = search.budget.reached("tokens")
+                break
+            samples += await root.sample(max(1, fitting), **overrides)
+        await assess(samples, evaluate)
+    except BudgetReached as end:
+        stopped = stopped or str(end)
+    return await conclude(root, lambda node: True, evaluate, stopped)

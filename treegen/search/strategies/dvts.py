@@ -1,0 +1,41 @@
+"""Diverse verifier tree search (Beeching, Tunstall and Rush 2024)."""
+
+from __future__ import annotations
+
+from treegen.search.budget import BudgetReached
+from treegen.search.evaluate import Evaluate
+from treegen.search.loop import gather
+from treegen.search.node import SearchNode
+from treegen.search.propose import Propose
+from treegen.search.result import Found
+from treegen.search.strategies.beam import beam_down
+from treegen.search.strategies.common import Done, State, check_counts, conclude, text_state
+
+
+async def dvts(
+    root: SearchNode,
+    propose: Propose,
+    evaluate: Evaluate,
+    done: Done,
+    *,
+    subtrees: int,
+    depth: int,
+    state: State = text_state,
+) -> Found:
+    """Grow independent subtrees, each of which keeps the best of the steps proposed at a time.
+
+    Unlike in a beam, no good start crowds out the others. Each subtree asks for first steps of
+    its own, so `propose` must sample (`sample_steps`). It ends in one solution per subtree;
+    found is the one of most value. For a vote weighted by values, as its authors report, give
+    what is found to `vote`.
+    """
+    check_counts(subtrees=subtrees, depth=depth)
+    try:
+        reasons = await gather(
+            beam_down(root, propose, evaluate, done, width=1, depth=depth, state=state)
+            for _ in range(subtrees)
+        )
+        stopped = next(filter(None, reasons), "")
+    except BudgetReached as end:
+        stopped = str(end)
+    return await conclude(root, done, evaluate, stopped)

@@ -1,0 +1,60 @@
+"""Declared expansions: a tree of generated levels, run without code of the user's in the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from treegen.prompts.expansion import Expand, ScorerName
+from treegen.search.budget import BudgetReached
+from treegen.search.evaluate import Evaluate, mean_logprob, min_logprob, sum_logprob
+from treegen.search.node import SearchNode, ended
+from treegen.search.propose import Propose
+from treegen.search.result import Found
+from treegen.search.strategies.common import assess, conclude, place, propose_all, prune, rank
+
+_SCORERS: Final[dict[ScorerName, Evaluate]] = {
+    "mean_logprob": mean_logprob,
+    "min_logprob": min_logprob,
+    "sum_logprob": sum_logprob,
+}
+
+
+async def expand(root: SearchNode, levels: Sequence[Expand]) -> Found:
+    """Generate declared levels below a node.
+
+    Candidates are the nodes of the last level that were kept, and those that the model ended
+    before it, ranked by the last level's scorer (mean_logprob if it names none).
+    """
+
+    def done(node: SearchNode) -> bool:
+        generated = sum(each.completion is not None for each in node.path[root.depth + 1 :])
+        return generated == len(levels) or ended(node)
+
+    frontier, stopped = [root], ""
+    try:
+        for level in levels:
+            drawn = await propose_all(frontier, _continue(level))
+            if level.keep is not None or level.scorer is not None:
+                await assess(drawn, _scorer(level))
+                drawn = rank(drawn)
+            kept = drawn[: level.keep]
+            prune(drawn[len(kept) :], root)
+            frontier = sorted((node for node in kept if not ended(node)), key=place)
+    except BudgetReached as end:
+        stopped = str(end)
+    return await conclude(root, done, _scorer(levels[-1]), stopped)
+
+
+def _scorer(level: Expand) -> Evaluate:
+    if level.scorer is None:
+        return mean_logprob
+    return _SCORERS[level.scorer] if isinstance(level.scorer, str) else level.scorer
+
+
+def _continue(level: Expand) -> Propose:
+    async def propose(node: SearchNode) -> list[SearchNode]:
+        above = node.extend(level.given) if level.given else node
+        return await above.sample(level.samples, **level.overrides)
+
+    return propose

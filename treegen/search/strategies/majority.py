@@ -1,0 +1,124 @@
+"""Majority votes over sampled answers that stop once they are decided (adaptive consistency)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from treegen.errors import InputError
+from treegen.search.budget import BudgetReached
+from treegen.search.node import SearchNode
+from treegen.search.result import Found
+from treegen.search.strategies.common import check_counts
+
+Answer = Callable[[SearchNode], str | None]
+"""Reads the answer of a solution, in a form that equal answers share; None if it has none."""
+
+
+def agreement(first: int, second: int) -> float:
+    """How likely the leading answer is to stay ahead of the next, given their votes.
+
+    P(p > 1/2) where p has the distribution Beta(first + 1, second + 1): the beta rule of Aggarwal
+    et al. 2023. It equals the chance of at most `first` heads in first + second + 1 tosses.
+    """
+    tosses = first + second + 1
+    ways: int = sum(math.comb(tosses, heads) for heads in range(first + 1))
+    return float(ways / 2**tosses)
+
+
+def is_decided(answers: Iterable[str | None], confidence: float) -> bool:
+    """Whether the two leading answers are so far apart; invalid answers never agree."""
+    top = [votes for _, votes in Counter(a for a in answers if a is not None).most_common(2)]
+    return bool(top) and agreement(top[0], top[1] if len(top) > 1 else 0) >= confidence
+
+
+async def majority(
+    root: SearchNode,
+    answer: Answer,
+    *,
+    max_samples: int = 40,
+    batch: int = 4,
+    confidence: float | None = 0.95,
+    **overrides: Any,
+) -> Found:
+    """Draw solutions until the beta rule says that the vote is decided, and let them vote.
+
+    batch: solutions drawn side by side, fewer where the budget of tokens has no room for so many;
+    when the vote is decided those still being drawn are cancelled. confidence: of the rule; None
+    draws max_samples. overrides: as for `SearchNode.sample`. Solutions are read in the order in
+    which they were started, so what is counted, and the tree, do not depend on which end first.
+    """
+    check_counts(max_samples=max_samples, batch=batch)
+    if confidence is not None and not 0 < confidence < 1:
+        raise InputError(f"confidence must be between 0 and 1, got {confidence!r}")
+    params = replace(root.search.params, **overrides)
+    if params.temperature == 0:
+        raise InputError("a vote needs different samples; give a temperature above 0")
+    samples: list[SearchNode] = []
+    answers: list[str | None] = []
+    stopped = ""
+    try:
+        while len(samples) < max_samples and not stopped:
+            n = min(batch, max_samples - len(samples))
+            n = max(1, root.search.fitting(n, params.max_tokens))
+            async with aclosing(root.stream(n, **overrides)) as drawn:
+                async for sample in drawn:
+                    samples.append(sample)
+                    answers.append(answer(sample))
+                    if confidence is not None and is_decided(answers, confidence):
+                        stopped = "agreement"
+                        break
+    except BudgetReached as end:
+        stopped = str(end)
+    return replace(_elect(samples, answers), stopped=stopped)
+
+
+def vote(
+    found: Found, answer: Answer, weight: Callable[[SearchNode], float] | None = None
+) -> Found:
+    """Let the candidates that a search found vote on the answer, and put the winner's first.
+
+    weight: votes of a candidate, a finite number from 0 on; 1 by default. Weighted by what a
+    verifier makes of them, `lambda node: node.value or 0.0`, candidates of `rebase`, `dvts` and
+    `beam` vote as in their papers. A log-probability is no weight, for the least likely candidate
+    would have the most to say; its exponential is: `lambda node: math.exp(node.value)`.
+    """
+    answers = [answer(candidate) for candidate in found.candidates]
+    elected = _elect(found.candidates, answers, weight)
+    return replace(elected, best=elected.best or found.best, stopped=found.stopped)
+
+
+def _weight(sample: SearchNode, weight: Callable[[SearchNode], float]) -> float:
+    votes = weight(sample)
+    if not (math.isfinite(votes) and votes >= 0):
+        raise InputError(
+            f"a candidate cannot have {votes!r} votes; weigh by finite numbers from 0 on, and by "
+            "math.exp of a log-probability"
+        )
+    return votes
+
+
+def _elect(
+    samples: Sequence[SearchNode],
+    answers: Sequence[str | None],
+    weight: Callable[[SearchNode], float] | None = None,
+) -> Found:
+    """The outcome of a vote: samples of the winning answer first, invalid ones last."""
+    votes: dict[str, float] = {}
+    for sample, answer in zip(samples, answers, strict=True):
+        if answer is not None:
+            votes[answer] = votes.get(answer, 0) + (_weight(sample, weight) if weight else 1)
+    # Of answers with equal votes the one given first is first.
+    rank = {answer: place for place, answer in enumerate(sorted(votes, key=lambda a: -votes[a]))}
+    places = [len(rank) if answer is None else rank[answer] for answer in answers]
+    order = sorted(range(len(samples)), key=places.__getitem__)
+    return Found(
+        best=samples[order[0]] if order else None,
+        candidates=tuple(samples[index] for index in order),
+        answers=tuple(answers[index] for index in order),
+        votes=votes,
+    )

@@ -1,0 +1,92 @@
+"""Reward-balanced search (REBASE, Wu et al. 2024): better nodes get more children."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+
+from treegen.errors import InputError
+from treegen.search.budget import BudgetReached
+from treegen.search.evaluate import Evaluate
+from treegen.search.loop import gather
+from treegen.search.node import SearchNode
+from treegen.search.propose import Step
+from treegen.search.result import Found
+from treegen.search.strategies.common import (
+    Done,
+    State,
+    assess,
+    check_counts,
+    conclude,
+    distinct,
+    prune,
+    text_state,
+)
+
+_ROUNDING = 1e-9
+
+
+def allocate(values: Sequence[float], budget: int, temperature: float) -> list[int]:
+    """Share a budget of children out in proportion to exp(value / temperature).
+
+    The best node comes first: each gets its share of what is left, rounded up. So the numbers add
+    up to the budget, and no node gets more than its exact share rounded up. (The paper rounds each
+    share to the nearest whole number, and so draws more or fewer than its budget at some levels:
+    four equal nodes get 2 each of a budget of 6, and none of a budget of 1.)
+    """
+    if not temperature > 0:
+        raise InputError(f"temperature must be more than 0, got {temperature!r}")
+    order = sorted(range(len(values)), key=lambda index: -values[index])
+    top = max(values, default=0.0)
+    weights = [math.exp((value - top) / temperature) for value in values]
+    counts = [0] * len(values)
+    for position, index in enumerate(order):
+        left = math.fsum(weights[i] for i in order[position:])
+        if not budget or not left:
+            break
+        counts[index] = math.ceil(budget * (weights[index] / left) - _ROUNDING)
+        budget -= counts[index]
+    return counts
+
+
+async def rebase(
+    root: SearchNode,
+    step: Step,
+    evaluate: Evaluate,
+    done: Done,
+    *,
+    width: int,
+    depth: int,
+    temperature: float = 0.2,
+    state: State = text_state,
+) -> Found:
+    """Go down level by level, drawing from each node as many steps as its value earns.
+
+    step: draws so many next steps of a node (`sample_step`). width: steps drawn per level, less
+    one for each solution finished above. temperature: the smaller, the more goes to the best.
+    Found is the solution of most value; for the paper's vote, in which each counts as much as its
+    value, give what is found to `vote`.
+    """
+    check_counts(width=width, depth=depth)
+    allocate((), 0, temperature)  # Says what is wrong with a temperature before anything is drawn.
+    stopped, num_finished = "", 0
+    seen: set[Hashable] = {state(root)}
+    shares = [(root, width)]
+    try:
+        for level in range(1, depth + 1):
+            drawn = await gather(step(node, share) for node, share in shares)
+            nodes = distinct((node for group in drawn for node in group), state, seen, root)
+            await assess(nodes, evaluate)
+            going = [node for node in nodes if not done(node)]
+            num_finished += len(nodes) - len(going)
+            values = [node.value for node in going if node.value is not None]
+            counts = allocate(values, max(0, width - num_finished), temperature)
+            shares = [(node, count) for node, count in zip(going, counts, strict=True) if count]
+            prune((node for node, count in zip(going, counts, strict=True) if not count), root)
+            if not shares:
+                break
+            if level == depth:
+                stopped = f"depth of {depth} steps reached"
+    except BudgetReached as end:
+        stopped = str(end)
+    return await conclude(root, done, evaluate, stopped)

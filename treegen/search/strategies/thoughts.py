@@ -1,0 +1,111 @@
+"""Tree of thoughts (Yao et al. 2023): breadth first, and depth first with backtracking."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+
+from treegen.search.budget import BudgetReached
+from treegen.search.evaluate import Evaluate
+from treegen.search.node import SearchNode
+from treegen.search.propose import Propose
+from treegen.search.result import Found
+from treegen.search.strategies.common import (
+    Done,
+    State,
+    assess,
+    check_counts,
+    conclude,
+    distinct,
+    propose_all,
+    prune,
+    split,
+    text_state,
+)
+
+
+async def bfs(
+    root: SearchNode,
+    propose: Propose,
+    evaluate: Evaluate,
+    done: Done,
+    *,
+    breadth: int,
+    depth: int,
+    prune_below: float = -math.inf,
+    solutions: int | None = 1,
+    state: State = text_state,
+) -> Found:
+    """Go down level by level, keeping the best thoughts of each.
+
+    breadth: thoughts that go on per level, finished ones not counted. prune_below: a thought of
+    less value is given up, finished or not. solutions: end after the level at which so many are
+    finished; None goes on to `depth` levels.
+    """
+    check_counts(breadth=breadth, depth=depth, solutions=solutions)
+    frontier, seen, num_finished, stopped = [root], {state(root)}, 0, ""
+    try:
+        for level in range(1, depth + 1):
+            thoughts = distinct(await propose_all(frontier, propose), state, seen, root)
+            await assess(thoughts, evaluate)
+            good, bad = split(thoughts, prune_below)
+            going = [node for node in good if not done(node)]
+            num_finished += len(good) - len(going)
+            prune(bad + going[breadth:], root)
+            frontier = going[:breadth]
+            if not frontier or (solutions is not None and num_finished >= solutions):
+                break
+            if level == depth:
+                stopped = f"depth of {depth} steps reached"
+    except BudgetReached as end:
+        stopped = str(end)
+    return await conclude(root, done, evaluate, stopped)
+
+
+async def dfs(
+    root: SearchNode,
+    propose: Propose,
+    evaluate: Evaluate,
+    done: Done,
+    *,
+    depth: int,
+    prune_below: float = -math.inf,
+    max_visits: int | None = None,
+    solutions: int | None = 1,
+    state: State = text_state,
+) -> Found:
+    """Follow the best thought first, and go back where there is no way on.
+
+    depth: steps of a path at most. prune_below: a thought of less value is given up unvisited.
+    max_visits: nodes that next steps are proposed for, at most. solutions: end when so many are
+    finished; None visits everything.
+    """
+    check_counts(depth=depth, max_visits=max_visits, solutions=solutions)
+    stopped, num_visits, num_finished = "", 0, 0
+    seen: set[Hashable] = {state(root)}
+    stack = [(root, 0)]
+    try:
+        while stack:
+            node, steps = stack.pop()
+            if node is not root and done(node):
+                num_finished += 1
+                if num_finished == solutions:
+                    break
+                continue
+            if steps == depth:
+                prune([node], root)
+                continue
+            if num_visits == max_visits:
+                stopped = f"limit of {max_visits} visits reached"
+                break
+            num_visits += 1
+            thoughts = distinct(await propose(node), state, seen, root)
+            await assess(thoughts, evaluate)
+            good, bad = split(thoughts, prune_below)
+            prune(bad, root)
+            if not good and node is not root:
+                prune([node], root)
+            stack += [(thought, steps + 1) for thought in reversed(good)]
+    except BudgetReached as end:
+        stopped = str(end)
+    return await conclude(root, done, evaluate, stopped)

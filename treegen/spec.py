@@ -1,0 +1,46 @@
+"""TODO"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """The keys and values of one attention layer.
+
+    shared_with: an earlier layer whose keys and values this one uses as they are; it needs no
+    memory of its own.
+    """
+
+    kv_heads: int
+    k_dim: int
+    v_dim: int
+    shared_with: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A model's shape: what a plan and a cache need to know of it.
+
+    itemsize: bytes of one number in the cache. windows: the sliding window of each layer.
+    unreached: parts of the model that a text never reaches (image and sound towers).
+    """
+
+    name: str
+    model_type: str
+    layers: tuple[LayerSpec, ...]
+    vocab_size: int
+    context_length: int
+    eos_token_ids: tuple[int, ...]
+    itemsize: int
+    windows: tuple[int | None, ...] = ()
+    unreached: tuple[str, ...] = ()
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values that one token takes over all layers."""
+        numbers = sum(
+            layer.kv_heads * (layer.k_dim + layer.v_dim)
+            for layer in self.layers
+            if layer.shared_with is None
+        )
+        return numbers * self.itemsize
