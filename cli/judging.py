@@ -25,7 +25,12 @@ def take_execution(params: dict[str, Any], *, anew: bool = False) -> "Execution 
             raise InputError(f"--{name} is of no use without --allow-code-execution")
         return None
     from treegen.evals.execution import Execution
+    from treegen.tasks.judge.sandbox import TIERS
 
+    sandbox = given.get("sandbox", "auto")
+    if sandbox != "auto" and sandbox not in TIERS:
+        known = ", ".join(("auto", *TIERS))
+        raise InputError(f"--sandbox must be one of {known}, got {sandbox!r}")
     return Execution(**given, anew=anew)
 
 

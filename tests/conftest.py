@@ -88,11 +88,11 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading weights fails the test, by whatever way they are loaded."""
-    from treegen import llm as engine
-    from treegen.model import model as model_module
+    from treegen import llm
+    from treegen.model import load
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         pytest.fail("the weights were loaded")
 
-    for module in (engine, model_module):
+    for module in (llm, load):
         monkeypatch.setattr(module, "load_model", refuse)

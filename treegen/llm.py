@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from treegen.cache.kept import KeptPrefix, KeptPrefixes
 from treegen.cache.pool import PagedCache
+from treegen.engine.graphs import DecodeGraphs
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segment import LiveRequest
 from treegen.engine.stream import RunResult, ScoreStream, Stream
@@ -140,8 +141,10 @@ class LLM:
             )
         self.spec = self.model.spec
         self._stoppings = Stoppings()
-        if not eager:
-            self.model.use_graphs()
+        self._graphs: DecodeGraphs | None = None
+        if not eager and self.model.device.type == "cuda":
+            self._graphs = DecodeGraphs(self.model.forward)
+            self.model.watch_weights()
         kind = "cpu" if self.model.device.type == "cpu" else "cuda"
         page_size = page_size or mem.PAGE_SIZE[kind]
         self.max_rows = max_rows or MAX_ROWS[kind]
@@ -318,7 +321,7 @@ class LLM:
             samples=samples,
             on_prefilled=keep if keep_as is not None else None,
         )
-        return Stream(plan, scheduler, self.model)
+        return Stream(plan, scheduler, self.model, self._graphs)
 
     def _scheduler(self, plan: Plan, **options: Any) -> Scheduler:
         """The scheduler of a run, which has the cache until it is closed."""
@@ -329,7 +332,7 @@ class LLM:
                 self.model,
                 self.cache,
                 self._kept,
-                graphs=self.model.graphs,
+                graphs=self._graphs,
                 max_rows=self.max_rows,
                 prefill_chunk=self.prefill_chunk,
                 impl=self._impl,

@@ -18,7 +18,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from treegen.evals.execution import Execution
 from treegen.evals.progress import Glance, Progress, RightSoFar
@@ -26,13 +26,13 @@ from treegen.evals.stats import Estimate
 from treegen.runs import Key, RecordFile
 from treegen.runs.files import Lock
 from treegen.tasks.apps.by_difficulty import ProgramVerdict
+from treegen.tasks.apps.compare import Comparer
 from treegen.tasks.apps.suite import PACKAGES, Cases
 from treegen.tasks.apps.verdicts import NO_OUTCOME, Outcome, outcome_of, program_hash
-from treegen.tasks.judge import Judge, ProgramResult, TestResult, Verdict
+from treegen.tasks.judge import Judge, Limits, ProgramResult, TestResult, Verdict
 
 if TYPE_CHECKING:
     from treegen.runs import RunDir
-    from treegen.tasks.apps.task import APPS
 
 _VERSION: Final = 2
 # Programs under way for each that can run at once: enough that no core waits for the next poll.
@@ -40,6 +40,38 @@ _AHEAD: Final = 4
 # Tests that are handed over at once; ending a run waits for them.
 _SLICE: Final = 8
 _SHOWN_ERRORS: Final = 5
+
+
+class JudgedTask(Protocol):
+    """What judging asks of a task whose samples are programs."""
+
+    @property
+    def comparer(self) -> Comparer:
+        """When output counts as the expected one."""
+        ...
+
+    @property
+    def limits(self) -> Limits:
+        """Of each program."""
+        ...
+
+    @property
+    def max_timeouts(self) -> int:
+        """After so many timeouts the other tests of a program fail unrun."""
+        ...
+
+    @property
+    def extract(self) -> str:
+        """How the program is found in a sample."""
+        ...
+
+    def program(self, text: str) -> str | None:
+        """Return the program in a sample's text."""
+        ...
+
+    def cases(self, problem_id: str) -> Cases:
+        """Return the tests of a problem."""
+        ...
 
 
 @dataclass(slots=True)
@@ -62,7 +94,7 @@ class ProgramJudging:
     problem are judged once.
     """
 
-    def __init__(self, task: "APPS", run: "RunDir", execution: Execution | None) -> None:
+    def __init__(self, task: "JudgedTask", run: "RunDir", execution: Execution | None) -> None:
         """Read the verdicts that are stored; the judge itself starts when it is needed."""
         self._task = task
         self._execution = execution

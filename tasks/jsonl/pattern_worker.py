@@ -1,8 +1,8 @@
-"""The process that matches users' patterns; see treegen.tasks.jsonl.patterns. It imports nothing of ours.
+"""The process that matches users' patterns; see treegen.tasks.jsonl.patterns.
 
-The first line of input is the pattern and the seconds per text, as JSON. Each further line is a
-text as JSON, and is answered by a line of JSON: the last match, or null. A text that takes more of
-this process's time gets null.
+It imports nothing of ours. The first line of input is the pattern and the seconds per text, as
+JSON. Each further line is a text as JSON, and is answered by a line of JSON: the last match, or
+null. A text that takes more of this process's time gets null.
 """
 
 import json

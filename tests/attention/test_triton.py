@@ -1,7 +1,8 @@
 """The Triton implementation against the oracle: on a GPU, or in Triton's interpreter on a CPU.
 
-Without a GPU run it as `TRITON_INTERPRET=1 pytest tests/attention/test_triton.py`; the interpreter must be
-chosen before Triton is imported, and it computes bf16 products wrongly, so float16 stands in.
+Without a GPU run it as `TRITON_INTERPRET=1 pytest tests/attention/test_triton.py`; the
+interpreter must be chosen before Triton is imported, and it computes bf16 products wrongly, so
+float16 stands in.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from treegen.bench.timing import Spread, Stopwatch, sustained
 from treegen.bench.tiny import byte_tokenizer
 from treegen.bench.workloads import Case, Workload
 from treegen.errors import CapacityError, InputError
+from treegen.model.load import from_module
 from treegen.model.model import Model
 from treegen.plan.cost import Sharing
 from treegen.prompts.tree import prompts_of
@@ -81,7 +82,7 @@ def test_an_llm_of_a_loaded_model(tiny_model: tuple[Model, Any]) -> None:
 def test_a_module_in_a_dtype_that_is_not_supported_is_refused() -> None:
     module = build(SHAPES["tiny"], device="cpu")[0].module.double()
     with pytest.raises(InputError, match="float64"):
-        Model.from_module(module)
+        from_module(module)
 
 
 # Workloads
@@ -226,7 +227,7 @@ def test_models_without_a_roofline_say_why() -> None:
     for family, why in (("mistral_swa", "sliding windows"), ("mixtral", "experts")):
         model_type, settings = tiny_models.EXACT[family]
         module = AutoModelForCausalLM.from_config(tiny_models.config_of(model_type, **settings))
-        reason = size_of(Model.from_module(module, check=False))
+        reason = size_of(from_module(module, check=False))
         assert isinstance(reason, str) and why in reason
 
 

@@ -57,11 +57,11 @@ def test_the_engine_checks_memory_and_impl_before_it_loads(tiny: Path, no_weight
 
 
 def test_loading_checks_impl_before_weights(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from treegen.model import model
+    from treegen.model import load
 
-    monkeypatch.setattr(model, "_load_weights", lambda *args: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(load, "_load_weights", lambda *args: pytest.fail("weights were loaded"))
     with pytest.raises(InputError, match="impl must be auto or one of"):
-        model.load_model(tiny, impl="foo")
+        load.load_model(tiny, impl="foo")
 
 
 @contextmanager

@@ -70,7 +70,7 @@ def test_replayed_steps_draw_what_eager_steps_draw(tmp_path: Path) -> None:
         )  # fmt: skip
         result = llm.run(tree_of(60), params)
         tokens.append([c.tokens for c in result.completions])
-        graphs = llm.model.graphs
+        graphs = llm._graphs
         assert (graphs is None) == eager
         if graphs is not None:
             assert graphs.off is None

@@ -78,8 +78,8 @@ def build(shape: Shape, *, dtype: str = "auto", device: str = "auto") -> tuple[M
     from treegen.bench.timing import free_bytes
     from treegen.bench.tiny import byte_tokenizer
     from treegen.model.config import resolve_device, resolve_dtype
+    from treegen.model.load import from_module
     from treegen.model.memory import free_unused
-    from treegen.model.model import Model
 
     config = AutoConfig.for_model(
         shape.model_type,
@@ -107,7 +107,7 @@ def build(shape: Shape, *, dtype: str = "auto", device: str = "auto") -> tuple[M
     with torch.random.fork_rng([target] if target.type == "cuda" else []), torch.device(target):
         torch.manual_seed(0)
         module = AutoModelForCausalLM.from_config(config, dtype=kind)
-    return Model.from_module(module, name=shape.name), byte_tokenizer()
+    return from_module(module, name=shape.name), byte_tokenizer()
 
 
 def load(path: str, *, dtype: str = "auto", device: str = "auto") -> tuple[Model, Any]:

@@ -23,7 +23,7 @@ NEVER = 2**62
 
 @dataclass(slots=True, eq=False)
 class LiveSegment:
-    """Tokens from position `start` on that everything below shares; see `treegen.plan.plan.Segment`.
+    """Tokens from position `start` on that everything below shares; see `plan.Segment`.
 
     kept: an attention part of its own for rows and segments that start below it from now on.
     above: indices of the kept segments above, root first. base: first position of its own table.

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from treegen.plan.plan import Plan
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import TracebackType
 
+from treegen.engine.graphs import DecodeGraphs
 from treegen.engine.scheduler import Scheduler
 from treegen.errors import InputError
 from treegen.model.model import Model
@@ -23,9 +20,12 @@ class Stream(Iterator[Completion]):
     plan: what is run. usage: the account so far.
     """
 
-    def __init__(self, plan: Plan, scheduler: Scheduler, model: Model) -> None:
+    def __init__(
+        self, plan: Plan, scheduler: Scheduler, model: Model, graphs: DecodeGraphs | None
+    ) -> None:
         """Made by `LLM.stream`."""
         self._model = model
+        self._graphs = graphs
         self._closed = False
         self.plan = plan
         self.scheduler = scheduler
@@ -54,8 +54,8 @@ class Stream(Iterator[Completion]):
         except BaseException:
             self.close()
             raise
-        if self._model.graphs is not None and self._model.graphs.off:
-            self.usage.eager_because = self._model.graphs.off
+        if self._graphs is not None and self._graphs.off:
+            self.usage.eager_because = self._graphs.off
         self.usage.uncompiled_because = self._model.uncompiled_because
         return finished
 

@@ -29,11 +29,6 @@ class Execution:
     anew: bool = False
 
     def __post_init__(self) -> None:
-        from treegen.tasks.judge.sandbox import TIERS
-
-        if self.sandbox != "auto" and self.sandbox not in TIERS:
-            known = ", ".join(("auto", *TIERS))
-            raise InputError(f"--sandbox must be one of {known}, got {self.sandbox!r}")
         if self.num_workers is not None and self.num_workers < 1:
             raise InputError(f"--num-workers must be at least 1, got {self.num_workers}")
 

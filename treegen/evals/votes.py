@@ -1,7 +1,7 @@
 """Majority votes over extracted answers.
 
 An answer that could not be read has no vote, and an all-unreadable vote is wrong. Ties: for a
-metric each tied answer counts for its share (see `treegen.evals.stats.maj_at_k`), because any rule that
+metric each tied answer counts for its share (see `stats.maj_at_k`), because any rule that
 looks at the order of the samples would make the score depend on it, and random tie breaking only
 adds noise around the same mean. Where one answer has to be shown, it is the tied answer that was
 given first.

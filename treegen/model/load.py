@@ -1,34 +1,32 @@
-"""TODO"""
+"""Loading a model from a directory, or taking a transformers module that is in memory."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from treegen.attention.api import choose
-from treegen.errors import ModelError
+from treegen.errors import InputError, ModelError
 from treegen.model.check import check_model
 from treegen.model.config import (
+    DTYPES,
     read_config,
     resolve_device,
     resolve_dtype,
     spec_of,
 )
+from treegen.model.families import refuse_family
 from treegen.model.files import check_weights, fingerprint, locate
 from treegen.model.hook import ATTENTION
 from treegen.model.load_report import check_complete, loading_error, quiet_loading, warn_unused
 from treegen.model.memory import free_unused
+from treegen.model.model import Model
 from treegen.model.text_part import attention_of_text, auto_class, drop_parts
 from treegen.spec import ModelSpec
-
-if TYPE_CHECKING:
-    pass
-from treegen.model.model import Model
 
 
 def load_model(
@@ -56,6 +54,27 @@ def load_model(
     spec = spec_of(os.fspath(path), directory, config, kind, trust_remote_code=trust_remote_code)
     module = _load_weights(directory, config, spec, kind, target, trust_remote_code)
     model = Model(module, spec, kind, fingerprint=fingerprint(directory), impl=impl)
+    if check:
+        check_model(model)
+    return model
+
+
+def from_module(
+    module: PreTrainedModel, *, name: str = "", check: bool = True, impl: str = "auto"
+) -> Model:
+    """Return the model of a transformers module that is in memory, on one device and in one dtype.
+
+    The module is changed: it attends by treegen from now on. name: what messages call it.
+    check: compare with transformers' own attention, as `load_model` does.
+    """
+    config = module.config
+    refuse_family(config)
+    if module.dtype not in DTYPES.values():
+        raise InputError(f"a module must be in one of {', '.join(DTYPES)}, got {module.dtype}")
+    spec = spec_of(name or config.model_type, None, config, module.dtype)
+    _prepare(module)
+    module.set_attn_implementation(attention_of_text(config, ATTENTION))
+    model = Model(module, spec, module.dtype, fingerprint="", impl=impl)
     if check:
         check_model(model)
     return model

@@ -18,24 +18,11 @@ from treegen.device import current
 from treegen.errors import CapacityError, InputError, ModelError
 from treegen.formats import format_bytes
 from treegen.model.batch import Batch
-from treegen.model.check import check_model
-from treegen.model.config import (
-    DTYPES,
-    load_spec,
-    spec_of,
-)
-from treegen.model.families import refuse_family
-from treegen.model.files import load_tokenizer, one_line
-from treegen.model.hook import ATTENTION
-from treegen.model.load import _prepare
-from treegen.model.text_part import attention_of_text
-from treegen.spec import LayerSpec, ModelSpec
+from treegen.model.files import one_line
+from treegen.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from treegen.engine.graphs import DecodeGraphs
     from treegen.model.compiled import CompiledLayers
-
-__all__ = ["LayerSpec", "Model", "ModelSpec", "load_model", "load_spec", "load_tokenizer"]
 
 # T tokens of a pass, S rows whose logits are wanted, V vocabulary
 
@@ -63,36 +50,14 @@ class Model:
         self.impl = impl
         self.device: torch.device = module.device
         self._keeps_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
-        self.graphs: DecodeGraphs | None = None
         self._compiled: CompiledLayers | None = None
         self._weights_at: tuple[int, ...] | None = None
         self.uncompiled_because = ""
 
-    @classmethod
-    def from_module(
-        cls, module: PreTrainedModel, *, name: str = "", check: bool = True, impl: str = "auto"
-    ) -> Model:
-        """A model of a transformers module that is in memory, on one device and in one dtype.
-
-        The module is changed: it attends by treegen from now on. name: what messages call it.
-        check: compare with transformers' own attention, as `load_model` does.
-        """
-        config = module.config
-        refuse_family(config)
-        if module.dtype not in DTYPES.values():
-            raise InputError(f"a module must be in one of {', '.join(DTYPES)}, got {module.dtype}")
-        spec = spec_of(name or config.model_type, None, config, module.dtype)
-        _prepare(module)
-        module.set_attn_implementation(attention_of_text(config, ATTENTION))
-        model = cls(module, spec, module.dtype, fingerprint="", impl=impl)
-        if check:
-            check_model(model)
-        return model
-
     def reset(self) -> None:
         """Forget compiled layers and CUDA graphs, and with them the page pools they hold."""
         self._uncompile()
-        self.graphs = self._weights_at = None
+        self._weights_at = None
         self.uncompiled_because = ""
 
     def compile_layers(self, pools: Sequence[LayerKV], *, backend: str = "inductor") -> None:
@@ -107,20 +72,16 @@ class Model:
             self._compiled = CompiledLayers(self.module, pools, backend=backend)
         except ModelError as error:
             self.uncompiled_because = str(error)
-        self._weights_at = self._addresses()
+        self.watch_weights()
 
     def _uncompile(self) -> None:
         if self._compiled is not None:
             self._compiled.undo()
             self._compiled = None
 
-    def use_graphs(self) -> None:
-        """Have decode steps captured and replayed as CUDA graphs; does nothing on a CPU."""
-        if self.device.type == "cuda":
-            from treegen.engine.graphs import DecodeGraphs
-
-            self.graphs = DecodeGraphs(self._forward)
-            self._weights_at = self._addresses()
+    def watch_weights(self) -> None:
+        """From now on, `check_weights` raises if a weight is replaced."""
+        self._weights_at = self._addresses()
 
     def check_weights(self) -> None:
         """Raise ModelError if joined layers or CUDA graphs would go on to read replaced weights.

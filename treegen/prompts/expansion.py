@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from treegen.errors import InputError, TreeError
 from treegen.params import SamplingParams
 
-if TYPE_CHECKING:
-    from treegen.search.node import SearchNode
-
-    Scorer = Callable[[Sequence[SearchNode]], Awaitable[Sequence[float]]]
+# Of the nodes of a level, as `treegen.search.Evaluate`; a declared tree knows no nodes of a search.
+Scorer = Callable[[Sequence[Any]], Awaitable[Sequence[float]]]
 
 ScorerName = Literal["mean_logprob", "min_logprob", "sum_logprob"]
 SCORERS: Final[tuple[ScorerName, ...]] = ("mean_logprob", "min_logprob", "sum_logprob")

@@ -3,7 +3,7 @@
 Problems are the independent draws, so what is tested is the difference on each problem, never the
 two sets of samples as if they had nothing in common: pairing takes out how hard the problems are.
 
-The interval is the adjusted t interval of `treegen.evals.stats`: one imaginary problem more on which the
+The interval is the adjusted t interval of `evals.stats`: one imaginary problem more on which the
 second run is right and the first wrong, and one the other way round, as Bonett and Price (2012)
 have it for right and wrong. It keeps a width where no problem differs.
 

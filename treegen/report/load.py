@@ -1,4 +1,4 @@
-"""TODO"""
+"""Reading a run back: its settings, its samples, and how they were judged."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,15 @@ from treegen.evals.metrics import Incomplete, MajorityRow, MetricRow, Report
 from treegen.evals.tables import Grid, Table
 from treegen.evals.timeline import read_timeline
 from treegen.evals.verdict import Verdict
+from treegen.report.load_search import load_search_run
 from treegen.report.trees import FILE as TREES
 from treegen.report.trees import read_trees
+from treegen.report.view import beside, task_name
 from treegen.runs import RunDir
 
 if TYPE_CHECKING:
     from treegen.evals.job import Job
-from treegen.report.view import ProblemView, RunView, Sample, beside, task_name
+from treegen.report.view import ProblemView, RunView, Sample
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
@@ -49,8 +51,6 @@ def load_run(path: Path, *, data: str | None = None) -> RunView:
         InputError: `data` are not the problems of the run.
     """
     if (path / TREES).exists() and not (path / "samples.jsonl").exists():
-        from treegen.report.load_search import load_search_run
-
         return load_search_run(path, data=data)
     with RunDir.open(path) as run:
         notices = list(run.notices)
