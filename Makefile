@@ -1,5 +1,6 @@
 # make demo    a tour with the small model that comes with treegen
 # make test    everything that a CPU can check
+# make docs    the documentation as a site, in .site/
 # An existing .venv is used as it is and gains what is missing.
 
 # What pip installs as torch. On Linux the default is a CUDA build where PyPI serves it. Others:
@@ -22,7 +23,7 @@ else
 install_torch = $(BIN)/python -m pip install $(TORCH)
 endif
 
-.PHONY: help demo test lint format clean
+.PHONY: help demo test lint docs format clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' $(firstword $(MAKEFILE_LIST))
@@ -44,6 +45,10 @@ $(VENV)/.treegen-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
 	@touch $@ $(VENV)/.treegen-demo
 
+$(VENV)/.treegen-docs: pyproject.toml constraints.txt | $(VENV)/.treegen-dev
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
 demo: $(VENV)/.treegen-demo
 	$(BIN)/treegen demo --output-path $(DEMO)/tour-$$(date +%Y%m%d-%H%M%S)
 
@@ -56,10 +61,15 @@ lint: $(VENV)/.treegen-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+# Material's notice of its successor is no fault of these pages.
+docs: $(VENV)/.treegen-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file .mkdocs.yml
 
 format: $(VENV)/.treegen-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(DEMO) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(DEMO) .site build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
