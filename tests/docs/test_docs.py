@@ -1,0 +1,67 @@
+"""What the documentation shows: its programs run, and its commands have the options they name."""
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from treegen.cli.main import cli
+
+_PAGES = ("index.md", "concepts.md", *(f"tutorials/{name}.md" for name in (
+    "gsm8k", "own-task", "own-search", "own-attention", "prompts"
+)))  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def attention_implementations() -> None:
+    """A page registers an implementation, which is for the whole process: once is enough."""
+    from treegen.attention.api import LOADERS
+
+    LOADERS.pop("row-by-row", None)
+
+
+@pytest.mark.parametrize("page", _PAGES)
+def test_the_programs_of_a_page_run(
+    page: str, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    programs = re.findall(r"```python\n(.*?)```", (repository / "docs" / page).read_text(), re.S)
+    assert programs
+    names: dict[str, object] = {}
+    for program in programs:
+        exec(compile(program, page, "exec"), names)
+
+
+def _commands(repository: Path) -> list[tuple[str, str]]:
+    pages = [repository / "README.md", *sorted((repository / "docs").rglob("*.md"))]
+    found = []
+    for page in pages:
+        text = page.read_text().replace("\\\n", " ")
+        for line in re.findall(r"^(?: {4}|\$ )?(treegen [a-z].*)$", text, re.M):
+            found.append((page.name, line.split(" # ")[0].rstrip()))
+    return found
+
+
+def test_the_commands_have_the_options_that_they_name(repository: Path) -> None:
+    commands = _commands(repository)
+    assert len(commands) > 20
+    for page, line in commands:
+        words = shlex.split(line.replace("...", ""))[1:]
+        try:
+            _parse(cli, words)
+        except click.UsageError as error:
+            # What stands for a file of the reader's is not there.
+            if "does not exist" not in error.format_message():
+                raise AssertionError(f"{page}: {line}: {error.format_message()}") from None
+
+
+def _parse(command: click.Command, words: list[str]) -> None:
+    """Parse a command line down to its last subcommand, without running it."""
+    context = click.Context(command, info_name=command.name)
+    while isinstance(command, click.Group):
+        name, found, words = command.resolve_command(context, words)
+        assert found is not None, name
+        command, context = found, click.Context(found, info_name=name, parent=context)
+    command.make_context(command.name, words, parent=context.parent)
