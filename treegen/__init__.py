@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from treegen.engine.stream import RunResult
+    from treegen.engine.stream import RunResult, ScoreStream, Stream
     from treegen.errors import (
         CapacityError,
         DataError,
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
         TreeError,
         TreegenError,
     )
-    from treegen.llm import LLM
+    from treegen.llm import LLM, Kept
+    from treegen.model.load import from_module, load_model
+    from treegen.model.model import Model
     from treegen.outputs import Completion, Score, Usage
     from treegen.params import SamplingParams
     from treegen.plan.plan import Plan
@@ -34,7 +36,9 @@ __all__ = [
     "Expand",
     "InputError",
     "InternalError",
+    "Kept",
     "Message",
+    "Model",
     "ModelError",
     "ModelWarning",
     "Node",
@@ -44,9 +48,13 @@ __all__ = [
     "RunResult",
     "SamplingParams",
     "Score",
+    "ScoreStream",
+    "Stream",
     "TreeError",
     "TreegenError",
     "Usage",
+    "from_module",
+    "load_model",
 ]
 
 # Where each public name lives. Its module is imported when the name is first asked for, so that
@@ -58,20 +66,26 @@ _MODULE_OF: Final = {
     "Expand": "treegen.prompts.expansion",
     "InputError": "treegen.errors",
     "InternalError": "treegen.errors",
+    "Kept": "treegen.llm",
     "LLM": "treegen.llm",
     "Message": "treegen.prompts.tree",
+    "Model": "treegen.model.model",
     "ModelError": "treegen.errors",
     "ModelWarning": "treegen.errors",
     "Node": "treegen.prompts.tree",
     "NumericsError": "treegen.errors",
     "Plan": "treegen.plan.plan",
     "RunError": "treegen.errors",
-    "RunResult": "treegen.outputs",
+    "RunResult": "treegen.engine.stream",
     "SamplingParams": "treegen.params",
     "Score": "treegen.outputs",
+    "ScoreStream": "treegen.engine.stream",
+    "Stream": "treegen.engine.stream",
     "TreeError": "treegen.errors",
     "TreegenError": "treegen.errors",
     "Usage": "treegen.outputs",
+    "from_module": "treegen.model.load",
+    "load_model": "treegen.model.load",
 }
 
 # Hidden from type checkers: to them, a module with __getattr__ has every attribute.

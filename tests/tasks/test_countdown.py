@@ -39,7 +39,7 @@ def test_the_bundled_puzzles_can_be_solved_and_their_solutions_are_right() -> No
     task = Countdown()
     data = task.load(TaskOptions())
     assert len(data.problems) == 40 and data.num_fewshot == 5
-    text = (Path(__file__).parent.parent / "tasks/data/countdown_sample.jsonl").read_text()
+    text = (Path(__file__).parent.parent.parent / "tasks/data/countdown_sample.jsonl").read_text()
     for problem, row in zip(data.problems, map(json.loads, text.splitlines()), strict=True):
         assert follow(row["numbers"], row["solution"]) == (row["target"],)
         assert task.solved(problem, row["solution"]) and task.solved(
@@ -50,7 +50,7 @@ def test_the_bundled_puzzles_can_be_solved_and_their_solutions_are_right() -> No
 
 @pytest.mark.parametrize("task", [Countdown(), Game24()])
 def test_no_puzzle_is_among_its_own_examples(task: PuzzleTask, tmp_path: Path) -> None:
-    bundled = Path(__file__).parent.parent / "tasks/data" / task.examples
+    bundled = Path(__file__).parent.parent.parent / "tasks/data" / task.examples
     rows = [json.loads(line) for line in bundled.read_text().splitlines()]
     if isinstance(task, Countdown):
         data = write_jsonl(
