@@ -24,8 +24,10 @@ from treegen.model.batch import Batch
 from treegen.outputs import Completion
 from treegen.params import SamplingParams
 from treegen.plan.plan import Plan, Request, compile_plan
-from treegen.prompts.stops import ParamSet, Stopping
-from treegen.sampling.draw import SamplingBatch, draw, row_seed
+from treegen.plan.seeds import row_seed
+from treegen.prompts.stops import Stopping
+from treegen.sampling.draw import SamplingBatch, draw
+from treegen.sampling.param_set import ParamSet
 
 if TYPE_CHECKING:
     from treegen.engine.graphs import DecodeGraphs

@@ -17,7 +17,7 @@ from typing import Any
 
 from treegen.outputs import Completion, FinishReason, Score
 from treegen.params import SamplingParams
-from treegen.sampling.draw import row_seed
+from treegen.plan.seeds import row_seed
 from treegen.search.budget import Budget, SearchUsage
 from treegen.search.evaluate import Evaluate, by_function
 from treegen.search.node import Context, Drawn, Search, SearchNode

@@ -37,8 +37,9 @@ from treegen.plan.requests import (
 )
 from treegen.plan.unnamed import DrawnBefore, origin_of
 from treegen.prompts.expansion import sum_levels
-from treegen.prompts.stops import ParamSet, Stopping, Stoppings
+from treegen.prompts.stops import Stopping, Stoppings
 from treegen.prompts.tree import Message, Node, as_list, chat_arguments, expansions_of, generates
+from treegen.sampling.param_set import ParamSet
 
 if TYPE_CHECKING:
     from treegen.search.budget import Budget

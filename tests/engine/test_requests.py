@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from treegen import LLM, Node, SamplingParams
 from treegen.errors import CapacityError, InputError, TreeError
 from treegen.outputs import Completion
-from treegen.sampling.draw import row_seed
+from treegen.plan.seeds import row_seed
 from treegen.search import AskTell, Budget, Expand, SampleRequest, SearchNode
 
 FREE = SamplingParams(max_tokens=4, ignore_eos=True)

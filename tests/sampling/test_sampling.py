@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from treegen.errors import InputError
 from treegen.params import SamplingParams
+from treegen.plan.seeds import row_seed
 from treegen.sampling import draw as sampling
-from treegen.sampling.draw import NEVER, Bias, SamplingBatch, draw, row_seed, uniforms
+from treegen.sampling.draw import NEVER, Bias, SamplingBatch, draw, uniforms
 
 
 def batch_of(params: SamplingParams, rows: int) -> SamplingBatch:

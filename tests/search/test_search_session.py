@@ -26,8 +26,9 @@ from treegen.outputs import Completion
 from treegen.params import SamplingParams
 from treegen.plan.cost import Sharing
 from treegen.plan.plan import Request, compile_plan
+from treegen.plan.seeds import row_seed
 from treegen.prompts.stops import Stopping
-from treegen.sampling.draw import SamplingBatch, draw, row_seed
+from treegen.sampling.draw import SamplingBatch, draw
 from treegen.search.budget import Budget, BudgetReached
 from treegen.search.live.backend import LiveBackend
 from treegen.search.node import SearchFn, SearchNode

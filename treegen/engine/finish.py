@@ -19,9 +19,10 @@ from treegen.engine.passes import RunParts
 from treegen.engine.rows import RowTable
 from treegen.engine.segment import LiveRequest, LiveSegment
 from treegen.outputs import Completion
+from treegen.plan.seeds import sample_seed
 from treegen.prompts.radix import Tokens
-from treegen.prompts.stops import ParamSet, Verdict
-from treegen.sampling.draw import sample_seed
+from treegen.prompts.stops import Verdict
+from treegen.sampling.param_set import ParamSet
 
 _PER_ROW = 4  # tokens reported in a step for each live row, which draws one in that time
 _STEPS = 16  # in which those that ended together are reported at most

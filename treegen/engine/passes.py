@@ -18,7 +18,7 @@ from treegen.engine.store import SegmentStore
 from treegen.model.batch import Batch, Forward
 from treegen.outputs import Usage
 from treegen.prompts.radix import Tokens
-from treegen.prompts.stops import ParamSet
+from treegen.sampling.param_set import ParamSet
 
 _LONG = 512  # keys that are worth a level of their own in a pass
 

@@ -15,7 +15,8 @@ from treegen.engine.passes import RunParts, Span, prefill_batch
 from treegen.engine.scores import Scored, score_after
 from treegen.engine.segment import LiveRequest, LiveSegment
 from treegen.engine.spans import pick_spans
-from treegen.sampling.draw import SamplingBatch, draw, sample_seed
+from treegen.plan.seeds import sample_seed
+from treegen.sampling.draw import SamplingBatch, draw
 
 _LOGITS = 2**26  # numbers in the logits of a pass at most, but
 _MIN_ROWS = 16  # so many rows of them may be wanted whatever the vocabulary

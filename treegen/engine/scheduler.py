@@ -46,7 +46,8 @@ from treegen.model.batch import Forward
 from treegen.outputs import Completion, Score, Usage
 from treegen.params import SamplingParams
 from treegen.plan.plan import Plan, Request
-from treegen.prompts.stops import ParamSet, Stopping
+from treegen.prompts.stops import Stopping
+from treegen.sampling.param_set import ParamSet
 
 if TYPE_CHECKING:
     from treegen.engine.graphs import DecodeGraphs

@@ -10,7 +10,6 @@ Shape letters: P distributions, N draws from each, V vocabulary.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from types import ModuleType
@@ -22,27 +21,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treegen.device import to_device
-from treegen.params import MAX_SEED, SamplingParams
-from treegen.plan.plan import Request
+from treegen.params import SamplingParams
 
 # Constants of SplitMix64 (Steele, Lea and Flood 2014), as signed 64-bit integers.
 _GAMMA = 0x9E3779B97F4A7C15 - 2**64
 _MIX1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX2 = 0x94D049BB133111EB - 2**64
-
-
-def row_seed(run_seed: int | None, prompt_id: str, sample_index: int) -> int:
-    """Seed of one sample, from 0 to 2**63 - 1: a hash of what names it and nothing else.
-
-    A run seed of None is 0.
-    """
-    key = f"{run_seed or 0}\0{sample_index}\0{prompt_id}".encode("utf-8", "surrogatepass")
-    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") & MAX_SEED
-
-
-def sample_seed(run_seed: int | None, request: Request, sample_index: int) -> int:
-    """Seed of one sample of a request."""
-    return row_seed(run_seed, request.origin or request.id, request.first + sample_index)
 
 
 def uniforms(seeds: Tensor, steps: Tensor) -> Tensor:

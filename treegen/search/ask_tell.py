@@ -97,7 +97,7 @@ class _Mailbox:
     async def sample(
         self, context: Context, key: str, indices: range, params: SamplingParams, search: Search
     ) -> Sequence[Drawn | None]:
-        from treegen.sampling.draw import row_seed
+        from treegen.plan.seeds import row_seed
 
         assert isinstance(context, TextContext)
         origin = search.origin_of(key)
