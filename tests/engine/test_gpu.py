@@ -10,10 +10,11 @@ import pytest
 import tiny_models
 import torch
 from attention_cases import Group, make_case, paged
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig
 
 from treegen import LLM, Node, SamplingParams
 from treegen.attention import attend
+from treegen.model.text_part import auto_class
 from treegen.plan.cost import Sharing
 
 pytestmark = pytest.mark.gpu
@@ -26,6 +27,7 @@ QUESTIONS = [
     "Q: How many have we?\nA:",
 ]
 FAMILIES = ["llama", "gemma2", "gpt_oss", "deepseek_v3", "mistral_swa", "gpt2", "cohere2", "qwen3"]
+FAMILIES += ["gemma3_on_text", "llava_on_text", "mistral3_on_text", "qwen2_5_vl_on_text"]
 
 
 def tree_of(samples: int) -> Node:
@@ -36,7 +38,8 @@ def tree_of(samples: int) -> Node:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tokens_equal_stock_generation(family: str, tmp_path: Path) -> None:
     tiny_models.save_tiny_model(tmp_path, family)
-    stock = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").cuda()
+    kind = auto_class(AutoConfig.from_pretrained(tmp_path))
+    stock = kind.from_pretrained(tmp_path, attn_implementation="eager").cuda()
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     modes: list[tuple[Sharing, dict[str, Any]]] = [
         ("all", {}),
