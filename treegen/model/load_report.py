@@ -37,7 +37,8 @@ def quiet_loading() -> Iterator[list[str]]:
     before = logger.propagate, logger.level, transformers_logging.is_progress_bar_enabled()
     logger.addHandler(kept)
     logger.propagate = False
-    logger.setLevel(logging.WARNING)
+    # At WARNING itself, transformers looks for layers that tensor parallelism would not shard.
+    logger.setLevel(logging.WARNING - 1)
     transformers_logging.disable_progress_bar()
     try:
         yield kept.lines
