@@ -1,6 +1,7 @@
 """`treegen search`: search for solutions step by step, and leave run directories behind."""
 
 import shlex
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ import click
 from treegen.cli.interrupts import Interrupted, received
 from treegen.cli.options import CONTEXT, FLAGS, QUIET, asked_for, options_of
 from treegen.errors import InputError
+from treegen.evals.search.methods import METHODS, having
 from treegen.formats import safe_text
 
 if TYPE_CHECKING:
@@ -28,6 +30,16 @@ _FLAGS: Final = {
 }
 
 
+def _either(names: Iterable[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} or {last}"
+
+
+def _of(knob: str, what: str) -> str:
+    """Return the help of a setting that few methods have."""
+    return f"{', '.join(having(knob))}: {what}"
+
+
 @dataclass(frozen=True, slots=True)
 class _Work:
     """One method and its open run; no_room: its searches that lacked memory."""
@@ -39,8 +51,7 @@ class _Work:
 
 @click.command("search", context_settings=CONTEXT)
 @click.argument("task", required=False)
-@click.option("--method", "-m", metavar="NAME", help="sample, best-of-n, majority, beam, dvts, "
-              "rebase, tot-bfs, tot-dfs, best-first or mcts.")  # fmt: skip
+@click.option("--method", "-m", metavar="NAME", help=f"{_either(METHODS)}.")
 @click.option("--compare", metavar="NAME,NAME", help="Run several methods, each with the whole "
               "budget, and print what each solved beside what it cost.")  # fmt: skip
 @click.option("--budget", multiple=True, metavar="K=V,...", help="What a problem may cost: any of "
@@ -48,18 +59,19 @@ class _Work:
 @click.option("--width", type=int, help="States kept at a time.")
 @click.option("--depth", type=int, help="Steps of a solution at most.")
 @click.option("--expand", type=int, help="Next steps tried in a state.")
-@click.option("--n-samples", "-n", "num_samples", type=int, help="best-of-n, majority: solutions "
-              "drawn at most.")  # fmt: skip
+@click.option("--n-samples", "-n", "num_samples", type=int,
+              help=_of("num_samples", "solutions drawn at most."))  # fmt: skip
 @click.option("--propose", metavar="HOW", help="Where next steps are from: sample, or a way of "
               "the task's own (puzzles: list).")  # fmt: skip
 @click.option("--evaluate", metavar="HOW", help="What a state is worth: logprob, min-logprob, "
               "reward:DIR for a reward model, or a way of the task's own (puzzles: judge, "
               "judge-sampled).")  # fmt: skip
-@click.option("--prune-below", type=float, help="tot-dfs: do not look into states worth less.")
-@click.option("--exploration", type=float, help="mcts: its constant c.")
-@click.option("--iterations", type=int, help="mcts: visits at most.")
-@click.option("--rollouts", type=int, help="mcts: samples played to their end from a new state, "
-              "whose ends are judged (1); 0 judges the state itself.")  # fmt: skip
+@click.option("--prune-below", type=float,
+              help=_of("prune_below", "do not look into states worth less."))  # fmt: skip
+@click.option("--exploration", type=float, help=_of("exploration", "its constant c."))
+@click.option("--iterations", type=int, help=_of("iterations", "visits at most."))
+@click.option("--rollouts", type=int, help=_of("rollouts", "samples played to their end from a "
+              "new state, whose ends are judged (1); 0 judges the state itself."))  # fmt: skip
 @click.option("--choose", metavar="HOW", help="Of the solutions found: best, by the evaluation, "
               "or vote, weighted by it, as the papers on rebase and dvts do.")  # fmt: skip
 @click.option("--temperature", type=float)
@@ -216,8 +228,8 @@ def _search_all(work: list[_Work], advice: str, *, quiet: bool) -> None:
     from treegen.cli.progress import draw
     from treegen.cli.render import notice
     from treegen.errors import RunError, TreegenError
-    from treegen.evals.search.methods import load_judge
     from treegen.evals.search.run import search
+    from treegen.evals.search.searcher import load_judge
     from treegen.runs import graceful_signals
 
     # They have the same problems, so what judges the states of one can judge those of another.

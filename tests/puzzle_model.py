@@ -11,7 +11,7 @@ from functools import cache, lru_cache
 
 from toy_search import ToyBackend, ToyModel, run_all
 
-from treegen.evals.search.methods import SearchFn
+from treegen.evals.search.searcher import SearchFn
 from treegen.params import SamplingParams
 from treegen.search.budget import Budget
 from treegen.search.node import Search

@@ -39,7 +39,8 @@ def finished(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["eval"], ["plan"], ["score"], ["report"], ["compare"], ["show"], ["tasks"]]
+    "command",
+    [[], ["eval"], ["plan"], ["search"], ["score"], ["report"], ["compare"], ["show"], ["tasks"]],
 )
 def test_help_imports_nothing_heavy(command: list[str]) -> None:
     code = (

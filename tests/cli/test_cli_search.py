@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cli_cases import Command, edit_config, write_jsonl
 
-from treegen.evals.search.names import METHODS
+from treegen.evals.search.methods import METHODS
 from treegen.runs import SearchRunDir
 from treegen.search.records import SearchTree
 

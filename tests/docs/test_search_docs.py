@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import tiny_models
 
+from treegen.evals.search.methods import METHODS
+
 
 def test_the_programs_in_the_documentation_run(
     repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -26,3 +28,13 @@ def test_the_programs_in_the_documentation_run(
     shown = capsys.readouterr().out
     assert "tokens_decoded" in shown
     assert "generated level 2: at most 30 rows, 1,200 tokens; 8 go on" in shown
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/search.md"])
+def test_tables_name_methods_in_their_order(repository: Path, page: str) -> None:
+    order = [name.removeprefix("tot-").replace("_", "-") for name in METHODS]
+    heads = re.findall(r"^\| *(`.*?) *\|", (repository / page).read_text(), re.MULTILINE)
+    words = [word for head in heads for word in re.findall(r"`([\w-]+)", head)]
+    told = [name for name in (word.removeprefix("tot-").replace("_", "-") for word in words)
+            if name in order]  # fmt: skip
+    assert told == sorted(told, key=order.index)

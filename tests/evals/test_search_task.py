@@ -4,7 +4,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,16 @@ from toy_search import ToyModel
 from treegen.errors import InputError, RunError, TaskError
 from treegen.evals.progress import Progress
 from treegen.evals.search.job import SearchJob, load_search_job, search_run_settings
-from treegen.evals.search.methods import search_function
-from treegen.evals.search.names import METHODS
+from treegen.evals.search.methods import METHODS, Knobs, having
 from treegen.evals.search.run import make_record, search, write_search_results
+from treegen.evals.search.searcher import search_function
 from treegen.evals.search.settings import settle_search, stored_choices
 from treegen.runs import RunDir, SearchRunDir
 from treegen.search.node import SearchNode
 from treegen.search.records import SearchTree
 from treegen.search.result import SearchResult
 
-TREES = [name for name in METHODS if name not in ("sample", "best-of-n", "majority")]
+TREES = list(having("expand"))
 SURE = ("beam", "rebase", "tot-bfs", "tot-dfs", "best-first", "mcts")
 PUZZLES = [([1, 2, 3], 6), ([2, 3, 7], 13), ([1, 5, 5, 9], 20), ([2, 2], 4), ([3, 4, 7], 49)]
 # In letters, each of which is a token of the toy model.
@@ -58,6 +58,11 @@ def records_of(job: SearchJob, llm: ToyLLM) -> list[dict[str, Any]]:
 
 
 # Methods
+
+
+def test_knobs_are_settings() -> None:
+    known = {knob.name for knob in fields(Knobs)}
+    assert {knob for method in METHODS.values() for knob in method.knobs} == known
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -419,7 +424,7 @@ def test_a_stop_keeps_what_is_finished_and_nothing_else(
     job: SearchJob, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Polled in each round of the event loop, so a count of polls stops somewhere inside a search.
-    monkeypatch.setattr("treegen.evals.search.methods.POLL_SECONDS", 0)
+    monkeypatch.setattr("treegen.evals.search.searcher.POLL_SECONDS", 0)
     for limit in (1, 50, 300, 10**6):
         path = tmp_path / f"stopped-{limit}"
         polls: Iterator[int] = iter(range(10**9))

@@ -1,321 +1,263 @@
-"""From a task and a method's name to an async function that searches one of its problems.
+"""The methods of `treegen search`: what each is called, what it does, and which settings shape it.
 
-Each method is a strategy of `treegen.search`, given the task's steps, judgements and ends. Of a
-task whose problems can be checked, two more things hold for every method alike: a search ends
-with the first solution that is right, and starts again from the root while its budget lasts.
+A method is a row of METHODS. Help, checks and searches read that table, and nothing else names
+methods. Strategies are imported when they run, so that help answers at once.
 """
 
-import asyncio
 import math
-from collections.abc import Awaitable, Callable, Hashable, Sequence
-from dataclasses import replace
-from typing import Any, Final, ParamSpec, TypeVar
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from treegen.errors import CacheFullError
-from treegen.evals.calls import asked
-from treegen.evals.problem import Problem
-from treegen.evals.search.judges import Judge, general_judge, own_judge
-from treegen.evals.search.settings import SearchSettings
-from treegen.evals.search.task import SearchTask
-from treegen.evals.task import TaskData
-from treegen.search.budget import BudgetReached
-from treegen.search.evaluate import Evaluate, rollouts
-from treegen.search.node import Search, SearchNode, ended
-from treegen.search.propose import Propose, sample_step
-from treegen.search.result import Found
-from treegen.search.strategies.beam import beam
-from treegen.search.strategies.best_first import best_first
-from treegen.search.strategies.best_of_n import best_of_n
-from treegen.search.strategies.common import Done
-from treegen.search.strategies.dvts import dvts
-from treegen.search.strategies.majority import majority, vote
-from treegen.search.strategies.mcts import mcts
-from treegen.search.strategies.rebase import rebase
-from treegen.search.strategies.thoughts import bfs, dfs
-
-SearchFn = Callable[[SearchNode], Awaitable[Found | CacheFullError]]
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-SOLVED: Final = "solved"
-INTERRUPTED: Final = "interrupted"
-POLL_SECONDS = 0.2
+if TYPE_CHECKING:
+    from treegen.search.node import SearchNode
+    from treegen.search.result import Found
 
 
-def search_function(
-    task: SearchTask,
-    data: TaskData,
-    settings: SearchSettings,
-    interrupted: Callable[[], object] = lambda: None,
-    judge: Judge | None = None,
-) -> SearchFn:
-    """Return what searches any of a task's problems; a search bears its problem's id as name.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knobs:
+    """The settings that shape a tree.
 
-    interrupted: polled while a search is under way; once it returns something true, it is stopped.
-    judge: of `load_judge`; by default it is loaded here.
-
-    A search that lacks memory returns that error: it has come to nothing that could stand.
+    width: states kept at a time. depth: steps of a solution at most. expand: next steps tried in
+    a state. num_samples: solutions that best-of-n and a majority vote draw at most.
+    propose, evaluate: ways to make next steps and to judge states.
+    prune_below: what depth-first search does not look into; None prunes nothing.
+    exploration, iterations: the constant of MCTS, and how often it visits the tree at most.
+    rollouts: samples that MCTS plays to their end from a new state; 0 takes what the evaluation
+    makes of the state itself.
     """
-    problems = {problem.id: problem for problem in data.problems}
-    general = judge or load_judge(data, settings)
 
-    async def search(root: SearchNode) -> Found | CacheFullError:
-        problem = problems[root.search.name]
-        how = general or own_judge(task, problem, settings.evaluate)
-        watcher = asyncio.ensure_future(_stop_when(interrupted, root.search))
-        try:
-            return await _Searcher(task, problem, settings, root, how).search()
-        except CacheFullError as error:
-            return error
-        finally:
-            watcher.cancel()
-
-    return search
+    width: int
+    depth: int
+    expand: int
+    num_samples: int
+    propose: str
+    evaluate: str
+    prune_below: float | None = None
+    exploration: float = 1.4
+    iterations: int = 1000
+    rollouts: int = 1
 
 
-def load_judge(data: TaskData, settings: SearchSettings) -> Judge | None:
-    """Load what judges states in a way that every task has; None for one of the task's own.
+class Tools(Protocol):
+    """What a method is given: one problem, in the words that strategies use.
 
-    A reward model takes memory, so it comes before the model that samples, which takes the rest.
+    checkable: whether the problem itself tells a right solution.
     """
-    return general_judge(settings.evaluate, {problem.id: problem for problem in data.problems})
 
+    root: "SearchNode"
+    knobs: Knobs
+    checkable: bool
 
-async def _stop_when(interrupted: Callable[[], object], search: Search) -> None:
-    while not interrupted():
-        await asyncio.sleep(POLL_SECONDS)
-    search.stop(INTERRUPTED)
+    def done(self, node: "SearchNode") -> bool:
+        """Return whether a node ends a solution."""
+        ...
 
+    def state(self, node: "SearchNode") -> Hashable:
+        """Return what a node has come to, equal where the same can follow."""
+        ...
 
-class _Searcher:
-    """One problem, in the words that strategies use."""
+    def answer(self, node: "SearchNode") -> str | None:
+        """Return the answer of a solution; None if it has none."""
+        ...
 
-    def __init__(
-        self,
-        task: SearchTask,
-        problem: Problem,
-        settings: SearchSettings,
-        root: SearchNode,
-        judge: Judge,
-    ) -> None:
-        self._task, self._problem, self._settings, self._root = task, problem, settings, root
-        self._judge, self._is_solved = judge, False
-        # Its subtrees do not wait for each other, so one that is through must not end the others:
-        # the tree would depend on what else runs.
-        self._ends_early = settings.method != "dvts"
+    async def step(self, node: "SearchNode", n: int) -> "Sequence[SearchNode]":
+        """Sample n next steps."""
+        ...
 
-    async def search(self) -> Found:
-        """Search until there is a solution, or once if the task cannot tell."""
-        run, usage = _RUN[self._settings.method], self._root.search.usage
-        while True:
-            self._check()
-            spent = usage.tokens_decoded
-            found = await run(self)
-            right = self._right()
-            if right is not None:
-                others = tuple(each for each in found.candidates if each is not right)
-                return replace(found, best=right, candidates=(right, *others), stopped=SOLVED)
-            if self._settings.choose == "vote" and self._settings.method != "majority":
-                found = vote(found, self.answer, self._weight)
-            again = self._task.checkable and self._root.search.stopped is None
-            # What a list of next steps says is the same each time.
-            if not again or usage.tokens_decoded == spent or self._settings.propose != "sample":
-                return found
+    async def propose(self, node: "SearchNode") -> "Sequence[SearchNode]":
+        """Make next steps in the way that the knobs name."""
+        ...
 
-    def _right(self) -> SearchNode | None:
-        """The first solution in the tree that is right, if the task can tell."""
-        # What an interrupted search has by chance is not what it would have come to.
-        if not self._task.checkable or str(self._root.search.stopped) == INTERRUPTED:
-            return None
-        nodes = (node for node in self._root.walk() if node.is_leaf)
-        return next((node for node in nodes if self._solved(node)), None)
+    async def evaluate(self, nodes: "Sequence[SearchNode]") -> list[float]:
+        """Judge nodes in the way that the knobs name."""
+        ...
 
-    def _ask(self, method: Callable[P, T]) -> Callable[P, T]:
-        return asked(method, self._task.name, self._problem.id)
-
-    # What strategies ask for
-
-    def done(self, node: SearchNode) -> bool:
-        return self._is_over(node) or self._ask(self._task.done)(self._problem, node.path_text)
-
-    def _is_over(self, node: SearchNode) -> bool:
-        """Whether the model has ended the text, by a token or as a whole solution ends."""
-        return ended(node) or node.stop in self._settings.whole.stops
-
-    def state(self, node: SearchNode) -> Hashable:
-        return self._ask(self._task.state)(self._problem, node.path_text), ended(node)
-
-    def answer(self, node: SearchNode) -> str | None:
-        return self._ask(self._task.answer)(self._problem, node.path_text)
-
-    def _weight(self, node: SearchNode) -> float:
-        """Votes of a solution; none where the budget did not allow to judge it."""
-        if node.value is None:
-            return 0.0
-        on_scale = self._settings.method in ("rebase", "mcts")
-        return node.value if on_scale else self._judge.chance(node.value)
-
-    async def step(self, node: SearchNode, n: int) -> Sequence[SearchNode]:
-        """Sample next steps, and prune those that lead nowhere."""
-        self._check()
-        how = self._settings.step
-        draw = sample_step(how.stops, max_tokens=how.max_tokens)
-        return self._weeded(await draw(node, n))
-
-    async def propose(self, node: SearchNode) -> Sequence[SearchNode]:
-        """Make next steps in the way that the settings name."""
-        if self._settings.propose == "sample":
-            return await self.step(node, self._settings.expand)
-        self._check()
-        way = self._ask(self._task.propose)(self._problem, self._settings.propose)
-        return self._weeded(await way(node))
-
-    async def evaluate(self, nodes: Sequence[SearchNode]) -> list[float]:
-        """Judge the nodes whose worth is not plain to see."""
-        self._check()
-        plain = {node: value for node in nodes if (value := self._plain(node)) is not None}
-        self._is_solved |= self._judge.won in plain.values() and self._task.checkable
-        unknown = [node for node in nodes if node not in plain]
-        judged = dict(
-            zip(unknown, await self._judge.evaluate(unknown) if unknown else (), strict=True)
-        )
-        return [float(judged[node]) if node in judged else plain[node] for node in nodes]
-
-    async def chance(self, nodes: Sequence[SearchNode]) -> list[float]:
+    async def chance(self, nodes: "Sequence[SearchNode]") -> list[float]:
         """Judge nodes from 0 to 1."""
-        return [self._judge.chance(value) for value in await self.evaluate(nodes)]
-
-    def _check(self) -> None:
-        """End the search if it has come to a solution that is right."""
-        if self._is_solved and self._ends_early:
-            self._root.search.stop(SOLVED)
-        self._root.search.check()
-
-    def _weeded(self, nodes: Sequence[SearchNode]) -> list[SearchNode]:
-        kept = []
-        for node in nodes:
-            value = self._plain(node)
-            if value == self._judge.won:
-                node.value, self._is_solved = value, True
-            if value == self._judge.lost:
-                node.value, node.pruned = value, True
-                node.drop()
-            else:
-                kept.append(node)
-        return kept
-
-    def _plain(self, node: SearchNode) -> float | None:
-        """What a node is worth that has gone wrong, or that a check finds right or wrong."""
-        text, checkable = node.path_text, self._task.checkable
-        if checkable and self._solved(node):
-            return self._judge.won
-        if self._ask(self._task.done)(self._problem, text):
-            return self._judge.lost if checkable else None
-        gone = self._ask(self._task.state)(self._problem, text) is None
-        return self._judge.lost if gone or (checkable and self._is_over(node)) else None
-
-    def _solved(self, node: SearchNode) -> bool:
-        return node is not self._root and self._ask(self._task.solved)(
-            self._problem, node.path_text
-        )
-
-    # The methods
-
-    async def sample(self) -> Found:
-        """One solution; of a task that can be checked, more and more of them."""
-        if not self._task.checkable:
-            (only,) = await self._root.sample(1)
-            return Found(only, (only,))
-        try:
-            fitting = self._root.search.fitting(
-                self._settings.width, self._settings.whole.max_tokens
-            )
-            samples = await self._root.sample(max(1, fitting))
-        except BudgetReached as end:
-            return Found(None, stopped=str(end))
-        return Found(None, tuple(samples))
-
-    async def best_of_n(self) -> Found:
-        return await best_of_n(self._root, self._settings.num_samples, self.evaluate)
-
-    async def majority(self) -> Found:
-        settings = self._settings
-        return await majority(
-            self._root, self.answer, max_samples=settings.num_samples, batch=settings.width
-        )
-
-    async def beam(self) -> Found:
-        return await beam(*self._tools(), width=self._settings.width, **self._limits())
-
-    async def dvts(self) -> Found:
-        return await dvts(*self._tools(), subtrees=self._settings.width, **self._limits())
-
-    async def rebase(self) -> Found:
-        return await rebase(
-            self._root,
-            self.step,
-            self.chance,
-            self.done,
-            width=self._settings.width * self._settings.expand,
-            **self._limits(),
-        )
-
-    async def bfs(self) -> Found:
-        return await bfs(
-            *self._tools(),
-            breadth=self._settings.width,
-            solutions=self._enough(),
-            **self._limits(),
-        )
-
-    async def dfs(self) -> Found:
-        return await dfs(
-            *self._tools(),
-            prune_below=self._prune_below(),
-            solutions=self._enough(),
-            **self._limits(),
-        )
-
-    async def best_first(self) -> Found:
-        return await best_first(*self._tools(), solutions=self._enough(), state=self.state)
-
-    async def mcts(self) -> Found:
-        num = self._settings.rollouts
-        return await mcts(
-            self._root,
-            self.propose,
-            rollouts(num, self.done, self.chance) if num else self.chance,
-            self.done,
-            iterations=self._settings.iterations,
-            c=self._settings.exploration,
-            **self._limits(),
-        )
-
-    def _tools(self) -> tuple[SearchNode, Propose, Evaluate, Done]:
-        return self._root, self.propose, self.evaluate, self.done
-
-    def _limits(self) -> dict[str, Any]:
-        return {"depth": self._settings.depth, "state": self.state}
-
-    def _enough(self) -> int | None:
-        # One that is wrong is not enough where that can be told.
-        return None if self._task.checkable else 1
-
-    def _prune_below(self) -> float:
-        given = self._settings.prune_below
-        return -math.inf if given is None else given
+        ...
 
 
-_RUN: Final[dict[str, Callable[[_Searcher], Awaitable[Found]]]] = {
-    "sample": _Searcher.sample,
-    "best-of-n": _Searcher.best_of_n,
-    "majority": _Searcher.majority,
-    "beam": _Searcher.beam,
-    "dvts": _Searcher.dvts,
-    "rebase": _Searcher.rebase,
-    "tot-bfs": _Searcher.bfs,
-    "tot-dfs": _Searcher.dfs,
-    "best-first": _Searcher.best_first,
-    "mcts": _Searcher.mcts,
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A way to search one problem.
+
+    run: searches once. help: what it does, in a line. knobs: those that it reads.
+    votes: it chooses its answer by a vote of its own. on_scale: the values of its nodes are from
+    0 to 1, whatever judges them.
+    ends_early: one right solution ends all of it. False where parts of the tree do not wait for
+    each other: the tree would then depend on what else runs.
+    """
+
+    run: "Callable[[Tools], Awaitable[Found]]"
+    help: str
+    knobs: tuple[str, ...]
+    votes: bool = False
+    on_scale: bool = False
+    ends_early: bool = True
+
+
+async def _sample(on: Tools) -> "Found":
+    """One solution; of a task that can be checked, more and more of them."""
+    from treegen.search.budget import BudgetReached
+    from treegen.search.result import Found
+
+    if not on.checkable:
+        (only,) = await on.root.sample(1)
+        return Found(only, (only,))
+    try:
+        fitting = on.root.search.fitting(on.knobs.width, on.root.search.params.max_tokens)
+        samples = await on.root.sample(max(1, fitting))
+    except BudgetReached as end:
+        return Found(None, stopped=str(end))
+    return Found(None, tuple(samples))
+
+
+async def _best_of_n(on: Tools) -> "Found":
+    from treegen.search.strategies.best_of_n import best_of_n
+
+    return await best_of_n(on.root, on.knobs.num_samples, on.evaluate)
+
+
+async def _majority(on: Tools) -> "Found":
+    from treegen.search.strategies.majority import majority
+
+    most, batch = on.knobs.num_samples, on.knobs.width
+    return await majority(on.root, on.answer, max_samples=most, batch=batch)
+
+
+async def _beam(on: Tools) -> "Found":
+    from treegen.search.strategies.beam import beam
+
+    return await beam(
+        on.root, on.propose, on.evaluate, on.done, width=on.knobs.width, **_limits(on)
+    )
+
+
+async def _dvts(on: Tools) -> "Found":
+    from treegen.search.strategies.dvts import dvts
+
+    return await dvts(
+        on.root, on.propose, on.evaluate, on.done, subtrees=on.knobs.width, **_limits(on)
+    )
+
+
+async def _rebase(on: Tools) -> "Found":
+    from treegen.search.strategies.rebase import rebase
+
+    width = on.knobs.width * on.knobs.expand
+    return await rebase(on.root, on.step, on.chance, on.done, width=width, **_limits(on))
+
+
+async def _bfs(on: Tools) -> "Found":
+    from treegen.search.strategies.thoughts import bfs
+
+    return await bfs(
+        on.root, on.propose, on.evaluate, on.done, breadth=on.knobs.width,
+        solutions=_enough(on), **_limits(on),
+    )  # fmt: skip
+
+
+async def _dfs(on: Tools) -> "Found":
+    from treegen.search.strategies.thoughts import dfs
+
+    given = on.knobs.prune_below
+    prune = -math.inf if given is None else given
+    return await dfs(
+        on.root, on.propose, on.evaluate, on.done, prune_below=prune,
+        solutions=_enough(on), **_limits(on),
+    )  # fmt: skip
+
+
+async def _best_first(on: Tools) -> "Found":
+    from treegen.search.strategies.best_first import best_first
+
+    return await best_first(
+        on.root, on.propose, on.evaluate, on.done, solutions=_enough(on), state=on.state
+    )
+
+
+async def _mcts(on: Tools) -> "Found":
+    from treegen.search.evaluate import rollouts
+    from treegen.search.strategies.mcts import mcts
+
+    num = on.knobs.rollouts
+    evaluate = rollouts(num, on.done, on.chance) if num else on.chance
+    return await mcts(
+        on.root, on.propose, evaluate, on.done, iterations=on.knobs.iterations,
+        c=on.knobs.exploration, **_limits(on),
+    )  # fmt: skip
+
+
+def _limits(on: Tools) -> dict[str, Any]:
+    return {"depth": on.knobs.depth, "state": on.state}
+
+
+def _enough(on: Tools) -> int | None:
+    # One that is wrong is not enough where that can be told.
+    return None if on.checkable else 1
+
+
+_TREE: Final = ("width", "depth", "expand", "propose", "evaluate")
+
+METHODS: Final[Mapping[str, Method]] = {
+    "sample": Method(
+        _sample,
+        "whole solutions one after another, the plain baseline",
+        ("width",),
+    ),
+    "best-of-n": Method(
+        _best_of_n,
+        "n whole solutions, the best by the evaluation",
+        ("num_samples", "evaluate"),
+    ),
+    "majority": Method(
+        _majority,
+        "whole solutions until their answers agree, the most frequent answer",
+        ("num_samples", "width"),
+        votes=True,
+    ),
+    "beam": Method(
+        _beam,
+        "the best states of each depth, over all states that led there",
+        _TREE,
+    ),
+    "dvts": Method(
+        _dvts,
+        "beams of their own below each of the first steps",
+        _TREE,
+        ends_early=False,
+    ),
+    "rebase": Method(
+        _rebase,
+        "more next steps for the better states of each depth",
+        ("width", "depth", "expand", "evaluate"),
+        on_scale=True,
+    ),
+    "tot-bfs": Method(
+        _bfs,
+        "tree of thought, breadth first",
+        _TREE,
+    ),
+    "tot-dfs": Method(
+        _dfs,
+        "tree of thought, depth first with pruning and backtracking",
+        ("depth", "expand", "propose", "evaluate", "prune_below"),
+    ),
+    "best-first": Method(
+        _best_first,
+        "always the best state that is not looked into yet",
+        ("expand", "propose", "evaluate"),
+    ),
+    "mcts": Method(
+        _mcts,
+        "Monte Carlo tree search with rollouts",
+        ("depth", "expand", "propose", "evaluate", "exploration", "iterations", "rollouts"),
+        on_scale=True,
+    ),
 }
+
+
+def having(knob: str) -> Iterable[str]:
+    """Return the names of the methods that a setting shapes."""
+    return (name for name, method in METHODS.items() if knob in method.knobs)

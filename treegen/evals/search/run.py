@@ -43,14 +43,14 @@ def search(
 ) -> Iterator[Progress]:
     """Search the problems that a run lacks and store each as it ends; yields after each.
 
-    judge: of `search_methods.load_judge`. no_room: takes the searches that lack memory, which are
+    judge: of `searcher.load_judge`. no_room: takes the searches that lack memory, which are
     not stored: with more of it, resuming does them.
     stop: polled during and after every search; once it returns something true, the iteration ends.
     What had finished by then, or before an error, is in the run.
     """
     if run.missing <= 0:
         return
-    from treegen.evals.search.methods import INTERRUPTED, search_function
+    from treegen.evals.search.searcher import INTERRUPTED, search_function
 
     settings = job.settings
     tally = RightSoFar()

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import treegen
 from treegen.errors import InputError, RunError
-from treegen.evals.search.names import CHOOSE, EVALUATE, METHODS, PROPOSE, REWARD
+from treegen.evals.search.methods import METHODS, Knobs
+from treegen.evals.search.names import CHOOSE, EVALUATE, PROPOSE, REWARD
 from treegen.evals.search.task import SearchDefaults, get_search_task
 from treegen.evals.selection import did_you_mean
 from treegen.evals.settings import EngineOptions, absolute_task, merged, take_fields
@@ -26,18 +27,12 @@ _DRAW: Final = ("temperature", "top_p", "top_k", "min_p", "seed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchSettings:
+class SearchSettings(Knobs):
     """Everything a run of searches was asked for, no default left open.
 
     task: a name, or path/to/file.py:Class. method: one of METHODS. budget: of each problem.
-    width: states kept at a time. depth: steps of a solution at most. expand: next steps tried in
-    a state. num_samples: solutions that best-of-n and a majority vote draw at most.
-    propose, evaluate: ways to make next steps and to judge states.
-    prune_below: what depth-first search does not look into; None prunes nothing.
-    exploration, iterations: the constant of MCTS, and how often it visits the tree at most.
-    rollouts: samples that MCTS plays to their end from a new state; 0 takes what the evaluation
-    makes of the state itself. choose: one of CHOOSE, for methods that find several solutions.
     step, whole: how one step and a whole solution are sampled.
+    choose: one of CHOOSE, for methods that find several solutions.
     concurrency: problems searched at once.
     """
 
@@ -46,18 +41,8 @@ class SearchSettings:
     options: TaskOptions
     engine: EngineOptions
     budget: Budget
-    width: int
-    depth: int
-    expand: int
-    num_samples: int
-    propose: str
-    evaluate: str
     step: SamplingParams
     whole: SamplingParams
-    prune_below: float | None = None
-    exploration: float = 1.4
-    iterations: int = 1000
-    rollouts: int = 1
     choose: str = "best"
     concurrency: int = 64
 
@@ -132,16 +117,7 @@ def identity(settings: SearchSettings) -> dict[str, Any]:
         "treegen": treegen.__version__,
         "search": {
             "method": settings.method,
-            "width": settings.width,
-            "depth": settings.depth,
-            "expand": settings.expand,
-            "num_samples": settings.num_samples,
-            "propose": settings.propose,
-            "evaluate": settings.evaluate,
-            "prune_below": settings.prune_below,
-            "exploration": settings.exploration,
-            "iterations": settings.iterations,
-            "rollouts": settings.rollouts,
+            **{knob.name: getattr(settings, knob.name) for knob in fields(Knobs)},
             "choose": settings.choose,
         },
         "budget": asdict(settings.budget),

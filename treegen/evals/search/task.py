@@ -22,7 +22,7 @@ class SearchDefaults:
     depth: steps of a solution at most. width: states kept at a time. expand: next steps tried in
     a state. step, whole: how one step, and a whole solution, are sampled.
     propose, evaluate: the task's own ways to make next steps and to judge states, beside those
-    that every task has (see `search_methods`).
+    that every task has (see `names.py`).
     evaluator: the way to judge that is used when the user names none.
     worth: what the best state is worth in the task's own ways, the worst being worth 0.
     prune_below: what depth-first search does not look into, on the scale of that way.

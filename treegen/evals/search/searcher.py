@@ -1,0 +1,208 @@
+"""From a task and a method's name to an async function that searches one of its problems.
+
+Each method (`methods.py`) is a strategy of `treegen.search`, given the task's steps, judgements
+and ends. Of a task whose problems can be checked, two more things hold for every method alike: a
+search ends with the first solution that is right, and starts again from the root while its budget
+lasts.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Final, ParamSpec, TypeVar
+
+from treegen.errors import CacheFullError
+from treegen.evals.calls import asked
+from treegen.evals.problem import Problem
+from treegen.evals.search.judges import Judge, general_judge, own_judge
+from treegen.evals.search.methods import METHODS
+from treegen.evals.search.settings import SearchSettings
+from treegen.evals.search.task import SearchTask
+from treegen.evals.task import TaskData
+from treegen.search.node import Search, SearchNode, ended
+from treegen.search.propose import sample_step
+from treegen.search.result import Found
+from treegen.search.strategies.majority import vote
+
+SearchFn = Callable[[SearchNode], Awaitable[Found | CacheFullError]]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+SOLVED: Final = "solved"
+INTERRUPTED: Final = "interrupted"
+POLL_SECONDS = 0.2
+
+
+def search_function(
+    task: SearchTask,
+    data: TaskData,
+    settings: SearchSettings,
+    interrupted: Callable[[], object] = lambda: None,
+    judge: Judge | None = None,
+) -> SearchFn:
+    """Return what searches any of a task's problems; a search bears its problem's id as name.
+
+    interrupted: polled while a search is under way; once it returns something true, it is stopped.
+    judge: of `load_judge`; by default it is loaded here.
+
+    A search that lacks memory returns that error: it has come to nothing that could stand.
+    """
+    problems = {problem.id: problem for problem in data.problems}
+    general = judge or load_judge(data, settings)
+
+    async def search(root: SearchNode) -> Found | CacheFullError:
+        problem = problems[root.search.name]
+        how = general or own_judge(task, problem, settings.evaluate)
+        watcher = asyncio.ensure_future(_stop_when(interrupted, root.search))
+        try:
+            return await Searcher(task, problem, settings, root, how).search()
+        except CacheFullError as error:
+            return error
+        finally:
+            watcher.cancel()
+
+    return search
+
+
+def load_judge(data: TaskData, settings: SearchSettings) -> Judge | None:
+    """Load what judges states in a way that every task has; None for one of the task's own.
+
+    A reward model takes memory, so it comes before the model that samples, which takes the rest.
+    """
+    return general_judge(settings.evaluate, {problem.id: problem for problem in data.problems})
+
+
+async def _stop_when(interrupted: Callable[[], object], search: Search) -> None:
+    while not interrupted():
+        await asyncio.sleep(POLL_SECONDS)
+    search.stop(INTERRUPTED)
+
+
+class Searcher:
+    """One problem, in the words that strategies use."""
+
+    def __init__(
+        self,
+        task: SearchTask,
+        problem: Problem,
+        settings: SearchSettings,
+        root: SearchNode,
+        judge: Judge,
+    ) -> None:
+        self.root, self.knobs, self.checkable = root, settings, task.checkable
+        self._task, self._problem, self._settings = task, problem, settings
+        self._judge, self._is_solved = judge, False
+        self._method = METHODS[settings.method]
+
+    async def search(self) -> Found:
+        """Search until there is a solution, or once if the task cannot tell."""
+        usage = self.root.search.usage
+        while True:
+            self._check()
+            spent = usage.tokens_decoded
+            found = await self._method.run(self)
+            right = self._right()
+            if right is not None:
+                others = tuple(each for each in found.candidates if each is not right)
+                return replace(found, best=right, candidates=(right, *others), stopped=SOLVED)
+            if self._settings.choose == "vote" and not self._method.votes:
+                found = vote(found, self.answer, self._weight)
+            again = self.checkable and self.root.search.stopped is None
+            # What a list of next steps says is the same each time.
+            if not again or usage.tokens_decoded == spent or self._settings.propose != "sample":
+                return found
+
+    def _right(self) -> SearchNode | None:
+        """The first solution in the tree that is right, if the task can tell."""
+        # What an interrupted search has by chance is not what it would have come to.
+        if not self.checkable or str(self.root.search.stopped) == INTERRUPTED:
+            return None
+        nodes = (node for node in self.root.walk() if node.is_leaf)
+        return next((node for node in nodes if self._solved(node)), None)
+
+    def _ask(self, method: Callable[P, T]) -> Callable[P, T]:
+        return asked(method, self._task.name, self._problem.id)
+
+    # What strategies ask for
+
+    def done(self, node: SearchNode) -> bool:
+        return self._is_over(node) or self._ask(self._task.done)(self._problem, node.path_text)
+
+    def _is_over(self, node: SearchNode) -> bool:
+        """Whether the model has ended the text, by a token or as a whole solution ends."""
+        return ended(node) or node.stop in self._settings.whole.stops
+
+    def state(self, node: SearchNode) -> Hashable:
+        return self._ask(self._task.state)(self._problem, node.path_text), ended(node)
+
+    def answer(self, node: SearchNode) -> str | None:
+        return self._ask(self._task.answer)(self._problem, node.path_text)
+
+    def _weight(self, node: SearchNode) -> float:
+        """Votes of a solution; none where the budget did not allow to judge it."""
+        if node.value is None:
+            return 0.0
+        return node.value if self._method.on_scale else self._judge.chance(node.value)
+
+    async def step(self, node: SearchNode, n: int) -> Sequence[SearchNode]:
+        """Sample next steps, and prune those that lead nowhere."""
+        self._check()
+        how = self._settings.step
+        draw = sample_step(how.stops, max_tokens=how.max_tokens)
+        return self._weeded(await draw(node, n))
+
+    async def propose(self, node: SearchNode) -> Sequence[SearchNode]:
+        """Make next steps in the way that the settings name."""
+        if self._settings.propose == "sample":
+            return await self.step(node, self._settings.expand)
+        self._check()
+        way = self._ask(self._task.propose)(self._problem, self._settings.propose)
+        return self._weeded(await way(node))
+
+    async def evaluate(self, nodes: Sequence[SearchNode]) -> list[float]:
+        """Judge the nodes whose worth is not plain to see."""
+        self._check()
+        plain = {node: value for node in nodes if (value := self._plain(node)) is not None}
+        self._is_solved |= self._judge.won in plain.values() and self.checkable
+        unknown = [node for node in nodes if node not in plain]
+        judged = dict(
+            zip(unknown, await self._judge.evaluate(unknown) if unknown else (), strict=True)
+        )
+        return [float(judged[node]) if node in judged else plain[node] for node in nodes]
+
+    async def chance(self, nodes: Sequence[SearchNode]) -> list[float]:
+        """Judge nodes from 0 to 1."""
+        return [self._judge.chance(value) for value in await self.evaluate(nodes)]
+
+    def _check(self) -> None:
+        """End the search if it has come to a solution that is right."""
+        if self._is_solved and self._method.ends_early:
+            self.root.search.stop(SOLVED)
+        self.root.search.check()
+
+    def _weeded(self, nodes: Sequence[SearchNode]) -> list[SearchNode]:
+        kept = []
+        for node in nodes:
+            value = self._plain(node)
+            if value == self._judge.won:
+                node.value, self._is_solved = value, True
+            if value == self._judge.lost:
+                node.value, node.pruned = value, True
+                node.drop()
+            else:
+                kept.append(node)
+        return kept
+
+    def _plain(self, node: SearchNode) -> float | None:
+        """What a node is worth that has gone wrong, or that a check finds right or wrong."""
+        text, checkable = node.path_text, self.checkable
+        if checkable and self._solved(node):
+            return self._judge.won
+        if self._ask(self._task.done)(self._problem, text):
+            return self._judge.lost if checkable else None
+        gone = self._ask(self._task.state)(self._problem, text) is None
+        return self._judge.lost if gone or (checkable and self._is_over(node)) else None
+
+    def _solved(self, node: SearchNode) -> bool:
+        return node is not self.root and self._ask(self._task.solved)(self._problem, node.path_text)
