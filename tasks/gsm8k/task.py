@@ -19,9 +19,8 @@ As a search, a step is a sentence or a line of the reasoning, up to a period or 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from treegen.errors import InputError
 from treegen.evals.arguments import check_arguments, one_of
 from treegen.evals.bundled import label_of, told_examples, told_problems
 from treegen.evals.chat import with_turns
@@ -43,10 +42,6 @@ from treegen.tasks.common.answers import (
 from treegen.tasks.gsm8k.by_steps import by_steps
 from treegen.tasks.gsm8k.data import load_problems
 from treegen.tasks.gsm8k.fewshot import load_examples
-
-if TYPE_CHECKING:
-    from treegen.search.evaluate import Evaluate
-    from treegen.search.propose import Propose
 
 _STATED: Final = re.compile(r"\banswer is\b", re.IGNORECASE)
 _STOPS: Final = {"cot": ("Q:", "</s>", "<|im_end|>"), "self-consistency": ("Q:", "\n\n")}
@@ -160,14 +155,6 @@ class GSM8K:
     def solved(self, problem: Problem, text: str) -> bool:
         """Return whether that number is the reference's."""
         return self.score(problem, _own(text))["numeric"].correct
-
-    def propose(self, problem: Problem, how: str) -> "Propose":
-        """Raise InputError: steps are sampled, in the way that every task has."""
-        raise InputError(f"gsm8k has no way of its own to propose steps, such as {how!r}")
-
-    def evaluate(self, problem: Problem, how: str) -> "Evaluate":
-        """Raise InputError: a state is judged in the ways that every task has."""
-        raise InputError(f"gsm8k has no way of its own to judge steps, such as {how!r}")
 
 
 def _ask(question: str) -> str:

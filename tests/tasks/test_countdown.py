@@ -9,6 +9,7 @@ from cli_cases import write_jsonl
 
 from treegen.errors import DataError, InputError
 from treegen.evals.problem import Problem
+from treegen.evals.search.settings import settle_search
 from treegen.evals.search.task import SearchTask, get_search_task
 from treegen.prompts.tree import prompts_of
 from treegen.tasks import ReportOptions, SampleScore, Task, TaskOptions, get_task
@@ -301,9 +302,27 @@ def test_which_tasks_have_steps() -> None:
     assert not isinstance(get_task("mmlu"), SearchTask)
     with pytest.raises(InputError, match=r"'needle' has no steps .*: countdown, game24, gsm8k"):
         get_search_task("needle")
-    for how in ("propose", "evaluate"):
-        with pytest.raises(InputError, match="no way of its own"):
-            getattr(GSM8K(), how)(load(GSM8K(), limit=1)[0], "list")
+
+
+@pytest.mark.parametrize(
+    ("choice", "told"),
+    [({"propose": "list"}, "no way to propose 'list'; known: sample"),
+     ({"evaluate": "judge"}, "no way to evaluate 'judge'; known: logprob, min-logprob")],
+)  # fmt: skip
+def test_ways_that_a_task_does_not_have_are_refused(choice: dict[str, str], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        settle_search({"task": "gsm8k", "model": "m", **choice})
+
+
+@pytest.mark.parametrize("member", ["propose", "evaluate"])
+def test_a_task_has_the_ways_that_it_names(tmp_path: Path, member: str) -> None:
+    (tmp_path / "own.py").write_text(
+        "from dataclasses import replace\nfrom treegen.tasks.gsm8k.task import GSM8K\n"
+        "class Own(GSM8K):\n"
+        f"    search_defaults = replace(GSM8K.search_defaults, {member}=('own',))\n"
+    )
+    with pytest.raises(InputError, match=rf"names ways to {member} \(own\) .* no method"):
+        get_search_task(f"{tmp_path}/own.py:Own")
 
 
 def test_numbers_are_sorted_whatever_their_order() -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from treegen.evals.problem import Problem
 from treegen.evals.search.names import REWARD
-from treegen.evals.search.task import SearchTask
+from treegen.evals.search.task import Evaluator, SearchTask
 from treegen.search.evaluate import Evaluate, mean_logprob, min_logprob
 from treegen.search.node import SearchNode
 
@@ -31,6 +31,7 @@ class Judge:
 
 def own_judge(task: SearchTask, problem: Problem, how: str) -> Judge:
     """Return one of the task's own ways."""
+    assert isinstance(task, Evaluator), "settings name only ways that the task has"
     worth = task.search_defaults.worth
     return Judge(task.evaluate(problem, how), 0.0, worth, lambda value: value / worth)
 

@@ -15,9 +15,9 @@ from treegen.errors import CacheFullError
 from treegen.evals.calls import asked
 from treegen.evals.problem import Problem
 from treegen.evals.search.judges import Judge, general_judge, own_judge
-from treegen.evals.search.methods import METHODS
+from treegen.evals.search.methods import METHODS, Knobs
 from treegen.evals.search.settings import SearchSettings
-from treegen.evals.search.task import SearchTask
+from treegen.evals.search.task import Proposer, SearchTask
 from treegen.evals.task import TaskData
 from treegen.search.node import Search, SearchNode, ended
 from treegen.search.propose import sample_step
@@ -90,7 +90,8 @@ class Searcher:
         root: SearchNode,
         judge: Judge,
     ) -> None:
-        self.root, self.knobs, self.checkable = root, settings, task.checkable
+        self.root, self.checkable = root, task.checkable
+        self.knobs: Knobs = settings
         self._task, self._problem, self._settings = task, problem, settings
         self._judge, self._is_solved = judge, False
         self._method = METHODS[settings.method]
@@ -157,6 +158,7 @@ class Searcher:
         if self._settings.propose == "sample":
             return await self.step(node, self._settings.expand)
         self._check()
+        assert isinstance(self._task, Proposer), "settings name only ways that the task has"
         way = self._ask(self._task.propose)(self._problem, self._settings.propose)
         return self._weeded(await way(node))
 

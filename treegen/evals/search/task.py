@@ -1,7 +1,7 @@
 """What tree search needs of a task: a prompt, states, what they are worth, and when it is over."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from treegen.errors import InputError
 from treegen.evals.problem import Problem
@@ -22,7 +22,7 @@ class SearchDefaults:
     depth: steps of a solution at most. width: states kept at a time. expand: next steps tried in
     a state. step, whole: how one step, and a whole solution, are sampled.
     propose, evaluate: the task's own ways to make next steps and to judge states, beside those
-    that every task has (see `names.py`).
+    that every task has (see `names.py`); a task that names some is also a Proposer or Evaluator.
     evaluator: the way to judge that is used when the user names none.
     worth: what the best state is worth in the task's own ways, the worst being worth 0.
     prune_below: what depth-first search does not look into, on the scale of that way.
@@ -77,19 +77,39 @@ class SearchTask(Task, Protocol):
         """Return whether a text solves the problem; any text must do."""
         ...
 
+
+@runtime_checkable
+class Proposer(Protocol):
+    """A task that has ways of its own to make next steps: `SearchDefaults.propose` names them."""
+
     def propose(self, problem: Problem, how: str) -> "Propose":
         """Return what makes next steps in one of the task's own ways."""
         ...
+
+
+@runtime_checkable
+class Evaluator(Protocol):
+    """A task that has ways of its own to judge states: `SearchDefaults.evaluate` names them."""
 
     def evaluate(self, problem: Problem, how: str) -> "Evaluate":
         """Return what judges nodes in one of the task's own ways; more is better."""
         ...
 
 
+_OPTIONAL: Final = {"propose": Proposer, "evaluate": Evaluator}
+
+
 def get_search_task(name: str) -> SearchTask:
     """Return a new task that can be searched; raise InputError for one that cannot."""
     task = get_task(name)
     if isinstance(task, SearchTask):
+        for member, protocol in _OPTIONAL.items():
+            ways = getattr(task.search_defaults, member)
+            if ways and not isinstance(task, protocol):
+                raise InputError(
+                    f"task {task.name!r} names ways to {member} ({', '.join(ways)}) in its "
+                    f"search_defaults, but has no method {member!r} that makes them"
+                )
         return task
     known = [info.name for info in list_tasks() if info.source == "treegen"]
     able = [each for each in known if isinstance(get_task(each), SearchTask)]
