@@ -12,6 +12,7 @@ from functools import cache, lru_cache
 from toy_search import ToyBackend, ToyModel, run_all
 
 from treegen.evals.search.searcher import SearchFn
+from treegen.outputs import Status
 from treegen.params import SamplingParams
 from treegen.search.budget import Budget
 from treegen.search.node import Search
@@ -82,22 +83,14 @@ def _next(texts: dict[str, float], typed: str) -> list[float]:
     return [found["\0"], *(found[letter] for letter in LETTERS)]
 
 
-class Count:
-    """Anything that has a number of pages or rows."""
-
-    num_used, num_pages, num_active = 0, 1, 0
-
-    def __getattr__(self, name: str) -> "Count":
-        return self
-
-
 class Results:
     """What a stream of searches is to the runner."""
 
-    backend = Count()
-
     def __init__(self, results: Generator[SearchResult, None, None], num_begun: int) -> None:
         self._results, self.num_unknown = results, num_begun
+
+    def status(self) -> Status:
+        return Status(rows=0, pages=0, num_pages=1)
 
     def __iter__(self) -> "Results":
         return self
@@ -117,7 +110,6 @@ class ToyLLM:
 
     model: ToyModel
     begun: list[str] = field(default_factory=list)
-    cache = Count()
 
     def search_stream(
         self,

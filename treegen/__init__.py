@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from treegen.llm import LLM, Kept
     from treegen.model.load import from_module, load_model
     from treegen.model.model import Model
-    from treegen.outputs import Completion, Score, Usage
+    from treegen.outputs import Completion, LevelRows, Score, Status, Usage
     from treegen.params import SamplingParams
     from treegen.plan.plan import Plan
     from treegen.prompts.expansion import Expand
@@ -37,6 +37,7 @@ __all__ = [
     "InputError",
     "InternalError",
     "Kept",
+    "LevelRows",
     "Message",
     "Model",
     "ModelError",
@@ -49,6 +50,7 @@ __all__ = [
     "SamplingParams",
     "Score",
     "ScoreStream",
+    "Status",
     "Stream",
     "TreeError",
     "TreegenError",
@@ -68,6 +70,7 @@ _MODULE_OF: Final = {
     "InternalError": "treegen.errors",
     "Kept": "treegen.llm",
     "LLM": "treegen.llm",
+    "LevelRows": "treegen.outputs",
     "Message": "treegen.prompts.tree",
     "Model": "treegen.model.model",
     "ModelError": "treegen.errors",
@@ -80,6 +83,7 @@ _MODULE_OF: Final = {
     "SamplingParams": "treegen.params",
     "Score": "treegen.outputs",
     "ScoreStream": "treegen.engine.stream",
+    "Status": "treegen.outputs",
     "Stream": "treegen.engine.stream",
     "TreeError": "treegen.errors",
     "TreegenError": "treegen.errors",

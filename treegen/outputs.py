@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal
-
-if TYPE_CHECKING:
-    pass
+from typing import Final, Literal
 
 FinishReason = Literal["stop", "length"]
 OWN_KEYS: Final = "own keys"
@@ -67,6 +64,29 @@ class Score:
     def logprob(self) -> float:
         """Natural-log probability of the whole continuation."""
         return sum(self.logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What is under way now. rows: decoded at once. pages: in use, of num_pages."""
+
+    rows: int
+    pages: int
+    num_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class LevelRows:
+    """One level of the tree at work now.
+
+    segments: shared spans of tokens that rows being decoded lie below. rows: those rows.
+    kept: the rows that read their span as one attention part with others.
+    """
+
+    depth: int
+    segments: int
+    rows: int
+    kept: int
 
 
 @dataclass(slots=True)

@@ -14,10 +14,11 @@ from report_cases import HOSTILE, make_run, make_trees
 from rich.console import Console
 
 from treegen.cli import live, progress
-from treegen.evals.progress import LevelRows, Progress, RightSoFar
+from treegen.evals.progress import Progress, RightSoFar
 from treegen.evals.stats import estimate
 from treegen.evals.timeline import read_timeline
 from treegen.formats import safe_text
+from treegen.outputs import LevelRows
 from treegen.report.trees import read_trees
 from treegen.search.draw import draw_tree
 from treegen.search.records import best_path

@@ -11,6 +11,7 @@ import tiny_models
 
 from treegen import LLM, Node, SamplingParams
 from treegen.errors import InputError, TreeError
+from treegen.outputs import Status
 from treegen.prompts.tokens import append_text
 from treegen.search import Budget, Expand, SearchNode, bfs, mean_logprob, sample_steps
 
@@ -171,6 +172,29 @@ def test_one_run_at_a_time(llm: LLM) -> None:
         with pytest.raises(InputError, match="token id") as failure:
             llm.search(explore, [[10**6]])
         assert failure.traceback  # which has hold of what was begun
+
+
+def test_runs_say_what_is_under_way(llm: LLM) -> None:
+    tree = Node(FEW_SHOT, children=[Node(q, samples=2, id=q) for q in QUESTIONS[:3]])
+    most = 0
+    with llm.stream(tree, PARAMS) as stream:
+        while stream.has_work:
+            stream.step()
+            status, levels = stream.status(), stream.levels()
+            assert status.num_pages == llm.cache.pool.num_pages
+            assert not levels or levels[0].depth == 0
+            most = max(most, status.rows)
+            if status.rows == 6:
+                assert status.pages > 0 and levels[0].rows == 6 and len(levels) > 1
+    assert most == 6 and stream.status() == Status(0, 0, status.num_pages)
+    with llm.search_stream(explore, QUESTIONS[:2], PARAMS) as run:
+        assert run.status().rows == 0
+        seen = set()
+        while run.num_running or not seen:
+            run.step()
+            seen.add(run.status().rows)
+        assert max(seen) > 2 and run.status().num_pages == status.num_pages
+    assert run.status().pages == 0
 
 
 def test_kept_prefixes_serve_searches(llm: LLM) -> None:

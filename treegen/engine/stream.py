@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
+
+import numpy as np
 
 from treegen.engine.graphs import DecodeGraphs
 from treegen.engine.scheduler import Scheduler
 from treegen.errors import InputError
 from treegen.model.model import Model
-from treegen.outputs import Completion, Score, Usage
+from treegen.outputs import Completion, LevelRows, Score, Status, Usage
 from treegen.plan.plan import Plan
 
 
@@ -36,6 +39,27 @@ class Stream(Iterator[Completion]):
     def usage(self) -> Usage:
         """What was computed so far."""
         return self.scheduler.usage
+
+    def status(self) -> Status:
+        """What is under way now."""
+        return status_of(self.scheduler)
+
+    def levels(self) -> tuple[LevelRows, ...]:
+        """Which levels of the tree the rows being decoded read now."""
+        live = self.scheduler.live
+        requests, counts = np.unique(live.rows.request[live.order], return_counts=True)
+        below: Counter[int] = Counter()
+        for request, rows in zip(requests.tolist(), counts.tolist(), strict=True):
+            for segment in self.plan.path(request):
+                below[segment.index] += rows
+        levels: dict[int, list[int]] = {}
+        for index, rows in below.items():
+            segment = self.plan.segments[index]
+            level = levels.setdefault(segment.depth, [0, 0, 0])
+            level[0] += 1
+            level[1] += rows
+            level[2] += rows * segment.kept
+        return tuple(LevelRows(depth, *level) for depth, level in sorted(levels.items()))
 
     @property
     def has_work(self) -> bool:
@@ -144,6 +168,12 @@ class ScoreStream(Iterator[tuple[int, Score]]):
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
         self.close()
+
+
+def status_of(scheduler: Scheduler) -> Status:
+    """What a scheduler has under way now."""
+    pool = scheduler.cache.pool
+    return Status(scheduler.live.num_active, pool.num_used, pool.num_pages)
 
 
 @dataclass(frozen=True, slots=True)

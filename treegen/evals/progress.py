@@ -1,43 +1,17 @@
 """How far a run is: what its iterator yields, and the accuracy so far with its interval."""
 
 import time
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from treegen.evals.calls import verdicts_of
 from treegen.evals.job import Job
-from treegen.evals.stats import Estimate
-
-if TYPE_CHECKING:
-    from treegen.engine.stream import Stream
-
-from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
-
-import numpy as np
-
-from treegen.evals.stats import estimate
-
-if TYPE_CHECKING:
-    from treegen.engine.stream import Stream
+from treegen.evals.stats import Estimate, estimate
+from treegen.outputs import LevelRows
 
 # What costs more than a glance (intervals, rows by level) is looked at this often, in seconds.
 GLANCE: Final = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class LevelRows:
-    """One level of the tree at work now.
-
-    segments: shared spans of tokens that rows being decoded lie below. rows: those rows.
-    kept: the rows that read their span as one attention part with others.
-    """
-
-    depth: int
-    segments: int
-    rows: int
-    kept: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,24 +100,6 @@ class Glance:
             return False
         self._due = time.monotonic() + GLANCE
         return True
-
-
-def level_rows(stream: "Stream") -> tuple[LevelRows, ...]:
-    """Return which levels of a stream's tree the rows being decoded read now."""
-    plan, live = stream.plan, stream.scheduler.live
-    requests, counts = np.unique(live.rows.request[live.order], return_counts=True)
-    below: Counter[int] = Counter()
-    for request, rows in zip(requests.tolist(), counts.tolist(), strict=True):
-        for segment in plan.path(request):
-            below[segment.index] += rows
-    levels: dict[int, list[int]] = {}
-    for index, rows in below.items():
-        segment = plan.segments[index]
-        level = levels.setdefault(segment.depth, [0, 0, 0])
-        level[0] += 1
-        level[1] += rows
-        level[2] += rows * segment.kept
-    return tuple(LevelRows(depth, *level) for depth, level in sorted(levels.items()))
 
 
 class Tally:

@@ -19,7 +19,7 @@ from treegen.evals.choices import likeliest_by_length
 from treegen.evals.execution import Judging, executing
 from treegen.evals.job import Job, fit_job
 from treegen.evals.metrics import Report, ReportOptions
-from treegen.evals.progress import Glance, Progress, Tally, level_rows
+from treegen.evals.progress import Glance, Progress, Tally
 from treegen.evals.settings import stored_choices
 from treegen.evals.timeline import Timeline
 from treegen.evals.verdict import SampleScore, Verdict
@@ -64,7 +64,7 @@ def sample(
     ):
         prompts = _Prompts(stream)
         account.begin(stream.usage, stream.plan)
-        watch = _Watch(run, llm, stream, tally)
+        watch = _Watch(run, stream, tally)
 
         def keep(completions: Sequence[Completion]) -> None:
             for completion in completions:
@@ -208,11 +208,9 @@ def write_results(
 class _Watch:
     """Looks at a stream at work."""
 
-    def __init__(
-        self, run: RunDir, llm: "LLM", stream: "Stream", tally: "Tally | Judging | None"
-    ) -> None:
+    def __init__(self, run: RunDir, stream: "Stream", tally: "Tally | Judging | None") -> None:
         """The part begins now."""
-        self._run, self._llm, self._stream, self._tally = run, llm, stream, tally
+        self._run, self._stream, self._tally = run, stream, tally
         self._started, self._start = len(run.done), time.monotonic()
         self._glance = Glance()
         self._seen: dict[str, Any] = {}
@@ -221,16 +219,16 @@ class _Watch:
         """Return how far the run is; last: nothing comes after this."""
         if self._glance(now=last or not self._seen.get("levels")):
             self._seen = {
-                "levels": level_rows(self._stream),
+                "levels": self._stream.levels(),
                 "estimate": self._tally.estimate() if self._tally else None,
             }
-        pool = self._llm.cache.pool
+        status = self._stream.status()
         return Progress(
             done=len(self._run.done),
             planned=self._run.info.planned,
-            rows=self._stream.scheduler.live.num_active,
-            pages=pool.num_used,
-            num_pages=pool.num_pages,
+            rows=status.rows,
+            pages=status.pages,
+            num_pages=status.num_pages,
             tokens=self._stream.usage.decoded_tokens,
             seconds=time.monotonic() - self._start,
             accuracy=self._tally.accuracy if self._tally else None,

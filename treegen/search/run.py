@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
+from treegen.engine.stream import status_of
+from treegen.outputs import Status
 from treegen.params import SamplingParams
 from treegen.search.budget import Budget
 from treegen.search.live.backend import LiveBackend
@@ -52,6 +54,10 @@ class SearchRun(Iterator[SearchResult]):
         self._results: deque[SearchResult] = deque()
         self._loop = IdleLoop(self._on_idle, backend)
         self.closed = False
+
+    def status(self) -> Status:
+        """What is under way now."""
+        return status_of(self.backend.scheduler)
 
     @property
     def num_running(self) -> int:

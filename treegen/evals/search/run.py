@@ -66,7 +66,7 @@ def search(
         concurrency=settings.concurrency,
         budget=settings.budget,
     )
-    pool, clock = llm.cache.pool, _Clock(run)
+    clock = _Clock(run)
     with closing(results):
         for result in results:
             if result.stopped == INTERRUPTED:
@@ -81,13 +81,13 @@ def search(
             tokens += record["usage"]["tokens_decoded"]
             clock.save()
             unknown = results.num_unknown
-            found = tally.estimate(unknown)
+            found, status = tally.estimate(unknown), results.status()
             yield Progress(
                 done=len(run.done),
                 planned=run.info.planned,
-                rows=results.backend.scheduler.live.num_active,
-                pages=pool.num_used,
-                num_pages=pool.num_pages,
+                rows=status.rows,
+                pages=status.pages,
+                num_pages=status.num_pages,
                 tokens=tokens,
                 seconds=time.monotonic() - start,
                 accuracy=found.value if found else None,
