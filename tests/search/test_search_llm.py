@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny_models
 
@@ -75,18 +76,12 @@ def test_given_text_is_tokenised_with_what_it_follows(llm: LLM) -> None:
             assert ids_of(node) == wanted, cut
 
 
-def test_append_text_replaces_only_what_the_text_changes(llm: LLM) -> None:
-    import numpy as np
-
+def test_text_after_generated_tokens_leaves_them_as_they_are(llm: LLM) -> None:
     for text in ("Bob has 14 pens", "caps. How", "A:", "\n\nQ"):
         for addition in (" and", "s", "4", "\n", " 15."):
             tail = np.array(llm.tokenizer(text)["input_ids"], dtype=np.int32)
-            replaced, ids = append_text(llm.tokenizer, tail, addition)
-            joined = [*tail[: len(tail) - replaced].tolist(), *ids.tolist()]
-            assert joined == llm.tokenizer(text + addition)["input_ids"]
-            kept, fixed = append_text(llm.tokenizer, tail, addition, whole=False)
-            assert kept == 0
-            assert llm.tokenizer.decode([*tail.tolist(), *fixed.tolist()]).endswith(addition)
+            ids = append_text(llm.tokenizer, tail, addition)
+            assert llm.tokenizer.decode([*tail.tolist(), *ids.tolist()]).endswith(addition)
 
 
 async def explore(root: SearchNode) -> list[SearchNode]:
@@ -189,7 +184,7 @@ def test_runs_say_what_is_under_way(llm: LLM) -> None:
     assert most == 6 and stream.status() == Status(0, 0, status.num_pages)
     with llm.search_stream(explore, QUESTIONS[:2], PARAMS) as run:
         assert run.status().rows == 0
-        seen = set()
+        seen: set[int] = set()
         while run.num_running or not seen:
             run.step()
             seen.add(run.status().rows)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from treegen.errors import InputError
-from treegen.prompts.radix import common_prefix
 from treegen.prompts.splice import ID, Splicer, shared_starts
 from treegen.prompts.surrogates import lone_surrogate
 from treegen.prompts.tree import Node, Prompt, prompts_of
@@ -19,6 +18,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from treegen.prompts.splice import Ids, Rows
+
+
+TAIL: Final = 32
+"""Tokens of a context that the encoding of text after it may depend on."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,14 +121,76 @@ def encode_texts(
     return [ids[span] for span in span_of_text]
 
 
-def append_text(
-    tokenizer: PreTrainedTokenizerBase, tail: Ids, text: str, *, whole: bool = True
-) -> tuple[int, Ids]:
-    """Return how many tokens of a context that ends with `tail` text replaces, and its token ids.
+@dataclass(slots=True, eq=False)
+class Given:
+    """A prompt as it was given, for text to be appended to it.
 
-    The context and the text are encoded jointly where they meet, so that context and result are
-    what the whole text encodes to. With `whole` false no token is replaced: the context stays as
-    it is, as it should where it was generated.
+    text: None where token ids were given. special: whether the tokenizer's special tokens stand
+    around it. rows: of the text's tokens, once they are known; see splice.py.
+    """
+
+    text: str | None
+    special: bool
+    rows: Rows | None = None
+
+    @staticmethod
+    def of(content: str | Sequence[int]) -> Given:
+        """Text, or token ids."""
+        return Given(content, True) if isinstance(content, str) else Given(None, False)
+
+
+class Appender:
+    """Appends text to prompts: each then has the token ids of its whole text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        around = _template(tokenizer, True)
+        is_spliced = around is not None and getattr(tokenizer, "is_fast", False)
+        self._splicer = Splicer(tokenizer) if is_spliced else None
+        self._around = [np.array(special, dtype=np.int32) for special in around or ([], [])]
+
+    def append(self, prompt: Given, tokens: Ids, text: str) -> tuple[Given, Ids]:
+        """Return a prompt with text appended, and its token ids. tokens: of the prompt.
+
+        Token ids that were given stay as they are, unless they are those of the text they spell.
+        """
+        if found := lone_surrogate(text):
+            raise InputError(f"text {found}")
+        if prompt.rows is None:
+            self._read(prompt, tokens)
+        if prompt.text is None:
+            added = append_text(self._tokenizer, tokens[-TAIL:], text)
+            return Given(None, False), np.concatenate([tokens, added])
+        return self._encode(prompt.text + text, prompt.special, prompt)
+
+    def _read(self, prompt: Given, tokens: Ids) -> None:
+        """Note the rows of a prompt, and the text of token ids, if it has them."""
+        text = prompt.text
+        if text is None:
+            text = self._tokenizer.decode(tokens.tolist(), clean_up_tokenization_spaces=False)
+        read, ids = self._encode(text, prompt.special)
+        if prompt.text is not None or np.array_equal(ids, tokens):
+            prompt.text, prompt.rows = text, read.rows
+
+    def _encode(self, text: str, special: bool, start: Given | None = None) -> tuple[Given, Ids]:
+        """Return a text as a prompt, and its token ids. start: what it goes on from."""
+        if self._splicer is None:
+            (ids,) = encode_texts([text], self._tokenizer, add_special_tokens=special)
+            return Given(text, special), ids
+        known = None
+        if start is not None and start.text is not None and start.rows is not None:
+            known = len(start.text), start.rows
+        (parts,) = self._splicer.encode([text], [known])
+        rows = np.concatenate(parts, axis=1)
+        before, after = self._around if special else ([], [])
+        ids = np.concatenate([before, rows[ID], after]).astype(np.int32)
+        return Given(text, special, rows), ids
+
+
+def append_text(tokenizer: PreTrainedTokenizerBase, tail: Ids, text: str) -> Ids:
+    """Return the token ids of text after a context that ends with `tail` and stays as it is.
+
+    They are those that joint encoding gives the text, where it leaves the context's as they are.
     """
 
     def encode(string: str) -> Ids:
@@ -133,23 +198,18 @@ def append_text(
         return np.array(batch["input_ids"][0], dtype=np.int32)
 
     if not text:
-        return 0, np.empty(0, dtype=np.int32)
+        return np.empty(0, dtype=np.int32)
     if found := lone_surrogate(text):
         raise InputError(f"text {found}")
     before = tokenizer.decode(tail.tolist(), clean_up_tokenization_spaces=False)
-    alone, joint = encode(before), encode(before + text)
-    width = min(len(alone), len(tail))
-    agreed = common_prefix(alone[::-1][:width], tail[::-1][:width])
-    start = common_prefix(alone, joint)
-    replaced = len(alone) - start
-    # Some context has to stay on both sides, or its encoding says nothing of that of the context.
-    if replaced < agreed and (whole or not replaced):
-        return replaced, joint[start:]
-    newline = encode("\n")
-    joint = encode(f"\n{text}")
-    if np.array_equal(joint[: len(newline)], newline):
-        return 0, joint[len(newline) :]
-    return 0, encode(text)
+    alone = encode(before)
+    # The context's end has to read as itself, or its encoding says nothing of that of the text.
+    starts = [(before, alone)] if alone.size and alone[-1] == tail[-1] else []
+    for start, ids in (*starts, ("\n", encode("\n"))):
+        joint = encode(start + text)
+        if np.array_equal(joint[: len(ids)], ids):
+            return joint[len(ids) :]
+    return encode(text)
 
 
 def _runs(

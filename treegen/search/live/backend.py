@@ -28,23 +28,21 @@ from treegen.plan.unnamed import DrawnBefore, origin_of
 from treegen.prompts.detokenize import Detokenizer
 from treegen.prompts.radix import Tokens
 from treegen.prompts.stops import Stopping
-from treegen.prompts.tokens import append_text, encode_texts
+from treegen.prompts.tokens import TAIL, Appender, Given, append_text, encode_texts
 from treegen.search.budget import SearchUsage
 from treegen.search.live.prompts import PromptIndex
 from treegen.search.node import Context, Drawn, Search
 from treegen.spec import ModelSpec
-
-_TAIL = 32  # tokens of context that text after it may depend on
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
 class LiveContext:
-    """The context of a node. given: all of it is given text, none was generated."""
+    """The context of a node. given: what it was given as; None where some of it was generated."""
 
     segment: LiveSegment
-    given: bool
+    given: Given | None
     released: bool = False
 
     @property
@@ -55,7 +53,7 @@ class LiveContext:
     def tail(self) -> Tokens:
         """The last tokens."""
         parts: list[Tokens] = []
-        missing = _TAIL
+        missing = TAIL
         for segment in self.segment.path():
             parts.append(segment.tokens[-missing:])
             missing -= len(parts[-1])
@@ -122,7 +120,7 @@ class LiveBackend:
         self._param_sets = {params.drawing: 0}
         self.scheduler = make_scheduler(stopping_of(params), self._on_grown)
         self._prompts = PromptIndex(self.scheduler.store, rows=max_rows)
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer, self._appender = Detokenizer(tokenizer), Appender(tokenizer)
         self._tickets: dict[int, tuple[Ticket[Any], LiveRequest]] = {}  # by request
         self._ended: dict[tuple[int, int], Completion] = {}  # by request and sample, in a step
         self.new: list[Ticket[Any]] = []
@@ -145,7 +143,10 @@ class LiveBackend:
             for index, tokens in enumerate(self._encode(contents))
         ]
         ends = self._prompts.add_plan(self._make_plan(requests))
-        return [LiveContext(segment, given=True) for segment in ends]
+        return [
+            LiveContext(segment, given=Given.of(content))
+            for segment, content in zip(ends, contents, strict=True)
+        ]
 
     def _encode(self, contents: Sequence[str | Sequence[int]]) -> list[Tokens]:
         texts = [content for content in contents if isinstance(content, str)]
@@ -163,23 +164,24 @@ class LiveBackend:
     def prompt(self, content: str | Sequence[int], usage: SearchUsage) -> LiveContext:
         """The context of a prompt; its tokens are charged when they are computed."""
         self._check_open()
-        return LiveContext(self._prompts.find(self._encode([content])[0]), given=True)
+        segment = self._prompts.find(self._encode([content])[0])
+        return LiveContext(segment, given=Given.of(content))
 
     def extend(self, context: Context, text: str) -> LiveContext:
         """The context with text appended."""
         self._check_open()
         assert isinstance(context, LiveContext)
         segment = context.segment
-        replaced, ids = append_text(self.tokenizer, context.tail(), text, whole=context.given)
+        if context.given is not None:
+            given, tokens = self._appender.append(context.given, path_tokens(segment), text)
+            check_vocabulary("extension", tokens, self.spec)
+            return LiveContext(self._prompts.find(tokens), given=given)
+        ids = append_text(self.tokenizer, context.tail(), text)
         check_vocabulary("extension", ids, self.spec)
-        if context.given:
-            before = path_tokens(segment)
-            tokens = np.concatenate([before[: len(before) - replaced], ids])
-            return LiveContext(self._prompts.find(tokens), given=True)
         if not len(ids):
             segment.refs += 1
-            return LiveContext(segment, given=False)
-        return LiveContext(self.scheduler.store.add(segment, ids), given=False)
+            return LiveContext(segment, given=None)
+        return LiveContext(self.scheduler.store.add(segment, ids), given=None)
 
     def release(self, context: Context) -> None:
         """Forget a context; what others share with it stays."""
@@ -220,7 +222,7 @@ class LiveBackend:
         assert isinstance(context, LiveContext)
         store, tail = self.scheduler.store, context.tail()
         ticket: Ticket[Score] = Ticket(search, [None] * len(texts))
-        encoded = [append_text(self.tokenizer, tail, text, whole=False)[1] for text in texts]
+        encoded = [append_text(self.tokenizer, tail, text) for text in texts]
         for text, ids in zip(texts, encoded, strict=True):
             if not len(ids):
                 raise InputError(f"text {text!r} has no tokens; give it at least one to score")
@@ -306,7 +308,7 @@ class LiveBackend:
                 continue
             ticket, request = self._tickets[index]
             ticket.search.usage.tokens_decoded += completion.num_tokens
-            context = LiveContext(segment, given=False)
+            context = LiveContext(segment, given=None)
             ticket.results[sample - ticket.requests[request]] = Drawn(completion, context)
         for index in {index for index, _ in self.scheduler.grown} & self._tickets.keys():
             ticket, request = self._tickets[index]
@@ -333,8 +335,8 @@ class LiveBackend:
             if text.startswith(before):
                 break
         generated = np.array(tokens[:count], dtype=np.int32)
-        tail = np.concatenate([tail, generated])[-_TAIL:]
-        _, rest = append_text(self.tokenizer, tail, text[len(before) :], whole=False)
+        tail = np.concatenate([tail, generated])[-TAIL:]
+        rest = append_text(self.tokenizer, tail, text[len(before) :])
         return Grown(np.concatenate([generated, rest]), num_generated=count)
 
     def _check_budgets(self) -> None:
