@@ -15,6 +15,37 @@ from treegen.runs import RunDir
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 SMALL = ["--limit", "4", "--n-samples", "5", "--max-tokens", "12", "--memory", "4MiB"]
+OWN_TASK = """
+from dataclasses import dataclass
+from treegen import Node, SamplingParams
+from treegen.tasks import Problem, TaskData, TaskDefaults, Verdict, summarise
+
+@dataclass
+class Note:
+    text: str
+
+class Echo:
+    name = "echo"
+    version = "1"
+    filters = ("exact",)
+    defaults = TaskDefaults(SamplingParams(max_tokens=4), num_samples=2, num_fewshot=0)
+
+    def load(self, options):
+        return TaskData((Problem("a", "say hi", "hi"),), "here")
+
+    def tree(self, data, num_samples):
+        return Node("", children=[
+            Node(p.question, id=p.id, samples=num_samples) for p in data.problems])
+
+    def score(self, problem, text):
+        return {"exact": Verdict(text, text == problem.answer)}
+
+    def aggregate(self, scores, options):
+        return summarise(scores, options, task=self.name, version="1", filters=self.filters)
+
+class Half:
+    name = "half"
+"""
 
 
 def build_checkpoint(folder: Path, **changes: Any) -> Path:

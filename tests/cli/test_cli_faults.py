@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cli_cases import Command, copy_part, results_of, samples_of
-from test_tasks import OWN_TASK
+from cli_cases import OWN_TASK, Command, copy_part, results_of, samples_of
 
 from treegen.errors import CapacityError, InputError, TreeError
 from treegen.prompts.tree import Node

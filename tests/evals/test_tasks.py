@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cli_cases import OWN_TASK
 
 from treegen.errors import InputError
 from treegen.evals.registry import ENTRY_POINT_GROUP
@@ -94,39 +95,6 @@ def test_known_task_is_found_and_listed() -> None:
 def test_unknown_tasks(name: str, told: str) -> None:
     with pytest.raises(InputError, match=told):
         get_task(name)
-
-
-OWN_TASK = """
-from dataclasses import dataclass
-from treegen import Node, SamplingParams
-from treegen.tasks import Problem, TaskData, TaskDefaults, Verdict, summarise
-
-@dataclass
-class Note:
-    text: str
-
-class Echo:
-    name = "echo"
-    version = "1"
-    filters = ("exact",)
-    defaults = TaskDefaults(SamplingParams(max_tokens=4), num_samples=2, num_fewshot=0)
-
-    def load(self, options):
-        return TaskData((Problem("a", "say hi", "hi"),), "here")
-
-    def tree(self, data, num_samples):
-        return Node("", children=[
-            Node(p.question, id=p.id, samples=num_samples) for p in data.problems])
-
-    def score(self, problem, text):
-        return {"exact": Verdict(text, text == problem.answer)}
-
-    def aggregate(self, scores, options):
-        return summarise(scores, options, task=self.name, version="1", filters=self.filters)
-
-class Half:
-    name = "half"
-"""
 
 
 def test_own_task_from_a_file(tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ from typing import Any, cast
 
 import pytest
 from fakes import HistoryModel
-from test_search_session import PARAMS, backend_of, run_of
+from live_search import PARAMS, backend_of, run_of
 from toy_search import hashed, run, run_all, start
 
 from treegen.errors import InputError
 from treegen.search.ask_tell import AskTell
+from treegen.search.detached import detach
 from treegen.search.node import SearchNode
 from treegen.search.result import Found, SearchResult, warn_if_all_failed
 from treegen.search.session import Session
@@ -199,6 +200,35 @@ def test_a_failure_keeps_its_exception_and_traceback_but_not_the_model() -> None
     del backend
     gc.collect()
     assert alive() is None
+
+
+def failing() -> None:
+    def divided(x: int) -> float:
+        return (x + 1) / (x *
+            0)  # fmt: skip
+
+    try:
+        [divided(i) for i in range(3)]
+    except ZeroDivisionError as error:
+        raise ExceptionGroup("all", [ValueError("a"), error]) from error
+
+
+def endless(depth: int) -> int:
+    return endless(depth + 1)
+
+
+@pytest.mark.parametrize("fail", [failing, lambda: int("x"), lambda: endless(0)])
+def test_a_detached_error_is_told_as_before_and_holds_no_frame_that_ran(
+    fail: Callable[[], object],
+) -> None:
+    with pytest.raises(Exception) as caught:
+        fail()
+    error = caught.value
+    told = traceback.format_exception(error)
+    assert traceback.format_exception(detach(error)) == told
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    assert frames and all(frame.f_back is None and not frame.f_locals for frame in frames)
+    assert traceback.format_exception(detach(error)) == told  # once more
 
 
 def test_what_is_no_coroutine_function_is_told() -> None:

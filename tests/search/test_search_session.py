@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from fakes import EOS, HistoryModel, LetterTokenizer, stopping_of
+from fakes import HistoryModel, LetterTokenizer, stopping_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from live_search import PARAMS, backend_of, run_of
 
-from treegen.cache.kept import KeptPrefixes
 from treegen.engine import prefill as prefilling
-from treegen.engine.finish import Grown
-from treegen.engine.scheduler import Scheduler
-from treegen.engine.segment import LiveRequest
 from treegen.errors import CapacityError, InputError
 from treegen.model.batch import Batch
-from treegen.outputs import Completion
 from treegen.params import SamplingParams
 from treegen.plan.cost import Sharing
-from treegen.plan.plan import Request, compile_plan
 from treegen.plan.seeds import row_seed
-from treegen.prompts.stops import Stopping
 from treegen.sampling.draw import SamplingBatch, draw
 from treegen.search.budget import Budget, BudgetReached
-from treegen.search.live.backend import LiveBackend
 from treegen.search.node import SearchFn, SearchNode
 from treegen.search.problems import named
 from treegen.search.propose import sample_steps
@@ -38,48 +31,6 @@ from treegen.search.result import Found
 from treegen.search.run import SearchRun
 from treegen.search.session import Asked, Session
 from treegen.search.strategies.beam import beam
-from treegen.spec import LayerSpec, ModelSpec
-
-PARAMS = SamplingParams(temperature=0.9, max_tokens=6, seed=3)
-
-
-def spec_of(model: HistoryModel, context_length: int = 400) -> ModelSpec:
-    return ModelSpec(
-        "fake", "fake", (LayerSpec(1, 1, 1),), model.vocab_size, context_length, (EOS,), 4
-    )
-
-
-def backend_of(
-    model: HistoryModel,
-    *,
-    params: SamplingParams = PARAMS,
-    num_pages: int = 400,
-    page_size: int = 4,
-    max_rows: int = 16,
-    sharing: Sharing = "all",
-    context_length: int = 400,
-    prefill_chunk: int = 64,
-    run_ahead: bool = False,
-) -> LiveBackend:
-    cache = model.new_cache(num_pages, page_size)
-
-    def make_scheduler(
-        stopping: Stopping, on_grown: Callable[[LiveRequest, Completion], Grown]
-    ) -> Scheduler:
-        return Scheduler(
-            make_plan([]), model, cache, KeptPrefixes(cache, num_pages // 2), params=params,
-            stopping=stopping, samples=[], max_rows=max_rows, prefill_chunk=prefill_chunk,
-            impl="reference", on_grown=on_grown, run_ahead=run_ahead,
-        )  # fmt: skip
-
-    def make_plan(requests: Sequence[Request]):  # type: ignore[no-untyped-def]
-        return compile_plan(requests, token_bytes=64, num_layers=1, sharing=sharing)
-
-    return LiveBackend(
-        tokenizer=LetterTokenizer(model.vocab_size), spec=spec_of(model, context_length),
-        params=params, max_rows=max_rows, make_scheduler=make_scheduler, make_plan=make_plan,
-        stopping_of=lambda params: stopping_of(params, model.vocab_size),
-    )  # fmt: skip
 
 
 def text_ids(text: str) -> list[int]:
@@ -277,20 +228,6 @@ def test_ask_and_tell_for_a_loop_of_ones_own() -> None:
 
 
 # Many searches at once
-
-
-def run_of(
-    backend: LiveBackend,
-    fn: SearchFn,
-    num: int,
-    *,
-    concurrency: int = 8,
-    budget: Budget | None = None,
-) -> SearchRun:
-    problems = named([f"{'acde' * 5}{chr(99 + i % 8) * (i + 1)}" for i in range(num)], str)
-    return SearchRun(
-        backend, fn, problems, params=PARAMS, concurrency=concurrency, budget=budget, rows=4
-    )
 
 
 async def two_levels(root: SearchNode) -> list[SearchNode]:

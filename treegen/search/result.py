@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -11,6 +10,7 @@ from typing import Any
 
 from treegen.errors import DataError, InputError
 from treegen.search.budget import BudgetReached, SearchUsage
+from treegen.search.detached import detach
 from treegen.search.node import Search, SearchNode
 from treegen.search.records import SearchTree
 
@@ -39,8 +39,8 @@ class SearchResult:
 
     best, candidates: ids of nodes in the tree. answers, votes, stopped: see Found. usage: what the
     search cost. error: the failure that ended it, in one line; exception: that failure itself, with
-    its traceback, which is not stored. value: what the search function returned where that was no
-    Found, no node and no list of nodes.
+    a traceback that has no variables, which is not stored. value: what the search function
+    returned where that was no Found, no node and no list of nodes.
     """
 
     name: str
@@ -96,7 +96,7 @@ class SearchResult:
             stopped=stopped,
             error=None if error is None else _one_line(error),
             value=None if found else returned,
-            exception=None if error is None else _without_locals(error),
+            exception=None if error is None else detach(error),
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -182,19 +182,6 @@ def _check_own(found: Found | None, own: Mapping[SearchNode, int]) -> None:
                 f"a search returned node {node.key!r}, which is not in its tree; return nodes "
                 "below its root that are not of another search, nor of a prompt made with `prompt`"
             )
-
-
-def _without_locals(error: BaseException) -> BaseException:
-    """An error whose traceback holds no variables, which would hold on to the model's memory."""
-    seen: list[BaseException] = []
-    todo: list[BaseException | None] = [error]
-    while todo:
-        each = todo.pop()
-        if each is not None and not any(each is other for other in seen):
-            seen.append(each)
-            traceback.clear_frames(each.__traceback__)
-            todo += [each.__cause__, each.__context__]
-    return error
 
 
 def _is_json(value: object) -> bool:

@@ -1,0 +1,78 @@
+"""Searches against a model whose logits are a hash of what its pages hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from fakes import EOS, HistoryModel, LetterTokenizer, stopping_of
+
+from treegen.cache.kept import KeptPrefixes
+from treegen.engine.finish import Grown
+from treegen.engine.scheduler import Scheduler
+from treegen.engine.segment import LiveRequest
+from treegen.outputs import Completion
+from treegen.params import SamplingParams
+from treegen.plan.cost import Sharing
+from treegen.plan.plan import Request, compile_plan
+from treegen.prompts.stops import Stopping
+from treegen.search.budget import Budget
+from treegen.search.live.backend import LiveBackend
+from treegen.search.node import SearchFn
+from treegen.search.problems import named
+from treegen.search.run import SearchRun
+from treegen.spec import LayerSpec, ModelSpec
+
+PARAMS = SamplingParams(temperature=0.9, max_tokens=6, seed=3)
+
+
+def spec_of(model: HistoryModel, context_length: int = 400) -> ModelSpec:
+    return ModelSpec(
+        "fake", "fake", (LayerSpec(1, 1, 1),), model.vocab_size, context_length, (EOS,), 4
+    )
+
+
+def backend_of(
+    model: HistoryModel,
+    *,
+    params: SamplingParams = PARAMS,
+    num_pages: int = 400,
+    page_size: int = 4,
+    max_rows: int = 16,
+    sharing: Sharing = "all",
+    context_length: int = 400,
+    prefill_chunk: int = 64,
+    run_ahead: bool = False,
+) -> LiveBackend:
+    cache = model.new_cache(num_pages, page_size)
+
+    def make_scheduler(
+        stopping: Stopping, on_grown: Callable[[LiveRequest, Completion], Grown]
+    ) -> Scheduler:
+        return Scheduler(
+            make_plan([]), model, cache, KeptPrefixes(cache, num_pages // 2), params=params,
+            stopping=stopping, samples=[], max_rows=max_rows, prefill_chunk=prefill_chunk,
+            impl="reference", on_grown=on_grown, run_ahead=run_ahead,
+        )  # fmt: skip
+
+    def make_plan(requests: Sequence[Request]):  # type: ignore[no-untyped-def]
+        return compile_plan(requests, token_bytes=64, num_layers=1, sharing=sharing)
+
+    return LiveBackend(
+        tokenizer=LetterTokenizer(model.vocab_size), spec=spec_of(model, context_length),
+        params=params, max_rows=max_rows, make_scheduler=make_scheduler, make_plan=make_plan,
+        stopping_of=lambda params: stopping_of(params, model.vocab_size),
+    )  # fmt: skip
+
+
+def run_of(
+    backend: LiveBackend,
+    fn: SearchFn,
+    num: int,
+    *,
+    concurrency: int = 8,
+    budget: Budget | None = None,
+) -> SearchRun:
+    problems = named([f"{'acde' * 5}{chr(99 + i % 8) * (i + 1)}" for i in range(num)], str)
+    return SearchRun(
+        backend, fn, problems, params=PARAMS, concurrency=concurrency, budget=budget, rows=4
+    )
