@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
 
 import numpy as np
 
+from treegen.closing import Closing
 from treegen.engine.graphs import DecodeGraphs
 from treegen.engine.scheduler import Scheduler
 from treegen.errors import InputError
@@ -17,7 +17,7 @@ from treegen.outputs import Completion, LevelRows, Score, Status, Usage
 from treegen.plan.plan import Plan
 
 
-class Stream(Iterator[Completion]):
+class Stream(Iterator[Completion], Closing):
     """Completions of one run as they finish; closing it frees what it holds.
 
     plan: what is run. usage: the account so far.
@@ -119,17 +119,8 @@ class Stream(Iterator[Completion]):
     def __del__(self) -> None:
         self.close()
 
-    def __enter__(self) -> Stream:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
-        self.close()
-
-
-class ScoreStream(Iterator[tuple[int, Score]]):
+class ScoreStream(Iterator[tuple[int, Score]], Closing):
     """Scores of one run as they are known, with the places of their pairs; `close` ends it.
 
     usage: the account so far.
@@ -159,15 +150,6 @@ class ScoreStream(Iterator[tuple[int, Score]]):
     def close(self) -> None:
         """Stop; pairs without a score have none."""
         self._stream.close()
-
-    def __enter__(self) -> ScoreStream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
-        self.close()
 
 
 def status_of(scheduler: Scheduler) -> Status:

@@ -12,8 +12,9 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final
 
+from treegen.closing import Closing
 from treegen.errors import InputError
 from treegen.outputs import Completion, FinishReason, Score
 from treegen.params import SamplingParams
@@ -157,7 +158,7 @@ class _Mailbox:
             del self.waiting[request]
 
 
-class AskTell:
+class AskTell(Closing):
     """Searches whose samples and scores you make yourself.
 
         searches = AskTell(fn, problems, params)
@@ -286,12 +287,6 @@ class AskTell:
         self._closing = True
         run_apart(lambda: self._loop.run_until_complete(end_tasks()))
         self._loop.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _note(self, index: int, result: SearchResult) -> None:
         if not self._closing:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 
+from treegen.closing import Closing
 from treegen.engine.stream import status_of
 from treegen.outputs import Status
 from treegen.params import SamplingParams
@@ -18,7 +18,7 @@ from treegen.search.result import SearchResult
 from treegen.search.running import Running
 
 
-class SearchRun(Iterator[SearchResult]):
+class SearchRun(Iterator[SearchResult], Closing):
     """Results of searches as they finish; closing it ends those that have not.
 
     names: of the problems, in their order. One failing search fails alone: its result has the
@@ -134,12 +134,3 @@ class SearchRun(Iterator[SearchResult]):
     def __del__(self) -> None:
         if hasattr(self, "closed"):
             self.close()
-
-    def __enter__(self) -> SearchRun:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
-        self.close()

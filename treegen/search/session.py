@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Generic, TypeVar, cast
 
+from treegen.closing import Closing
 from treegen.errors import InputError
 from treegen.outputs import Score, Usage
 from treegen.params import SamplingParams
@@ -59,7 +59,7 @@ class Asked(Generic[T]):
         self.error, self.is_done = error, True
 
 
-class Session(Uncopied):
+class Session(Closing, Uncopied):
     """Search trees over one model; made by `LLM.session`, ended by `close` or a `with` block."""
 
     def __init__(self, backend: LiveBackend, params: SamplingParams) -> None:
@@ -175,15 +175,6 @@ class Session(Uncopied):
         self.backend.close()
 
     def __del__(self) -> None:
-        self.close()
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
         self.close()
 
 
