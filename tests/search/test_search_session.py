@@ -670,6 +670,30 @@ def test_questions_that_are_asked_side_by_side_share_their_start() -> None:
     assert backend.scheduler.usage.prompt_tokens_computed <= 160 + 24 * (18 + 1)
 
 
+def test_what_waits_still_fits_when_further_prompts_part_from_it() -> None:
+    # Two rows with all that they could have alone, and no page to spare.
+    text = "acdefghacdfhgedaacdefg"
+    for num_pages in range(6, 12):
+        backend = backend_of(HistoryModel(), num_pages=num_pages, sharing="off")
+        session = Session(backend, PARAMS)
+        first = session.root(text)
+        try:
+            waiting = [session.ask(first.sample(1))]
+        except CapacityError:
+            continue
+        for cut in (21, 17, 13, 9, 5, 3):  # not where a page of 4 ends
+            try:
+                waiting.append(session.ask(session.root(text[:cut] + "h").sample(1)))
+            except CapacityError:
+                continue
+        while backend.has_work:
+            session.tell()
+        for each in waiting:
+            assert each.is_done
+            assert each.error is None or "even alone" in str(each.error)
+        session.close()
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     data=st.data(),

@@ -15,7 +15,7 @@ from treegen.cache.kept import KeptPrefix, KeptPrefixes
 from treegen.cache.pool import PagedCache, Pages, table_slots
 from treegen.engine.segment import LiveRequest, LiveSegment
 from treegen.plan.cost import decide
-from treegen.plan.plan import Plan
+from treegen.plan.plan import Plan, segment_pages
 from treegen.prompts.radix import Tokens, common_prefix
 
 
@@ -103,6 +103,25 @@ class SegmentStore:
     def can_split(self, segment: LiveSegment) -> bool:
         """Whether nothing of a segment was ever computed, nor of what hangs below it."""
         return segment.table is None and segment.was_computed == segment.start
+
+    def has_room_to_split(self, segment: LiveSegment) -> bool:
+        """Whether all that waits below a segment fits even alone once the segment is in two.
+
+        Each part of a path may end in a page that is not full, which the next one has copied.
+        """
+        size, most = self.cache.page_size, self.cache.pool.num_pages
+        above = sum(
+            segment_pages(s.base, s.start, s.stop, size) for s in segment.path() if s is not segment
+        )
+        below = [(segment, above + 1)]  # for the two parts
+        while below:
+            each, pages = below.pop()
+            # What is below a part that is kept starts a table of its own, at another offset.
+            pages += segment_pages(each.base, each.start, each.stop, size) + 1
+            if any(pages + request.row_pages(size) >= most for request in each.requests):
+                return False
+            below += ((child, pages) for child in each.children.values())
+        return True
 
     def split(self, segment: LiveSegment, cut: int, *, rows: int = 1) -> LiveSegment:
         """Make the tokens up to position `cut` a segment of their own above the rest.

@@ -76,18 +76,28 @@ class PromptIndex:
         self._below[key] = alive
         cuts = [self._cut(s, common_prefix(s.tokens, tokens)) for s in alive]
         best = max(range(len(alive)), key=lambda i: (cuts[i], -len(alive[i].tokens)))
-        return (alive[best], cuts[best]) if cuts[best] > alive[best].start else (None, 0)
+        match, cut = alive[best], cuts[best]
+        if cut < match.stop and not self._can_split(match):
+            cut = self._aligned(match, cut)
+        return (match, cut) if cut > match.start else (None, 0)
 
     def _cut(self, segment: LiveSegment, shared: int) -> int:
         """Where a segment can be parted whose first tokens are shared."""
         cut = segment.start + shared
         if cut == segment.stop or self._store.can_split(segment):
             return cut
+        return self._aligned(segment, cut)
+
+    def _aligned(self, segment: LiveSegment, cut: int) -> int:
+        """Where the last page that is full up to a position ends."""
         return cut - (cut - segment.base) % self._page_size
+
+    def _can_split(self, segment: LiveSegment) -> bool:
+        return self._store.can_split(segment) and self._store.has_room_to_split(segment)
 
     def _part(self, segment: LiveSegment, cut: int) -> LiveSegment:
         """The part of a segment up to position `cut`, which stays known."""
-        if not self._store.can_split(segment):
+        if not self._can_split(segment):
             return self._hold(self._store.view(segment, cut, rows=self._rows))
         self._below[self._key(segment.parent, segment.tokens)].remove(segment)
         part = self._hold(self._store.split(segment, cut, rows=self._rows))
