@@ -21,7 +21,7 @@ from treegen.evals.search.run import make_record, search, write_search_results
 from treegen.evals.search.searcher import search_function
 from treegen.evals.search.settings import settle_search, stored_choices
 from treegen.evals.search.task import Evaluator
-from treegen.runs import RunDir, SearchRunDir
+from treegen.runs import RunDir, RunInfo, SearchRunDir
 from treegen.search.node import SearchNode
 from treegen.search.records import SearchTree
 from treegen.search.result import SearchResult
@@ -437,6 +437,20 @@ def test_a_stop_keeps_what_is_finished_and_nothing_else(
         with SearchRunDir.resume(path, asked_by(job)) as run:
             steps_of(job, run)
         assert stored(path) == stored(whole)
+
+
+def test_runs_from_before_there_was_a_choice_are_continued_as_they_were(data: str) -> None:
+    old = job_of(data, method="mcts", rollouts=0)
+    asked = asked_by(old)
+    assert not {"rollouts", "choose"} & set(asked.identity["search"])
+    info = RunInfo(
+        fingerprint=asked.fingerprint, created="", identity=asked.identity, free=asked.free,
+        problem_ids=tuple(asked.problem_ids), planned=5, versions={}, resumes=(),
+    )  # fmt: skip
+    again = settle_search({}, stored_choices(info))
+    assert (again.rollouts, again.choose) == (0, "best")
+    new = job_of(data, method="mcts", choose="vote")
+    assert asked_by(new).fingerprint != asked.fingerprint
 
 
 def test_a_changed_setting_is_refused_by_name(data: str, whole: Path, job: SearchJob) -> None:

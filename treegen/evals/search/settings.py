@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 BUDGET: Final = ("tokens", "calls", "seconds", "nodes")
 _DRAW: Final = ("temperature", "top_p", "top_k", "min_p", "seed")
+# What runs did from before there was a choice; where it is so, run.json does not say it.
+_BEFORE: Final = {"rollouts": 0, "choose": "best"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +119,11 @@ def identity(settings: SearchSettings) -> dict[str, Any]:
         "treegen": treegen.__version__,
         "search": {
             "method": settings.method,
-            **{knob.name: getattr(settings, knob.name) for knob in fields(Knobs)},
-            "choose": settings.choose,
+            **{
+                name: getattr(settings, name)
+                for name in (*(knob.name for knob in fields(Knobs)), "choose")
+                if name not in _BEFORE or getattr(settings, name) != _BEFORE[name]
+            },
         },
         "budget": asdict(settings.budget),
         "draw": {
@@ -151,6 +156,7 @@ def stored_choices(info: "RunInfo") -> dict[str, Any]:
     try:
         return {
             **latest,
+            **_BEFORE,
             **info.identity["search"],
             **info.identity["draw"],
             "budget": info.identity["budget"],
