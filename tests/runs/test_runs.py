@@ -748,6 +748,27 @@ def test_a_run_with_samples_is_not_discarded(fast: Path) -> None:
     assert len(stored(fast / "run")) == 2 and (fast / "empty" / "run.json").exists()
 
 
+def test_a_forked_child_discards_nothing(fast: Path) -> None:
+    with RunDir.create(fast / "run", settings()) as run:
+        child = os.fork()
+        if child == 0:  # as where an error of the child reaches the command's own cleaning up
+            run.discard()
+            os._exit(0)
+        os.waitpid(child, 0)
+        run.append(SAMPLES[0])
+    assert len(stored(fast / "run")) == 1
+
+
+def test_a_run_that_took_the_place_of_a_moved_one_is_not_discarded(fast: Path) -> None:
+    with RunDir.create(fast / "run", settings()) as moved:
+        (fast / "run").rename(fast / "elsewhere")
+        with RunDir.create(fast / "run", settings()) as run:
+            run.append(SAMPLES[0])
+            moved.discard()
+    assert len(stored(fast / "run")) == 1
+    assert (fast / "elsewhere" / "run.json").exists()
+
+
 def test_what_else_is_in_the_directory_of_a_discarded_run_stays(fast: Path) -> None:
     with RunDir.create(fast / "run", settings()) as run:
         (run.path / "notes").write_text("mine")

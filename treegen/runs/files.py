@@ -174,6 +174,14 @@ class Lock:
             raise RunError(f"cannot lock {path}: {reason(error)}") from error
         return fd
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether this process holds the lock, and on the directory that is there now."""
+        try:
+            return self._fd >= 0 and is_at(self._fd, self.path)
+        except OSError:
+            return False
+
     def release(self) -> None:
         """Give the lock back; the file stays, for the next who takes it."""
         if self._fd >= 0:

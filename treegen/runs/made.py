@@ -49,7 +49,13 @@ class Made:
             raise
 
     def undo(self, lock: Lock) -> None:
-        """Remove the run, and the directories that are empty then; what was there before stays."""
+        """Remove the run, and the directories that are empty then; what was there before stays.
+
+        Nothing happens in a forked child, or where the directory was moved: the run is not ours.
+        """
+        if not lock.is_in_place:
+            lock.close()
+            return
         with suppress(OSError):
             tidy(self.path)
             for file in [each for each in self.path.iterdir() if each.name not in self.before]:
