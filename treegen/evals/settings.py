@@ -33,6 +33,8 @@ SAMPLING: Final = (
     "ignore_eos",
     "seed",
 )
+# Tasks may set these; run.json has them where they change a sample.
+_OF_TASKS: Final = ("min_tokens", "logit_bias")
 # Of two that exclude each other, the one that is given puts out one that was stored.
 _EXCLUSIVE: Final = (("limit", "ids"), ("fewshot_file", "fewshot_data"))
 # Paths are stored in full, so that a run can be resumed and scored from any directory. A bare word
@@ -145,7 +147,9 @@ def settle(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
     given.setdefault("fewshot_as_multiturn", chat)
     if "system_instruction" in given and given["system_instruction"] == "":
         given["system_instruction"] = None
-    sampling = {name: given.pop(name) for name in SAMPLING if name in given}
+    sampling = {name: given.pop(name) for name in (*SAMPLING, *_OF_TASKS) if name in given}
+    if stored_bias := sampling.get("logit_bias"):  # JSON has text for keys
+        sampling["logit_bias"] = {int(token): bias for token, bias in stored_bias.items()}
     seed = {"seed": sampling["seed"]} if "seed" in sampling else {}
     for name in ("stop", "stop_token_ids"):
         if name in sampling and not isinstance(sampling[name], str):
@@ -181,6 +185,10 @@ def default_sampling(defaults: TaskDefaults, *, chat: bool) -> SamplingParams:
 def identity(settings: EvalSettings) -> dict[str, Any]:
     """Return the choices that change a sample, as run.json groups them."""
     sampling = {name: getattr(settings.sampling, name) for name in SAMPLING}
+    if settings.sampling.min_tokens:
+        sampling["min_tokens"] = settings.sampling.min_tokens
+    if biases := settings.sampling.biases:
+        sampling["logit_bias"] = {str(token): bias for token, bias in biases}
     return {
         "treegen": treegen.__version__,
         "num_samples": settings.num_samples,
