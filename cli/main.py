@@ -69,7 +69,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command that the arguments name, or suggest what may have been meant."""
         names = self.list_commands(ctx)
-        if args and args[0] not in names and not args[0].startswith("-"):
+        unknown = args and args[0] not in names and not args[0].startswith("-")
+        if unknown and not ctx.resilient_parsing:  # a shell that completes a word asks no questions
             close = difflib.get_close_matches(args[0], names, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
             raise Failure(f"there is no command {args[0]!r}; {hint}")

@@ -33,9 +33,11 @@ class _Guarded:
     def __init__(self, stream: TextIO, on_error: Callable[[TextIO, OSError], None]) -> None:
         self._stream, self._on_error = stream, on_error
 
-    def write(self, text: str) -> int:
-        if text == "":  # click tries this first, and takes no error seriously
+    def write(self, text: str | bytes) -> int:
+        if not text:  # click tries this first, and takes no error seriously
             return 0
+        if isinstance(text, bytes):  # as click writes what a shell completes
+            text = text.decode()
         try:
             return self._stream.write(text)
         except OSError as error:

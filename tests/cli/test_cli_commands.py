@@ -1,6 +1,7 @@
 """Help, `treegen score`, `treegen plan`, `treegen tasks`, and how progress is drawn."""
 
 import io
+import os
 import re
 import shutil
 import subprocess
@@ -72,6 +73,29 @@ def test_the_module_is_the_command() -> None:
     assert told.stdout == "treegen 0.1.0\n"
     refused = subprocess.run([*command, "evaluate"], capture_output=True, text=True, check=False)
     assert refused.returncode == 2 and "did you mean 'eval'?" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("sc", ["score"]), ("search --ro", ["--rollouts"]), ("nosuch --x", [])],
+)
+def test_a_shell_completes_commands_and_options(typed: str, completed: list[str]) -> None:
+    place = {"COMP_WORDS": f"treegen {typed}", "COMP_CWORD": str(len(typed.split()))}
+    told = _completion("bash_complete", **place)
+    assert told.split() == [f"plain,{word}" for word in completed]
+
+
+def test_the_completion_script_of_each_shell() -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert f"_TREEGEN_COMPLETE={shell}_complete" in _completion(f"{shell}_source")
+
+
+def _completion(instruction: str, **place: str) -> str:
+    command = [sys.executable, "-m", "treegen"]
+    env = {**os.environ, "_TREEGEN_COMPLETE": instruction, **place}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert not done.stderr
+    return done.stdout
 
 
 def test_the_list_of_commands_and_the_version(treegen: Command) -> None:

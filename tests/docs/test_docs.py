@@ -9,9 +9,12 @@ import pytest
 
 from treegen.cli.main import cli
 
-_PAGES = ("index.md", "concepts.md", *(f"tutorials/{name}.md" for name in (
+# A page of programs that is not here is docs/search.md, which has a test of its own.
+_PAGES = ("README.md", *(f"docs/{name}.md" for name in ("index", "concepts", "runs", "tasks")),
+          *(f"docs/tutorials/{name}.md" for name in (
     "gsm8k", "own-task", "own-search", "own-attention", "prompts"
 )))  # fmt: skip
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(autouse=True)
@@ -27,19 +30,30 @@ def test_the_programs_of_a_page_run(
     page: str, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    programs = re.findall(r"```python\n(.*?)```", (repository / "docs" / page).read_text(), re.S)
+    text = (repository / page).read_text()
+    programs = [program for kind, program in _FENCE.findall(text) if kind == "python"]
     assert programs
+    (tmp_path / "examples").symlink_to(repository / "examples")
     names: dict[str, object] = {}
     for program in programs:
         exec(compile(program, page, "exec"), names)
 
 
+def test_every_page_with_programs_is_tested(repository: Path) -> None:
+    pages = [repository / "README.md", *(repository / "docs").rglob("*.md")]
+    found = {str(p.relative_to(repository)) for p in pages if "```python\n" in p.read_text()}
+    assert found == {*_PAGES, "docs/search.md"}
+
+
 def _commands(repository: Path) -> list[tuple[str, str]]:
-    pages = [repository / "README.md", *sorted((repository / "docs").rglob("*.md"))]
+    """Return the `treegen` lines of all code blocks, each with its page; output left out."""
+    pages = [repository / name for name in ("README.md", "CONTRIBUTING.md")]
     found = []
-    for page in pages:
+    for page in [*pages, *sorted((repository / "docs").rglob("*.md"))]:
         text = page.read_text().replace("\\\n", " ")
-        for line in re.findall(r"^(?: {4}|\$ )?(treegen [a-z].*)$", text, re.M):
+        blocks = [block for kind, block in _FENCE.findall(text) if kind in ("", "bash")]
+        indented = re.findall(r"^ {4,}.*\n", _FENCE.sub("", text), re.MULTILINE)
+        for line in re.findall(r"^(?:[ $]*)(treegen [a-z].*)$", "\n".join(blocks + indented), re.M):
             found.append((page.name, line.split(" # ")[0].rstrip()))
     return found
 
@@ -51,7 +65,7 @@ def test_the_commands_have_the_options_that_they_name(repository: Path) -> None:
         words = shlex.split(line.replace("...", ""))[1:]
         try:
             _parse(cli, words)
-        except click.UsageError as error:
+        except click.ClickException as error:
             # What stands for a file of the reader's is not there.
             if "does not exist" not in error.format_message():
                 raise AssertionError(f"{page}: {line}: {error.format_message()}") from None
