@@ -8,6 +8,8 @@ import click
 import pytest
 
 from treegen.cli.main import cli
+from treegen.evals.arguments import known_arguments
+from treegen.tasks import get_task, list_tasks
 
 # A page of programs that is not here is docs/search.md, which has a test of its own.
 _PAGES = ("README.md", *(f"docs/{name}.md" for name in ("index", "concepts", "runs", "tasks")),
@@ -43,6 +45,18 @@ def test_every_page_with_programs_is_tested(repository: Path) -> None:
     pages = [repository / "README.md", *(repository / "docs").rglob("*.md")]
     found = {str(p.relative_to(repository)) for p in pages if "```python\n" in p.read_text()}
     assert found == {*_PAGES, "docs/search.md"}
+
+
+def test_the_page_of_tasks_has_each_task_and_argument(repository: Path) -> None:
+    text = (repository / "docs" / "tasks.md").read_text()
+    missing = [
+        f"{info.name} {argument}"
+        for info in list_tasks()
+        if info.source == "treegen"
+        for argument in ("", *known_arguments(get_task(info.name)))
+        if f"`{info.name}`" not in text or (argument and f"`-T {argument}=" not in text)
+    ]
+    assert not missing
 
 
 def _commands(repository: Path) -> list[tuple[str, str]]:
