@@ -1,11 +1,13 @@
 """What the documentation shows: its programs run, and its commands have the options they name."""
 
+import json
 import re
 import shlex
 from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from treegen.cli.main import cli
 from treegen.evals.arguments import known_arguments
@@ -57,6 +59,36 @@ def test_the_page_of_tasks_has_each_task_and_argument(repository: Path) -> None:
         if f"`{info.name}`" not in text or (argument and f"`-T {argument}=" not in text)
     ]
     assert not missing
+
+
+def test_the_page_of_run_directories_has_each_field(repository: Path, tmp_path: Path) -> None:
+    page = (repository / "docs" / "runs.md").read_text()
+    named = {word for code in re.findall(r"`([^`]+)`", page) for word in code.split(".")}
+    searched = tmp_path / "searched"
+    arguments = ["search", "countdown", "--limit", "2", "--budget", "tokens=40", "--quiet"]
+    done = CliRunner().invoke(cli, [*arguments, "--output-path", str(searched)])
+    assert done.exit_code == 0, done.output
+    for run in (repository / "examples" / "run", searched):
+        for file in (*run.glob("*.json"), *run.glob("*s.jsonl")):
+            if file.name.startswith("words"):
+                continue
+            text = file.read_text()
+            for line in [text] if file.suffix == ".json" else text.splitlines():
+                assert not _fields(json.loads(line)) - named, file
+
+
+# What these hold is by names of levels, kernels, problems, reasons, arguments or answers.
+_FREE = {"kernels", "reasons", "errors", "stopped", "extra", "votes"}
+
+
+def _fields(value: object) -> set[str]:
+    """Return the names of all fields of a JSON value."""
+    if isinstance(value, list):
+        return {name for each in value for name in _fields(each)}
+    if not isinstance(value, dict):
+        return set()
+    inner = [_fields(each) for name, each in value.items() if name not in _FREE]
+    return set(value).union(*inner)
 
 
 def _commands(repository: Path) -> list[tuple[str, str]]:
