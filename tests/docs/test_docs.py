@@ -91,6 +91,15 @@ def _fields(value: object) -> set[str]:
     return set(value).union(*inner)
 
 
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md", "README.md"])
+def test_the_files_that_a_page_names_are_there(page: str, repository: Path) -> None:
+    text = (repository / page).read_text()
+    named = re.findall(r"`((?:treegen|tasks|cli|tests|docs|examples)/[\w/.]*)`", text)
+    named += [link for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text) if "://" not in link]
+    at = (repository, (repository / page).parent)
+    assert [name for name in named if not any((each / name).exists() for each in at)] == []
+
+
 def _commands(repository: Path) -> list[tuple[str, str]]:
     """Return the `treegen` lines of all code blocks, each with its page; output left out."""
     pages = [repository / name for name in ("README.md", "CONTRIBUTING.md")]
