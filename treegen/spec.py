@@ -1,4 +1,4 @@
-"""TODO"""
+"""The shape of a model: what a plan and a cache need to know of it. No torch here."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A model's shape: what a plan and a cache need to know of it.
+    """One model: its layers, its vocabulary, its context.
 
     itemsize: bytes of one number in the cache. windows: the sliding window of each layer.
     unreached: parts of the model that a text never reaches (image and sound towers).

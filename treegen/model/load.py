@@ -1,4 +1,8 @@
-"""Loading a model from a directory, or taking a transformers module that is in memory."""
+"""Load a model from a checkpoint, or take a transformers module that is in memory.
+
+Both end in a `Model` that attends by treegen and, unless told otherwise, was checked against
+transformers' own attention.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From generated tokens to text, and the search for stop strings in it."""
+"""From generated tokens to the text that they add after a prompt."""
 
 from __future__ import annotations
 

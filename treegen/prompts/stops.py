@@ -1,7 +1,11 @@
-"""When a sample ends: stop tokens, end of sequence, stop strings and length.
+"""When a sample ends: end of sequence, stop tokens, stop strings and length.
 
-The decode loop asks one table per vocabulary whether a token could end its row; only rows where
-it could are looked at in Python.
+    Stopping      all conditions of one set of sampling parameters, and how a sample ends
+    Stoppings     those that were made last
+    StopStrings   the stop strings alone, searched for in the text of a sample
+
+`may_end` is a table over the vocabulary: whether a row can be over after a token. The decode loop
+looks at a row in Python only where its table says so.
 """
 
 from __future__ import annotations
@@ -13,18 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from treegen.errors import InputError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from transformers import PreTrainedTokenizerBase
-
-    Tokens = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-import numpy as np
-from numpy.typing import NDArray
-
 from treegen.outputs import FinishReason
 from treegen.params import SamplingParams
 from treegen.prompts.detokenize import (
@@ -36,6 +28,9 @@ from treegen.prompts.detokenize import (
 )
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from transformers import PreTrainedTokenizerBase
+
     from treegen.prompts.detokenize import Tokens
 
 _MOST_KEPT: Final = 32

@@ -15,12 +15,11 @@ from treegen.evals.verdict import Verdict
 from treegen.report.load_search import load_search_run
 from treegen.report.trees import FILE as TREES
 from treegen.report.trees import read_trees
-from treegen.report.view import beside, task_name
+from treegen.report.view import ProblemView, RunView, Sample, beside, task_name
 from treegen.runs import RunDir
 
 if TYPE_CHECKING:
     from treegen.evals.job import Job
-from treegen.report.view import ProblemView, RunView, Sample
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:

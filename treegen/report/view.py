@@ -1,19 +1,12 @@
-"""Read a run back for looking at it: settings, judged samples, prompts, and how it went."""
+"""A run to look at: its settings, its judged samples, its prompts, and how it went."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treegen.evals.metrics import Report
 from treegen.evals.verdict import Verdict
-
-if TYPE_CHECKING:
-    from treegen.runs.settings import RunInfo
-
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
 from treegen.report.trees import SearchTree
 
 if TYPE_CHECKING:

@@ -1,31 +1,16 @@
-"""Sampling parameters, and where samples that are drawn with them end."""
+"""Sampling parameters, with what follows from them for draws and for the end of a sample."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-import numpy as np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Tokens = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from treegen.params import SamplingParams
-from treegen.sampling.draw import NEVER, Bias
-
-if TYPE_CHECKING:
-    pass
 from treegen.prompts.stops import Stopping
+from treegen.sampling.draw import NEVER, Bias
 
 
 @dataclass(frozen=True)
