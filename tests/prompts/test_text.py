@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import time
-
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -247,19 +244,3 @@ def test_hit_cuts_the_text_and_looks_at_generated_text_only() -> None:
 def test_an_empty_stop_string_is_refused(stops: list[str]) -> None:
     with pytest.raises(InputError, match="at least one character"):
         StopStrings(trained("gpt2"), stops, 10)
-
-
-def measure_table(vocab_size: int = 128_000) -> float:
-    """Seconds to build the table for a large vocabulary; for people, nothing is asserted."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = map("".join, itertools.chain(letters, itertools.product(letters, repeat=3)))
-    vocab = {word: token for token, word in enumerate(itertools.islice(words, vocab_size))}
-    backend = Tokenizer(models.BPE(vocab, []))
-    backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
-    start = time.perf_counter()
-    StopStrings(tokenizer, ["\n\nQ:", "</answer>"], vocab_size)
-    return time.perf_counter() - start

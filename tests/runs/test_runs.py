@@ -314,24 +314,18 @@ def test_any_record_round_trips(ids: list[str], data: st.DataObject) -> None:
 def test_records_are_flushed_by_time_and_not_by_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flushes: list[float] = []
-    fsync = os.fsync
-
-    def counted(fd: int) -> None:
-        flushes.append(time.monotonic())
-        fsync(fd)
-
+    now, flushes = 1000.0, list[float]()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     many = settings(problem_ids=["q"], planned=3000)
     with RunDir.create(tmp_path / "run", many) as run:
-        monkeypatch.setattr(os, "fsync", counted)
-        begin = time.monotonic()
+        monkeypatch.setattr(os, "fsync", lambda fd: flushes.append(now))
         for index in range(2999):
             run.append(sample("q", index))
-        assert 1 <= len(flushes) <= 1 + (time.monotonic() - begin)
-        time.sleep(1.1)
-        before = len(flushes)
+            now += 2**-10
+        assert flushes == [1000, 1001, 1002]
+        now = 1003.5
         run.append(sample("q", 2999))
-        assert len(flushes) == before + 1
+        assert flushes[3:] == [1003.5]
 
 
 # Processes

@@ -40,7 +40,7 @@ async def logprob_of_text(nodes: Sequence[SearchNode]) -> list[float]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_beam_of_full_width_finds_the_likeliest_text(seed: int) -> None:
-    model = hashed("abc", salt=f"{seed}{random.random()}")
+    model = hashed("abc", salt=f"{seed}")
     ways = dict(model.continuations("", 3))
 
     async def search(root: SearchNode) -> Found:
@@ -54,14 +54,15 @@ def test_beam_of_full_width_finds_the_likeliest_text(seed: int) -> None:
     assert found.best.value == pytest.approx(math.log(max(ways.values())))
 
 
+def random_values() -> dict[str, float]:
+    """A value for each text of one to four letters, the longest last."""
+    words = ("".join(w) for n in range(1, 5) for w in itertools.product("abc", repeat=n))
+    return {word: random.random() for word in words}
+
+
 @pytest.mark.parametrize("width", [1, 2, 3, 7])
 def test_beam_keeps_the_best_at_each_step(width: int) -> None:
-    rng = random.Random()
-    values = {
-        "".join(word): rng.random()
-        for length in (1, 2, 3, 4)
-        for word in itertools.product("abc", repeat=length)
-    }
+    values = random_values()
     kept = [""]
     for _ in range(4):
         longer = [text + letter for text in kept for letter in "abc"]
@@ -192,10 +193,8 @@ def reference_dfs(
 
 @pytest.mark.parametrize("prune_below", [-1.0, 0.15, 0.4] * 4)
 def test_dfs_backtracks_as_recursion_does(prune_below: float) -> None:
-    rng = random.Random()
-    words = ["".join(w) for n in range(1, 5) for w in itertools.product("abc", repeat=n)]
-    values = {word: rng.random() for word in words}
-    goal = rng.choice(words[-81:])
+    values = random_values()
+    goal = random.choice(list(values)[-81:])
     visited: list[str] = []
 
     async def search(root: SearchNode) -> Found:
@@ -264,10 +263,8 @@ def test_dfs_stops_after_max_visits() -> None:
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_best_first_expands_in_order_of_value(batch: int) -> None:
-    rng = random.Random()
-    words = ["".join(w) for n in range(1, 5) for w in itertools.product("abc", repeat=n)]
-    values = {word: rng.random() for word in words}
-    goal = rng.choice(words[-81:])
+    values = random_values()
+    goal = random.choice(list(values)[-81:])
     visited: list[str] = []
 
     async def search(root: SearchNode) -> Found:

@@ -2,7 +2,6 @@
 
 import operator
 import random
-import time
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import permutations, product
@@ -272,10 +271,9 @@ def test_steps_become_an_expression() -> None:
              "1 + 1 = " + "2 " * 200_000]
 )  # fmt: skip
 def test_long_texts_take_no_long_time(text: str) -> None:
-    start = time.monotonic()
+    """More than linear time would run into the time limit of a test."""
     for reader in (read_step, parse):
         reader(text)
     follow((4, 9), text)
     value_with(text, (4, 9))
     read_judgement(text)
-    assert time.monotonic() - start < 3
