@@ -3,6 +3,8 @@
 import json
 import runpy
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,12 +93,31 @@ class Command:
     def __call__(self, *args: object) -> Done:
         """Run the command and return its exit code and what it printed."""
         self._capsys.readouterr()
-        try:
-            cli.main([str(arg) for arg in args], prog_name="treegen")
-        except SystemExit as stopped:
-            code = stopped.code
+        code = run_command(*args)
         printed = self._capsys.readouterr()
-        return Done(int(code or 0), printed.out, printed.err)
+        return Done(code, printed.out, printed.err)
+
+
+def run_command(*args: object) -> int:
+    """Run `treegen` in this process and return its exit code."""
+    try:
+        cli.main([str(arg) for arg in args], prog_name="treegen")
+    except SystemExit as stopped:
+        return int(stopped.code or 0)
+    raise AssertionError("the command did not exit")
+
+
+def run_light(*args: object, without: Iterable[str]) -> Done:
+    """Run `treegen` in a process of its own, which must not have imported some modules."""
+    code = (
+        "import sys\nfrom treegen.cli.main import cli\n"
+        f"try:\n    cli.main({[str(arg) for arg in args]!r})\n"
+        "except SystemExit as done:\n    assert not done.code\n"
+        f"heavy = {set(without)!r} & set(sys.modules)\nassert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return Done(done.returncode, done.stdout, done.stderr)
 
 
 def results_of(path: Path) -> dict[str, Any]:

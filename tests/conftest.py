@@ -4,8 +4,10 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
-from cli_cases import Command, build_checkpoint
+from cli_cases import SMALL, Command, build_checkpoint, run_command
 from hypothesis import settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -79,6 +81,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_checkpoint(tmp_path_factory.mktemp("model") / "tiny")
 
 
+@pytest.fixture(scope="session")
+def finished(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An undisturbed run of the checkpoint; not to be changed."""
+    path = tmp_path_factory.mktemp("runs") / "whole"
+    done = run_command("eval", "gsm8k", "-M", tiny, *SMALL, "-o", path, "--quiet")
+    assert done == 0
+    return path
+
+
 @pytest.fixture
 def model(tiny: Path, tmp_path: Path) -> Path:
     """A copy of the checkpoint, to spoil."""
@@ -108,3 +119,17 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (llm, load):
         monkeypatch.setattr(module, "load_model", refuse)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, check=False).returncode:
+        pytest.skip("cannot mount a small tmpfs here")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treegen.tasks.judge import Judge, Limits, Program, ProgramResult, Test
+from treegen.tasks.judge import Judge, Limits, Program, ProgramResult, Test, Verdict
+from treegen.tasks.judge.sandbox import TIERS
 
 FOLDER = Path(__file__).parent / "hostile"
 MIB = 1 << 20
@@ -28,6 +29,9 @@ LIMITS = Limits(
     scratch=MIB,
     files=20,
 )
+
+ADD = Program("a, b = map(int, input().split())\nprint(a + b)")
+USABLE = [name for name in ("bubblewrap", "landlock") if not TIERS[name].unavailable()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,11 @@ def judge_all(sandbox: str, cases: dict[str, Case]) -> dict[str, ProgramResult]:
             name: judge.submit(case.program, [case.test], compare) for name, case in cases.items()
         }
         return {name: future.result() for name, future in futures.items()}
+
+
+def verdict_of(judge: Judge, source: str, expected: object = None, stdin: str = "") -> Verdict:
+    """Judge source on one test."""
+    return judge.run(Program(source), [Test(stdin=stdin, expected=expected)], compare).verdict
 
 
 def compare(output: Any, expected: Any) -> bool:

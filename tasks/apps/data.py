@@ -16,10 +16,11 @@ from typing import Any, Final
 from treegen.errors import DataError, InputError
 from treegen.evals.problem import Skipped
 from treegen.tasks.apps.suite import Suite, read_json, read_suite
+from treegen.tasks.common.hub import load_table
 from treegen.tasks.common.jsonl import text_field
 
 HUB_NAMES: Final = ("hf", "codeparrot/apps")
-HUB_SPLITS: Final = ("train", "test")
+_HUB_SPLITS: Final = ("train", "test")
 BUNDLED: Final = "apps_sample.jsonl"
 BUNDLED_SHOTS: Final = "apps_fewshot.jsonl"
 DIFFICULTIES: Final = ("introductory", "interview", "competition")
@@ -247,24 +248,14 @@ def _file(path: Path) -> str | None:
 
 
 def _hub(split: str) -> Raw:
-    if split not in HUB_SPLITS:
-        raise InputError(f"codeparrot/apps has the splits train and test, not {split!r}")
-    try:
-        # Slow to import, and not needed for files.
-        from datasets import load_dataset
-    except ImportError:
-        raise DataError(
-            "codeparrot/apps needs the package datasets: pip install datasets"
-        ) from None
     # By its files: the repository also holds a loading script, which datasets refuses.
-    location = f"hf://datasets/codeparrot/apps/{split}.jsonl"
-    try:
-        table = load_dataset("json", data_files={split: location}, split=split)
-    except Exception as error:
-        # No connection, no such cache, a broken download: datasets raises them as many types.
-        told = " ".join(f"{type(error).__name__}: {error}".split())
-        raise DataError(
-            f"cannot load codeparrot/apps: {told}; or give its {split}.jsonl or a folder"
-        ) from error
+    table = load_table(
+        "codeparrot/apps",
+        split,
+        splits=_HUB_SPLITS,
+        instead=f"its {split}.jsonl or a folder",
+        path="json",
+        data_files={split: f"hf://datasets/codeparrot/apps/{split}.jsonl"},
+    )
     for index in range(len(table)):
         yield f"codeparrot/apps {split}", index + 1, partial(table.__getitem__, index)

@@ -10,10 +10,11 @@ from typing import Any, Final
 from treegen.errors import DataError, InputError
 from treegen.evals.problem import Problem, Skipped
 from treegen.tasks.common.answers import canonical_number
+from treegen.tasks.common.hub import load_table
 from treegen.tasks.common.jsonl import parse_rows, read_rows, text_field
 
 HUB_NAMES: Final = ("hf", "openai/gsm8k")
-HUB_SPLITS: Final = ("train", "test")
+_HUB_SPLITS: Final = ("train", "test")
 _BUNDLED: Final = "gsm8k_sample.jsonl"
 
 # "<<48/2=24>>": notes for a calculator, which the data's authors say to remove from prompts.
@@ -102,17 +103,7 @@ def _id(row: dict[str, Any], line: int) -> str:
 
 def hub_rows(split: str) -> Iterable[tuple[int, dict[str, Any]]]:
     """Return the rows of one split from the hub, numbered from 1."""
-    if split not in HUB_SPLITS:
-        raise InputError(f"openai/gsm8k has the splits train and test, not {split!r}")
-    try:
-        # Slow to import, and not needed for files.
-        from datasets import load_dataset
-    except ImportError:
-        raise DataError("openai/gsm8k needs the package datasets: pip install datasets") from None
-    try:
-        table = load_dataset("openai/gsm8k", "main", split=split)
-    except Exception as error:
-        # No connection, no such cache, a broken download: datasets raises them as many types.
-        told = " ".join(f"{type(error).__name__}: {error}".split())
-        raise DataError(f"cannot load openai/gsm8k: {told}; or give a JSONL file") from error
+    table = load_table(
+        "openai/gsm8k", split, splits=_HUB_SPLITS, instead="a JSONL file", name="main"
+    )
     return ((index, dict(row)) for index, row in enumerate(table, start=1))

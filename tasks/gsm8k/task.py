@@ -23,7 +23,6 @@ from typing import Final
 
 from treegen.evals.arguments import check_arguments, one_of
 from treegen.evals.bundled import label_of, told_examples, told_problems
-from treegen.evals.chat import with_turns
 from treegen.evals.metrics import Report, ReportOptions, summarise
 from treegen.evals.problem import Problem
 from treegen.evals.search.task import SearchDefaults
@@ -39,6 +38,7 @@ from treegen.tasks.common.answers import (
     numeric_answer,
     strict_match,
 )
+from treegen.tasks.common.tree import examples_above_problems
 from treegen.tasks.gsm8k.by_steps import by_steps
 from treegen.tasks.gsm8k.data import load_problems
 from treegen.tasks.gsm8k.fewshot import load_examples
@@ -109,11 +109,7 @@ class GSM8K:
 
     def tree(self, data: TaskData, num_samples: int) -> Node:
         """Return examples -> problems -> samples: two levels that samples share."""
-        children = [
-            Node(_ask(problem.question), samples=num_samples, id=problem.id)
-            for problem in data.problems
-        ]
-        return with_turns(Node(data.fewshot, children=children), data.turns)
+        return examples_above_problems(data, num_samples, lambda p: _ask(p.question))
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return a verdict per filter on a text that ends where a stop string began."""

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from treegen.errors import DataError, InputError
 from treegen.evals.arguments import check_arguments, one_of
-from treegen.evals.chat import Turn, with_turns
+from treegen.evals.chat import Turn
 from treegen.evals.metrics import Report, ReportOptions, summarise
 from treegen.evals.problem import Problem, Skipped
 from treegen.evals.selection import did_you_mean, select
@@ -29,6 +29,7 @@ from treegen.params import SamplingParams
 from treegen.prompts.tree import Node
 from treegen.tasks.common.answers import canonical_number, numeric_answer
 from treegen.tasks.common.jsonl import read_rows
+from treegen.tasks.common.tree import examples_above_problems
 from treegen.tasks.jsonl.patterns import Pattern
 from treegen.tasks.jsonl.templates import Template, field_text, parse_template
 
@@ -96,8 +97,7 @@ class QuestionAnswer:
 
     def tree(self, data: TaskData, num_samples: int) -> Node:
         """Return examples -> problems -> samples."""
-        children = [Node(p.question, samples=num_samples, id=p.id) for p in data.problems]
-        return with_turns(Node(data.fewshot, children=children), data.turns)
+        return examples_above_problems(data, num_samples, lambda p: p.question)
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return whether what a text gives as its answer is one of the right ones."""

@@ -15,15 +15,14 @@ from typing import Any, Final
 from treegen.errors import DataError, InputError
 from treegen.evals.problem import Skipped
 from treegen.evals.selection import did_you_mean
+from treegen.tasks.common.hub import load_table
 from treegen.tasks.common.jsonl import text_field
 
 LETTERS: Final = "ABCD"
-HUB_NAMES: Final = ("hf", "cais/mmlu")
-HUB_SPLITS: Final = ("test", "validation", "dev", "auxiliary_train")
+_HUB_NAMES: Final = ("hf", "cais/mmlu")
+_HUB_SPLITS: Final = ("test", "validation", "dev", "auxiliary_train")
 _NUM_COLUMNS: Final = 6
 _ANSWER_HEADS: Final = ("answer", "target", "label")
-
-Numbered = Iterable[tuple[int, Sequence[str]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ def load_questions(
             "MMLU does not come with treegen; give --data a folder with dev/ and test/, or hf"
         )
     skipped: list[Skipped] = []
-    if data in HUB_NAMES:
+    if data in _HUB_NAMES:
         split = split or "test"
         test = _hub(split, subjects, skipped)
         dev = _hub("dev", list(test), []) if with_dev else {}
@@ -176,19 +175,9 @@ def _chosen(subjects: Sequence[str], known: Sequence[str]) -> list[str]:
 
 
 def _hub(split: str, subjects: Sequence[str], skipped: list[Skipped]) -> dict[str, list[Question]]:
-    if split not in HUB_SPLITS:
-        raise InputError(f"cais/mmlu has the splits {', '.join(HUB_SPLITS)}, not {split!r}")
-    try:
-        # Slow to import, and not needed for files.
-        from datasets import load_dataset
-    except ImportError:
-        raise DataError("cais/mmlu needs the package datasets: pip install datasets") from None
-    try:
-        table = load_dataset("cais/mmlu", "all", split=split)
-    except Exception as error:
-        # No connection, no such cache, a broken download: datasets raises them as many types.
-        told = " ".join(f"{type(error).__name__}: {error}".split())
-        raise DataError(f"cannot load cais/mmlu: {told}; or give a folder of CSV files") from error
+    table = load_table(
+        "cais/mmlu", split, splits=_HUB_SPLITS, instead="a folder of CSV files", name="all"
+    )
     rows_of: dict[str, list[tuple[int, int, dict[str, Any]]]] = {}
     for line, row in enumerate(table, start=1):
         rows = rows_of.setdefault(str(row["subject"]), [])

@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from treegen.evals.chat import Turn, with_turns
+from treegen.evals.chat import Turn
 from treegen.evals.metrics import MetricRow, Report, ReportOptions, summarise
 from treegen.evals.problem import Problem
 from treegen.evals.selection import select
@@ -39,6 +39,7 @@ from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.params import SamplingParams
 from treegen.prompts.tree import Node
+from treegen.tasks.common.tree import examples_above_problems
 from treegen.tasks.needle.length import ARGUMENT, fit, measure_of
 from treegen.tasks.needle.names import COLOURS, draw_colours, draw_names
 from treegen.tasks.needle.options import NeedleOptions
@@ -149,11 +150,7 @@ class Needle:
 
     def tree(self, data: TaskData, num_samples: int) -> Node:
         """Return document and solved questions -> questions."""
-        children = [
-            Node(_ask(problem.question), samples=num_samples, id=problem.id)
-            for problem in data.problems
-        ]
-        return with_turns(Node(data.fewshot, children=children), data.turns)
+        return examples_above_problems(data, num_samples, lambda p: _ask(p.question))
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return a verdict per filter."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from treegen.errors import DataError, InputError
-from treegen.evals.chat import Turn, with_turns
+from treegen.evals.chat import Turn
 from treegen.evals.metrics import Report, ReportOptions, summarise
 from treegen.evals.problem import Problem, Skipped
 from treegen.evals.search.task import SearchDefaults
@@ -16,6 +16,7 @@ from treegen.evals.verdict import SampleScore, Verdict
 from treegen.params import SamplingParams
 from treegen.prompts.tree import Node
 from treegen.tasks.common.jsonl import parse_rows, read_rows, text_field
+from treegen.tasks.common.tree import examples_above_problems
 from treegen.tasks.gsm8k.data import read_bundled
 from treegen.tasks.puzzles.countdown_text import (
     SOLVE_HEADER,
@@ -119,11 +120,7 @@ class PuzzleTask:
 
     def tree(self, data: TaskData, num_samples: int) -> Node:
         """Return examples -> puzzles -> samples."""
-        children = [
-            Node(self.head(puzzle_of(problem)), samples=num_samples, id=problem.id)
-            for problem in data.problems
-        ]
-        return with_turns(Node(data.fewshot, children=children), data.turns)
+        return examples_above_problems(data, num_samples, lambda p: self.head(puzzle_of(p)))
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return the number that a text comes to, and whether it is the target."""

@@ -18,7 +18,6 @@ from cli_cases import (
 )
 
 from treegen.cli.interrupts import Interrupted
-from treegen.cli.main import cli
 from treegen.evals import job
 from treegen.runs import RunDir
 
@@ -28,16 +27,6 @@ from treegen.tasks.gsm8k.task import GSM8K
 class Sums(GSM8K):
     name = "sums | [bold]"
 """
-
-
-@pytest.fixture(scope="module")
-def finished(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An undisturbed run."""
-    path = tmp_path_factory.mktemp("runs") / "whole"
-    with pytest.raises(SystemExit) as done:
-        cli.main(["eval", "gsm8k", "-M", str(tiny), *SMALL, "-o", str(path), "--quiet"])
-    assert done.value.code == 0
-    return path
 
 
 @pytest.fixture

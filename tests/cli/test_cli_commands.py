@@ -13,27 +13,16 @@ import pytest
 from cli_cases import (
     SMALL,
     Command,
-    Done,
     problem,
     results_of,
+    run_light,
     write_jsonl,
 )
 
 from treegen.cli import progress
-from treegen.cli.main import cli
 from treegen.evals.progress import Progress
 
 HEAVY = ("torch", "transformers", "datasets", "numpy", "rich", "huggingface_hub")
-
-
-@pytest.fixture(scope="module")
-def finished(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An undisturbed run."""
-    path = tmp_path_factory.mktemp("runs") / "whole"
-    with pytest.raises(SystemExit) as done:
-        cli.main(["eval", "gsm8k", "-M", str(tiny), *SMALL, "-o", str(path), "--quiet"])
-    assert done.value.code == 0
-    return path
 
 
 # Help and start-up
@@ -44,15 +33,7 @@ def finished(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     [[], ["eval"], ["plan"], ["search"], ["score"], ["report"], ["compare"], ["show"], ["tasks"]],
 )
 def test_help_imports_nothing_heavy(command: list[str]) -> None:
-    code = (
-        "import sys\nfrom treegen.cli.main import cli\n"
-        f"try:\n    cli.main({[*command, '--help']!r})\n"
-        "except SystemExit as done:\n    assert not done.code\n"
-        f"assert not set({HEAVY!r}) & set(sys.modules), set({HEAVY!r}) & set(sys.modules)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Usage: ")
+    assert run_light(*command, "--help", without=HEAVY).out.startswith("Usage: ")
 
 
 @pytest.mark.parametrize("command", ["", "plan", "eval"])
@@ -113,16 +94,8 @@ def test_scoring_again_gives_the_same_without_torch(
 ) -> None:
     path = shutil.copytree(finished, tmp_path / "run")
     before = results_of(path)
-    code = (
-        "import sys\nfrom treegen.cli.main import cli\n"
-        f"try:\n    cli.main(['score', {str(path)!r}])\n"
-        "except SystemExit as done:\n    assert not done.code\n"
-        "assert not {'torch', 'transformers', 'datasets'} & set(sys.modules)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    shown = run_light("score", path, without=("torch", "transformers", "datasets"))
     assert results_of(path) == before
-    shown = Done(done.returncode, done.stdout, done.stderr)
     assert shown.document["report"] == before["report"]
     again = treegen("score", path, "--k", "2", "--maj", "2,3", "--quiet")
     metrics = [row["metric"] for row in again.document["report"]["metrics"]]

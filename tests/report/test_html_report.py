@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import SMALL, Command, results_of
+from cli_cases import Command, results_of
 from report_cases import HOSTILE, make_run, make_search_run, make_timeline, make_trees
 
-from treegen.cli.main import cli
 from treegen.evals.account import stored_parts
 from treegen.evals.metrics import ReportOptions
 from treegen.evals.problem import Problem
@@ -116,18 +115,8 @@ def test_every_sample_is_in_the_page_as_it_is_safe_to_look_at(
     assert page.counts["script"] == 1 + len(page.scripts) - 2
 
 
-@pytest.fixture(scope="module")
-def sampled(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that a model made."""
-    path = tmp_path_factory.mktemp("sampled") / "run"
-    with pytest.raises(SystemExit) as done:
-        cli.main(["eval", "gsm8k", "-M", str(tiny), *SMALL, "-o", str(path), "--quiet"])
-    assert done.value.code == 0
-    return path
-
-
-def test_a_page_says_what_the_results_say(treegen: Command, sampled: Path, tmp_path: Path) -> None:
-    run = shutil.copytree(sampled, tmp_path / "run")
+def test_a_page_says_what_the_results_say(treegen: Command, finished: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
     report(treegen, run)
     page = (run / "report.html").read_text(encoding="utf-8")
     results = results_of(run)
@@ -147,9 +136,9 @@ def test_a_page_says_what_the_results_say(treegen: Command, sampled: Path, tmp_p
 
 
 def test_scoring_again_keeps_the_account_of_the_plan(
-    treegen: Command, sampled: Path, tmp_path: Path
+    treegen: Command, finished: Path, tmp_path: Path
 ) -> None:
-    run = shutil.copytree(sampled, tmp_path / "run")
+    run = shutil.copytree(finished, tmp_path / "run")
     before = results_of(run)
     assert treegen("score", run, "-q").code == 0
     assert results_of(run)["usage"] == before["usage"]

@@ -454,20 +454,6 @@ def test_a_file_size_limit_cuts_no_sample_in_two(fast: Path) -> None:
     assert stored(fast / "run") == stored(fast / "whole")
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
-    if shutil.which("mount") is None or subprocess.run(mount, check=False).returncode:
-        pytest.skip("cannot mount a small tmpfs here")
-    try:
-        yield disk
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
-
-
 def test_a_full_disk_keeps_every_finished_sample(small_disk: Path) -> None:
     path, asked = small_disk / "run", settings(problem_ids=["q"], planned=10_000)
     filler = small_disk / "filler"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hostile_cases import LIMITS, compare
+from hostile_cases import ADD, LIMITS, USABLE, compare, verdict_of
 
 from treegen.tasks.judge import Judge, Program, Test, Verdict
 from treegen.tasks.judge.cell import Cell
@@ -18,19 +18,11 @@ from treegen.tasks.judge.sandbox import TIERS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 
-ADD = Program("a, b = map(int, input().split())\nprint(a + b)")
-USABLE = [name for name in ("bubblewrap", "landlock") if not TIERS[name].unavailable()]
-
 
 @pytest.fixture(scope="module", params=USABLE)
 def judge(request: pytest.FixtureRequest) -> Iterator[Judge]:
     with Judge(request.param, limits=LIMITS, workers=2) as judge:
         yield judge
-
-
-def verdict_of(judge: Judge, source: str, expected: object = None, stdin: str = "") -> Verdict:
-    """Judge source on one test."""
-    return judge.run(Program(source), [Test(stdin=stdin, expected=expected)], compare).verdict
 
 
 def test_programs_see_nothing_of_each_other(judge: Judge) -> None:

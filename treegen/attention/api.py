@@ -6,7 +6,7 @@ Legend: T query rows, H query heads, D key dimension, V value dimension.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Literal, overload
+from typing import Final, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -66,6 +66,8 @@ LOADERS: Final[dict[str, Callable[[], Implementation]]] = {
     "flash": _load_flash,
     "xformers": _load_xformers,
 }
+Pools = Tensor | Sequence[Tensor]
+"""Keys or values: one pool for all levels, or one for each."""
 FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -154,40 +156,42 @@ def prepare_host(
     )
 
 
+class AttendOptions(TypedDict, total=False):
+    """The options of `attend`, which says what they mean."""
+
+    scale: float | None
+    window: int | None
+    softcap: float | None
+    sinks: Tensor | None
+    impl: str
+
+
 @overload
 def attend(
     q_THD: Tensor,
-    keys: Tensor | Sequence[Tensor],
-    values: Tensor | Sequence[Tensor],
+    keys: Pools,
+    values: Pools,
     levels: Sequence[Level] | Prepared,
     positions_T: Tensor | None = None,
     *,
-    scale: float | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    impl: str = "auto",
     return_lse: Literal[False] = False,
+    **options: Unpack[AttendOptions],
 ) -> Tensor: ...
 @overload
 def attend(
     q_THD: Tensor,
-    keys: Tensor | Sequence[Tensor],
-    values: Tensor | Sequence[Tensor],
+    keys: Pools,
+    values: Pools,
     levels: Sequence[Level] | Prepared,
     positions_T: Tensor | None = None,
     *,
-    scale: float | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    impl: str = "auto",
     return_lse: Literal[True],
+    **options: Unpack[AttendOptions],
 ) -> tuple[Tensor, Tensor]: ...
 def attend(
     q_THD: Tensor,
-    keys: Tensor | Sequence[Tensor],
-    values: Tensor | Sequence[Tensor],
+    keys: Pools,
+    values: Pools,
     levels: Sequence[Level] | Prepared,
     positions_T: Tensor | None = None,
     *,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -177,12 +177,21 @@ def attention_table(results: Sequence[AttentionResult]) -> TextTable:
         )
         for r in results
     ]
-    reasons = dict.fromkeys(
-        f"{r.rows:,} rows, prefix {r.prefix:,}, suffix {r.suffix:,}, {name}: {reason}"
-        for r in results
-        for name, reason in r.skipped.items()
+    reasons = _reasons(
+        (f"{r.rows:,} rows, prefix {r.prefix:,}, suffix {r.suffix:,}", r.skipped) for r in results
     )
-    return TextTable(head, tuple(rows), tuple(range(len(head))), tuple(reasons))
+    return TextTable(head, tuple(rows), tuple(range(len(head))), reasons)
+
+
+def _reasons(cases: Iterable[tuple[str, Mapping[str, str]]]) -> tuple[str, ...]:
+    """Why implementations were skipped, by case, each reason once."""
+    return tuple(
+        dict.fromkeys(
+            f"{case}, {name}: {reason}"
+            for case, skipped in cases
+            for name, reason in skipped.items()
+        )
+    )
 
 
 def _us(spread: Spread | None) -> str:
@@ -212,12 +221,8 @@ def cascade_table(results: Sequence[CascadeResult]) -> TextTable:
         )
         for r in results
     ]
-    reasons = dict.fromkeys(
-        f"{r.rows:,} rows, {_levels(r)}, {name}: {reason}"
-        for r in results
-        for name, reason in r.skipped.items()
-    )
-    return TextTable(head, tuple(rows), (0, *range(2, len(head))), tuple(reasons))
+    reasons = _reasons((f"{r.rows:,} rows, {_levels(r)}", r.skipped) for r in results)
+    return TextTable(head, tuple(rows), (0, *range(2, len(head))), reasons)
 
 
 def _beside_floor(result: CascadeResult, name: str) -> tuple[str, str, str]:

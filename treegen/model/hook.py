@@ -183,10 +183,7 @@ def _compiled_attention(
     """Attend in a compiled layer, whose options were checked when it ran uncompiled."""
     keys = getattr(module, KEYS, None)
     if keys is None:
-        raise ModelError(
-            f"{type(module).__name__} drops keyword arguments on their way to attention; "
-            "the model cannot be used"
-        )
+        raise _drops_keywords(module)
     out_THV: Tensor = torch.ops.treegen.write_and_attend(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
@@ -213,13 +210,17 @@ def _probe(
 ) -> tuple[Tensor, None]:
     """Record the call in the probe that travels as `treegen`: out [1, T, H, V], not filled."""
     if treegen is None:
-        raise ModelError(
-            f"{type(module).__name__} drops keyword arguments on their way to attention; "
-            "the model cannot be used"
-        )
+        raise _drops_keywords(module)
     treegen.add(module, read_call(module, query, key, value, attention_mask, **options), key, value)
     _, num_heads, num_tokens, _ = query.shape
     return query.new_empty(1, num_tokens, num_heads, value.shape[-1]), None
+
+
+def _drops_keywords(module: nn.Module) -> ModelError:
+    return ModelError(
+        f"{type(module).__name__} drops keyword arguments on their way to attention; "
+        "the model cannot be used"
+    )
 
 
 AttentionInterface.register(ATTENTION, _attention)
