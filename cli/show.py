@@ -9,7 +9,7 @@ import click
 from treegen.cli.options import CONTEXT, QUIET
 
 if TYPE_CHECKING:
-    from treegen.report.trees import SearchTree
+    from treegen.report.trees import StoredTree
     from treegen.report.view import ProblemView, RunView
 
 _LISTED: Final = 20
@@ -123,7 +123,7 @@ def _vote(won: bool, tied: bool) -> str:
     )
 
 
-def _searches(trees: "tuple[SearchTree, ...]") -> str:
+def _searches(trees: "tuple[StoredTree, ...]") -> str:
     from treegen.cli.render import markdown
 
     solved = {True: "yes", False: "no", None: ""}

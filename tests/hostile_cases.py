@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treegen.tasks.judge import Judge, Limits, Program, ProgramResult, Test, Verdict
+from treegen.tasks.judge import Judge, JudgeVerdict, Limits, Program, ProgramResult, Test
 from treegen.tasks.judge.sandbox import TIERS
 
 FOLDER = Path(__file__).parent / "hostile"
@@ -79,7 +79,7 @@ def judge_all(sandbox: str, cases: dict[str, Case]) -> dict[str, ProgramResult]:
         return {name: future.result() for name, future in futures.items()}
 
 
-def verdict_of(judge: Judge, source: str, expected: object = None, stdin: str = "") -> Verdict:
+def verdict_of(judge: Judge, source: str, expected: object = None, stdin: str = "") -> JudgeVerdict:
     """Judge source on one test."""
     return judge.run(Program(source), [Test(stdin=stdin, expected=expected)], compare).verdict
 

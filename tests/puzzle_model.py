@@ -18,7 +18,7 @@ from treegen.search.budget import Budget
 from treegen.search.node import Search
 from treegen.search.result import SearchResult
 from treegen.tasks.puzzles.countdown_text import JUDGEMENTS, follow, judge, step_line
-from treegen.tasks.puzzles.puzzle import State, moves, state_of
+from treegen.tasks.puzzles.puzzle import PuzzleState, moves, state_of
 
 LETTERS = "0123456789 +-*/=():\n" + "".join(sorted(set("left" + "".join(JUDGEMENTS))))
 
@@ -59,7 +59,7 @@ def _head(text: str) -> int:
 
 
 @cache
-def _lines_of(state: State, mistakes: float, whole: bool) -> tuple[tuple[str, float], ...]:
+def _lines_of(state: PuzzleState, mistakes: float, whole: bool) -> tuple[tuple[str, float], ...]:
     legal = moves(state, whole=whole)
     wrong = [replace(step, c=step.c + 1) for step in legal[:3]]
     return tuple(
@@ -68,7 +68,7 @@ def _lines_of(state: State, mistakes: float, whole: bool) -> tuple[tuple[str, fl
     )
 
 
-def _lines(state: State, mistakes: float, whole: bool) -> dict[str, float]:
+def _lines(state: PuzzleState, mistakes: float, whole: bool) -> dict[str, float]:
     return dict(_lines_of(state, mistakes, whole))
 
 

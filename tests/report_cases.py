@@ -13,7 +13,7 @@ from treegen.evals.search.job import load_search_job, search_run_settings
 from treegen.evals.search.settings import settle_search
 from treegen.evals.settings import settle
 from treegen.runs import RunDir, SearchRunDir
-from treegen.runs.records import encode
+from treegen.runs.records import encode_record
 
 # What a browser, a terminal or a plot could trip over.
 HOSTILE = (
@@ -91,7 +91,7 @@ def make_run(
 def make_trees(path: Path, *, num_trees: int = 3, seed: int = 0, text: str = "") -> list[Any]:
     """Add search trees to a run; returns their records."""
     records = [search_record(f"p{i}", random.Random(f"{seed} {i}"), text) for i in range(num_trees)]
-    (path / "trees.jsonl").write_bytes(b"".join(map(encode, records)))
+    (path / "trees.jsonl").write_bytes(b"".join(map(encode_record, records)))
     return records
 
 

@@ -89,7 +89,7 @@ def attention(
         results = _measured(cascades, table.cascade_line, table.cascade_table, told)
     else:
         shared = bench.measure(grid, sizes, found, **how)
-        results = _measured(shared, table.attention_line, table.attention_table, told)
+        results = _measured(shared, table.attention_case_line, table.attention_table, told)
     json_line(
         {
             "bench": "levels" if pairs else "attention", "machine": about,

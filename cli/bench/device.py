@@ -157,7 +157,7 @@ def _run(
     cases: "list[Case]", shape: str | None, options: dict[str, Any], title: str = ""
 ) -> "tuple[list[Result], dict[str, Any]]":
     """Measure cases on a shape or a checkpoint and print the table; also as JSON holds it."""
-    from treegen.bench.shapes import build, load, shape_of
+    from treegen.bench.shapes import build_model, load, shape_of
     from treegen.formats import parse_bytes
 
     if (shape is None) == (options["model"] is None):
@@ -179,7 +179,7 @@ def _run(
     from treegen.cli.render import echo, notice
 
     kind = {"dtype": options["dtype"], "device": options["device"]}
-    model, tokenizer = build(known, **kind) if known else load(options["model"], **kind)
+    model, tokenizer = build_model(known, **kind) if known else load(options["model"], **kind)
     found = ceiling.measure(model.device, model.dtype, options["ceiling_seconds"])
     about = machine(model.device)
     echo(f"{title}{headline(about)}, {model.spec.name}\n{found}\n")

@@ -15,18 +15,18 @@ from treegen.evals.metrics import (
 from treegen.evals.tables import Table, problem_values, table_by
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.tasks.apps.data import DIFFICULTIES
-from treegen.tasks.judge import Verdict as Outcome
+from treegen.tasks.judge import JudgeVerdict
 
 NO_PROGRAM: Final = "no_program"
 
 # What can become of a program, right ones apart; judge errors are no score.
 _RATES: Final = (
-    Outcome.WRONG_ANSWER,
-    Outcome.RUNTIME_ERROR,
-    Outcome.COMPILE_ERROR,
-    Outcome.TIMEOUT,
-    Outcome.MEMORY_LIMIT,
-    Outcome.OUTPUT_LIMIT,
+    JudgeVerdict.WRONG_ANSWER,
+    JudgeVerdict.RUNTIME_ERROR,
+    JudgeVerdict.COMPILE_ERROR,
+    JudgeVerdict.TIMEOUT,
+    JudgeVerdict.MEMORY_LIMIT,
+    JudgeVerdict.OUTPUT_LIMIT,
     NO_PROGRAM,
 )
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from treegen.errors import DataError, InputError
 from treegen.evals.problem import Skipped
-from treegen.tasks.apps.suite import Suite, read_json, read_suite
+from treegen.tasks.apps.suite import Suite, json_value, read_suite
 from treegen.tasks.common.hub import load_table
 from treegen.tasks.common.jsonl import text_field
 
@@ -57,14 +57,14 @@ class Row:
     def solutions(self) -> list[str]:
         """The reference solutions; there may be none."""
         text = _optional(self.read(), "solutions")
-        found = read_json(text) if text.strip() else []
+        found = json_value(text) if text.strip() else []
         if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
             raise ValueError("solutions are not a list of texts")
         return found
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedRows:
     """All usable problems of a source, and the rows that are not."""
 
     rows: tuple[Row, ...]
@@ -76,7 +76,7 @@ Raw = Iterator[tuple[str, int, Callable[[], Fields]]]
 """(where a row is, its number, how to read it)."""
 
 
-def load_rows(data: str | None, split: str | None) -> Loaded:
+def load_rows(data: str | None, split: str | None) -> LoadedRows:
     """Read every problem of a data set; see TaskOptions for what `data` may be."""
     if data is None:
         if split not in (None, "test"):
@@ -93,7 +93,7 @@ def load_rows(data: str | None, split: str | None) -> Loaded:
     return load_split(path, split)
 
 
-def load_split(path: Path, split: str | None) -> Loaded:
+def load_split(path: Path, split: str | None) -> LoadedRows:
     """Read a split of a folder: a folder of problems or a file; or a folder of problems itself."""
     place = path / (split or "test")
     if place.is_dir():
@@ -108,7 +108,7 @@ def load_split(path: Path, split: str | None) -> Loaded:
     )
 
 
-def load_bundled_shots() -> Loaded:
+def load_bundled_shots() -> LoadedRows:
     """Read the solved examples that come with treegen."""
     return _collect(_lines(_bundled(BUNDLED_SHOTS)), f"bundled {BUNDLED_SHOTS}")
 
@@ -117,7 +117,7 @@ def _bundled(name: str) -> Path:
     return Path(str(files("treegen.tasks").joinpath("data", name)))
 
 
-def _collect(raw: Iterable[tuple[str, int, Callable[[], Fields]]], source: str) -> Loaded:
+def _collect(raw: Iterable[tuple[str, int, Callable[[], Fields]]], source: str) -> LoadedRows:
     rows: list[Row] = []
     skipped: list[Skipped] = []
     place_of: dict[str, str] = {}
@@ -138,7 +138,7 @@ def _collect(raw: Iterable[tuple[str, int, Callable[[], Fields]]], source: str) 
     if not rows:
         reason = f"; {skipped[0]}" if skipped else ""
         raise DataError(f"{source} has no usable problem{reason}")
-    return Loaded(tuple(rows), tuple(skipped), source)
+    return LoadedRows(tuple(rows), tuple(skipped), source)
 
 
 def _row(read: Callable[[], Fields], line: int) -> Row:
@@ -202,7 +202,7 @@ def _line(path: Path, offset: int, line: int) -> Fields:
     try:
         with open(path, "rb") as file:
             file.seek(offset)
-            found = read_json(file.readline().decode("utf-8-sig"))
+            found = json_value(file.readline().decode("utf-8-sig"))
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -221,7 +221,7 @@ def _folders(path: Path) -> Raw:
 
 def _folder(folder: Path) -> Fields:
     """Return the files of a problem's folder under the names that JSON Lines have for them."""
-    metadata = read_json(_file(folder / "metadata.json") or "{}")
+    metadata = json_value(_file(folder / "metadata.json") or "{}")
     if not isinstance(metadata, dict):
         raise ValueError("metadata.json is not a JSON object")
     return {

@@ -11,7 +11,7 @@ from treegen.errors import DataError, InputError
 from treegen.evals.task import TaskOptions
 from treegen.tasks.apps.data import (
     HUB_NAMES,
-    Loaded,
+    LoadedRows,
     Row,
     load_bundled_shots,
     load_rows,
@@ -61,12 +61,12 @@ def _first(shots: Iterable[str], wanted: int) -> list[str]:
     return list(islice(shots, wanted))
 
 
-def _drawn(source: Loaded, taken: Collection[str], seed: int, *, calls: bool) -> list[Row]:
+def _drawn(source: LoadedRows, taken: Collection[str], seed: int, *, calls: bool) -> list[Row]:
     fit = [row for row in source.rows if bool(row.starter) == calls and _key(row) not in taken]
     return sorted(fit, key=lambda row: _rank(seed, row))
 
 
-def _source(options: TaskOptions) -> Loaded:
+def _source(options: TaskOptions) -> LoadedRows:
     if options.fewshot_file is not None:
         return load_rows(options.fewshot_file, None)
     if options.fewshot_data not in (None, "train"):

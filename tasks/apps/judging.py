@@ -29,7 +29,7 @@ from treegen.tasks.apps.by_difficulty import ProgramVerdict
 from treegen.tasks.apps.compare import Comparer
 from treegen.tasks.apps.suite import PACKAGES, Cases
 from treegen.tasks.apps.verdicts import NO_OUTCOME, Outcome, outcome_of, program_hash
-from treegen.tasks.judge import Judge, Limits, ProgramResult, TestResult, Verdict
+from treegen.tasks.judge import Judge, JudgeVerdict, Limits, ProgramResult, TestResult
 
 if TYPE_CHECKING:
     from treegen.runs import RunDir
@@ -258,14 +258,14 @@ class ProgramJudging:
         last = flight.results[-1]
         assert flight.cases is not None
         num_tests = len(flight.cases.tests)
-        if last.verdict is Verdict.JUDGE_ERROR:
+        if last.verdict is JudgeVerdict.JUDGE_ERROR:
             for key in flight.keys:
                 self._errors[key] = last.detail
             return
         verdicts = [test.verdict for test in flight.results]
         over = (
-            last.verdict is Verdict.COMPILE_ERROR
-            or verdicts.count(Verdict.TIMEOUT) >= self._task.max_timeouts
+            last.verdict is JudgeVerdict.COMPILE_ERROR
+            or verdicts.count(JudgeVerdict.TIMEOUT) >= self._task.max_timeouts
         )
         if len(verdicts) < num_tests and not over:
             self._submit(flight)
@@ -284,7 +284,7 @@ class ProgramJudging:
         self._count(key, outcome)
 
     def _count(self, key: Key, outcome: Outcome) -> None:
-        self._so_far.count(key[0], outcome.verdict == Verdict.ACCEPTED)
+        self._so_far.count(key[0], outcome.verdict == JudgeVerdict.ACCEPTED)
 
     def _take_stored(self, record: dict[str, Any]) -> None:
         key = (record.pop("problem_id"), record.pop("sample_index"))

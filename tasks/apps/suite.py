@@ -69,7 +69,7 @@ def read_suite(text: str) -> Suite:
 
     A problem without tests would be passed by every program.
     """
-    found = read_json(text) if text.strip() else {}
+    found = json_value(text) if text.strip() else {}
     if not isinstance(found, dict):
         raise ValueError("input_output is not a JSON object")
     inputs, outputs, fn_name = found.get("inputs"), found.get("outputs"), found.get("fn_name")
@@ -88,7 +88,7 @@ def read_suite(text: str) -> Suite:
     return Suite(fn_name, tuple(inputs), tuple(outputs))
 
 
-def read_json(text: str) -> Any:
+def json_value(text: str) -> Any:
     """Return the value of a JSON text, however long its numbers; ValueError if it has none."""
     try:
         return json.loads(text, parse_int=_int)

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from treegen.tasks.apps.by_difficulty import NO_PROGRAM, ProgramVerdict
-from treegen.tasks.judge import TestResult, Verdict
+from treegen.tasks.judge import JudgeVerdict, TestResult
 
 _LETTERS: Final = {
-    Verdict.ACCEPTED: "A",
-    Verdict.WRONG_ANSWER: "W",
-    Verdict.RUNTIME_ERROR: "R",
-    Verdict.COMPILE_ERROR: "C",
-    Verdict.TIMEOUT: "T",
-    Verdict.MEMORY_LIMIT: "M",
-    Verdict.OUTPUT_LIMIT: "O",
+    JudgeVerdict.ACCEPTED: "A",
+    JudgeVerdict.WRONG_ANSWER: "W",
+    JudgeVerdict.RUNTIME_ERROR: "R",
+    JudgeVerdict.COMPILE_ERROR: "C",
+    JudgeVerdict.TIMEOUT: "T",
+    JudgeVerdict.MEMORY_LIMIT: "M",
+    JudgeVerdict.OUTPUT_LIMIT: "O",
 }
 _NOT_RUN: Final = "-"
 
@@ -37,8 +37,8 @@ class Outcome:
     @property
     def verdicts(self) -> ProgramVerdict:
         """The same as the report takes it."""
-        credit = self.tests.count(_LETTERS[Verdict.ACCEPTED]) / max(1, len(self.tests))
-        correct = self.verdict == Verdict.ACCEPTED
+        credit = self.tests.count(_LETTERS[JudgeVerdict.ACCEPTED]) / max(1, len(self.tests))
+        correct = self.verdict == JudgeVerdict.ACCEPTED
         return ProgramVerdict(self.program, correct, credit, self.verdict)
 
 
@@ -55,11 +55,11 @@ def outcome_of(
     program: str, results: Sequence[TestResult], num_tests: int, sandbox: str
 ) -> Outcome:
     """Return what the results of a program come to; tests that were not run have failed."""
-    failed = next((test for test in results if test.verdict is not Verdict.ACCEPTED), None)
+    failed = next((test for test in results if test.verdict is not JudgeVerdict.ACCEPTED), None)
     letters = "".join(_LETTERS[test.verdict] for test in results)
     return Outcome(
         program=program,
-        verdict=str(failed.verdict if failed else Verdict.ACCEPTED),
+        verdict=str(failed.verdict if failed else JudgeVerdict.ACCEPTED),
         tests=letters.ljust(num_tests, _NOT_RUN),
         seconds=round(max(test.seconds for test in results), 3),
         detail=failed.detail if failed else "",

@@ -22,7 +22,7 @@ _ANNOTATION: Final = re.compile(r"<<[^>]*>>")
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedProblems:
     """All usable problems of a source, and the rows that are not."""
 
     problems: tuple[Problem, ...]
@@ -30,7 +30,7 @@ class Loaded:
     source: str
 
 
-def load_problems(data: str | None, split: str | None) -> Loaded:
+def load_problems(data: str | None, split: str | None) -> LoadedProblems:
     """Read every problem of a data set; see TaskOptions for what `data` may be."""
     if data is None:
         if split not in (None, "test"):
@@ -61,7 +61,7 @@ def reasoning_and_number(answer: str) -> tuple[str, str]:
     return reasoning.rstrip(), number.strip()
 
 
-def _collect(rows: Iterable[tuple[int, dict[str, Any]]], source: str) -> Loaded:
+def _collect(rows: Iterable[tuple[int, dict[str, Any]]], source: str) -> LoadedProblems:
     problems: list[Problem] = []
     skipped: list[Skipped] = []
     line_of: dict[str, int] = {}
@@ -79,7 +79,7 @@ def _collect(rows: Iterable[tuple[int, dict[str, Any]]], source: str) -> Loaded:
     if not problems:
         reason = f"; {skipped[0]}" if skipped else ""
         raise DataError(f"{source} has no usable problem{reason}")
-    return Loaded(tuple(problems), tuple(skipped), source)
+    return LoadedProblems(tuple(problems), tuple(skipped), source)
 
 
 def _problem(row: dict[str, Any], line: int) -> Problem:

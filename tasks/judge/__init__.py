@@ -10,22 +10,22 @@ from treegen.tasks.judge.pool import Judge
 from treegen.tasks.judge.verdicts import (
     Compare,
     JudgeError,
+    JudgeVerdict,
     Program,
     ProgramResult,
     Test,
     TestResult,
-    Verdict,
 )
 
 __all__ = [
     "Compare",
     "Judge",
     "JudgeError",
+    "JudgeVerdict",
     "Limits",
     "Program",
     "ProgramResult",
     "SandboxReport",
     "Test",
     "TestResult",
-    "Verdict",
 ]

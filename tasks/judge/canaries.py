@@ -21,7 +21,7 @@ from typing import Any
 
 from treegen.errors import InputError
 from treegen.runs.leftovers import hold, sweep
-from treegen.tasks.judge.cell import Cell
+from treegen.tasks.judge.cell import SandboxCell
 from treegen.tasks.judge.limits import MIB, Limits
 from treegen.tasks.judge.program import REPORT
 from treegen.tasks.judge.runtime import Runtime
@@ -146,7 +146,7 @@ class SandboxReport:
         return lines
 
 
-def choose(sandbox: str, runtime: Runtime) -> tuple[Tier, SandboxReport]:
+def choose_tier(sandbox: str, runtime: Runtime) -> tuple[Tier, SandboxReport]:
     """Pick the tier and prove it, or raise JudgeError with everything that is missing."""
     if sandbox != "auto" and sandbox not in TIERS:
         raise InputError(f"sandbox must be auto, {', '.join(TIERS)}; got {sandbox!r}")
@@ -213,7 +213,7 @@ def _check_works(tier: Tier, runtime: Runtime) -> None:
 
 
 def _run(tier: Tier, runtime: Runtime, source: str, stdin: str) -> str:
-    with Cell(tier, runtime, _LIMITS) as cell:
+    with SandboxCell(tier, runtime, _LIMITS) as cell:
         outcome = cell.run(Program(source), Test(stdin=stdin))
     if outcome.ended["status"] != 0:
         words = (outcome.stderr or outcome.report).decode("utf-8", "replace").strip()

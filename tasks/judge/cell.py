@@ -32,7 +32,7 @@ _TIMES_EXPECTED = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CellOutcome:
     """What was seen of one run: `ended` is the helper's word, the rest is the program's."""
 
     ended: dict[str, Any]  # status, cpu, wall, memory, killed, dirty
@@ -43,7 +43,7 @@ class Outcome:
     overflow: bool  # wrote more than it may
 
 
-class Cell:
+class SandboxCell:
     """A running helper; one program at a time. Never used by two threads."""
 
     def __init__(self, tier: Tier, runtime: Runtime, limits: Limits) -> None:
@@ -92,7 +92,7 @@ class Cell:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run(self, program: Program, test: Test) -> Outcome:
+    def run(self, program: Program, test: Test) -> CellOutcome:
         """Run a program once; JudgeError if the helper fails, InputError for what no test is."""
         stdin = test.stdin if isinstance(test.stdin, bytes) else test.stdin.encode()
         cap = self.limits.output + _TIMES_EXPECTED * _size(program, test)
@@ -114,7 +114,7 @@ class Cell:
             for handle in (*given, *ours):
                 os.close(handle)
 
-    def _drain(self, stdout: int, stderr: int, report: int, *, cap: int) -> Outcome:
+    def _drain(self, stdout: int, stderr: int, report: int, *, cap: int) -> CellOutcome:
         """Read everything as it comes, up to the caps, until the helper says it is over.
 
         Never until end of file alone: that would be the program's choice.
@@ -148,7 +148,7 @@ class Cell:
                 if not _take(handle, data, caps.get(handle)):
                     break
         output, errors, told = (bytes(taken[handle]) for handle in (stdout, stderr, report))
-        return Outcome(ended, output, errors, told, cap, _overflow(taken, caps))
+        return CellOutcome(ended, output, errors, told, cap, _overflow(taken, caps))
 
     def _last_words(self) -> str:
         self._log.seek(0)

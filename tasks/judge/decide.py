@@ -6,16 +6,23 @@ import signal
 from typing import Any
 
 from treegen.tasks.judge import values
-from treegen.tasks.judge.cell import Outcome
+from treegen.tasks.judge.cell import CellOutcome
 from treegen.tasks.judge.limits import Limits
-from treegen.tasks.judge.verdicts import Compare, JudgeError, Program, Test, TestResult, Verdict
+from treegen.tasks.judge.verdicts import (
+    Compare,
+    JudgeError,
+    JudgeVerdict,
+    Program,
+    Test,
+    TestResult,
+)
 
 _DETAIL_CHARS = 300
 _STAGES = 3
 
 
 def decide(
-    program: Program, test: Test, outcome: Outcome, limits: Limits, compare: Compare
+    program: Program, test: Test, outcome: CellOutcome, limits: Limits, compare: Compare
 ) -> TestResult:
     """Name the verdict of one run and compare its output if it has one."""
     ended = outcome.ended
@@ -33,22 +40,25 @@ def decide(
     )
 
 
-def _failure(outcome: Outcome, report: list[str], limits: Limits) -> tuple[Verdict | None, str]:
+def _failure(
+    outcome: CellOutcome, report: list[str], limits: Limits
+) -> tuple[JudgeVerdict | None, str]:
     """Return why the run is no answer, or None. Limits first: they are the helper's own word."""
     ended, status = outcome.ended, outcome.ended["status"]
     if outcome.overflow:
-        return Verdict.OUTPUT_LIMIT, f"more than {outcome.cap} bytes"
+        return JudgeVerdict.OUTPUT_LIMIT, f"more than {outcome.cap} bytes"
     if ended["killed"] == "files":
-        return Verdict.OUTPUT_LIMIT, "too much in the scratch directory"
+        return JudgeVerdict.OUTPUT_LIMIT, "too much in the scratch directory"
     if ended["killed"] == "cpu" or ended["cpu"] > limits.cpu_seconds:
-        return Verdict.TIMEOUT, f"more than {limits.cpu_seconds:g} s of CPU time"
+        return JudgeVerdict.TIMEOUT, f"more than {limits.cpu_seconds:g} s of CPU time"
     if ended["killed"] == "wall":
-        return Verdict.TIMEOUT, f"more than {limits.wall:g} s of wall time"
+        return JudgeVerdict.TIMEOUT, f"more than {limits.wall:g} s of wall time"
     if report[0] != "ready":
-        return Verdict.JUDGE_ERROR, report[0] or f"the child ended early with status {status}"
+        reason = report[0] or f"the child ended early with status {status}"
+        return JudgeVerdict.JUDGE_ERROR, reason
     if report[1] != "compiled":
         reason = report[1].removeprefix("compile_error ") or f"the compiler died: {_name(status)}"
-        return Verdict.COMPILE_ERROR, reason
+        return JudgeVerdict.COMPILE_ERROR, reason
     if status == 0:
         return None, ""
     lines = outcome.stderr.decode("utf-8", "replace").strip().splitlines()
@@ -56,29 +66,29 @@ def _failure(outcome: Outcome, report: list[str], limits: Limits) -> tuple[Verdi
     # A program killed near its limit by an allocation that its language cannot report.
     full = status < 0 and ended["memory"] > 0.9 * limits.memory
     if "memory" in report[2:] or full:
-        return Verdict.MEMORY_LIMIT, detail
-    return Verdict.RUNTIME_ERROR, detail
+        return JudgeVerdict.MEMORY_LIMIT, detail
+    return JudgeVerdict.RUNTIME_ERROR, detail
 
 
 def _answer(
-    program: Program, test: Test, outcome: Outcome, report: list[str], compare: Compare
-) -> tuple[Verdict, str]:
+    program: Program, test: Test, outcome: CellOutcome, report: list[str], compare: Compare
+) -> tuple[JudgeVerdict, str]:
     output: Any = outcome.stdout.decode("utf-8", "replace")
     if program.fn_name is not None:
         stage, _, text = report[2].partition(" ")
         if stage == "unreadable":
-            return Verdict.WRONG_ANSWER, f"returned a value that cannot be compared: {text}"
+            return JudgeVerdict.WRONG_ANSWER, f"returned a value that cannot be compared: {text}"
         if stage != "result":
-            return Verdict.RUNTIME_ERROR, f"ended before {program.fn_name} returned"
+            return JudgeVerdict.RUNTIME_ERROR, f"ended before {program.fn_name} returned"
         try:
             output = values.decode(text)
         except ValueError as error:
-            return Verdict.WRONG_ANSWER, f"returned a value that cannot be read: {error}"
+            return JudgeVerdict.WRONG_ANSWER, f"returned a value that cannot be read: {error}"
     try:
         accepted = bool(compare(output, test.expected))
     except Exception as error:
         raise JudgeError(f"the comparer failed: {type(error).__name__}: {error}") from error
-    return (Verdict.ACCEPTED, "") if accepted else (Verdict.WRONG_ANSWER, "")
+    return (JudgeVerdict.ACCEPTED, "") if accepted else (JudgeVerdict.WRONG_ANSWER, "")
 
 
 def _name(status: int) -> str:

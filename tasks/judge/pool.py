@@ -11,19 +11,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
 
 from treegen.errors import InputError, TreegenError
-from treegen.tasks.judge.canaries import choose
-from treegen.tasks.judge.cell import Cell
+from treegen.tasks.judge.canaries import choose_tier
+from treegen.tasks.judge.cell import SandboxCell
 from treegen.tasks.judge.decide import decide
 from treegen.tasks.judge.limits import Limits
 from treegen.tasks.judge.runtime import find_runtime
 from treegen.tasks.judge.verdicts import (
     Compare,
     JudgeError,
+    JudgeVerdict,
     Program,
     ProgramResult,
     Test,
     TestResult,
-    Verdict,
     check_program,
 )
 
@@ -55,11 +55,11 @@ class Judge:
         self.limits = limits or Limits()
         self.workers = workers or len(os.sched_getaffinity(0))
         self._runtime = find_runtime(tuple(packages))
-        self._tier, self.report = choose(sandbox, self._runtime)
+        self._tier, self.report = choose_tier(sandbox, self._runtime)
         self._executor = ThreadPoolExecutor(self.workers, thread_name_prefix="judge")
         self._quiet = _Quiet()
         self._local = threading.local()
-        self._cells: set[Cell] = set()
+        self._cells: set[SandboxCell] = set()
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -95,7 +95,7 @@ class Judge:
         """Judge one program and wait for it; JudgeError if the judge fails."""
         future = self.submit(program, tests, compare, stop_at_failure=stop_at_failure)
         result = future.result()
-        if result.verdict is Verdict.JUDGE_ERROR:
+        if result.verdict is JudgeVerdict.JUDGE_ERROR:
             raise JudgeError(f"the judge failed: {result.tests[-1].detail}")
         return result
 
@@ -123,12 +123,12 @@ class Judge:
                     result = self._test(program, test, compare)
                 result = dataclasses.replace(result, retried=True)
             results.append(result)
-            if result.verdict is Verdict.COMPILE_ERROR:
+            if result.verdict is JudgeVerdict.COMPILE_ERROR:
                 results = [result] * len(tests)  # the same source, the same error
-            failed = result.verdict is not Verdict.ACCEPTED
-            if result.verdict is Verdict.JUDGE_ERROR or (stop_at_failure and failed):
+            failed = result.verdict is not JudgeVerdict.ACCEPTED
+            if result.verdict is JudgeVerdict.JUDGE_ERROR or (stop_at_failure and failed):
                 break
-            if result.verdict is Verdict.COMPILE_ERROR:
+            if result.verdict is JudgeVerdict.COMPILE_ERROR:
                 break
         return ProgramResult(tuple(results), len(tests), self.report.tier)
 
@@ -143,28 +143,28 @@ class Judge:
                 result = decide(program, test, outcome, self.limits, compare)
             except JudgeError as error:
                 self._discard()
-                result = TestResult(Verdict.JUDGE_ERROR, detail=str(error))
+                result = TestResult(JudgeVerdict.JUDGE_ERROR, detail=str(error))
             except TreegenError:
                 raise
             except Exception as error:  # a fault of ours must not end the judging of all others
                 self._discard()
                 detail = f"a bug of treegen: {type(error).__name__}: {error}"
-                result = TestResult(Verdict.JUDGE_ERROR, detail=detail)
-            if result.verdict is not Verdict.JUDGE_ERROR or attempt:
+                result = TestResult(JudgeVerdict.JUDGE_ERROR, detail=detail)
+            if result.verdict is not JudgeVerdict.JUDGE_ERROR or attempt:
                 break
         return result
 
-    def _cell(self) -> Cell:
+    def _cell(self) -> SandboxCell:
         """The sandbox of this thread."""
-        cell: Cell | None = getattr(self._local, "cell", None)
+        cell: SandboxCell | None = getattr(self._local, "cell", None)
         if cell is None:
-            cell = self._local.cell = Cell(self._tier, self._runtime, self.limits)
+            cell = self._local.cell = SandboxCell(self._tier, self._runtime, self.limits)
             with self._lock:
                 self._cells.add(cell)
         return cell
 
     def _discard(self) -> None:
-        cell: Cell | None = getattr(self._local, "cell", None)
+        cell: SandboxCell | None = getattr(self._local, "cell", None)
         if cell is not None:
             self._local.cell = None
             with self._lock:
@@ -174,7 +174,7 @@ class Judge:
 
 def _starved(result: TestResult, limits: Limits) -> bool:
     """Whether a program worked, but was not given the time by when it was stopped."""
-    by_wall_only = result.verdict is Verdict.TIMEOUT and result.seconds <= limits.cpu_seconds
+    by_wall_only = result.verdict is JudgeVerdict.TIMEOUT and result.seconds <= limits.cpu_seconds
     return by_wall_only and result.seconds > _STARTING_SECONDS
 
 

@@ -18,7 +18,7 @@ class JudgeError(TreegenError):
     """The judge itself failed; nothing is known about the program."""
 
 
-class Verdict(StrEnum):
+class JudgeVerdict(StrEnum):
     """The outcome of one program on one test; `judge_error` is about the judge, never a score."""
 
     ACCEPTED = "accepted"
@@ -69,7 +69,7 @@ class TestResult:
 
     __test__ = False
 
-    verdict: Verdict
+    verdict: JudgeVerdict
     seconds: float = 0.0
     wall_seconds: float = 0.0
     memory: int = 0  # peak resident bytes
@@ -79,9 +79,9 @@ class TestResult:
     @property
     def accepted(self) -> bool:
         """Whether the test passed; raises JudgeError when that is not known."""
-        if self.verdict is Verdict.JUDGE_ERROR:
+        if self.verdict is JudgeVerdict.JUDGE_ERROR:
             raise JudgeError(f"the judge failed, so the test has no score: {self.detail}")
-        return self.verdict is Verdict.ACCEPTED
+        return self.verdict is JudgeVerdict.ACCEPTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +97,19 @@ class ProgramResult:
     sandbox: str
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> JudgeVerdict:
         """The first verdict that is not accepted, or accepted; a judge error wins over all."""
         verdicts = [test.verdict for test in self.tests]
-        if Verdict.JUDGE_ERROR in verdicts:
-            return Verdict.JUDGE_ERROR
-        return next((v for v in verdicts if v is not Verdict.ACCEPTED), Verdict.ACCEPTED)
+        if JudgeVerdict.JUDGE_ERROR in verdicts:
+            return JudgeVerdict.JUDGE_ERROR
+        return next((v for v in verdicts if v is not JudgeVerdict.ACCEPTED), JudgeVerdict.ACCEPTED)
 
     @property
     def accepted(self) -> bool:
         """Whether every test ran and passed; raises JudgeError when that is not known."""
-        if self.verdict is Verdict.JUDGE_ERROR:
+        if self.verdict is JudgeVerdict.JUDGE_ERROR:
             raise JudgeError(f"the judge failed, so there is no score: {self.tests[-1].detail}")
-        return self.verdict is Verdict.ACCEPTED and len(self.tests) == self.num_tests
+        return self.verdict is JudgeVerdict.ACCEPTED and len(self.tests) == self.num_tests
 
 
 def check_program(program: Program, tests: Sequence[Test]) -> None:

@@ -49,7 +49,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedQuestions:
     """Questions to ask and to show, by subject in alphabetical order."""
 
     test: dict[str, list[Question]]
@@ -60,7 +60,7 @@ class Loaded:
 
 def load_questions(
     data: str | None, split: str | None, subjects: Sequence[str], *, with_dev: bool
-) -> Loaded:
+) -> LoadedQuestions:
     """Read a split and, where examples are wanted, the dev split; no subjects means all."""
     if data is None:
         raise InputError(
@@ -71,7 +71,7 @@ def load_questions(
         split = split or "test"
         test = _hub(split, subjects, skipped)
         dev = _hub("dev", list(test), []) if with_dev else {}
-        return Loaded(test, dev, tuple(skipped), f"cais/mmlu {split}")
+        return LoadedQuestions(test, dev, tuple(skipped), f"cais/mmlu {split}")
     folder, split = Path(data), split or "test"
     if not (folder / split).is_dir():
         raise DataError(
@@ -87,7 +87,7 @@ def load_questions(
         test[subject] = read_csv(folder / split / f"{subject}{end}", subject, skipped)
         if with_dev:
             dev[subject] = read_csv(folder / "dev" / f"{subject}_dev.csv", subject, None)
-    return Loaded(test, dev, tuple(skipped), str(folder / split))
+    return LoadedQuestions(test, dev, tuple(skipped), str(folder / split))
 
 
 def read_csv(path: Path, subject: str, skipped: list[Skipped] | None) -> list[Question]:

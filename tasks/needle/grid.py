@@ -28,7 +28,7 @@ from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.params import SamplingParams
 from treegen.prompts.tree import Node
-from treegen.tasks.needle.length import ARGUMENT, SHORTER, Measure, fit, measure_of
+from treegen.tasks.needle.length import ARGUMENT, SHORTER, Measure, fit_length, measure_of
 from treegen.tasks.needle.options import NeedleOptions
 from treegen.tasks.needle.text import Document, Haystack, check_absent, insert, load_haystack
 
@@ -184,7 +184,7 @@ def _documents(
         return insert(haystack.take(size), [(depth / 100, needle)], reach=reach)
 
     what = f"a text with the needle of {len(needle):,} characters"
-    size = fit(lambda size: hide(size, 50).text, measure, length, what=what)
+    size = fit_length(lambda size: hide(size, 50).text, measure, length, what=what)
     documents = [(depth, hide(size, depth)) for depth in depths]
     for (upper, first), (lower, second) in pairwise(documents):
         if first.starts == second.starts:

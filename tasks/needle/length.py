@@ -44,7 +44,7 @@ def measure_of(options: NeedleOptions) -> Measure:
     return Measure("tokens", count, 1)
 
 
-def fit(
+def fit_length(
     build: Callable[[int], str], measure: Measure, length: int, *, what: str, start: int = 0
 ) -> int:
     """Return a filler size, in characters, with which a text is close to `length` but not above.

@@ -26,7 +26,7 @@ from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.params import SamplingParams
 from treegen.prompts.tree import Node
-from treegen.tasks.needle.length import ARGUMENT, SHORTER, Measure, fit, measure_of
+from treegen.tasks.needle.length import ARGUMENT, SHORTER, Measure, fit_length, measure_of
 from treegen.tasks.needle.options import NeedleOptions
 from treegen.tasks.needle.ruler_items import Item, Variant, find_values
 from treegen.tasks.needle.text import Haystack, check_absent, load_haystack
@@ -97,7 +97,7 @@ class Ruler:
             item = Item(self.variant, haystack, f"{self.name} {seed} {number}")
             # Prompts of one length need nearly the same filler.
             what = f"a prompt of {self.name}"
-            size = fit(item.prompt, measure, length - answer_room, what=what, start=size)
+            size = fit_length(item.prompt, measure, length - answer_room, what=what, start=size)
             yield Problem(
                 id=f"{self.name}-{length}-{number}",
                 question=item.question(size),

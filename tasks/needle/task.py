@@ -40,7 +40,7 @@ from treegen.evals.verdict import SampleScore, Verdict
 from treegen.params import SamplingParams
 from treegen.prompts.tree import Node
 from treegen.tasks.common.tree import examples_above_problems
-from treegen.tasks.needle.length import ARGUMENT, fit, measure_of
+from treegen.tasks.needle.length import ARGUMENT, fit_length, measure_of
 from treegen.tasks.needle.names import COLOURS, draw_colours, draw_names
 from treegen.tasks.needle.options import NeedleOptions
 from treegen.tasks.needle.text import Document, check_absent, insert, load_haystack
@@ -122,7 +122,7 @@ class Needle:
 
         measure = measure_of(own)
         what = f"a text with {len(needles):,} needles"
-        size = fit(lambda size: hide(size).text, measure, length, what=what)
+        size = fit_length(lambda size: hide(size).text, measure, length, what=what)
         document = hide(size)
         text = f"Start of document:\n{document.text}\nEnd of document\n\n"
         solved = [dogs.solved(index) for index in dogs.shots]

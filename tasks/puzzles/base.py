@@ -30,11 +30,11 @@ from treegen.tasks.puzzles.countdown_text import (
 from treegen.tasks.puzzles.prompts import (
     WORTH,
     propose_prompt,
+    puzzle_value_prompt,
     read_judgement,
     read_proposals,
-    value_prompt,
 )
-from treegen.tasks.puzzles.puzzle import State, Step, state_of
+from treegen.tasks.puzzles.puzzle import PuzzleState, PuzzleStep, state_of
 
 if TYPE_CHECKING:
     from treegen.search.evaluate import Evaluate
@@ -51,9 +51,9 @@ _LIST_TOKENS: Final = 320
 class Puzzle:
     """Numbers to combine, the target, and a solution where the data have one."""
 
-    numbers: State
+    numbers: PuzzleState
     target: int
-    steps: tuple[Step, ...] = ()
+    steps: tuple[PuzzleStep, ...] = ()
 
 
 class PuzzleTask:
@@ -192,7 +192,7 @@ class PuzzleTask:
         def prompt_of(node: "SearchNode") -> str:
             left = self._left(problem, node.path_text)
             assert left is not None, "a node is judged that is no state"
-            return value_prompt(left, int(problem.answer), whole=self.whole)
+            return puzzle_value_prompt(left, int(problem.answer), whole=self.whole)
 
         if how == "judge":
             return evaluate.choice_scores(
@@ -208,7 +208,7 @@ class PuzzleTask:
             found.append((asked, self.example(puzzle).removeprefix(head).lstrip(" ")))
         return tuple(found)
 
-    def _left(self, problem: Problem, text: str) -> State | None:
+    def _left(self, problem: Problem, text: str) -> PuzzleState | None:
         return follow(puzzle_of(problem).numbers, text, whole=self.whole)
 
     def _examples(self, options: TaskOptions, problems: Sequence[Problem]) -> tuple[Puzzle, ...]:
@@ -255,7 +255,7 @@ class PuzzleTask:
         return found
 
 
-def read_puzzle(row: dict[str, Any]) -> tuple[State, int]:
+def read_puzzle(row: dict[str, Any]) -> tuple[PuzzleState, int]:
     """Return a row's numbers and target; ValueError with the reason if it has none to use."""
     numbers, target = row.get("numbers"), row.get("target")
     if not isinstance(numbers, list) or not all(map(_is_whole, numbers)):
@@ -267,7 +267,7 @@ def read_puzzle(row: dict[str, Any]) -> tuple[State, int]:
     return state_of(numbers), target
 
 
-def as_problem(problem_id: str, numbers: State, target: int, **metadata: Any) -> Problem:
+def as_problem(problem_id: str, numbers: PuzzleState, target: int, **metadata: Any) -> Problem:
     """Return a puzzle as a problem."""
     return Problem(problem_id, numbers_text(numbers), str(target), metadata)
 

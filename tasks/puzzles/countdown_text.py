@@ -19,7 +19,14 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Final
 
-from treegen.tasks.puzzles.puzzle import Number, State, Step, is_legal, reachable, state_of
+from treegen.tasks.puzzles.puzzle import (
+    Number,
+    PuzzleState,
+    PuzzleStep,
+    is_legal,
+    reachable,
+    state_of,
+)
 
 SOLVE_HEADER: Final = "Combine the numbers to reach the target. Use each number once."
 VALUE_HEADER: Final = "Can the numbers reach the target?"
@@ -37,7 +44,7 @@ def numbers_text(numbers: Sequence[Number]) -> str:
     return " ".join(map(str, state_of(numbers)))
 
 
-def step_line(step: Step) -> str:
+def step_line(step: PuzzleStep) -> str:
     """Return a step as its line, without the newline."""
     return f"{step.a} {step.op} {step.b} = {step.c} (left: {numbers_text(step.left)})"
 
@@ -47,7 +54,7 @@ def solve_head(numbers: Sequence[Number], target: Number) -> str:
     return f"Input: {numbers_text(numbers)}\nTarget: {target}\nSteps:\n"
 
 
-def solve_block(numbers: Sequence[Number], target: Number, steps: Iterable[Step]) -> str:
+def solve_block(numbers: Sequence[Number], target: Number, steps: Iterable[PuzzleStep]) -> str:
     """Return a solved puzzle's block; no newline at its end."""
     return solve_head(numbers, target) + "\n".join(map(step_line, steps))
 
@@ -74,7 +81,7 @@ def judge(numbers: Sequence[Number], target: Number, *, whole: bool = True) -> s
     return "sure" if len(numbers) <= 2 else "likely"
 
 
-def read_step(line: str) -> Step | None:
+def read_step(line: str) -> PuzzleStep | None:
     """Return the step that a line states, right or wrong; None if it states none."""
     match = _STEP.fullmatch(line.rstrip())
     if match is None:
@@ -83,7 +90,9 @@ def read_step(line: str) -> Step | None:
     left = [read_number(word) for word in match[5].split(" ")]
     if a is None or b is None or c is None or None in left:
         return None
-    return Step(a, match[2], b, c, state_of([number for number in left if number is not None]))
+    return PuzzleStep(
+        a, match[2], b, c, state_of([number for number in left if number is not None])
+    )
 
 
 def read_number(text: str) -> Number | None:
@@ -99,7 +108,7 @@ def read_number(text: str) -> Number | None:
     return number.numerator if number.denominator == 1 else number
 
 
-def follow(numbers: Sequence[Number], text: str, *, whole: bool = True) -> State | None:
+def follow(numbers: Sequence[Number], text: str, *, whole: bool = True) -> PuzzleState | None:
     """Return what is left after the steps of a text, one a line; None if one is not legal.
 
     A blank line ends the steps.

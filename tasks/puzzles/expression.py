@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Final
 
 from treegen.tasks.puzzles.countdown_text import read_number
-from treegen.tasks.puzzles.puzzle import Number, Step, combine
+from treegen.tasks.puzzles.puzzle import Number, PuzzleStep, combine
 
 # A number of more digits is no number of a puzzle; the pattern matches, so that it is refused.
 _TOKEN: Final = re.compile(r"\s*+([0-9]++(?:\.[0-9]++)?+|[-+*/()\u00d7\u00f7\u2212])")
@@ -99,7 +99,7 @@ def value_with(text: str, numbers: Sequence[Number]) -> Number | None:
     return value
 
 
-def of_steps(steps: Sequence[Step]) -> str:
+def of_steps(steps: Sequence[PuzzleStep]) -> str:
     """Return the expression that steps amount to, with as many brackets as may be needed."""
     made: list[tuple[Number, str]] = []
     text = ""

@@ -13,21 +13,21 @@ from treegen.tasks.puzzles.countdown_text import (
     value_block,
     value_head,
 )
-from treegen.tasks.puzzles.puzzle import Number, State, is_legal, moves
+from treegen.tasks.puzzles.puzzle import Number, PuzzleState, is_legal, moves
 
 # What a judgement is worth, as in the tree-of-thoughts paper.
 WORTH: Final = {"sure": 20.0, "likely": 1.0, "impossible": 0.001}
 
 _PROPOSE_HEADER: Final = "List steps that may help to reach the target, one a line."
 _NUM_PROPOSED: Final = 6
-_PROPOSED: Final[tuple[tuple[State, int], ...]] = (((2, 6, 7, 13), 24), ((3, 5, 8), 16))
-_JUDGED: Final[tuple[tuple[State, int], ...]] = (
+_PROPOSED: Final[tuple[tuple[PuzzleState, int], ...]] = (((2, 6, 7, 13), 24), ((3, 5, 8), 16))
+_JUDGED: Final[tuple[tuple[PuzzleState, int], ...]] = (
     ((10, 14), 24), ((11, 12), 24), ((4, 4, 10), 24), ((5, 9), 45), ((3, 7, 12), 50),
     ((2, 5, 8), 20), ((7, 13), 6), ((10, 10, 11), 24), ((4, 6), 30), ((17,), 17),
 )  # fmt: skip
 
 
-def value_prompt(state: State, target: Number, *, whole: bool) -> str:
+def puzzle_value_prompt(state: PuzzleState, target: Number, *, whole: bool) -> str:
     """Return the prompt that ends where a judgement of a state begins."""
     blocks = [value_block(left, goal, judge(left, goal, whole=whole)) for left, goal in _JUDGED]
     return prompt(VALUE_HEADER, blocks, value_head(state, target))
@@ -39,7 +39,7 @@ def read_judgement(text: str) -> float:
     return WORTH.get(words[0].rstrip(".").lower(), 0.0) if words else 0.0
 
 
-def propose_prompt(state: State, target: Number, *, whole: bool) -> str:
+def propose_prompt(state: PuzzleState, target: Number, *, whole: bool) -> str:
     """Return the prompt that ends where a list of possible next steps begins."""
     blocks = []
     for left, goal in _PROPOSED:
@@ -50,7 +50,7 @@ def propose_prompt(state: State, target: Number, *, whole: bool) -> str:
     return prompt(_PROPOSE_HEADER, blocks, _propose_head(state, target))
 
 
-def read_proposals(text: str, state: State, *, whole: bool) -> list[str]:
+def read_proposals(text: str, state: PuzzleState, *, whole: bool) -> list[str]:
     """Return the legal steps of an answer as lines with their newlines, each once."""
     found: dict[str, None] = {}
     for line in text.split("\n"):

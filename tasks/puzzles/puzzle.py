@@ -13,23 +13,23 @@ from itertools import combinations
 from typing import Final
 
 Number = int | Fraction
-State = tuple[Number, ...]
+PuzzleState = tuple[Number, ...]
 
 OPERATIONS: Final = ("+", "-", "*", "/")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PuzzleStep:
     """`a op b = c`, and all numbers that are left then, sorted."""
 
     a: Number
     op: str
     b: Number
     c: Number
-    left: State
+    left: PuzzleState
 
 
-def state_of(numbers: Sequence[Number]) -> State:
+def state_of(numbers: Sequence[Number]) -> PuzzleState:
     """Return the state in which these numbers are left."""
     return tuple(sorted(numbers))
 
@@ -50,7 +50,7 @@ def allowed(number: Number, *, whole: bool) -> bool:
     return not whole or (isinstance(number, int) and number >= 0)
 
 
-def is_legal(state: State, step: Step, *, whole: bool) -> bool:
+def is_legal(state: PuzzleState, step: PuzzleStep, *, whole: bool) -> bool:
     """Return whether a step is right arithmetic, keeps the rules, and leaves what it says."""
     left = _without(state, step.a, step.b)
     if left is None or step.c != combine(step.a, step.op, step.b):
@@ -58,9 +58,9 @@ def is_legal(state: State, step: Step, *, whole: bool) -> bool:
     return allowed(step.c, whole=whole) and state_of((*left, step.c)) == step.left
 
 
-def moves(state: State, *, whole: bool) -> list[Step]:
+def moves(state: PuzzleState, *, whole: bool) -> list[PuzzleStep]:
     """Return every legal step, each sum and product once, in an order that is always the same."""
-    found: dict[Step, None] = {}
+    found: dict[PuzzleStep, None] = {}
     for i, j in combinations(range(len(state)), 2):
         rest = [number for k, number in enumerate(state) if k not in (i, j)]
         small, large = state[i], state[j]
@@ -70,19 +70,21 @@ def moves(state: State, *, whole: bool) -> list[Step]:
         ):  # fmt: skip
             c = combine(a, op, b)
             if c is not None and allowed(c, whole=whole):
-                found[Step(a, op, b, c, state_of((*rest, c)))] = None
+                found[PuzzleStep(a, op, b, c, state_of((*rest, c)))] = None
     return list(found)
 
 
 @lru_cache(maxsize=1 << 18)
-def reachable(state: State, target: Number, whole: bool) -> bool:
+def reachable(state: PuzzleState, target: Number, whole: bool) -> bool:
     """Return whether steps lead from a state to the target alone."""
     if len(state) == 1:
         return state[0] == target
     return any(reachable(left, target, whole) for left in _next_states(state, whole))
 
 
-def solutions(state: State, target: Number, *, whole: bool) -> Iterator[tuple[Step, ...]]:
+def solutions(
+    state: PuzzleState, target: Number, *, whole: bool
+) -> Iterator[tuple[PuzzleStep, ...]]:
     """Yield every way to the target, as steps."""
     if len(state) == 1:
         if state[0] == target:
@@ -94,17 +96,17 @@ def solutions(state: State, target: Number, *, whole: bool) -> Iterator[tuple[St
                 yield (step, *rest)
 
 
-def solve(state: State, target: Number, *, whole: bool) -> tuple[Step, ...] | None:
+def solve(state: PuzzleState, target: Number, *, whole: bool) -> tuple[PuzzleStep, ...] | None:
     """Return one way to the target; None if there is none."""
     return next(solutions(state, target, whole=whole), None)
 
 
 @lru_cache(maxsize=1 << 16)
-def _next_states(state: State, whole: bool) -> tuple[State, ...]:
+def _next_states(state: PuzzleState, whole: bool) -> tuple[PuzzleState, ...]:
     return tuple(dict.fromkeys(step.left for step in moves(state, whole=whole)))
 
 
-def _without(state: State, a: Number, b: Number) -> State | None:
+def _without(state: PuzzleState, a: Number, b: Number) -> PuzzleState | None:
     rest = list(state)
     for number in (a, b):
         if number not in rest:

@@ -21,7 +21,7 @@ from treegen.bench.paper import EXPERIMENTS, cases_of
 from treegen.bench.result import Result, Settings
 from treegen.bench.roofline import LevelWork, ModelSize, levels_of, size_of, step_floor
 from treegen.bench.runs import Bench
-from treegen.bench.shapes import SHAPES, build, shape_of
+from treegen.bench.shapes import SHAPES, build_model, shape_of
 from treegen.bench.table import cascade_line, cascade_table, results_table
 from treegen.bench.timing import Spread, Stopwatch, sustained
 from treegen.bench.tiny import byte_tokenizer
@@ -40,7 +40,7 @@ CEILINGS = ceilings.Ceilings("float32", 2e9, 1e9, 4e8, "flash")
 @pytest.fixture(scope="module")
 def tiny_model() -> tuple[Model, Any]:
     """A tiny model in memory, and its tokenizer."""
-    return build(SHAPES["tiny"], device="cpu")
+    return build_model(SHAPES["tiny"], device="cpu")
 
 
 # Models
@@ -62,7 +62,7 @@ def test_a_shape_has_the_weights_that_it_says(tiny_model: tuple[Model, Any]) -> 
 def test_weights_that_do_not_fit_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treegen.bench.timing.free_bytes", lambda device: 2**30)
     with pytest.raises(CapacityError, match=r"llama2-7b take 25\.1 GiB"):
-        build(SHAPES["llama2-7b"], device="cpu")
+        build_model(SHAPES["llama2-7b"], device="cpu")
 
 
 def test_an_llm_of_a_loaded_model(tiny_model: tuple[Model, Any]) -> None:
@@ -80,7 +80,7 @@ def test_an_llm_of_a_loaded_model(tiny_model: tuple[Model, Any]) -> None:
 
 
 def test_a_module_in_a_dtype_that_is_not_supported_is_refused() -> None:
-    module = build(SHAPES["tiny"], device="cpu")[0].module.double()
+    module = build_model(SHAPES["tiny"], device="cpu")[0].module.double()
     with pytest.raises(InputError, match="float64"):
         from_module(module)
 

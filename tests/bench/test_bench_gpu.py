@@ -14,7 +14,7 @@ from treegen.bench.modes import CONTINUOUS, GENERATE
 from treegen.bench.no_attention import no_attention
 from treegen.bench.result import Settings
 from treegen.bench.runs import Bench
-from treegen.bench.shapes import SHAPES, build
+from treegen.bench.shapes import SHAPES, build_model
 from treegen.model.memory import free_unused
 
 pytestmark = pytest.mark.gpu
@@ -23,7 +23,7 @@ SHAPE = dataclasses.replace(SHAPES["tiny"], head_dim=64, vocab_size=4096)
 
 
 def test_every_mode_runs_as_cuda_graphs_and_its_memory_is_given_back() -> None:
-    model, tokenizer = build(SHAPE, device="cuda")
+    model, tokenizer = build_model(SHAPE, device="cuda")
     assert model.dtype == torch.bfloat16
     found = ceilings.measure(model.device, model.dtype, 0.05)
     assert min(found.matmul, found.attention, found.memory) > 1e9
@@ -47,7 +47,7 @@ def test_every_mode_runs_as_cuda_graphs_and_its_memory_is_given_back() -> None:
 
 
 def test_no_attention_is_not_mixed_up_with_graphs_of_attention() -> None:
-    model, tokenizer = build(SHAPE, dtype="float32", device="cuda")
+    model, tokenizer = build_model(SHAPE, dtype="float32", device="cuda")
     tree = Node("Ann has 3 apples. " * 5, samples=2)
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 

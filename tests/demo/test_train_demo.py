@@ -27,7 +27,7 @@ from treegen import LLM, SamplingParams
 from treegen.tasks.apps.prompts import with_tabs
 from treegen.tasks.common.answers import numeric_answer
 from treegen.tasks.puzzles import countdown_text
-from treegen.tasks.puzzles.puzzle import Step, is_legal
+from treegen.tasks.puzzles.puzzle import PuzzleStep, is_legal
 from treegen.tasks.puzzles.puzzle import reachable as can_reach
 
 MAKERS = [maker for maker, _ in (*SHORT, *LONG, *LOOKUP)]
@@ -93,7 +93,7 @@ def test_puzzles_are_those_of_the_task(count: int) -> None:
         left: tuple[int, ...] = made.numbers
         for step in made.steps:
             told = countdown_text.read_step(str(step))
-            assert told == Step(step.left, step.sign, step.right, step.result, step.rest)
+            assert told == PuzzleStep(step.left, step.sign, step.right, step.result, step.rest)
             assert is_legal(left, told, whole=True)
             left = step.rest
         assert left == (made.target,)

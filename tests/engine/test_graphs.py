@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treegen import device as transfer
-from treegen.attention.gpu.state import Shape
+from treegen.attention.gpu.state import WorkShape
 from treegen.attention.level import HostLevel
 from treegen.cache.pool import LayerKV
 from treegen.engine import decode as decoding
@@ -117,7 +117,7 @@ def patched() -> Iterator[pytest.MonkeyPatch]:
 
 def forward(batch: Batch) -> Tensor:
     """Plans attention as a layer would; says which token is the likeliest after each."""
-    batch.levels.state.work(Shape(len(batch.tokens_T), 2, 4, 64, False))
+    batch.levels.state.work(WorkShape(len(batch.tokens_T), 2, 4, 64, False))
     return torch.nn.functional.one_hot(after(batch.tokens_T[batch.logits_at_S]), 500).float()
 
 
@@ -275,7 +275,7 @@ def test_replayed_steps_draw_what_steps_without_graphs_draw(
     cache = model.new_cache(pages, 3)
 
     def planned(batch: Batch) -> Tensor:
-        batch.levels.state.work(Shape(len(batch.tokens_T), 1, 1, 3, False))
+        batch.levels.state.work(WorkShape(len(batch.tokens_T), 1, 1, 3, False))
         return model.forward(batch)
 
     with faked():

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treegen.errors import InputError
-from treegen.plan.cost import COSTS, SHARING, CostModel, Sharing
+from treegen.plan.cost import DEVICE_COSTS, SHARING, CostModel, Sharing
 from treegen.plan.plan import Plan, Request, compile_plan
 
 
@@ -18,7 +18,7 @@ def plan_of(
     lists: list[list[int]],
     samples: int = 4,
     sharing: Sharing = "auto",
-    cost: CostModel = COSTS["cpu"],
+    cost: CostModel = DEVICE_COSTS["cpu"],
     **more: object,
 ) -> Plan:
     requests = [

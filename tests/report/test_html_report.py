@@ -32,7 +32,7 @@ from treegen.report.load import load_run
 from treegen.report.page import write_page
 from treegen.report.plots import curves_plot, run_plots
 from treegen.report.view import RunView
-from treegen.runs.records import encode
+from treegen.runs.records import encode_record
 from treegen.tasks.gsm8k.task import GSM8K
 
 
@@ -269,7 +269,7 @@ def test_a_tree_that_is_none_is_refused(treegen: Command, tmp_path: Path) -> Non
     for change in ({"parent_id": None}, {"parent_id": 20}, {"id": 2}, {"parent_id": "0"}):
         (record,) = make_trees(run, num_trees=1)
         record["nodes"][3].update(change)
-        (run / "trees.jsonl").write_bytes(encode(record))
+        (run / "trees.jsonl").write_bytes(encode_record(record))
         error = treegen("report", run).error
         assert "the tree of problem 'p0' cannot be read" in error, change
 

@@ -16,7 +16,7 @@ from treegen.errors import InputError
 from treegen.params import SamplingParams
 from treegen.plan.seeds import row_seed
 from treegen.sampling import draw as sampling
-from treegen.sampling.draw import NEVER, Bias, SamplingBatch, draw, uniforms
+from treegen.sampling.draw import NO_END, Bias, SamplingBatch, draw, uniforms
 
 
 def batch_of(params: SamplingParams, rows: int) -> SamplingBatch:
@@ -216,7 +216,7 @@ def test_biases_are_added_while_they_hold_and_logprobs_stay_the_models(
         Bias(np.array([], np.int64), np.array([], np.float32), np.array([], np.int64)),
         Bias(
             np.array([3, 5, 7]), np.array([-math.inf, 2.5, -4], np.float32),
-            np.array([4, NEVER, NEVER]),
+            np.array([4, NO_END, NO_END]),
         ),
     ]  # fmt: skip
     params = [

@@ -12,7 +12,7 @@ from treegen.errors import DataError, InputError
 from treegen.evals.task import TaskOptions
 from treegen.prompts.tree import prompts_of
 from treegen.tasks.apps.compare import COMPARERS
-from treegen.tasks.apps.data import Loaded, load_bundled_shots, load_rows
+from treegen.tasks.apps.data import LoadedRows, load_bundled_shots, load_rows
 from treegen.tasks.apps.prompts import ask, program_in, with_tabs
 from treegen.tasks.apps.suite import PACKAGES
 from treegen.tasks.apps.task import APPS
@@ -206,7 +206,7 @@ def judge() -> Iterator[Judge]:
         yield judge
 
 
-def rejected(judge: Judge, loaded: Loaded) -> list[tuple[str, str, str]]:
+def rejected(judge: Judge, loaded: LoadedRows) -> list[tuple[str, str, str]]:
     """Judge all reference solutions under both comparers; return those that are not accepted."""
     jobs = [
         (r.id, name, judge.submit(cases.program(source), cases.tests, cases.compare))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from treegen.errors import InputError
 from treegen.tasks.needle.filler import filler
-from treegen.tasks.needle.length import Measure, fit
+from treegen.tasks.needle.length import Measure, fit_length
 from treegen.tasks.needle.names import COLOURS
 from treegen.tasks.needle.text import Haystack, insert, load_haystack
 
@@ -77,10 +77,10 @@ def test_fitted_text_is_close_to_its_length_and_not_above(
 
     if measure.count(build(0)) > length:
         with pytest.raises(InputError, match=r"a text takes .* without any filler"):
-            fit(build, measure, length, what="a text")
+            fit_length(build, measure, length, what="a text")
     else:
         for start in (0, 1, 700, 10**5):
-            size = fit(build, measure, length, what="a text", start=start)
+            size = fit_length(build, measure, length, what="a text", start=start)
             used = measure.count(build(size))
             assert length - max(16, length // 1000) - 20 <= used <= length
 

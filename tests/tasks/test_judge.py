@@ -19,12 +19,12 @@ from treegen.errors import InputError
 from treegen.tasks.judge import (
     Judge,
     JudgeError,
+    JudgeVerdict,
     Limits,
     Program,
     ProgramResult,
     Test,
     TestResult,
-    Verdict,
     canaries,
 )
 from treegen.tasks.judge.runtime import find_runtime
@@ -42,9 +42,9 @@ def judge(request: pytest.FixtureRequest) -> Iterator[Judge]:
 def test_each_test_has_its_own_verdict(judge: Judge) -> None:
     tests = [Test("1 2", expected="3"), Test("1 2", expected="4"), Test("x", expected="3")]
     result = judge.run(ADD, tests, compare)
-    want = [Verdict.ACCEPTED, Verdict.WRONG_ANSWER, Verdict.RUNTIME_ERROR]
+    want = [JudgeVerdict.ACCEPTED, JudgeVerdict.WRONG_ANSWER, JudgeVerdict.RUNTIME_ERROR]
     assert [test.verdict for test in result.tests] == want
-    assert result.verdict is Verdict.WRONG_ANSWER
+    assert result.verdict is JudgeVerdict.WRONG_ANSWER
     assert not result.accepted
     assert "ValueError" in result.tests[2].detail
     assert result.sandbox == judge.report.tier
@@ -67,22 +67,23 @@ def test_stopping_at_the_first_failure_is_no_pass(judge: Judge) -> None:
 def test_compile_errors(judge: Judge, source: str) -> None:
     tests = [Test(expected="")] * 2
     result = judge.run(Program(source), tests, compare)
-    assert [test.verdict for test in result.tests] == [Verdict.COMPILE_ERROR] * 2
+    assert [test.verdict for test in result.tests] == [JudgeVerdict.COMPILE_ERROR] * 2
 
 
 def test_a_coding_cookie_means_nothing(judge: Judge) -> None:
     source = "# -*- coding: utf-7 -*-\n# +AAo-print('hidden')\nprint('shown')"
-    assert verdict_of(judge, source, "shown") is Verdict.ACCEPTED
+    assert verdict_of(judge, source, "shown") is JudgeVerdict.ACCEPTED
 
 
 def test_names_and_text_beyond_ascii(judge: Judge) -> None:
     source = "\u03b1, \u00df = input().split()\nprint(\u03b1 + \u00df + '\U0001f600')"
-    assert verdict_of(judge, source, "\u00e9\u4e2d\U0001f600", "\u00e9 \u4e2d") is Verdict.ACCEPTED
+    told = "\u00e9\u4e2d\U0001f600"
+    assert verdict_of(judge, source, told, "\u00e9 \u4e2d") is JudgeVerdict.ACCEPTED
 
 
 def test_bytes_that_are_no_text_are_a_wrong_answer(judge: Judge) -> None:
     source = "import sys\nsys.stdout.buffer.write(bytes(range(256)))"
-    assert verdict_of(judge, source, "x") is Verdict.WRONG_ANSWER
+    assert verdict_of(judge, source, "x") is JudgeVerdict.WRONG_ANSWER
 
 
 def test_a_prelude_runs_first(judge: Judge) -> None:
@@ -121,7 +122,8 @@ def test_only_a_program_that_worked_is_judged_again_alone() -> None:
         others = [judge.submit(ADD, [Test("1 2", expected="3")], compare) for _ in range(20)]
         assert all(other.result().accepted for other in others)
         results = [future.result().tests for future in futures]
-    assert [[test.verdict for test in tests] for tests in results] == [[Verdict.TIMEOUT] * 2] * 2
+    late = [JudgeVerdict.TIMEOUT] * 2
+    assert [[test.verdict for test in tests] for tests in results] == [late, late]
     assert [[test.retried for test in tests] for tests in results] == [
         [False, False],
         [True, False],
@@ -141,7 +143,7 @@ def test_a_comparer_that_fails_is_no_verdict(judge: Judge) -> None:
         raise ZeroDivisionError
 
     future = judge.submit(ADD, [Test("1 2", expected="3")], broken)
-    assert future.result().verdict is Verdict.JUDGE_ERROR
+    assert future.result().verdict is JudgeVerdict.JUDGE_ERROR
     with pytest.raises(JudgeError, match="comparer"):
         _ = future.result().accepted
     with pytest.raises(JudgeError, match="comparer"):
@@ -164,13 +166,13 @@ def test_a_fault_of_ours_is_no_verdict_and_ends_nothing(
 
     monkeypatch.setattr("treegen.tasks.judge.pool.decide", broken)
     result = judge.submit(ADD, [Test("1 2", expected="3")], compare).result()
-    assert result.verdict is Verdict.JUDGE_ERROR
+    assert result.verdict is JudgeVerdict.JUDGE_ERROR
     assert "IndexError: none there" in result.tests[0].detail
 
 
 def test_an_unknown_score_is_not_false() -> None:
     with pytest.raises(JudgeError):
-        _ = TestResult(Verdict.JUDGE_ERROR).accepted
+        _ = TestResult(JudgeVerdict.JUDGE_ERROR).accepted
 
 
 def test_bad_arguments() -> None:

@@ -11,8 +11,8 @@ from hostile_cases import LIMITS, MIB, compare
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treegen.tasks.judge import Program, Test, Verdict, seccomp, values
-from treegen.tasks.judge.cell import Outcome
+from treegen.tasks.judge import JudgeVerdict, Program, Test, seccomp, values
+from treegen.tasks.judge.cell import CellOutcome
 from treegen.tasks.judge.decide import decide
 from treegen.tasks.judge.syscalls import ALWAYS, SOMETIMES
 
@@ -21,14 +21,14 @@ def test_a_report_that_makes_no_sense_is_the_programs_failure() -> None:
     program = Program("def f(): pass", fn_name="f")
     ended = {"status": 0, "cpu": 0.0, "wall": 0.0, "memory": 0, "killed": None, "dirty": False}
 
-    def verdict(told: bytes) -> Verdict:
-        outcome = Outcome(ended, b"", b"", told, MIB, overflow=False)
+    def verdict(told: bytes) -> JudgeVerdict:
+        outcome = CellOutcome(ended, b"", b"", told, MIB, overflow=False)
         return decide(program, Test(expected=None), outcome, LIMITS, compare).verdict
 
     for told in (b"ready\ncompiled", b"ready\ncompiled\n", b"ready\ncompiled\n\xff\n\0"):
-        assert verdict(told) is Verdict.RUNTIME_ERROR
+        assert verdict(told) is JudgeVerdict.RUNTIME_ERROR
     for told in (b"ready", b"ready\n", b"ready\ncompile_error"):
-        assert verdict(told) is Verdict.COMPILE_ERROR
+        assert verdict(told) is JudgeVerdict.COMPILE_ERROR
 
 
 def filtered(machine: str, number: int, *arguments: int) -> int:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from hostile_cases import ADD, LIMITS, USABLE, compare, verdict_of
 
-from treegen.tasks.judge import Judge, Program, Test, Verdict
-from treegen.tasks.judge.cell import Cell
+from treegen.tasks.judge import Judge, JudgeVerdict, Program, Test
+from treegen.tasks.judge.cell import SandboxCell
 from treegen.tasks.judge.runtime import _hidden, find_runtime
 from treegen.tasks.judge.sandbox import TIERS
 
@@ -29,8 +29,8 @@ def test_programs_see_nothing_of_each_other(judge: Judge) -> None:
     leave = "open('left', 'w').write('x')\nimport math, builtins\nmath.pi = 3\nbuiltins.x = 1"
     look = "import os, math, builtins\nprint(os.listdir(), math.pi > 3.1, hasattr(builtins, 'x'))"
     for _ in range(3):
-        assert verdict_of(judge, leave, "") is Verdict.ACCEPTED
-        assert verdict_of(judge, look, "[] True False") is Verdict.ACCEPTED
+        assert verdict_of(judge, leave, "") is JudgeVerdict.ACCEPTED
+        assert verdict_of(judge, look, "[] True False") is JudgeVerdict.ACCEPTED
 
 
 @pytest.mark.parametrize("sandbox", USABLE)
@@ -66,7 +66,7 @@ for name in {names}:
         continue
     print("written")
 """
-    with Cell(TIERS[sandbox], runtime, LIMITS) as cell:
+    with SandboxCell(TIERS[sandbox], runtime, LIMITS) as cell:
         outcome = cell.run(Program(source), Test())
     assert outcome.stdout.decode() == "".join(f"{name} x\n" for name in names[:3]), outcome
 
@@ -104,8 +104,8 @@ def test_programs_see_nothing_of_the_one_before(judge: Judge) -> None:
     for _ in range(3):
         assert judge.run(ADD, [Test("1 2", expected="3")], compare).accepted
         for _ in range(judge.workers):  # the next one may come to any of the sandboxes
-            assert verdict_of(judge, LOOK, "False 0") is Verdict.ACCEPTED
-        assert verdict_of(judge, LEAVE, "") is Verdict.ACCEPTED
+            assert verdict_of(judge, LOOK, "False 0") is JudgeVerdict.ACCEPTED
+        assert verdict_of(judge, LEAVE, "") is JudgeVerdict.ACCEPTED
         judge.run(Program(number), [Test()], keep)
     if judge.report.tier == "bubblewrap":  # Landlock's scratch directory is one of the host's
         assert len(numbers) == 1
@@ -158,7 +158,7 @@ return
 
 @pytest.mark.parametrize("name", list(BODIES))
 def test_a_source_may_be_the_body_of_a_function(judge: Judge, name: str) -> None:
-    assert verdict_of(judge, BODIES[name], "5", "5") is Verdict.COMPILE_ERROR
+    assert verdict_of(judge, BODIES[name], "5", "5") is JudgeVerdict.COMPILE_ERROR
     program = Program(BODIES[name], prelude="import sys", may_return=True)
     (result,) = judge.run(program, [Test("5", expected="5")], compare).tests
     assert result.accepted, result
@@ -168,7 +168,7 @@ def test_what_is_no_body_either_stays_a_compile_error(judge: Judge) -> None:
     for source in ("return (", "class A:\n    return 1", "def f():\n    nonlocal x", "x = 1\n y"):
         program = Program(source, may_return=True)
         (result,) = judge.run(program, [Test(expected="")], compare).tests
-        assert result.verdict is Verdict.COMPILE_ERROR, source
+        assert result.verdict is JudgeVerdict.COMPILE_ERROR, source
         assert "SyntaxError" in result.detail or "IndentationError" in result.detail
     # A script stays one: what it defines are globals.
     script = Program("x = 1\nprint(globals()['x'])", may_return=True)
@@ -179,8 +179,8 @@ def test_output_may_be_as_long_as_what_is_expected(judge: Judge) -> None:
     size = LIMITS.output + (LIMITS.output >> 2)
     expected = "7 " * (size // 2)
     source = f"print('7 ' * {size // 2})"
-    assert verdict_of(judge, source, expected) is Verdict.ACCEPTED
-    assert verdict_of(judge, source, "7") is Verdict.OUTPUT_LIMIT
+    assert verdict_of(judge, source, expected) is JudgeVerdict.ACCEPTED
+    assert verdict_of(judge, source, "7") is JudgeVerdict.OUTPUT_LIMIT
     call = Program(f"def f(): return [7] * {size}", fn_name="f")
     assert judge.run(call, [Test(expected=[7] * size)], compare).accepted
-    assert judge.run(call, [Test(expected=[7])], compare).verdict is Verdict.OUTPUT_LIMIT
+    assert judge.run(call, [Test(expected=[7])], compare).verdict is JudgeVerdict.OUTPUT_LIMIT

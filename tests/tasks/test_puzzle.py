@@ -24,11 +24,11 @@ from treegen.tasks.puzzles.countdown_text import (
     value_head,
 )
 from treegen.tasks.puzzles.expression import of_steps, parse, value_with
-from treegen.tasks.puzzles.prompts import read_judgement, read_proposals, value_prompt
+from treegen.tasks.puzzles.prompts import puzzle_value_prompt, read_judgement, read_proposals
 from treegen.tasks.puzzles.puzzle import (
     Number,
-    State,
-    Step,
+    PuzzleState,
+    PuzzleStep,
     is_legal,
     moves,
     reachable,
@@ -40,7 +40,7 @@ from treegen.tasks.puzzles.puzzle import (
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 
 
-def every_value(numbers: State) -> set[Fraction]:
+def every_value(numbers: PuzzleState) -> set[Fraction]:
     """All values of all expressions over some numbers, by listing shapes and operators."""
 
     def values(part: tuple[Fraction, ...]) -> Iterator[Fraction]:
@@ -59,7 +59,7 @@ def every_value(numbers: State) -> set[Fraction]:
     }
 
 
-def a_puzzle(draw: random.Random) -> tuple[State, int]:
+def a_puzzle(draw: random.Random) -> tuple[PuzzleState, int]:
     return state_of([draw.randint(0, 13) for _ in range(draw.choice((1, 2, 3, 4)))]), draw.randint(
         0, 50
     )
@@ -172,7 +172,7 @@ def test_the_text_is_the_format_that_is_written_down() -> None:
         f"{block}\n\nInput: 1 2 3\nTarget: 6\nSteps:\n"
     )
     assert value_block((9, 4), 24, "impossible") == "Numbers: 4 9\nTarget: 24\nJudge: impossible"
-    assert value_prompt((4, 9), 24, whole=True).endswith("\n\n" + value_head((4, 9), 24))
+    assert puzzle_value_prompt((4, 9), 24, whole=True).endswith("\n\n" + value_head((4, 9), 24))
 
 
 @given(st.integers(-(10**8), 10**8), st.integers(1, 10**8))
@@ -261,7 +261,7 @@ def test_steps_become_an_expression() -> None:
         steps = solve(numbers, target, whole=False)
         if steps:
             assert value_with(f"{of_steps(steps)} = {target}", numbers) == target, (numbers, steps)
-    twice = (Step(6, "/", 1, 6, (6, 6)), Step(6, "+", 6, 12, (12,)))
+    twice = (PuzzleStep(6, "/", 1, 6, (6, 6)), PuzzleStep(6, "+", 6, 12, (12,)))
     assert value_with(of_steps(twice), (1, 6, 6)) == 12
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from treegen.model.model import Model
 
 # Of every shape: long enough for all workloads. What positions mean matters to no timing.
-CONTEXT: Final = 65_536
+_CONTEXT: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def shape_of(name: str) -> Shape:
     return SHAPES[name]
 
 
-def build(shape: Shape, *, dtype: str = "auto", device: str = "auto") -> tuple[Model, Any]:
+def build_model(shape: Shape, *, dtype: str = "auto", device: str = "auto") -> tuple[Model, Any]:
     """A model of a shape with random weights on the device, and its tokenizer.
 
     dtype "auto" is bfloat16 on a GPU, float32 on a CPU. Raises CapacityError if it does not fit.
@@ -90,7 +90,7 @@ def build(shape: Shape, *, dtype: str = "auto", device: str = "auto") -> tuple[M
         num_attention_heads=shape.q_heads,
         num_key_value_heads=shape.kv_heads,
         head_dim=shape.head_dim,
-        max_position_embeddings=CONTEXT,
+        max_position_embeddings=_CONTEXT,
         tie_word_embeddings=shape.tied,
         bos_token_id=0,
         eos_token_id=1,

@@ -145,7 +145,7 @@ def ratio_table(ratios: Sequence[Ratio]) -> TextTable:
     )
 
 
-def attention_line(result: AttentionResult) -> str:
+def attention_case_line(result: AttentionResult) -> str:
     """One result, as it comes."""
     speedup = f", {result.over_copies:.1f}x" if result.over_copies is not None else ""
     return (

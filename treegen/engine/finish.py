@@ -21,7 +21,7 @@ from treegen.engine.segment import LiveRequest, LiveSegment
 from treegen.outputs import Completion
 from treegen.plan.seeds import sample_seed
 from treegen.prompts.radix import Tokens
-from treegen.prompts.stops import Verdict
+from treegen.prompts.stops import Ending
 from treegen.sampling.param_set import ParamSet
 
 _PER_ROW = 4  # tokens reported in a step for each live row, which draws one in that time
@@ -227,9 +227,9 @@ def _verdicts(
     tokens: Sequence[Sequence[int]],
     requests: Sequence[LiveRequest],
     param_sets: Sequence[ParamSet],
-) -> dict[int, Verdict]:
+) -> dict[int, Ending]:
     """How those of some slots end that do, by place."""
-    found: dict[int, Verdict] = {}
+    found: dict[int, Ending] = {}
     params = rows.params[slots]
     for index in np.unique(params).tolist():
         places = np.flatnonzero(params == index)

@@ -14,7 +14,7 @@ import numpy as np
 from treegen.cache.kept import KeptPrefix, KeptPrefixes
 from treegen.cache.pool import PagedCache, Pages, table_slots
 from treegen.engine.segment import LiveRequest, LiveSegment
-from treegen.plan.cost import decide
+from treegen.plan.cost import keep_or_fold
 from treegen.plan.plan import Plan, segment_pages
 from treegen.prompts.radix import Tokens, common_prefix
 
@@ -180,7 +180,7 @@ class SegmentStore:
         What hangs below it already goes on reading through its own pages.
         """
         plan = self._plan
-        segment.kept = segment.kept or decide(
+        segment.kept = segment.kept or keep_or_fold(
             plan.sharing, rows, segment.stop - segment.base, plan.layer_bytes, plan.cost,
             root=segment.parent is None, live_rows=rows,
         )[0]  # fmt: skip

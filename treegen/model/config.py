@@ -12,7 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from treegen.errors import InputError, ModelError, ModelWarning
 from treegen.model.families import refuse_family
-from treegen.model.files import check_trust, locate, one_line, read_json, read_raw_config
+from treegen.model.files import check_trust, locate, one_line, read_object, read_raw_config
 from treegen.model.probe import probe_layers
 from treegen.model.text_part import generates_text
 from treegen.spec import LayerSpec, ModelSpec
@@ -205,7 +205,7 @@ def _ropes(text: PretrainedConfig) -> Iterator[dict[str, Any]]:
 def _eos_token_ids(directory: Path | None, config: PretrainedConfig) -> tuple[int, ...]:
     """Return every id that ends a text, after generation_config.json and the configuration."""
     file = directory / "generation_config.json" if directory else None
-    settings = [read_json(file).get("eos_token_id")] if file and file.is_file() else []
+    settings = [read_object(file).get("eos_token_id")] if file and file.is_file() else []
     for source in (config, config.get_text_config(decoder=True)):
         settings.append(getattr(source, "eos_token_id", None))
     found: list[Any] = []

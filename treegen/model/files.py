@@ -118,7 +118,7 @@ def one_line(error: BaseException) -> str:
     return (" ".join(lines[: last + 1]) if lines else type(error).__name__)[:300]
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def read_object(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file of a checkpoint; a file that has none is a ModelError."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
@@ -135,7 +135,7 @@ def read_raw_config(directory: Path) -> dict[str, Any]:
     """Return config.json as it is written, or say what the directory is instead of a model."""
     file = directory / "config.json"
     if file.is_file():
-        return read_json(file)
+        return read_object(file)
     if (directory / "adapter_config.json").is_file():
         raise ModelError(
             f"{directory} holds an adapter, not a model; merge it into its base model first"
@@ -149,7 +149,7 @@ def check_weights(directory: Path) -> None:
     """Raise ModelError unless the directory has every safetensors file that its index names."""
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        named = read_json(index).get("weight_map")
+        named = read_object(index).get("weight_map")
         if not isinstance(named, dict) or not all(isinstance(f, str) for f in named.values()):
             raise ModelError(
                 f"{index} has no weight_map from the names of tensors to files; finish the "
@@ -229,7 +229,7 @@ def load_tokenizer(
     local = Path(path).expanduser().is_dir()
     for name in ("tokenizer_config.json", "config.json"):
         if (directory / name).is_file():
-            settings = read_json(directory / name)
+            settings = read_object(directory / name)
             check_trust(settings, name, revision, local=local, trust=trust_remote_code)
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(f"{directory} has no tokenizer (tokenizer.json); save one there")
@@ -262,7 +262,7 @@ def fingerprint(directory: Path) -> str:
         if file.is_file():
             data = file.read_bytes()
             if name.endswith(".json"):
-                data = json.dumps(read_json(file), sort_keys=True).encode()
+                data = json.dumps(read_object(file), sort_keys=True).encode()
             _add(digest, name.encode(), data)
     for file in sorted(directory.glob("*.safetensors")):
         size = file.stat().st_size

@@ -37,13 +37,13 @@ class CostModel:
 # The CPU's were fitted to timings of the attention operator (8 query heads, 2 KV heads of width 64,
 # one core), the GPU's to timings on an H200, where keys that many rows read again come from the L2
 # cache; see docs/performance.md.
-COSTS = {
+DEVICE_COSTS = {
     "cpu": CostModel("cpu", group_us=40.0, row_us=0.5, bytes_per_us=14_000.0),
     "cuda": CostModel("cuda", group_us=0.1, row_us=0.018, bytes_per_us=8_000_000.0, level_us=6.0),
 }
 
 
-def decide(
+def keep_or_fold(
     sharing: Sharing,
     rows: int,
     tokens: int,

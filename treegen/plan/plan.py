@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from treegen.errors import CapacityError, InputError
 from treegen.formats import format_bytes
-from treegen.plan.cost import COSTS, SHARING, CostModel, Sharing, decide
+from treegen.plan.cost import DEVICE_COSTS, SHARING, CostModel, Sharing, keep_or_fold
 from treegen.prompts import radix
 from treegen.prompts.expansion import LevelBound
 
@@ -282,7 +282,7 @@ def compile_plan(
     token_bytes: int,
     num_layers: int,
     sharing: Sharing = "auto",
-    cost: CostModel = COSTS["cpu"],
+    cost: CostModel = DEVICE_COSTS["cpu"],
     max_rows: int | None = None,
     split_at: Sequence[radix.Tokens] = (),
 ) -> Plan:
@@ -309,7 +309,7 @@ def compile_plan(
         start = above.stop if above else 0
         base = start if above is None or above.kept else above.base
         live = min(rows[index], max_rows or rows[index])
-        kept, reason = decide(
+        kept, reason = keep_or_fold(
             sharing, live, node.stop - base, layer_bytes, cost, root=above is None, live_rows=most
         )
         segments.append(

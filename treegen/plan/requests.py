@@ -9,7 +9,7 @@ import numpy as np
 
 from treegen.errors import CapacityError, InputError
 from treegen.params import SamplingParams
-from treegen.plan.cost import COSTS, Sharing
+from treegen.plan.cost import DEVICE_COSTS, Sharing
 from treegen.plan.plan import Plan, Request, compile_plan
 from treegen.plan.unnamed import origin_of
 from treegen.prompts.expansion import bound_levels
@@ -177,7 +177,7 @@ def plan_requests(
         token_bytes=spec.kv_bytes_per_token,
         num_layers=len(spec.layers),
         sharing=sharing,
-        cost=COSTS["cpu" if device_type == "cpu" else "cuda"],
+        cost=DEVICE_COSTS["cpu" if device_type == "cpu" else "cuda"],
         max_rows=max_rows,
         split_at=list(split_at),
     )

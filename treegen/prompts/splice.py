@@ -58,7 +58,7 @@ IN_WORD: Final = (6, 6)
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TextSpan:
     """A text to encode: one that was asked for, or a shared start."""
 
     text: str
@@ -67,9 +67,9 @@ class Span:
     depth: int
 
 
-def shared_starts(texts: Sequence[str]) -> tuple[list[Span], list[int]]:
+def shared_starts(texts: Sequence[str]) -> tuple[list[TextSpan], list[int]]:
     """Return the texts with the starts worth sharing, parents first, and the span of each text."""
-    spans: list[Span] = []
+    spans: list[TextSpan] = []
     span_of_text = [-1] * len(texts)
     # Texts that agree up to a character, and the longest span so far that they go on from.
     groups: list[tuple[list[int], int, int | None]] = [(list(range(len(texts))), 0, None)]
@@ -81,10 +81,10 @@ def shared_starts(texts: Sequence[str]) -> tuple[list[Span], list[int]]:
             branches.setdefault(texts[member][length : length + 1], []).append(member)
         complete = branches.pop("", [])
         # The first shared start costs every member a window; below it they pay for one anyway.
-        above = Span("", None, -1) if parent is None else spans[parent]
+        above = TextSpan("", None, -1) if parent is None else spans[parent]
         price = WINDOW_CHARS * (len(members) if parent is None else 1)
         if complete or (length - len(above.text)) * (len(members) - 1) > price:
-            spans.append(Span(texts[members[0]][:length], parent, above.depth + 1))
+            spans.append(TextSpan(texts[members[0]][:length], parent, above.depth + 1))
             parent = len(spans) - 1
         for member in complete:
             span_of_text[member] = len(spans) - 1

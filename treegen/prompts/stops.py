@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _MOST_KEPT: Final = 32
 
-Verdict = tuple[FinishReason, str | int | None, str]
+Ending = tuple[FinishReason, str | int | None, str]
 """Finish reason, what stopped a sample, and its text."""
 
 
@@ -64,7 +64,7 @@ class Stopping:
             self.may_end |= self._strings.may_end
         self.may_end[list(self.ids)] = True
 
-    def verdict(self, prompt: Tokens, tokens: Sequence[int], limit: int) -> Verdict | None:
+    def verdict(self, prompt: Tokens, tokens: Sequence[int], limit: int) -> Ending | None:
         """How a sample ends; None if it goes on."""
         return self.verdicts([prompt], [tokens], [limit])[0]
 
@@ -73,9 +73,9 @@ class Stopping:
         prompts: Sequence[Tokens],
         samples: Sequence[Sequence[int]],
         limits: Sequence[int],
-    ) -> list[Verdict | None]:
+    ) -> list[Ending | None]:
         """How samples end, each after a prompt and with a number of tokens at most."""
-        verdicts: list[Verdict | None] = [None] * len(samples)
+        verdicts: list[Ending | None] = [None] * len(samples)
         over: list[int] = []
         for at, (prompt, tokens, limit) in enumerate(zip(prompts, samples, limits, strict=True)):
             if tokens[-1] in self.ids:

@@ -16,7 +16,7 @@ from treegen.formats import safe_text
 from treegen.prompts.tree import Node
 from treegen.report.curves import INVALID, RIGHT, SOLVED, UNJUDGED, UNSOLVED, WRONG, fate
 from treegen.report.prompt_tree import content_text
-from treegen.report.trees import SearchTree
+from treegen.report.trees import StoredTree
 from treegen.report.view import ProblemView, RunView, Sample
 from treegen.search.records import best_path
 
@@ -214,7 +214,7 @@ def _add_up(view: RunView, nodes: list[dict[str, Any]]) -> None:
         }
 
 
-def _tree(tree: SearchTree) -> dict[str, Any]:
+def _tree(tree: StoredTree) -> dict[str, Any]:
     names = ("id", "parent_id", "score", "logprob", "leaf", "pruned", "finish_reason")
     return {
         "best": sorted(best_path(tree.nodes, tree.best)),

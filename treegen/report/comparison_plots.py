@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from treegen.report.compare import Comparison
-from treegen.report.figures import BLUE, GREEN, GREY, ORANGE, Plot, plain
+from treegen.report.figures import BLUE, GREEN, GREY, ORANGE, Plot, plain_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -14,7 +14,7 @@ def comparison_plots(found: Comparison) -> list[Plot]:
     rows = [row for row in found.differences if row.low is not None and row.high is not None]
     first = found.differences[0]
     ranked = sorted(first.by_problem, reverse=True)
-    names = f"{plain(found.b)} minus {plain(found.a)}"
+    names = f"{plain_label(found.b)} minus {plain_label(found.a)}"
 
     def by_metric(figure: "Figure") -> None:
         axes = figure.subplots()
@@ -25,7 +25,9 @@ def comparison_plots(found: Comparison) -> list[Plot]:
             colour = GREY if not clear else GREEN if row.value > 0 else ORANGE
             axes.errorbar([row.value], [place], xerr=spread, fmt="o", color=colour, capsize=4)
         axes.axvline(0, color=GREY, linewidth=1)
-        axes.set_yticks(range(len(rows)), [f"{row.metric}, {plain(row.filter)}" for row in rows])
+        axes.set_yticks(
+            range(len(rows)), [f"{row.metric}, {plain_label(row.filter)}" for row in rows]
+        )
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_xlabel(names)
 

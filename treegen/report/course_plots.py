@@ -15,7 +15,7 @@ from treegen.report.curves import (
     finish_counts,
     lengths,
 )
-from treegen.report.figures import BLUE, GREEN, GREY, ORANGE, SKY, Plot, plain
+from treegen.report.figures import BLUE, GREEN, GREY, ORANGE, SKY, Plot, plain_label
 from treegen.report.view import RunView
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def finish_plot(view: RunView) -> Plot:
             if any(values):
                 axes.barh(range(len(reasons)), values, left=left, color=_COLOURS[name], label=name)
                 left = [a + b for a, b in zip(left, values, strict=True)]
-        axes.set_yticks(range(len(reasons)), [plain(reason) for reason in reasons])
+        axes.set_yticks(range(len(reasons)), [plain_label(reason) for reason in reasons])
         axes.invert_yaxis()
         axes.set_xlabel(view.unit)
         axes.grid(axis="y", visible=False)

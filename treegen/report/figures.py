@@ -75,7 +75,7 @@ class Plot:
         return out.getvalue()
 
 
-def plain(text: str, limit: int = 40) -> str:
+def plain_label(text: str, limit: int = 40) -> str:
     """Return a text as a label: one line, nothing that steers, not too long."""
     line = " ".join(safe_text(text).split())
     return line if len(line) <= limit else line[: limit - 3] + "..."

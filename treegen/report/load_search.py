@@ -12,7 +12,7 @@ from treegen.evals.account import stored_parts
 from treegen.evals.metrics import Incomplete, MetricRow, Report, mean_row
 from treegen.evals.timeline import read_timeline
 from treegen.evals.verdict import Verdict
-from treegen.report.trees import SearchTree, read_trees
+from treegen.report.trees import StoredTree, read_trees
 from treegen.report.view import ProblemView, RunView, Sample, beside, task_name
 from treegen.runs import SearchRunDir
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from treegen.evals.search.job import SearchJob
     from treegen.runs import RunInfo
 
-SOLVED = "solved"
+_SOLVED = "solved"
 
 
 def load_search_run(path: Path, *, data: str | None = None) -> RunView:
@@ -42,7 +42,7 @@ def load_search_run(path: Path, *, data: str | None = None) -> RunView:
         source=job.data.source if job else str(info.free.get("data") or ""),
         num_samples=1,
         problems=problems,
-        filters=(SOLVED,) if any(tree.solved is not None for tree in trees) else (),
+        filters=(_SOLVED,) if any(tree.solved is not None for tree in trees) else (),
         report=_report(info, problems, job.data.num_fewshot if job else _asked_fewshot(info)),
         usage=usage,
         timeline=read_timeline(path),
@@ -66,7 +66,7 @@ def _job(run: SearchRunDir, data: str | None, notices: list[str]) -> "SearchJob 
         return None
 
 
-def _usage(run: SearchRunDir, trees: tuple[SearchTree, ...]) -> dict[str, Any]:
+def _usage(run: SearchRunDir, trees: tuple[StoredTree, ...]) -> dict[str, Any]:
     """Return the account of all searches, from what each says of itself."""
 
     def total(name: str) -> int:
@@ -89,7 +89,7 @@ def _usage(run: SearchRunDir, trees: tuple[SearchTree, ...]) -> dict[str, Any]:
 
 
 def _problems(
-    run: SearchRunDir, job: "SearchJob | None", trees: tuple[SearchTree, ...]
+    run: SearchRunDir, job: "SearchJob | None", trees: tuple[StoredTree, ...]
 ) -> tuple[ProblemView, ...]:
     known = {problem.id: problem for problem in job.data.problems} if job else {}
     found = {tree.problem_id: tree for tree in trees}
@@ -104,9 +104,9 @@ def _problems(
     )
 
 
-def _sample(tree: SearchTree) -> Sample:
+def _sample(tree: StoredTree) -> Sample:
     """Return the best path of a search as the one sample of its problem."""
-    solved = None if tree.solved is None else {SOLVED: _verdict(tree)}
+    solved = None if tree.solved is None else {_SOLVED: _verdict(tree)}
     path = tree.path[1:]
     return Sample(
         problem_id=tree.problem_id,
@@ -120,7 +120,7 @@ def _sample(tree: SearchTree) -> Sample:
     )
 
 
-def _verdict(tree: SearchTree) -> Verdict:
+def _verdict(tree: StoredTree) -> Verdict:
     # What is solved has an answer, even if its record does not spell it out.
     answer = "(solved)" if tree.solved and tree.answer is None else tree.answer
     return Verdict(answer, bool(tree.solved))
@@ -137,7 +137,7 @@ def _report(
 ) -> Report | None:
     """Return the share of solved problems as a report has it."""
     flags = [
-        float(verdicts[SOLVED].correct)
+        float(verdicts[_SOLVED].correct)
         for problem in problems
         for verdicts in (sample.verdicts for sample in problem.samples)
         if verdicts is not None
@@ -148,9 +148,9 @@ def _report(
     row = MetricRow(
         task=task_name(info),
         version=str(task.get("version", "")),
-        filter=SOLVED,
+        filter=_SOLVED,
         num_fewshot=num_fewshot,
-        metric=SOLVED,
+        metric=_SOLVED,
         **mean_row(flags),
     )
     done = sum(bool(problem.samples) for problem in problems)

@@ -21,7 +21,7 @@ from treegen.report.tables import (
     Card,
     Listing,
     cards,
-    headline,
+    headline_of,
     metrics,
     other_tables,
     settings,
@@ -197,7 +197,7 @@ def _across(views: Sequence[RunView]) -> list[Plot]:
     if len(views) < 2:
         return []
     plots = []
-    rows = [(view.name, row) for view in views if (row := headline(view)) is not None]
+    rows = [(view.name, row) for view in views if (row := headline_of(view)) is not None]
     known = [(n, r.value, r.low, r.high) for n, r in rows if r.value is not None]
     if known:
         names = {row.metric for _, row in rows}

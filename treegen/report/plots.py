@@ -11,7 +11,7 @@ from treegen.report.curves import (
     k_curves,
     vote_shares,
 )
-from treegen.report.figures import BLUE, GREEN, GREY, ORANGE, YELLOW, Plot, plain
+from treegen.report.figures import BLUE, GREEN, GREY, ORANGE, YELLOW, Plot, plain_label
 from treegen.report.heat_map import draw_grid
 from treegen.report.view import RunView
 
@@ -31,7 +31,7 @@ def run_plots(view: RunView) -> list[Plot]:
         verdicts = view.verdicts(headline)
         votes = bool(view.report.majority)
         if curves := k_curves(verdicts, votes=votes):
-            plots.append(curves_plot({plain(headline): curves}))
+            plots.append(curves_plot({plain_label(headline): curves}))
         plots += [
             _table_plot(i, table) for i, table in enumerate(view.report.tables) if _has_bars(table)
         ]
@@ -111,14 +111,16 @@ def _table_plot(index: int, table: Table) -> Plot:
     for label, num, value, _, low, high in table.rows:
         if isinstance(value, float):
             bounds = [bound if isinstance(bound, float) else None for bound in (low, high)]
-            rows.append((f"{plain(str(label))} ({num:,})", value, bounds[0], bounds[1]))
+            rows.append((f"{plain_label(str(label))} ({num:,})", value, bounds[0], bounds[1]))
     told = "; ".join(f"{label}: {value:.3f}" for label, value, _, _ in rows[:_NAMED])
 
     def draw(figure: "Figure") -> None:
         _bars(figure.subplots(), rows)
 
-    told = f"by {plain(table.columns[0])}, problems in brackets; {told}"
-    return Plot(f"table_{index + 1}", plain(table.title, 80), told, draw, _bars_size(len(rows)))
+    told = f"by {plain_label(table.columns[0])}, problems in brackets; {told}"
+    return Plot(
+        f"table_{index + 1}", plain_label(table.title, 80), told, draw, _bars_size(len(rows))
+    )
 
 
 def _bars_size(num: int) -> tuple[float, float]:
@@ -134,7 +136,7 @@ def _bars(axes: "Axes", rows: Sequence[tuple[str, float, float | None, float | N
                 [value], [place], xerr=[[value - low], [high - value]],
                 fmt="o", markersize=4, color=ORANGE, capsize=3,
             )  # fmt: skip
-    axes.set_yticks(places, [plain(row[0]) for row in rows])
+    axes.set_yticks(places, [plain_label(row[0]) for row in rows])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set_xlim(0, 1)
@@ -146,7 +148,7 @@ def _grid_plot(index: int, grid: Grid) -> Plot:
     told = f"{len(known):,} cells from {min(known, default=0):.2f} to {max(known, default=0):.2f}"
     return Plot(
         f"heat_map_{index + 1}",
-        plain(grid.title, 80),
+        plain_label(grid.title, 80),
         told,
         lambda figure: draw_grid(figure, grid),
         size,
@@ -180,7 +182,7 @@ def _votes_plot(shares: Sequence[VoteShares], *, votes: bool) -> Plot:
                 )
             bottom = top
         if len(shares) <= _NAMED:
-            names = [plain(share.problem_id, 14) for share in shares]
+            names = [plain_label(share.problem_id, 14) for share in shares]
             axes.set_xticks(places, names, rotation=60, ha="right", rotation_mode="anchor")
             axes.tick_params(axis="x", labelsize=8)
         else:

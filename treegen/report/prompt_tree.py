@@ -4,11 +4,11 @@ from typing import Any
 
 from treegen.evals.votes import majority
 from treegen.prompts.tree import Node, prompts_of
-from treegen.report.trees import SearchTree
+from treegen.report.trees import StoredTree
 from treegen.report.view import ProblemView
 
 
-def prompt_tree(root: Node | None, problem: ProblemView, filter: str) -> SearchTree:
+def prompt_tree(root: Node | None, problem: ProblemView, filter: str) -> StoredTree:
     """Return one problem's prompt with its samples below, as a tree like that of a search.
 
     root: the declared prompts; None leaves the prompt's text out. The best node is the first
@@ -51,7 +51,7 @@ def prompt_tree(root: Node | None, problem: ProblemView, filter: str) -> SearchT
             finish_reason=sample.finish_reason,
         )
     solved = None if best is None else nodes[best]["score"] == 1.0
-    return SearchTree(problem.id, "samples", solved, vote.answer, best, tuple(nodes))
+    return StoredTree(problem.id, "samples", solved, vote.answer, best, tuple(nodes))
 
 
 def content_text(node: Node) -> str:

@@ -30,7 +30,7 @@ class Listing:
     lines: Sequence[str] = ()
 
 
-def headline(view: RunView) -> MetricRow | None:
+def headline_of(view: RunView) -> MetricRow | None:
     """Return the first metric of a run."""
     return view.report.metrics[0] if view.report and view.report.metrics else None
 
@@ -38,7 +38,7 @@ def headline(view: RunView) -> MetricRow | None:
 def cards(view: RunView) -> list[Card]:
     """Return the numbers to read first."""
     found: list[Card] = []
-    report, first = view.report, headline(view)
+    report, first = view.report, headline_of(view)
     if report is not None and first is not None:
         mine = [row for row in report.metrics if row.filter == first.filter]
         passes = [row for row in mine if row.metric.startswith("pass@")]
@@ -65,7 +65,7 @@ def cards(view: RunView) -> list[Card]:
 
 def metrics(view: RunView, *, first: bool) -> Listing:
     """Return the metrics of the headline filter and of none, or those of the other filters."""
-    top = headline(view)
+    top = headline_of(view)
     mine = ("none",) if top is None else ("none", top.filter)
     rows: list[list[str]] = []
     for row in view.report.metrics if view.report else ():

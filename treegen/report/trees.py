@@ -16,7 +16,7 @@ FILE: Final = "trees.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class SearchTree:
+class StoredTree:
     """What one search came to.
 
     solved: None where nobody can say. best: id of the node where the best path ends, if any.
@@ -45,7 +45,7 @@ class SearchTree:
         return [node for node in self.nodes if node["id"] in marked]
 
 
-def read_trees(folder: Path) -> tuple[SearchTree, ...]:
+def read_trees(folder: Path) -> tuple[StoredTree, ...]:
     """Return the finished searches of a run; none if it is no search.
 
     Raises RunError for a record whose nodes are no tree.
@@ -60,7 +60,7 @@ def read_trees(folder: Path) -> tuple[SearchTree, ...]:
         file.close()
 
 
-def _tree(record: Mapping[str, Any], path: Path) -> SearchTree:
+def _tree(record: Mapping[str, Any], path: Path) -> StoredTree:
     known: set[int] = set()
     try:
         for node in record["nodes"]:
@@ -69,7 +69,7 @@ def _tree(record: Mapping[str, Any], path: Path) -> SearchTree:
             if known and node["parent_id"] not in known:
                 raise ValueError(f"node {node['id']} stands before its parent")
             known.add(node["id"])
-        return SearchTree(
+        return StoredTree(
             problem_id=record["problem_id"],
             method=str(record["method"]),
             solved=record.get("solved"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from treegen.evals.metrics import Report
 from treegen.evals.verdict import Verdict
-from treegen.report.trees import SearchTree
+from treegen.report.trees import StoredTree
 
 if TYPE_CHECKING:
     from treegen.prompts.tree import Node
@@ -67,7 +67,7 @@ class RunView:
     tree: "Node | None" = None
     usage: Mapping[str, Any] = field(default_factory=dict)
     timeline: Sequence[Mapping[str, Any]] = ()
-    trees: tuple[SearchTree, ...] = ()
+    trees: tuple[StoredTree, ...] = ()
     notices: tuple[str, ...] = ()
     searched: bool = False
 

@@ -36,7 +36,7 @@ _CRC_START: Final = b',"crc":"'
 _CRC_SIZE: Final = len(_CRC_START) + 8 + len(b'"}')
 
 
-def encode(record: Mapping[str, Any]) -> bytes:
+def encode_record(record: Mapping[str, Any]) -> bytes:
     """Return `record` as one line with its crc and newline."""
     if "crc" in record:
         raise InputError("a record has the field 'crc', which the file adds itself")
@@ -48,7 +48,7 @@ def encode(record: Mapping[str, Any]) -> bytes:
     return b'%b,"crc":"%08x"}\n' % (body[:-1], zlib.crc32(body))
 
 
-def decode(line: bytes) -> dict[str, Any]:
+def decode_record(line: bytes) -> dict[str, Any]:
     """Return the record of `line`, its crc checked and taken out; raise ValueError if it is bad."""
     line = line.removesuffix(b"\n")
     body = line[:-_CRC_SIZE] + b"}"
@@ -120,7 +120,7 @@ class RecordFile:
         key = key_of(record)
         if key in self._offsets:
             raise RunError(f"{self.path}: sample {key[1]} of problem {key[0]!r} is there already")
-        line = encode(record)
+        line = encode_record(record)
         self._check_writable()
         start = self._end
         try:
@@ -164,7 +164,7 @@ class RecordFile:
                     if offset >= end:
                         return
                     try:
-                        record = decode(line)
+                        record = decode_record(line)
                     except ValueError as error:
                         raise self._damage(number, str(error)) from None
                     if self._offsets.get(key_of(record)) == offset:
@@ -197,7 +197,7 @@ class RecordFile:
                 if torn is not None:
                     raise self._damage(torn[0], torn[2])
                 try:
-                    record = decode(line)
+                    record = decode_record(line)
                 except ValueError as error:
                     torn = (number, len(line), str(error))
                     continue
@@ -210,7 +210,7 @@ class RecordFile:
     def _check_same(self, key: Key, record: dict[str, Any], first: int, number: int) -> None:
         with open(self.path, "rb") as file:
             first_number = file.read(first).count(b"\n") + 1
-            earlier = decode(file.readline())
+            earlier = decode_record(file.readline())
         # As text, since 1, 1.0 and True are equal in Python.
         if json.dumps(earlier, sort_keys=True) != json.dumps(record, sort_keys=True):
             raise RunError(

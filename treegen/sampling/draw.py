@@ -39,7 +39,7 @@ def uniforms(seeds: Tensor, steps: Tensor) -> Tensor:
     return ((z >> 11) & (2**53 - 1)).to(torch.float64) * 2.0**-53
 
 
-NEVER = 2**62  # more tokens than any sample has
+NO_END = 2**62  # more tokens than any sample has
 _MAX_TOP_K = 2**24  # more than any vocabulary has, and exact as a float
 _BLOCK = 64  # tokens of the vocabulary that are summed together first
 _AT_ONCE = 2**24  # logits that are drawn from together, if not by the kernels for plain draws

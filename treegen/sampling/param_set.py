@@ -10,7 +10,7 @@ import numpy as np
 
 from treegen.params import SamplingParams
 from treegen.prompts.stops import Stopping
-from treegen.sampling.draw import NEVER, Bias
+from treegen.sampling.draw import NO_END, Bias
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ParamSet:
         """What is added to logits before a draw."""
         least = self.params.min_tokens
         stops = [(token, -math.inf, least) for token in sorted(self.stopping.ids) if least]
-        own = [(token, value, NEVER) for token, value in self.params.biases]
+        own = [(token, value, NO_END) for token, value in self.params.biases]
         token, value, until = zip(*stops, *own, strict=True) if stops or own else ((), (), ())
         return Bias(
             np.array(token, np.int64), np.array(value, np.float32), np.array(until, np.int64)

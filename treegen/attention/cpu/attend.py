@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from treegen.attention.cpu.jobs import Job, LevelPlan, Shape, plan_level
+from treegen.attention.cpu.jobs import CpuJob, CpuShape, LevelPlan, plan_level
 from treegen.attention.level import HostLevel, IntArray
 from treegen.attention.merge import add_sinks, merge_in_place
 from treegen.attention.types import KVPair, Options, Prepared
@@ -30,9 +30,9 @@ class CpuState:
     def __init__(self, levels: tuple[HostLevel, ...], positions_T: IntArray | None) -> None:
         self.levels = levels
         self.positions_T = positions_T
-        self._plans: dict[tuple[int, int, Shape], LevelPlan] = {}
+        self._plans: dict[tuple[int, int, CpuShape], LevelPlan] = {}
 
-    def plan(self, index: int, num_rows: int, shape: Shape) -> LevelPlan:
+    def plan(self, index: int, num_rows: int, shape: CpuShape) -> LevelPlan:
         """Return the jobs of one level."""
         key = (index, num_rows, shape)
         plan = self._plans.get(key)
@@ -72,7 +72,7 @@ class Cpu:
         v_dim = pairs[0][1].shape[-1]
         plans = []
         for index, (keys, values) in enumerate(pairs):
-            shape = Shape(
+            shape = CpuShape(
                 page_size=keys.shape[1],
                 token_bytes=keys.shape[2] * max(k_dim, values.shape[3]) * dtype.itemsize,
                 converts=keys.dtype != dtype,
@@ -112,7 +112,7 @@ class Cpu:
 
 
 def _run(
-    job: Job, q_THD: Tensor, k_SKD: Tensor, v_SKV: Tensor, options: Options
+    job: CpuJob, q_THD: Tensor, k_SKD: Tensor, v_SKV: Tensor, options: Options
 ) -> tuple[Tensor, Tensor]:
     """Compute a job: out [B, N, H, V] or with H as K, R; LSE the same less V."""
     kv_heads, num_units, n = k_SKD.shape[1], job.num_units, job.num_rows
@@ -161,7 +161,7 @@ def _keys(pool_SKD: Tensor, piece: slice | Tensor, num_units: int, dtype: torch.
 
 
 def _products(
-    job: Job, q_BKMD: Tensor, k_BKLD: Tensor, v_BKLV: Tensor, options: Options
+    job: CpuJob, q_BKMD: Tensor, k_BKLD: Tensor, v_BKLV: Tensor, options: Options
 ) -> tuple[Tensor, Tensor]:
     """Attention by matrix products, for what the kernel does not take."""
     num_units, kv_heads, m, _ = q_BKMD.shape

@@ -44,7 +44,7 @@ VIEW_BYTES: Final = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class CpuShape:
     """What a plan depends on besides the level."""
 
     page_size: int
@@ -55,7 +55,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Job:
+class CpuJob:
     """One attention call over B units of N rows each."""
 
     part: int
@@ -74,12 +74,12 @@ class Job:
 class LevelPlan:
     """Jobs of a level; jobs of one part have disjoint rows; complete[p]: part p has all rows."""
 
-    jobs: tuple[Job, ...]
+    jobs: tuple[CpuJob, ...]
     complete: tuple[bool, ...]
 
 
 def plan_level(
-    level: HostLevel, positions_T: IntArray | None, num_rows: int, shape: Shape
+    level: HostLevel, positions_T: IntArray | None, num_rows: int, shape: CpuShape
 ) -> LevelPlan:
     """Make the jobs of one level."""
     units_U7 = cut_units(level, positions_T, shape.window)
@@ -90,8 +90,8 @@ def plan_level(
 
 
 def _jobs(
-    level: HostLevel, units_U7: IntArray, positions_T: IntArray | None, shape: Shape
-) -> Iterator[Job]:
+    level: HostLevel, units_U7: IntArray, positions_T: IntArray | None, shape: CpuShape
+) -> Iterator[CpuJob]:
     length_U = units_U7[:, HIGH] - units_U7[:, LOW]
     in_place_U = _consecutive(level, units_U7, shape.page_size) & (
         (length_U * shape.token_bytes >= VIEW_BYTES) | (len(units_U7) == 1)
@@ -147,8 +147,8 @@ def _slots(level: HostLevel, units_B7: IntArray, key_BL: IntArray, page_size: in
 
 
 def _gather_job(
-    level: HostLevel, units_B7: IntArray, positions_T: IntArray | None, shape: Shape
-) -> Job:
+    level: HostLevel, units_B7: IntArray, positions_T: IntArray | None, shape: CpuShape
+) -> CpuJob:
     length_B = units_B7[:, HIGH] - units_B7[:, LOW]
     key_BL = np.minimum(np.arange(length_B.max()), length_B[:, None] - 1)
     slot_S = _slots(level, units_B7, key_BL, shape.page_size).ravel()
@@ -163,8 +163,8 @@ def _job(
     units_B7: IntArray,
     keys: slice | Tensor,
     positions_T: IntArray | None,
-    shape: Shape,
-) -> Job:
+    shape: CpuShape,
+) -> CpuJob:
     num_units, n, kind = len(units_B7), int(units_B7[0, ROWS]), int(units_B7[0, KIND])
     row_B = units_B7[:, ROW]
     rows: slice | Tensor
@@ -174,7 +174,7 @@ def _job(
         rows = torch.from_numpy((row_B[:, None] + np.arange(n)).ravel())
     mask, dead_BN = _mask(level, units_B7, positions_T, shape)
     single = num_units == 1 and kind == PLAIN
-    return Job(
+    return CpuJob(
         part=int(units_B7[0, PART]),
         rows=rows,
         num_units=num_units,
@@ -186,7 +186,7 @@ def _job(
     )
 
 
-def _pieces(keys: slice | Tensor, shape: Shape) -> Iterator[slice | Tensor]:
+def _pieces(keys: slice | Tensor, shape: CpuShape) -> Iterator[slice | Tensor]:
     """Cut the keys of a single unit so that what must be copied is copied in small chunks."""
     step = max(1, CHUNK_BYTES // shape.token_bytes)
     if isinstance(keys, Tensor):
@@ -199,7 +199,7 @@ def _pieces(keys: slice | Tensor, shape: Shape) -> Iterator[slice | Tensor]:
 
 
 def _mask(
-    level: HostLevel, units_B7: IntArray, positions_T: IntArray | None, shape: Shape
+    level: HostLevel, units_B7: IntArray, positions_T: IntArray | None, shape: CpuShape
 ) -> tuple[Tensor | None, Tensor | None]:
     """Mask [B, 1, 1 or N, L] that hides padding and, of masked units, what a row may not see."""
     length_B = units_B7[:, HIGH] - units_B7[:, LOW]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from treegen.attention.gpu.dense import attend_dense, takes
 from treegen.attention.gpu.kernels import attend_units, merge_parts
-from treegen.attention.gpu.state import DeviceWork, Shape, TritonState
+from treegen.attention.gpu.state import DeviceWork, TritonState, WorkShape
 from treegen.attention.gpu.tuning import shared_memory, tallest, tuning
 from treegen.attention.gpu.units import HEIGHTS
 from treegen.attention.level import HostLevel
@@ -76,7 +76,7 @@ class Triton:
             return out_THV, lse_TH
         state: TritonState = prepared.state
         width, memory = _width(q_THD, values), shared_memory(q_THD.device)
-        shape = Shape(
+        shape = WorkShape(
             num_rows, keys.shape[2], q_heads // keys.shape[2], keys.shape[1],
             takes(q_THD, keys, values, options), tallest(width, q_THD.dtype, memory),
         )  # fmt: skip

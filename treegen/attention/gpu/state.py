@@ -19,7 +19,7 @@ from treegen.device import staged, to_device_together
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class WorkShape:
     """What a work list depends on beside the levels.
 
     may_be_dense: whether the dense kernel takes the layer's tensors and options. tallest: folded
@@ -58,10 +58,10 @@ class TritonState:
     def __init__(self, levels: tuple[HostLevel, ...], device: torch.device) -> None:
         self.levels, self.device = levels, device
         self.kernels: tuple[str, ...] = ()
-        self._lists: dict[Shape, DeviceWork] = {}
-        self._plans: dict[tuple[Shape, int], tuple[WorkList, DenseRun | None]] = {}
+        self._lists: dict[WorkShape, DeviceWork] = {}
+        self._plans: dict[tuple[WorkShape, int], tuple[WorkList, DenseRun | None]] = {}
 
-    def work(self, shape: Shape) -> DeviceWork:
+    def work(self, shape: WorkShape) -> DeviceWork:
         """The work list for a layer's shape."""
         if shape not in self._lists:
             host, dense = self.plan(shape, shape.num_rows)
@@ -71,14 +71,14 @@ class TritonState:
             self._name_kernels()
         return self._lists[shape]
 
-    def plan(self, shape: Shape, live_rows: int) -> tuple[WorkList, DenseRun | None]:
+    def plan(self, shape: WorkShape, live_rows: int) -> tuple[WorkList, DenseRun | None]:
         """The work list for a shape of which so many rows are live, and what is left to cuDNN."""
         key = shape, live_rows
         if key not in self._plans:
             self._plans[key] = self._make_plan(shape, live_rows)
         return self._plans[key]
 
-    def _make_plan(self, shape: Shape, live_rows: int) -> tuple[WorkList, DenseRun | None]:
+    def _make_plan(self, shape: WorkShape, live_rows: int) -> tuple[WorkList, DenseRun | None]:
         levels, processors = self.levels, _processors(self.device)
         form = shape.kv_heads, shape.per_head, shape.page_size
         dense = None
@@ -101,7 +101,7 @@ class StaticState(TritonState):
     They have room to spare; units past the last one have no rows and cost next to nothing.
     """
 
-    def work(self, shape: Shape) -> DeviceWork:
+    def work(self, shape: WorkShape) -> DeviceWork:
         """The work list for a layer's shape, with room for longer ones."""
         if shape not in self._lists:
             host, dense = self.plan(shape, _live_rows(self.levels))
