@@ -20,7 +20,8 @@ def load_table(
         DataError: the package datasets is not installed, or the table cannot be loaded.
     """
     if split not in splits:
-        raise InputError(f"{dataset} has the splits {', '.join(splits)}, not {split!r}")
+        known = " and ".join(splits) if len(splits) == 2 else ", ".join(splits)
+        raise InputError(f"{dataset} has the splits {known}, not {split!r}")
     try:
         # Slow to import, and not needed for files.
         from datasets import load_dataset
