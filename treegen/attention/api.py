@@ -1,4 +1,4 @@
-"""The attention operator: checks arguments and hands them to an implementation.
+"""The attention operator: it checks its arguments and calls an implementation.
 
 Legend: T query rows, H query heads, D key dimension, V value dimension.
 """
@@ -56,9 +56,9 @@ def _load_xformers() -> Implementation:
     return XFormers(fmha)
 
 
-# Loaded at first use, so that a name whose library is missing costs nothing. "auto" takes the first
-# that does not refuse the device; "reference" refuses nothing, so those after it are only taken by
-# name.
+# An implementation is loaded when it is first chosen, so a missing library harms nobody else.
+# "auto" takes the first one that does not refuse the device. "reference" refuses no device, so the
+# implementations after it are used only where they are named.
 LOADERS: Final[dict[str, Callable[[], Implementation]]] = {
     "cpu": _load_cpu,
     "triton": _load_triton,
@@ -72,9 +72,14 @@ FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def register(name: str, load: Callable[[], Implementation], *, auto: bool = True) -> None:
-    """Add an implementation under a name; "auto" prefers it to those registered before.
+    """Add an implementation under a name.
 
-    auto=False: it is used only where it is named, for "auto" never gets past "reference".
+    load: returns the implementation; called each time that it is chosen.
+    auto: whether "auto" may take it, before those that were registered earlier. If not, it is used
+    only where it is named.
+
+    Raises:
+        InputError: the name is taken.
     """
     if name in LOADERS or name == "auto":
         raise InputError(f"an attention implementation named {name!r} exists already")
@@ -87,7 +92,11 @@ def register(name: str, load: Callable[[], Implementation], *, auto: bool = True
 
 
 def choose(impl: str, device: torch.device) -> Implementation:
-    """Load the named implementation, or for "auto" the first that runs on the device."""
+    """Load the named implementation, or for "auto" the first that runs on the device.
+
+    Raises:
+        InputError: no implementation has the name, or none that may be taken runs on the device.
+    """
     if impl != "auto" and impl not in LOADERS:
         raise InputError(f"impl must be auto or one of {', '.join(sorted(LOADERS))}, got {impl!r}")
     reasons = []
@@ -103,10 +112,14 @@ def choose(impl: str, device: torch.device) -> Implementation:
 def prepare(
     levels: Sequence[Level], positions_T: Tensor | None = None, impl: str = "auto"
 ) -> Prepared:
-    """Make levels ready for `attend`, once per forward pass; every layer then reuses the result.
+    """Make levels ready for `attend`, once for all layers of a pass.
 
-    positions_T holds the absolute position of each query row; it is needed when a level is causal
-    or a layer has a window.
+    positions_T: the position of each query row, int64 or int32; needed where a level is causal or
+    a layer has a window.
+
+    Raises:
+        InputError: the levels or positions are not as `Level` says, or the implementation does not
+            run on their device.
     """
     levels = tuple(levels)
     if not levels:
@@ -143,7 +156,13 @@ def prepare_host(
     *,
     checked: bool = False,
 ) -> Prepared:
-    """`prepare` for levels whose builder vouches for them; nobody waits for the device."""
+    """Make levels ready that are on the host and known to be right; does not wait for the device.
+
+    checked: whether each layer's tensors are checked against the levels.
+
+    Raises:
+        InputError: the implementation does not run on the device.
+    """
     implementation = choose(impl, device)
     return Prepared(
         levels=tuple(levels),
@@ -204,20 +223,29 @@ def attend(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attend each query row to the keys of its groups, over all levels, in one softmax.
 
-    q_THD [T, q_heads, k_dim]. keys [num_pages, page_size, kv_heads, k_dim] and values [..., v_dim]
-    are one pool for all levels, or one each per level (sequences). q_heads is a multiple of
-    kv_heads; query head h reads key head h // (q_heads // kv_heads). Slots past a group's kv_len
-    and pages of no group are never read, whatever they hold.
+    A row sees the keys of its groups. On a causal level it sees those at or before its own position
+    only. With a window W it sees, on any level, those less than W positions before it only.
+    Slots past a group's kv_len, and pages of no group, are never read, whatever they hold.
 
-    A key is visible to the rows of its group; on a causal level iff it lies at or before the row;
-    with window W, on any level, iff query position - key position < W. Logits are scaled (default
-    k_dim ** -0.5), then with softcap c become c * tanh(logit / c). sinks [q_heads] adds one logit
-    per head to the denominator, once.
+    q_THD: queries [T, q_heads, k_dim]. q_heads is a multiple of kv_heads: query head h reads key
+    head h // (q_heads // kv_heads).
+    keys: [num_pages, page_size, kv_heads, k_dim], one pool for all levels or a sequence of one for
+    each level.
+    values: [num_pages, page_size, kv_heads, v_dim], likewise.
+    levels: Levels, which are checked, or what `prepare` returned, which is quicker.
+    positions_T: as in `prepare`, where levels are given.
+    scale: what logits are multiplied by; k_dim ** -0.5 by default.
+    window: W, at least 1.
+    softcap: c; scaled logits then become c * tanh(logit / c).
+    sinks: [q_heads], one more logit in the denominator of each head.
+    impl: the name of an implementation, where levels are given.
 
-    levels are Levels, which are checked, or what `prepare` returned, which is quick. Returns out
-    [T, q_heads, v_dim] in the type of q. With return_lse also the natural log of the softmax
-    denominator, sink included, [T, q_heads] in float32 (float64 for float64). A row that sees no
-    key has out 0 and LSE -inf (the sink's logit if there is one).
+    Returns out [T, q_heads, v_dim] in the type of q. With return_lse also the natural logarithm of
+    the softmax denominator, sink included: [T, q_heads] in float32 (float64 for float64). A row
+    that sees no key has out 0, and LSE -inf or the logit of its sink.
+
+    Raises:
+        InputError: arguments do not fit each other, or the implementation does not take them.
     """
     if isinstance(levels, Prepared):
         prepared = levels
@@ -239,7 +267,7 @@ def attend(
         )
     else:
         pairs = list(zip(keys, values, strict=True))
-    # Shapes repeat from layer to layer, so a layer pays for one lookup.
+    # Layers have the same shapes. So the first one is checked, and each other one looked up.
     signature = (q_THD.shape, q_THD.dtype, q_THD.device, *((k.shape, k.dtype) for k, _ in pairs))
     signature += tuple((v.shape, v.dtype) for _, v in pairs)
     if signature not in prepared.seen:

@@ -21,14 +21,17 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Level:
-    """Keys of G groups of query rows; a row of no group gets nothing from the level.
+    """G groups of consecutive query rows, each with keys of its own.
 
-    Group g holds the rows q_start <= r < q_stop; groups are disjoint and ascending. Its kv_len keys
-    lie in order in the pages pages_GP[g] (entries past the last used page are 0 and ignored), the
-    first of them at absolute position kv_start. All tensors are int32 on one device.
+    Groups are disjoint and in ascending order. A row of no group gets nothing from the level. All
+    tensors are int32 on one device.
 
-    causal says that keys may lie after a query, so that positions have to be compared: key j of a
-    group is visible to a row iff kv_start + j <= position of the row.
+    q_start_G, q_stop_G: group g has the rows q_start <= row < q_stop.
+    pages_GP: the pages in which its keys lie in order; entries past the last used page are ignored.
+    kv_len_G: how many keys it has.
+    kv_start_G: the position of its first key.
+    causal: whether keys may lie after a row. If so, positions are compared: a row sees key j of its
+    group if kv_start + j is not greater than its own position.
     """
 
     q_start_G: Tensor
@@ -49,9 +52,9 @@ class Level:
         causal: bool = False,
         device: torch.device | str | None = None,
     ) -> Level:
-        """Level over dense keys [G, L, kv_heads, k_dim]: group g owns page g, of size L.
+        """Level over dense keys [G, L, kv_heads, k_dim], in which group g has page g of size L.
 
-        kv_len counts the keys of each group that are real, at most L.
+        kv_len: for each group, or for all, how many of the L keys are real.
         """
         if device is None:
             device = q_start.device if isinstance(q_start, Tensor) else "cpu"
@@ -73,9 +76,10 @@ class Level:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostLevel:
-    """A level as host arrays, from which work is planned.
+    """A level as arrays on the host, from which work is planned.
 
-    memo: what planners keep about it, for a shared level lives through many steps.
+    The fields are those of `Level`. memo: what planners remember about the level, which may serve
+    many steps.
     """
 
     start_G: IntArray
@@ -87,7 +91,13 @@ class HostLevel:
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def check_pool(self, index: int, num_pages: int, page_size: int) -> None:
-        """Raise InputError if a key of the level would lie outside the pool."""
+        """Check that all keys of the level lie in a pool.
+
+        index: the number of the level, for messages.
+
+        Raises:
+            InputError: a group has too few pages, or a page that the pool does not have.
+        """
         used_G = -(-self.kv_len_G // page_size)
         capacity = self.pages_GP.shape[1]
         if used_G.size and used_G.max() > capacity:
@@ -107,7 +117,7 @@ class HostLevel:
 
 
 def to_host(level: Level) -> HostLevel:
-    """Copy a level to the host, so that the caller may reuse its tensors; waits for the device."""
+    """Copy a level to the host; waits for the device. The caller may then reuse its tensors."""
 
     def array(tensor: Tensor) -> IntArray:
         return tensor.detach().cpu().numpy().astype(np.int64)  # astype always copies
@@ -123,7 +133,11 @@ def to_host(level: Level) -> HostLevel:
 
 
 def check_form(level: Any, index: int, device: torch.device) -> None:
-    """Raise InputError unless the level's tensors have the types, shapes and device required."""
+    """Check the types, shapes and device of a level's tensors.
+
+    Raises:
+        InputError: they are not as `Level` says.
+    """
     if not isinstance(level, Level):
         raise InputError(f"levels[{index}] must be a Level, got {type(level).__name__}")
     columns = {
@@ -148,7 +162,11 @@ def check_form(level: Any, index: int, device: torch.device) -> None:
 
 
 def check_values(level: HostLevel, index: int) -> None:
-    """Raise InputError unless groups are ascending, disjoint, and lengths not negative."""
+    """Check the numbers in a level.
+
+    Raises:
+        InputError: groups overlap or are out of order, or a length is negative.
+    """
     start_G, stop_G = level.start_G, level.stop_G
     if start_G.size == 0:
         return

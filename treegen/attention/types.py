@@ -1,4 +1,4 @@
-"""What implementations of attention are given and must do.
+"""What an implementation of attention is given, and what it must do.
 
 Legend: T query rows, H query heads, D key dimension, V value dimension.
 """
@@ -20,7 +20,7 @@ NEEDS_AMPERE = "needs compute capability 8.0 (Ampere) or newer"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Options:
-    """What one layer adds to the levels."""
+    """The kind of softmax of one layer; `attend` says what the fields mean."""
 
     scale: float
     window: int | None = None
@@ -31,35 +31,48 @@ class Options:
 class Implementation(Protocol):
     """One way to compute attention over levels.
 
-    To add one: write a class with this interface and name it in `treegen.attention.api.LOADERS`
-    (or call `register`). It either computes what `reference` computes, up to rounding, or raises
-    InputError saying what it does not take; it never falls back to another one.
+    To add one, write a class with this interface and name it in `treegen.attention.api.LOADERS`,
+    or call `register`. It computes what `reference` computes, up to rounding. Where it does not
+    take an argument, it raises InputError and says so; it never falls back to another one.
+
+    name: what `impl=` calls it.
     """
 
     name: str
 
     def refusal(self, device: torch.device) -> str | None:
-        """Why it cannot run on this device at all, None if it can."""
+        """Why it cannot run on a device; None if it can."""
         ...
 
     def prepare(
         self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device
     ) -> Any:
-        """Compute once per pass what every layer reuses; kept in Prepared.state."""
+        """Return what all layers of a pass share; `attend` finds it in `Prepared.state`."""
         ...
 
     def attend(
         self, q_THD: Tensor, pairs: Sequence[KVPair], prepared: Prepared, options: Options
     ) -> tuple[Tensor, Tensor]:
-        """Out [T, H, V] in the type of q, and LSE [T, H] in float32 (float64 for float64)."""
+        """Attend in one layer.
+
+        pairs: the keys and values of each level.
+
+        Returns out [T, H, V] in the type of q, and LSE [T, H] in float32 (float64 for float64).
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """Levels made ready for the layers of one forward pass; impl names what will compute.
+    """Levels made ready for the layers of one pass.
 
-    checked: whether tensors of layers are checked against the levels.
+    levels: the levels, on the host.
+    positions_T: the position of each query row; None where nothing needs it.
+    device: where the tensors are.
+    impl: the name of the implementation.
+    implementation: what computes.
+    state: what the implementation has prepared.
+    checked: whether the tensors of each layer are checked against the levels.
     """
 
     levels: tuple[HostLevel, ...]
@@ -69,12 +82,12 @@ class Prepared:
     implementation: Implementation
     state: Any
     checked: bool
-    # Tensor shapes, types and devices that have been checked against the levels.
+    # The shapes, types and devices of tensors that were checked already.
     seen: set[Any] = field(default_factory=set)
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """What computes each level, once a layer has run."""
+        """The kernel that computes each level, known once a layer has run."""
         return getattr(self.state, "kernels", ()) or (self.impl,) * len(self.levels)
 
 

@@ -1,8 +1,8 @@
 """Prefixes whose keys and values stay in memory between calls.
 
-Each is one page table from position 0, named, and holds a reference on its pages. They are
-bounded by pages and leave least recently used first; pages that running work shares with a
-dropped prefix stay until that work ends.
+A kept prefix has a name and a page table from position 0, and holds a reference on its pages. All
+kept prefixes together have a limit of pages. Beyond it the least recently used prefix is dropped.
+Pages of a dropped prefix that running work uses stay until that work ends.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ class KeptPrefixes:
         return iter(sorted(self._prefixes, key=lambda prefix: prefix.last_used))
 
     def add(self, name: str, tokens: Tokens, pages: Pages) -> KeptPrefix:
-        """Keep a prefix; takes over the caller's references on `pages`."""
+        """Keep a prefix, and drop others that there is no room for.
+
+        The caller's references on `pages` are the prefix's from now on.
+        """
         prefix = KeptPrefix(name, tokens, pages)
         self._prefixes.append(prefix)
         self.touch(prefix)
@@ -63,9 +66,10 @@ class KeptPrefixes:
         return len(chosen)
 
     def evict_one(self) -> bool:
-        """Forget the least recently used prefix that running work does not use as a whole.
+        """Drop the least recently used prefix of which some page is used by kept prefixes alone.
 
-        False if there is none. Its pages are free once no other kept prefix shares them.
+        Such a page is free once no other kept prefix has it. Returns False if there is no such
+        prefix.
         """
         tables = list(self.tables())
         if not tables:

@@ -1,9 +1,10 @@
-"""The key-value cache: a pool of pages, shared by reference and freed when nobody refers.
+"""The key-value cache: a pool of pages whose references are counted.
 
-A page holds `page_size` consecutive tokens of one sequence in every layer. A page table is an
-int32 array of page ids; position p of a table that starts at `base` lies in page
-(p - base) // page_size. Full pages are shared by taking a reference; a partly filled last page is
-copied when somebody continues it.
+A page holds the keys and values of `page_size` consecutive tokens of one sequence, in every layer.
+A page table is an int32 array of page ids. In a table that starts at position `base`, position p
+lies in entry (p - base) // page_size. Full pages are shared: whoever uses one takes a reference.
+A last page that is partly filled is copied when a sequence goes on in it. A page is free when
+nobody has a reference on it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ Pages = NDArray[np.int32]
 class LayerKV:
     """Keys and values of one layer, for all pages.
 
-    keys: [num_pages, page_size, kv_heads, k_dim]; values: [num_pages, page_size, kv_heads, v_dim].
+    keys: [num_pages, page_size, kv_heads, k_dim].
+    values: [num_pages, page_size, kv_heads, v_dim].
     """
 
     keys: Tensor
@@ -33,10 +35,17 @@ class LayerKV:
 
 
 class PagePool:
-    """Allocates page ids and counts references. Page 0 is never given out: it is padding."""
+    """Allocates pages by id, and counts references on them.
+
+    Page 0 is never given out: page tables are padded with it.
+
+    num_pages: usable pages.
+    num_free: pages without a reference.
+    peak_used: most pages that were in use at a time.
+    """
 
     def __init__(self, num_pages: int) -> None:
-        """A pool of `num_pages` usable pages, ids 1 to num_pages."""
+        """All pages are free; their ids are 1 to `num_pages`."""
         self.num_pages = num_pages
         self._refs = np.zeros(num_pages + 1, dtype=np.int32)
         self._refs[0] = 1
@@ -45,20 +54,19 @@ class PagePool:
 
     @property
     def num_used(self) -> int:
-        """Pages that somebody refers to."""
+        """Pages with a reference."""
         return self.num_pages - self.num_free
 
     def allocate(self, count: int, *, contiguous: bool = False) -> Pages:
-        """Take `count` free pages, each with one reference.
+        """Take `count` free pages, each with one reference; the caller has checked `num_free`.
 
-        contiguous: prefer a run of consecutive ids, so that dense kernels can read it in place.
-        The caller has checked `num_free`.
+        contiguous: prefer consecutive ids, which dense kernels can read in place.
         """
         assert count <= self.num_free, f"{count} pages wanted, {self.num_free} free"
         if count == 0:
             return np.empty(0, dtype=np.int32)
-        # Runs are taken from the low end and single pages from the high end, so that the pages
-        # that rows grow by do not break up the room that segments need.
+        # Segments need runs of pages, which are taken from the low end. Rows grow by single pages,
+        # which are taken from the high end, so that they do not break up runs.
         pages = self._first_run(count) if contiguous else self._last_free(count)
         self._refs[pages] = 1
         self.num_free -= count
@@ -76,7 +84,7 @@ class PagePool:
             width *= 4
 
     def _first_run(self, count: int) -> NDArray[np.int64]:
-        """The first free pages in a row, or the first ones if there are not as many in a row."""
+        """The first run of `count` free pages; where there is none, the first free pages."""
         width = 4 * count + 1024
         while True:
             free = np.flatnonzero(self._refs[:width] == 0)
@@ -87,13 +95,13 @@ class PagePool:
             width *= 4
 
     def share(self, pages: Pages) -> Pages:
-        """Take one more reference on each page (ids all different); returns them."""
+        """Take one more reference on each of some different pages; returns the pages."""
         assert (self._refs[pages] > 0).all(), "shared a free page"
         self._refs[pages] += 1
         return pages
 
     def free(self, pages: Pages) -> None:
-        """Give up one reference on each page; an id may occur several times."""
+        """Give up one reference on a page for each time that it occurs in `pages`."""
         np.subtract.at(self._refs, pages, 1)
         assert (self._refs[pages] >= 0).all(), "freed a free page"
         self.num_free += int((self._refs[np.unique(pages)] == 0).sum())
@@ -103,7 +111,7 @@ class PagePool:
         return self._refs[pages]
 
     def reset(self, tables: Iterable[Pages]) -> None:
-        """Forget all references but those of `tables`."""
+        """Forget all references but those of some page tables."""
         self._refs[:] = 0
         self._refs[0] = 1
         for table in tables:
@@ -111,7 +119,7 @@ class PagePool:
         self.num_free = int((self._refs == 0).sum())
 
     def check(self, tables: Iterable[Pages]) -> None:
-        """Assert that the references are exactly those of `tables` and that nothing is lost."""
+        """Assert that all references are those of `tables`, so that no page is lost."""
         counts = np.zeros_like(self._refs)
         counts[0] = 1
         for table in tables:
@@ -122,19 +130,26 @@ class PagePool:
 
 
 class PagedCache:
-    """The pool and the tensors it hands out, one LayerKV per attention layer."""
+    """A pool of pages with the tensors that they lie in.
+
+    layers: one LayerKV for each attention layer; some layers may share one.
+    pool: which pages are free.
+    """
 
     def __init__(self, layers: Sequence[LayerKV], num_pages: int, page_size: int) -> None:
-        """`layers` hold num_pages + 1 pages: page 0 is padding."""
+        """The tensors of `layers` have room for num_pages + 1 pages, with the padding page."""
         self.layers = layers
-        # Layers may share a pool; copying it twice would be wasted.
+        # A pool that several layers share need be copied once only.
         pools = [tensor for layer in layers for tensor in (layer.keys, layer.values)]
         self._pools = list({id(tensor): tensor for tensor in pools}.values())
         self.page_size = page_size
         self.pool = PagePool(num_pages)
 
     def copy_tokens(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """Copy keys and values from slots to slots (page * page_size + offset), in all layers."""
+        """Copy keys and values from slots to slots in all layers.
+
+        A slot is page * page_size + offset.
+        """
         if len(source) == 0:
             return
         device = self._pools[0].device if self._pools else torch.device("cpu")
@@ -145,6 +160,6 @@ class PagedCache:
 
 
 def table_slots(table: Pages, start: int, stop: int, page_size: int) -> NDArray[np.int64]:
-    """Slots of offsets start to stop in a page table."""
+    """The slots of the tokens `start` to `stop` of a page table, counted from its first token."""
     offsets = np.arange(start, stop)
     return table[offsets // page_size].astype(np.int64) * page_size + offsets % page_size

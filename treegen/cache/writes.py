@@ -12,7 +12,11 @@ from torch import Tensor
 
 
 def write(keys: Tensor, values: Tensor, slots_T: Tensor, k_TGK: Tensor, v_TGV: Tensor) -> None:
-    """Put keys and values of T tokens into slots of pools [pages, page_size, G, K or V]."""
+    """Store the keys and values of T tokens in a layer's pool.
+
+    keys, values: the pool, [pages, page_size, G, K] and [pages, page_size, G, V].
+    slots_T: where each token goes, page * page_size + offset.
+    """
     # view, not flatten: of a pool that is not contiguous, flatten would write into a copy.
     slots_k, slots_v = keys.view(-1, *keys.shape[2:]), values.view(-1, *values.shape[2:])
     kernel = _kernel() if k_TGK.device.type == "cuda" else None

@@ -15,12 +15,13 @@ from treegen.cache.pool import LayerKV
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The tokens of one forward pass, where they lie and what they attend to.
+    """The tokens of one pass, where their keys and values go, and what they attend to.
 
-    tokens_T, positions_T: int64; positions are absolute in each token's own sequence.
-    slots_T: int64, page * page_size + offset where each token's key and value are written.
-    logits_at_S: int64, rows of the pass whose logits are returned, in this order; may be empty.
-    levels: the key sets, prepared once for all layers.
+    tokens_T: int64, token ids.
+    positions_T: int64, the position of each token in its own sequence.
+    slots_T: int64, where each token's key and value are written: page * page_size + offset.
+    logits_at_S: int64, the query rows whose logits are returned, in this order; may be empty.
+    levels: which keys each query row sees, prepared once for all layers.
     layers: one page pool for each attention layer of the model.
     """
 

@@ -1,9 +1,10 @@
 """The attention function that transformers calls in every layer of a model.
 
-transformers' layers compute queries, keys and values, apply RoPE, and call the function registered
-under the model's attn_implementation. Ours writes the keys and values into the page pool and
-attends to the levels of the batch, which travels down as the keyword `treegen`. No mask function is
-registered for the name, so transformers builds no mask: causality and windows are the levels'.
+A layer of transformers computes queries, keys and values and applies RoPE. Then it calls the
+function that is registered under the model's attn_implementation. This one writes the keys and
+values into the page pool and attends to the levels of the batch. The batch travels down through the
+model as the keyword `treegen`. No mask function is registered under the name, so transformers
+builds no mask: the levels say what is causal, and each call has its window.
 """
 
 from dataclasses import dataclass, field
@@ -18,21 +19,29 @@ from treegen.cache.writes import write
 from treegen.errors import ModelError
 from treegen.model.batch import Batch
 
-# T tokens, H query heads, G key-value heads, K key dim, V value dim
+# T tokens, H query heads, G key heads, K key dimension, V value dimension
 
 ATTENTION: Final = "treegen"
 PROBE: Final = "treegen_probe"
 KEYS: Final = "treegen_keys"
 VALUES: Final = "treegen_values"
-"""Buffers of attention modules with their page pools, where the layers are compiled."""
+"""Names of the buffers by which a compiled attention module holds its page pool."""
 
-# Reach the function in some families and change nothing that it computes.
+# Keywords that some families pass to the function, and that change nothing in what it computes.
 _HARMLESS: Final = frozenset({"position_ids", "cache_position", "logits_to_keep"})
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """What a layer asked of the attention function: its tensors and its kind of softmax."""
+    """What a layer asks of the attention function.
+
+    layer: the number of the layer.
+    q_THK, k_TGK, v_TGV: its queries, keys and values.
+    scale: what logits are multiplied by; None for K ** -0.5.
+    window: keys that a row sees at most, its own included; None for all.
+    softcap: the bound of logits; None for none.
+    sinks_H: one more logit in the denominator of each head; None for none.
+    """
 
     layer: int
     q_THK: Tensor
@@ -46,10 +55,12 @@ class AttentionCall:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a forward pass with the probing function appends to, one item a call.
+    """The calls of a forward pass with the probing function, one item each in every list.
 
-    sources: the layer that was first given the very tensors of the call as keys and values.
-    modules: what made the call.
+    calls: what was asked.
+    given: the tensors of keys and values as they came.
+    sources: the layer that first came with these very tensors.
+    modules: the attention module that called.
     """
 
     calls: list[AttentionCall] = field(default_factory=list)
@@ -58,7 +69,7 @@ class Probe:
     modules: list[nn.Module] = field(default_factory=list)
 
     def add(self, module: nn.Module, call: AttentionCall, key: Tensor, value: Tensor) -> None:
-        """Record a call and where its keys and values come from."""
+        """Record a call, and which layer's keys and values it has."""
         self.modules.append(module)
         same = [
             c.layer
@@ -85,10 +96,13 @@ def read_call(
     is_causal: bool | None = None,
     **others: Any,
 ) -> AttentionCall:
-    """Check a layer's call, [1, heads, T, dim] tensors, and return it; what is unknown raises.
+    """Check the call of a layer, whose tensors are [1, heads, T, dim], and return it.
 
-    A keyword that we do not know may change the result, so it must not be dropped; None and False
-    are flags that are off.
+    A keyword that is not known may change the result, so it is not dropped. None and False are
+    taken for options that are off.
+
+    Raises:
+        ModelError: the layer asks for what levels cannot do, or passes an unknown keyword.
     """
     name = type(module).__name__
     layer = getattr(module, "layer_idx", None)
@@ -136,9 +150,10 @@ def write_and_attend(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Store the new keys and values in a layer's pool, then attend to all levels: out [T, H, V].
+    """Store the new keys and values in a layer's pool, then attend to all levels.
 
-    Writing comes first, so that a token finds itself among the keys of its own level.
+    A token finds itself among the keys of its own level, because they are stored first. Returns
+    out [T, H, V].
     """
     write(keys, values, slots_T, k_TGK, v_TGV)
     return attend(
@@ -156,7 +171,7 @@ def _attention(
     treegen: Batch | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attend as the batch says: out [1, T, H, V], and no attention weights."""
+    """Attend as the batch says. Returns out [1, T, H, V], and None for the attention weights."""
     if treegen is None:
         return _compiled_attention(module, query, key, value, **options), None
     call = read_call(module, query, key, value, attention_mask, **options)
@@ -180,7 +195,7 @@ def _attention(
 def _compiled_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any
 ) -> Tensor:
-    """Attend in a compiled layer, whose options were checked when it ran uncompiled."""
+    """Attend in a compiled layer. Its options were checked before it was compiled."""
     keys = getattr(module, KEYS, None)
     if keys is None:
         raise _drops_keywords(module)
@@ -208,7 +223,7 @@ def _probe(
     treegen: Probe | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Record the call in the probe that travels as `treegen`: out [1, T, H, V], not filled."""
+    """Record the call in the probe that travels as `treegen`. Returns out, not filled."""
     if treegen is None:
         raise _drops_keywords(module)
     treegen.add(module, read_call(module, query, key, value, attention_mask, **options), key, value)

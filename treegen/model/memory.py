@@ -23,7 +23,7 @@ _LOGITS: Final = 2**28  # bytes left for logits at least
 
 
 def total_bytes(device: torch.device) -> int:
-    """All memory of a GPU, or of the host, where a container may have less of it."""
+    """All memory of a GPU, or of the host as far as its container may use it."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     total: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -33,7 +33,11 @@ def total_bytes(device: torch.device) -> int:
 
 
 def check_cache_bytes(size: int, device: torch.device) -> None:
-    """Raise CapacityError for a cache that is larger than all memory of a device."""
+    """Check the size of a cache against all memory of its device.
+
+    Raises:
+        CapacityError: the cache is larger.
+    """
     total = total_bytes(device)
     if size > total:
         raise CapacityError(
@@ -45,8 +49,8 @@ def check_cache_bytes(size: int, device: torch.device) -> None:
 def default_bytes(device: torch.device, activations: int = 0) -> int:
     """Cache size if the user gives none: most of a free GPU, a small part of the host's memory.
 
-    What is left of a GPU is for the activations of a pass, which take about so many bytes, for
-    logits and for CUDA graphs.
+    The rest of a GPU is for activations, logits and CUDA graphs. activations: bytes that a pass
+    takes, about.
     """
     if device.type == "cuda":
         free_unused(device)
@@ -56,9 +60,9 @@ def default_bytes(device: torch.device, activations: int = 0) -> int:
 
 
 def activation_bytes(module: PreTrainedModel, num_tokens: int) -> int:
-    """About what a pass over so many tokens holds at a time, without its logits.
+    """About how many bytes a pass over some tokens takes at a time, without its logits.
 
-    That is a layer's widest products beside some of its inputs.
+    These are the widest products of a layer and some of its inputs.
     """
     skipped = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
     head = module.get_output_embeddings()
@@ -69,7 +73,7 @@ def activation_bytes(module: PreTrainedModel, num_tokens: int) -> int:
     for weight in module.parameters():
         if weight.dim() < 2 or id(weight) in skipped:
             continue
-        # Of experts, which lie in one tensor, each token sees a few.
+        # The experts of a layer lie in one tensor. Each token goes through a few of them.
         copies = experts if weight.dim() > 2 else 1
         narrow, wide = sorted(weight.shape[-2:])
         # The gate, what it multiplies and their product are as wide as the widest matrix.
@@ -78,10 +82,10 @@ def activation_bytes(module: PreTrainedModel, num_tokens: int) -> int:
 
 
 def free_unused(device: torch.device) -> None:
-    """Give a GPU back what models and caches that nobody uses any more have taken.
+    """Give memory back to a GPU that models and caches out of use have taken.
 
-    They refer to themselves, so that Python frees them when it next looks for cycles; and torch
-    keeps freed memory, which then counts as taken.
+    They refer to themselves, so Python frees them only when it next looks for cycles. And torch
+    keeps memory that was freed, which then counts as taken.
     """
     gc.collect()
     if device.type == "cuda":
@@ -90,7 +94,11 @@ def free_unused(device: torch.device) -> None:
 
 
 def pages_in(memory: int, spec: ModelSpec, page_size: int) -> int:
-    """Usable pages of a cache of some bytes, the padding page not counted."""
+    """Pages of a cache of some bytes, without the padding page.
+
+    Raises:
+        CacheFullError: there is not one.
+    """
     page_bytes = page_size * spec.kv_bytes_per_token
     pages = memory // page_bytes - 1
     if pages < 1:

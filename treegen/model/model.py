@@ -30,8 +30,13 @@ if TYPE_CHECKING:
 class Model:
     """A loaded model: its shape, its weights on one device, and one forward pass.
 
-    module is the transformers model; impl is how attention over the levels is computed;
-    fingerprint stands for the weights and the tokenizer in records of a run.
+    module: the transformers model.
+    spec: its shape.
+    dtype: the type of its weights and of its keys and values.
+    fingerprint: what stands for the weights and the tokenizer in the records of a run.
+    impl: how attention over the levels is computed.
+    device: where the weights are.
+    uncompiled_because: why the layers run uncompiled though they were to be compiled; else empty.
     """
 
     def __init__(
@@ -61,9 +66,9 @@ class Model:
         self.uncompiled_because = ""
 
     def compile_layers(self, pools: Sequence[LayerKV], *, backend: str = "inductor") -> None:
-        """Compile the layers, from now on for batches on these page pools only.
+        """Compile the layers. From now on the model takes batches on these page pools only.
 
-        A model that cannot be compiled goes on without; `uncompiled_because` then says why.
+        A model that cannot be compiled runs uncompiled; `uncompiled_because` then says why.
         """
         from treegen.model.compiled import CompiledLayers
 
@@ -80,13 +85,16 @@ class Model:
             self._compiled = None
 
     def watch_weights(self) -> None:
-        """From now on, `check_weights` raises if a weight is replaced."""
+        """Remember where the weights are, for `check_weights`."""
         self._weights_at = self._addresses()
 
     def check_weights(self) -> None:
-        """Raise ModelError if joined layers or CUDA graphs would go on to read replaced weights.
+        """Check that the weights are where joined layers and CUDA graphs read them.
 
-        What is written into weights in place is read.
+        Numbers that are written into the weights in place are read there.
+
+        Raises:
+            ModelError: a weight was replaced by another tensor.
         """
         if self._weights_at not in (None, self._addresses()):
             raise ModelError(
@@ -98,11 +106,15 @@ class Model:
         return tuple(weight.data_ptr() for weight in self.module.parameters())
 
     def new_cache(self, num_pages: int, page_size: int) -> list[LayerKV]:
-        """Return one zeroed page pool for each attention layer.
+        """Return one page pool for each attention layer, filled with zeros.
 
-        Layers that use the keys and values of an earlier layer get that layer's pool: they write
-        the same numbers into the same places. Zeroed, because a kernel may read past the last key
-        of a page and multiply what it finds there by zero.
+        A layer that uses the keys and values of an earlier layer gets the pool of that layer: both
+        write the same numbers into the same places. A kernel may read past the last key of a page
+        and multiply what it finds there by zero. So it must find numbers.
+
+        Raises:
+            InputError: the cache would have no page.
+            CapacityError: the device has no room for it.
         """
         if num_pages < 1 or page_size < 1:
             raise InputError(
@@ -134,12 +146,15 @@ class Model:
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Tensor:
-        """Return the logits of the rows batch.logits_at_S, [S, V] in the model's own type.
+        """Return the logits of the query rows batch.logits_at_S, [S, V] in the model's own type.
 
         The keys and values of the batch's tokens are in batch.layers afterwards.
+
+        Raises:
+            ModelError: the model returned logits of another shape.
         """
-        # Only the last token of a text to score may stand past the context. What is computed of it
-        # is not used, but tables of positions have no place for it.
+        # The last token of a text to score may stand past the context. Its logits are not used, but
+        # the model's tables of positions have no entry for it.
         positions_T = batch.positions_T.clamp(max=self.spec.context_length - 1)
         with current(self.device):
             return self._forward(replace(batch, positions_T=positions_T))
@@ -154,15 +169,15 @@ class Model:
             with passing(batch):
                 return self._run(batch, None)
         except CompileErrors as error:
-            # What the layers have written by then is written again.
+            # The layers that ran before the error write their keys and values once more.
             self._uncompile()
             self.uncompiled_because = f"the layers cannot be compiled: {one_line(error)}"
             return self._run(batch, batch)
 
     def _run(self, batch: Batch, passed: Batch | None) -> Tensor:
-        """Logits of a batch. passed: what attention is given; None if it sees the batch itself."""
-        # The model's own head runs on the rows wanted, so that what a family does to its logits
-        # (scaling, soft caps) is done to ours.
+        """Logits of a batch. passed: the batch for attention; None for compiled layers."""
+        # The model's own head computes the logits, so that whatever a family does to its logits
+        # (scaling, soft caps) is done to these.
         rows = {"logits_to_keep": batch.logits_at_S} if self._keeps_rows else {}
         logits_SV: Tensor = self.module(
             input_ids=batch.tokens_T[None],
@@ -183,7 +198,7 @@ class Model:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU the system backs them with memory only as they are written."""
+    """Zeros. On a CPU the system gives memory to a page of them when it is first written to."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return (

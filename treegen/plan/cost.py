@@ -11,11 +11,13 @@ SHARING: tuple[Sharing, ...] = ("auto", "all", "one", "off")
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """What one layer's attention part costs on a device, in microseconds.
+    """What an attention part of its own costs on a device, in one layer.
 
-    A part of its own costs group_us once and row_us per row (queries regrouped, partial results
-    written and merged), and its share of level_us, by rows, which the parts of a level cost
-    together (a launch); without it every row reads the keys again at bytes_per_us.
+    device: the kind of device.
+    group_us: microseconds for the part.
+    row_us: microseconds for each of its rows: queries are regrouped, partial results merged.
+    bytes_per_us: how fast keys and values are read. Without a part of its own every row reads them.
+    level_us: microseconds for all parts of a level together (a launch), shared among their rows.
     """
 
     device: str
@@ -25,18 +27,21 @@ class CostModel:
     level_us: float = 0.0
 
     def saving(self, rows: int, tokens: int, layer_bytes: float, live_rows: int) -> float:
-        """Microseconds per layer and step that a part of its own saves; negative if it costs.
+        """Microseconds that a part of its own saves in each layer of a step; below 0 if it costs.
 
-        live_rows: of the whole step.
+        rows: those that share the part.
+        tokens: its keys.
+        layer_bytes: bytes of one token's keys and values in a layer.
+        live_rows: rows of the whole step.
         """
         again = (rows - 1) * tokens * layer_bytes / self.bytes_per_us
         level = self.level_us * rows / max(live_rows, rows)
         return again - self.group_us - rows * self.row_us - level
 
 
-# The CPU's were fitted to timings of the attention operator (8 query heads, 2 KV heads of width 64,
-# one core), the GPU's to timings on an H200, where keys that many rows read again come from the L2
-# cache; see docs/performance.md.
+# Those of the CPU were fitted to timings of the attention operator on one core, with 8 query heads
+# and 2 key heads of width 64. Those of the GPU were fitted to timings on an H200, where keys that
+# many rows read again come from the L2 cache. See docs/performance.md.
 DEVICE_COSTS = {
     "cpu": CostModel("cpu", group_us=40.0, row_us=0.5, bytes_per_us=14_000.0),
     "cuda": CostModel("cuda", group_us=0.1, row_us=0.018, bytes_per_us=8_000_000.0, level_us=6.0),
@@ -53,7 +58,12 @@ def keep_or_fold(
     root: bool,
     live_rows: int,
 ) -> tuple[bool, str]:
-    """Whether a segment is an attention part of its own, and why. rows: of live_rows below it."""
+    """Whether a segment is kept as an attention part of its own, and why.
+
+    rows: rows below it.
+    live_rows: rows of the whole step.
+    root: whether nothing is above it.
+    """
     if sharing == "off":
         return False, "sharing is off"
     if sharing == "one":

@@ -1,15 +1,15 @@
 """Lay a prompt tree out for decoding: what is stored once, what is shared, and why.
 
-A Plan is a value: prompts in, segments out, no torch and no device, so everything decided here
-can be printed before weights are loaded. A segment is a span of tokens that all prompts below it
-share. Segments are numbered depth first, and so are decode rows, so the rows under any segment
-are one contiguous run, however ragged the tree.
+A Plan is a value, made of prompts without torch and without a device. So it can be printed before
+any weights are loaded. A segment is a span of tokens that all prompts below it share. Segments are
+numbered depth first, and decode rows likewise. So the rows below any segment are consecutive,
+however ragged the tree.
 
-Every segment is stored once and prefilled once. What is decided is how decoding reads it:
+Every segment is stored once and prefilled once. The plan decides how decoding reads it:
 
-    kept    one attention part of its own: its keys are read once for all rows below it
-    folded  read through the page tables of what hangs below it, once per row or child: right
-            where a segment has one row, or is too short to pay for another part and merge
+    kept    The segment is an attention part of its own: its keys are read once for all rows below.
+    folded  The segment is read through the page tables of what is below it, once for each of them.
+            That is right for a segment of one row, and for one too short to pay for a part.
 """
 
 from __future__ import annotations
@@ -29,13 +29,16 @@ from treegen.prompts.expansion import LevelBound
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Token ids of one prompt and how many samples it wants.
+    """One prompt, with how many samples are drawn from it.
 
-    rows: decode rows at most; 1 for greedy sampling, whose samples are one decode.
+    id: its name among the requests.
+    tokens: its token ids.
+    samples: completions that are asked for.
+    rows: decode rows at most. Greedy samples of one prompt are all the same, and share one row.
     max_tokens: generated tokens of a sample at most.
-    score_from: report log-probabilities of the tokens from this position on; None for none.
-    origin: what the randomness of its samples belongs to; None for the id. first: the index, of
-    all that are drawn of the origin, which its sample 0 has.
+    score_from: the position from which on log-probabilities are reported; None reports none.
+    origin: what the randomness of its samples belongs to; None stands for the id.
+    first: the number that its sample 0 has among all samples of its origin.
     """
 
     id: str
@@ -57,13 +60,18 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Tokens at positions start to stop, shared by rows of the prompts below.
+    """Tokens that all rows below share.
 
-    parent: index of the segment it continues, -1 for none. depth: 0 for a root.
-    rows: decode rows below it. requests: indices of the prompts that end with it.
-    kept: whether it is an attention part of its own; reason says why.
-    base: first position that its page table covers: its own start, or an earlier one where the
+    index: its place in the plan, depth first.
+    parent: index of the segment that it continues; -1 for none.
+    depth: segments above it; 0 for a root.
+    start, stop: the positions of its tokens.
+    rows: decode rows below it.
+    requests: indices of the requests whose prompts end with it.
+    kept: whether it is an attention part of its own.
+    base: first position in its page table. That is its start, or an earlier position where the
     segments above it are folded.
+    reason: why it is kept or folded.
     """
 
     index: int
@@ -81,7 +89,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class LevelSummary:
-    """One depth of the tree, for people to read."""
+    """The segments of one depth, counted for people to read.
+
+    reasons: why segments are kept or folded, and how many for that reason.
+    """
 
     depth: int
     segments: int
@@ -93,13 +104,15 @@ class LevelSummary:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Plan:
-    """Prompts laid out as segments; see the module's docstring.
+    """Prompts laid out as segments; the docstring of the module says how.
 
-    requests: in the order they were given. segments: depth first.
-    segment_of: index of the segment that each request ends with.
-    order: request indices depth first, the order in which they are decoded.
-    token_bytes: bytes of keys and values per token, all layers together; layer_bytes: of a layer.
-    generated: levels that are declared to be generated below the prompts.
+    requests: in the order in which they were given.
+    segments: depth first.
+    segment_of: for each request, the index of the segment that its prompt ends with.
+    order: the indices of the requests, depth first, which is the order of their rows.
+    token_bytes: bytes of a token's keys and values in all layers together.
+    layer_bytes: the same in one layer, on average.
+    generated: levels that are declared to be generated below the prompts, if any.
     """
 
     requests: tuple[Request, ...]
@@ -113,7 +126,7 @@ class Plan:
     generated: tuple[LevelBound, ...] = ()
 
     def __str__(self) -> str:
-        """The tree by level and what sharing saves, for people to read."""
+        """The tree level by level, and what sharing saves, for people to read."""
         lines = [
             f"{len(self.requests):,} prompts, {self.num_samples:,} samples in "
             f"{self.num_rows:,} rows"
@@ -147,12 +160,12 @@ class Plan:
 
     @property
     def num_rows(self) -> int:
-        """Decode rows: samples, but one for all greedy samples of a prompt."""
+        """Decode rows: one for each sample, or one for all greedy samples of a prompt."""
         return sum(request.rows for request in self.requests)
 
     @property
     def stored_tokens(self) -> int:
-        """Prompt tokens stored and prefilled once each."""
+        """Prompt tokens that are stored and prefilled, each once."""
         return sum(segment.stop - segment.start for segment in self.segments)
 
     @property
@@ -162,7 +175,7 @@ class Plan:
 
     @property
     def read_tokens(self) -> int:
-        """Prompt keys read per step and layer with all rows live."""
+        """Prompt keys that a step reads in each layer while all rows are live."""
         total = 0
         for segment in self.segments:
             length = segment.stop - segment.start
@@ -171,11 +184,11 @@ class Plan:
 
     @property
     def unshared_read_tokens(self) -> int:
-        """Prompt keys read per step and layer if every row read its whole prompt."""
+        """Prompt keys that a step would read in each layer if every row read its whole prompt."""
         return sum(len(request.tokens) * request.rows for request in self.requests)
 
     def _readers(self, segment: Segment) -> int:
-        """How many page tables a folded segment is read through: kept segments or rows below."""
+        """Page tables that a folded segment is read through: kept segments and rows below it."""
         count, depth = sum(self.requests[i].rows for i in segment.requests), segment.depth
         index = segment.index + 1
         while index < len(self.segments) and self.segments[index].depth > depth:
@@ -191,7 +204,7 @@ class Plan:
         return count
 
     def path(self, request: int) -> Iterator[Segment]:
-        """Segments of one request, from its last one up to its root."""
+        """The segments of one request, from the last one up to the root."""
         index = int(self.segment_of[request])
         while index >= 0:
             segment = self.segments[index]
@@ -199,7 +212,7 @@ class Plan:
             index = segment.parent
 
     def levels(self) -> list[LevelSummary]:
-        """The tree by depth."""
+        """The segments counted by depth."""
         by_depth: dict[int, list[Segment]] = {}
         for segment in self.segments:
             by_depth.setdefault(segment.depth, []).append(segment)
@@ -216,22 +229,22 @@ class Plan:
         ]
 
     def table_pages(self, segment: Segment, page_size: int) -> int:
-        """Pages that this segment adds to the pool; full pages of folded parents are shared."""
+        """Pages that a segment adds to the pool; it shares the full pages of folded parents."""
         return segment_pages(segment.base, segment.start, segment.stop, page_size)
 
     def row_pages(self, request: int, page_size: int) -> int:
-        """Pages that one row of a request adds by the time it has its last token."""
+        """Pages that one row of a request has added when it has its last token."""
         segment = self.segments[self.segment_of[request]]
         base = segment.stop if segment.kept else segment.base
         return row_pages(base, segment.stop, self.requests[request].max_tokens, page_size)
 
     def alone_pages(self, request: int, page_size: int) -> int:
-        """Pages needed to decode one row of a request with nothing else in memory."""
+        """Pages that one row of a request needs with nothing else in memory."""
         pages = sum(self.table_pages(segment, page_size) for segment in self.path(request))
         return pages + (self.row_pages(request, page_size) if self.requests[request].rows else 0)
 
     def rows_that_fit(self, num_pages: int, page_size: int) -> int:
-        """Rows that can be live at once in a pool of pages, each at its full length."""
+        """Rows that a pool of pages holds at once, each at its full length."""
         seen: set[int] = set()
         used = rows = 0
         for request in self.order:
@@ -247,9 +260,11 @@ class Plan:
         return rows
 
     def check_fits(self, num_pages: int, page_size: int) -> None:
-        """Raise CapacityError if some prompt cannot be decoded even with one row alone.
+        """Check that each prompt can be decoded, one row at a time if need be.
 
-        It names the prompt that needs most, so that what is enough for it is enough for all.
+        Raises:
+            CapacityError: some prompt does not fit even alone. The message names the prompt that
+                needs most: what is enough for it is enough for all.
         """
         pages = [self.alone_pages(index, page_size) for index in range(len(self.requests))]
         needed = max(pages, default=0)
@@ -265,12 +280,12 @@ class Plan:
 
 
 def segment_pages(base: int, start: int, stop: int, page_size: int) -> int:
-    """Pages that a segment adds to those of the folded ones that its table goes on from."""
+    """Pages that a segment adds to those of the folded segments that its table begins with."""
     return -(-(stop - base) // page_size) - (start - base) // page_size
 
 
 def row_pages(base: int, stop: int, max_tokens: int, page_size: int) -> int:
-    """Pages that a row adds below a prompt that ends at `stop`, by the time it is at its limit."""
+    """Pages that a row has added, below a prompt that ends at `stop`, when it is at its limit."""
     # The last sampled token is never an input, so its key is never stored.
     pages: int = -(-(stop + max_tokens - 1 - base) // page_size) - (stop - base) // page_size
     return max(pages, 1)
@@ -288,10 +303,13 @@ def compile_plan(
 ) -> Plan:
     """Build the plan of some requests.
 
-    sharing: "auto" keeps what the cost model says pays; "all" keeps every shared segment; "one"
-    keeps roots only; "off" keeps none, so every row reads its whole prompt.
-    max_rows: rows decoded at once at most, which bounds what sharing can save.
-    split_at: further sequences at whose ends segments are split, such as kept prefixes.
+    sharing: which segments are kept. "auto" keeps what pays by the cost model, "all" every shared
+    segment, "one" the roots only, "off" none: every row then reads its whole prompt.
+    max_rows: rows that are decoded at once at most, which bounds what sharing can save.
+    split_at: further token sequences, such as kept prefixes. Segments are split where they end.
+
+    Raises:
+        InputError: `sharing` is none of these words.
     """
     if sharing not in SHARING:
         raise InputError(f"sharing must be one of {', '.join(SHARING)}, got {sharing!r}")
@@ -345,7 +363,7 @@ _Entry = tuple[radix.RadixNode, int, list[int], int]  # node, parent, its reques
 
 
 def _preorder(roots: list[radix.RadixNode], num_requests: int) -> list[_Entry]:
-    """Nodes with requests at or below them, depth first; `split_at` ends keep their splits."""
+    """Nodes with requests at or below them, depth first, split where `split_at` ends too."""
     entries: list[_Entry] = []
     stack = [(root, -1) for root in reversed(roots)]
     while stack:

@@ -26,9 +26,14 @@ ScoreInput = str | Sequence[int]
 def sample_requests(
     tree: Node, tokenizer: Any, params: SamplingParams | Sequence[SamplingParams], spec: ModelSpec
 ) -> list[Request]:
-    """One request per sampled node of a tree, in declared order. params: of all, or of each.
+    """One request for each sampled node of a tree, in declared order.
 
-    Raises CapacityError for a prompt that leaves no room for a token in the model's context.
+    params: the sampling parameters of all nodes, or of each node.
+
+    Raises:
+        TreeError: the tree has no samples, or generates levels.
+        InputError: a prompt has no tokens, or tokens that the model does not have.
+        CapacityError: a prompt leaves no room for a token in the model's context.
     """
     prompts = tokenize(tree, tokenizer)
     of_each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
@@ -41,9 +46,14 @@ def sample_requests(
 def expand_requests(
     tree: Node, tokenizer: Any, params: SamplingParams, spec: ModelSpec
 ) -> list[Request]:
-    """One request per node of a tree that levels are generated below, in declared order.
+    """One request for each node of a tree that generates levels, in declared order.
 
-    It has as many samples as the largest of its levels has rows at most.
+    A request has as many samples as the largest of its levels can have rows.
+
+    Raises:
+        TreeError: the tree generates no levels, or has samples too.
+        InputError: a prompt has no tokens, or tokens that the model does not have.
+        CapacityError: a prompt leaves no room for a token in the model's context.
     """
     paths = []
     for expansion in expansions_of(tree):
@@ -80,7 +90,11 @@ def _request(prompt: TokenPrompt, samples: int, params: SamplingParams, spec: Mo
 
 
 def check_vocabulary(name: str, tokens: np.ndarray[Any, Any], spec: ModelSpec) -> None:
-    """Raise InputError for a token id that the model does not have."""
+    """Check the token ids of a prompt.
+
+    Raises:
+        InputError: the model does not have one of them.
+    """
     if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < spec.vocab_size:
         worst = int(tokens.max()) if int(tokens.min()) >= 0 else int(tokens.min())
         raise InputError(
@@ -90,7 +104,11 @@ def check_vocabulary(name: str, tokens: np.ndarray[Any, Any], spec: ModelSpec) -
 
 
 def token_ids(name: str, ids: Sequence[int]) -> Tokens:
-    """Token ids that a caller gives; raise InputError where they are none."""
+    """Token ids that a caller gives, as an array.
+
+    Raises:
+        InputError: they are not a list of whole numbers, or out of range.
+    """
     array = np.asarray(ids)
     if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
         raise InputError(f"{name} has no list of whole numbers for token ids")
@@ -102,11 +120,17 @@ def token_ids(name: str, ids: Sequence[int]) -> Tokens:
 def score_requests(
     pairs: Sequence[tuple[ScoreInput, ScoreInput]], tokenizer: Any, spec: ModelSpec
 ) -> list[Request]:
-    """One request per (context, continuation) pair, both text or both token ids.
+    """One request for each (context, continuation) pair, both text or both token ids.
 
-    Text is tokenised jointly; the continuation starts where its tokens part from the context's
-    own, so a token that spans the boundary belongs to the continuation. Where that leaves the
-    context no token, it is the token that texts begin with, or else the one that ends them.
+    The text of a pair is tokenised jointly. The continuation starts at the first token that the
+    context alone would not have, so a token across the boundary belongs to the continuation. A
+    context that is left without a token gets the token that texts begin with, or else the token
+    that ends them.
+
+    Raises:
+        InputError: a pair is not two texts or two lists of token ids, a continuation has no token,
+            or an empty context has no token to stand for it.
+        CapacityError: a pair does not fit the model's context.
     """
     texts: list[str] = []
     for index, pair in enumerate(pairs):
@@ -142,7 +166,11 @@ def score_requests(
 
 
 def check_scored(name: str, num_tokens: int, spec: ModelSpec) -> None:
-    """Raise CapacityError for too many tokens to score; the last one is no input of the model."""
+    """Check how many tokens are scored; the last one is no input of the model.
+
+    Raises:
+        CapacityError: there are more than the model's context and one after it.
+    """
     if num_tokens > spec.context_length + 1:
         raise CapacityError(
             f"{name} has {num_tokens:,} tokens, {num_tokens - spec.context_length - 1:,} more "
@@ -171,7 +199,7 @@ def plan_requests(
     max_rows: int | None = None,
     split_at: Collection[Any] = (),
 ) -> Plan:
-    """The plan of some requests for a model on a kind of device."""
+    """The plan of some requests, for a model on a kind of device; see `compile_plan`."""
     return compile_plan(
         requests,
         token_bytes=spec.kv_bytes_per_token,

@@ -1,7 +1,7 @@
-"""Randomness of prompts without a name: it belongs to what they say, and to how often they were.
+"""Randomness of prompts without a name: it belongs to their text and to earlier draws from it.
 
-Numbers as names would give the first prompt of every call the same random numbers, and outcomes
-of separate calls would go up and down together.
+If unnamed prompts were numbered, the first prompt of every call would get the same random numbers.
+The results of separate calls would then go up and down together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from treegen.prompts.radix import Tokens
 
 
 def origin_of(content: str | Sequence[int] | Tokens) -> str:
-    """What the randomness of an unnamed prompt belongs to: a hash of its token ids, or its text."""
+    """The origin of an unnamed prompt: a hash of its token ids, or of its text."""
     if isinstance(content, str):
         kind, data = "text", content.encode("utf-8", "surrogatepass")
     else:
@@ -26,30 +26,30 @@ def origin_of(content: str | Sequence[int] | Tokens) -> str:
 
 
 class DrawnBefore:
-    """How many samples, or searches, of each unnamed prompt there were."""
+    """Counts the samples, and the searches, of each unnamed prompt."""
 
     def __init__(self) -> None:
-        """Of none so far."""
+        """Nothing was drawn yet."""
         self._num: dict[str, int] = {}
 
     def take(self, origin: str, num: int) -> int:
-        """How many there were, before so many more."""
+        """Count `num` more samples of an origin; returns how many there were before."""
         first = self._num.get(origin, 0)
         self._num[origin] = first + num
         return first
 
     def update(self, other: DrawnBefore) -> None:
-        """Go on after what others have drawn as well."""
+        """Take over the counts of another where they are higher."""
         for origin, num in other._num.items():
             self._num[origin] = max(num, self._num.get(origin, 0))
 
     def search(self, origin: str) -> str:
-        """The origin of one more search of a prompt, which no search before it has."""
+        """Count one more search of a prompt; returns an origin that no search before it had."""
         first = self.take(f"{origin} searched", 1)
         return f"{origin} {first}" if first else origin
 
     def continued(self, request: Request) -> Request:
-        """An unnamed request that goes on where the last one stopped; a named one as it is."""
+        """The request with its samples counted on from earlier ones; a named one is not changed."""
         if request.origin is None:
             return request
         return replace(request, first=self.take(request.origin, request.samples))

@@ -1,4 +1,4 @@
-"""The radix tree over token sequences: which spans of tokens are shared by whom. No torch here."""
+"""The radix tree of token sequences: which of them share which tokens. No torch here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ Tokens = NDArray[np.int32]
 class RadixNode:
     """Tokens up to `stop`, shared by every sequence at or below this node.
 
-    sequences: indices of the sequences that end exactly here; first: the smallest index below.
+    stop: how many tokens a sequence has up to here.
+    children: the nodes below, in order of first appearance.
+    sequences: indices of the sequences that end exactly here.
+    first: the smallest index of a sequence at or below the node.
     """
 
     stop: int
@@ -25,11 +28,11 @@ class RadixNode:
 
 
 def build(sequences: Sequence[Tokens]) -> list[RadixNode]:
-    """Roots of the radix tree of some token sequences, siblings in order of first appearance.
+    """Return the roots of the radix tree of token sequences, in order of first appearance.
 
-    Equal sequences end at one node. Sorting brings shared prefixes next to each other, so the
-    tree follows from the common prefix lengths of neighbours, as a suffix tree does from an LCP
-    array: O(n log n) comparisons, one pass.
+    Equal sequences end at one node. The sequences are sorted, which brings shared prefixes next to
+    each other. The tree then follows from the common prefix of each two neighbours in one pass, as
+    a suffix tree follows from an LCP array. That takes O(n log n) comparisons.
     """
     # Big-endian bytes compare as the sequences do.
     keys = [np.asarray(tokens, dtype=">u4").tobytes() for tokens in sequences]
@@ -64,7 +67,7 @@ def build(sequences: Sequence[Tokens]) -> list[RadixNode]:
 
 
 def common_prefix(a: Tokens, b: Tokens) -> int:
-    """Number of equal tokens at the start of both sequences."""
+    """How many tokens both sequences start with together."""
     length = min(len(a), len(b))
     different = a[:length] != b[:length]
     first = int(different.argmax()) if length else 0

@@ -1,28 +1,29 @@
-"""Encode texts with shared starts in near one pass: encode what is shared once, splice the rest.
+"""Encode texts that share their starts: each shared start once, and what follows it spliced on.
 
     shared start     |[tok][tok][tok][tok][tok][tok][t]|            encoded once
     window                          |[to][tok][tok][to|k][tok][tok] its end again and what follows
     whole text       |[tok][tok][tok][tok]*[tok][to|k][tok][tok]    spliced at *, where both agree
 
-The texts are arranged as a tree of shared starts. A text below a shared start encodes a window
-only, all windows of a level in one call, and is spliced between tokens that both sides have: equal
-ids at equal characters, over a run of several. Why the result encodes the whole text:
+The texts form a tree of shared starts. Of a text below a shared start only a window is encoded;
+all windows of a level go to the tokenizer in one call. The window is spliced to the shared start
+between tokens that both have: equal ids at equal characters, over a run of several tokens. The
+result is what the whole text encodes to, for these reasons:
 
-- Words (the pieces that the pre-tokenizer cuts) are encoded independently. Where both sides agree
-  that a word starts, what follows is the same in the window and in the whole text, as long as the
-  pre-tokenizer looks no further than the run around that place. Those in use cut from left to
-  right and look ahead to the end of a run of spaces or digits at most, and such a run that goes on
-  past the shared start makes the two sides disagree. Verified, not proved.
-- Inside a word, byte pair encoding is local: tokens encode their text if and only if each two
-  neighbours encode theirs, since the first merge across a border would also happen between these
-  two alone. Encodings with a token in common can therefore be spliced at it. That is proved for
-  plain merges. That both sides lie in one word of the whole text is certain where there is no
-  pre-tokenizer (Llama 2, Gemma), else it is verified by a longer run.
+- Words, the pieces that the pre-tokenizer cuts, are encoded independently. Where both sides agree
+  that a word starts, the window goes on like the whole text, as long as the pre-tokenizer looks no
+  further than the run of equal tokens. Pre-tokenizers in use cut from left to right and look ahead
+  to the end of a run of spaces or digits at most. Where such a run goes on past the shared start,
+  the two sides disagree. This is verified, not proved.
+- Inside a word, byte pair encoding is local. Tokens encode their text if and only if each two
+  neighbours encode theirs, because the first merge across a border would also happen between these
+  two alone. So encodings with a token in common can be spliced at it. This is proved for plain
+  merges. Both sides must lie in one word of the whole text. That is certain where there is no
+  pre-tokenizer (Llama 2, Gemma), and verified by a longer run elsewhere.
 - Other models (Unigram, WordPiece) are spliced only where words start.
-- Added tokens such as "<|im_end|>" are cut out before all that. The splice stays the length of the
-  longest one away from the end of the shared start.
+- Added tokens such as "<|im_end|>" are cut out before all this. So the splice stays as far from the
+  end of the shared start as the longest added token is long.
 
-Where nothing agrees the window is widened, and at last the whole text is encoded.
+Where the two sides do not agree, the window is made wider; at last the whole text is encoded.
 """
 
 from __future__ import annotations
@@ -42,15 +43,16 @@ if TYPE_CHECKING:
     Ids = NDArray[np.int32]
     Rows = NDArray[np.int32]  # [4, number of tokens]
 
-# The rows of an encoding: the id, its characters start to stop, and 1 where a word starts.
+# The rows of an encoding, one column for each token: its id, where its characters start and stop,
+# and 1 where a word starts.
 ID, START, STOP, OPENS = range(4)
 
 WINDOW_WIDTHS: Final = (16, 64, 256)
-"""Tokens of the shared start that a window repeats, attempt by attempt."""
+"""How many tokens of the shared start a window repeats, attempt by attempt."""
 EDGE: Final = 2 * WINDOW_WIDTHS[-1]
-"""Tokens at either end of a long text whose characters and words are looked up."""
+"""How many tokens at each end of a long text get characters and words."""
 WINDOW_CHARS: Final = 128
-"""About what the first window repeats: the price of going on from a shared start."""
+"""Characters that the first window repeats, about: the price of using a shared start."""
 AT_WORD: Final = (2, 4)
 """Tokens before and after the start of a word that must agree to splice there."""
 IN_WORD: Final = (6, 6)
@@ -59,19 +61,25 @@ IN_WORD: Final = (6, 6)
 
 @dataclass(frozen=True, slots=True)
 class TextSpan:
-    """A text to encode: one that was asked for, or a shared start."""
+    """A text to encode: one that was asked for, or a shared start.
+
+    parent: index of the longest shared start of the text; None if there is none.
+    depth: how many shared starts it goes on from, one after another.
+    """
 
     text: str
     parent: int | None
-    """Index of the shared start that it goes on from."""
     depth: int
 
 
 def shared_starts(texts: Sequence[str]) -> tuple[list[TextSpan], list[int]]:
-    """Return the texts with the starts worth sharing, parents first, and the span of each text."""
+    """Return spans for texts and for the starts worth sharing, and the index of each text's span.
+
+    A shared start comes before the spans that go on from it.
+    """
     spans: list[TextSpan] = []
     span_of_text = [-1] * len(texts)
-    # Texts that agree up to a character, and the longest span so far that they go on from.
+    # Each group: texts, how many characters they have in common at least, their last shared start.
     groups: list[tuple[list[int], int, int | None]] = [(list(range(len(texts))), 0, None)]
     while groups:
         members, agreed, parent = groups.pop()
@@ -80,7 +88,7 @@ def shared_starts(texts: Sequence[str]) -> tuple[list[TextSpan], list[int]]:
         for member in members:
             branches.setdefault(texts[member][length : length + 1], []).append(member)
         complete = branches.pop("", [])
-        # The first shared start costs every member a window; below it they pay for one anyway.
+        # The first shared start of a text costs it a window. Below that it has a window anyway.
         above = TextSpan("", None, -1) if parent is None else spans[parent]
         price = WINDOW_CHARS * (len(members) if parent is None else 1)
         if complete or (length - len(above.text)) * (len(members) - 1) > price:
@@ -93,7 +101,7 @@ def shared_starts(texts: Sequence[str]) -> tuple[list[TextSpan], list[int]]:
 
 
 def _common_length(texts: Sequence[str], agreed: int) -> int:
-    """Return how many characters all texts have in common; the first `agreed` are known to be."""
+    """Return how many characters all texts start with together, `agreed` or more."""
     common = texts[0][agreed:]
     for text in texts:
         if text.startswith(common, agreed):
@@ -111,13 +119,17 @@ def _common_length(texts: Sequence[str], agreed: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A splice: so many tokens of the shared start are kept, the window's follow from `own` on."""
+    """Where a window is spliced to a shared start.
+
+    kept: tokens of the shared start that stay.
+    own: the first token of the window that follows them.
+    before, after: how many tokens on either side of the place must agree.
+    """
 
     kept: int
     own: int
     before: int
     after: int
-    """Tokens around it that must agree."""
 
     def holds(self, start: Rows, own: Rows) -> bool:
         """Whether a shared start and a window agree around this place."""
@@ -127,16 +139,16 @@ class _Place:
 
 
 class Splicer:
-    """Encodes texts, without special tokens, that go on from texts encoded before."""
+    """Encodes texts that go on from texts encoded before, without special tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         backend: Any = tokenizer.backend_tokenizer
         added = tokenizer.added_tokens_decoder.values()
-        # One character more: what stands next to a single_word token decides about it.
+        # And one more character, since its neighbour decides whether a single_word token counts.
         self._margin = 1 + max((len(token.content) for token in added), default=0)
         if backend.normalizer is not None and any(token.normalized for token in added):
-            self._margin *= 4  # In the text it may be longer than after normalization.
+            self._margin *= 4  # An added token may be longer in the text than once normalised.
         model = backend.model
         self._places: list[tuple[tuple[int, int], bool]] = [(AT_WORD, True)]
         if type(model).__name__ == "BPE" and not (
@@ -152,7 +164,7 @@ class Splicer:
     ) -> list[tuple[Rows, Rows]]:
         """Return the rows of each text in two parts: what stays of its shared start, and the rest.
 
-        starts[i] has the number of characters and the rows of what texts[i] goes on from.
+        starts: for each text the number of characters and the rows of its shared start, or None.
         """
         none = np.empty((4, 0), dtype=np.int32)
         parts: list[tuple[Rows, Rows]] = [(none, none)] * len(texts)
@@ -170,7 +182,7 @@ class Splicer:
                 if start is None or char == 0:
                     parts[index] = (none, own)
                     continue
-                # Windows on one shared start begin with the same text, and mostly agree alike.
+                # Windows on one shared start begin alike, and can mostly be spliced alike.
                 place = places.get(id(start))
                 if place is None or not place.holds(start[1], own):
                     place = self._place(start, token, own)
@@ -183,7 +195,7 @@ class Splicer:
         return parts
 
     def _rows(self, texts: Sequence[str], chars: Sequence[int]) -> list[Rows]:
-        """Return the rows of texts, each encoded on its own and from one of its characters on."""
+        """Return the rows of texts, each encoded from one of its characters on."""
         if not texts:
             return []
         batch = self._tokenizer(
@@ -191,31 +203,32 @@ class Splicer:
             add_special_tokens=False,
             return_attention_mask=False,
             return_token_type_ids=False,
-            verbose=False,  # No warning about a text that is longer than the model allows.
+            verbose=False,  # no warning about a text that is longer than the model allows
         )
         return list(map(_rows_of, batch.encodings, batch["input_ids"], chars))
 
     def _window(self, start: tuple[int, Rows] | None, width: int | None) -> tuple[int, int]:
-        """Return the token and the character at which the window opens, 0 for the whole text."""
+        """Return the token and the character at which a window opens; 0 is the whole text."""
         if start is None or width is None:
             return 0, 0
         length, rows = start
         token = int(np.searchsorted(rows[START], length - self._margin, "right")) - width
         if token <= 0:
             return 0, 0
-        # Best at the start of a word, where it needs no tokens to fall into step.
+        # Best at the start of a word: from there on it has the tokens of the whole text.
         lowest = max(1, token - width // 2)
         words = np.flatnonzero(rows[OPENS, lowest : token + 1])
         if words.size:
             token = lowest + int(words[-1])
-        # Offsets may leave out the space before a word, which belongs to its token all the same.
+        # A token may begin with the space before its word though its offsets leave that out.
         return token, int(min(rows[STOP, token - 1], rows[START, token]))
 
     def _place(self, start: tuple[int, Rows], token: int, own: Rows) -> _Place | None:
-        """Return where a window, opened at a token of the shared start, can be spliced to it."""
+        """Return where a window that opens at a token of the shared start can be spliced to it."""
         length, rows = start
         tail = rows[:, token:]
-        # Tokens are matched by character; those of one character (its bytes) by rank within it.
+        # Tokens are matched by the character that they start at. Several tokens may be bytes of one
+        # character; those are matched by their order.
         rank = np.arange(tail.shape[1]) - np.searchsorted(tail[START], tail[START])
         match = np.searchsorted(own[START], tail[START]) + rank
         inside = match < own.shape[1]
@@ -237,11 +250,11 @@ class Splicer:
 
 
 def _rows_of(encoding: Encoding, ids: list[int], char: int) -> Rows:
-    """Return the rows of an encoding of the tokenizers library, whose text starts at char.
+    """Return the rows of an encoding of the tokenizers library, whose text starts at `char`.
 
-    A long one gets characters and words at both ends only: to look up those of all tokens takes
-    as long as to encode them, and splices are near the ends. A window that was to open in between
-    finds character 0, which means the whole text.
+    A long encoding gets characters and words at both ends only, where splices are. To look up those
+    of all tokens takes as long as to encode the text. A window that was to open in between finds
+    character 0, which means the whole text.
     """
     rows = np.zeros((4, len(ids)), dtype=np.int32)
     rows[ID] = ids

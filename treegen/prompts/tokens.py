@@ -1,4 +1,4 @@
-"""Token ids of every prompt, equal to tokenising its whole text."""
+"""The token ids of prompts: those that the tokenizer gives for the whole text of each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,13 @@ TAIL: Final = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenPrompt:
-    """The token ids of one sampled node's prompt."""
+    """The prompt of one sampled node.
+
+    id: the id of the node.
+    tokens: the token ids of the prompt.
+    samples: completions to draw after it.
+    node: the node itself.
+    """
 
     id: str
     tokens: Ids
@@ -36,18 +42,22 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """A stretch of a prompt that is tokenised jointly."""
+    """A part of a prompt whose text is tokenised jointly."""
 
     text: str
     add_special_tokens: bool
 
 
 def tokenize(root: Node, tokenizer: PreTrainedTokenizerBase) -> list[TokenPrompt]:
-    """Return the token ids of every prompt of a tree, in the order of prompts_of.
+    """Return the token ids of every prompt of a tree, in the order of `prompts_of`.
 
-    Text is tokenised jointly along a path, never node by node, and messages are rendered jointly.
-    Token ids are used as they are: they cut the path into runs of text, each tokenised on its own,
-    and only a run that the path starts with gets the tokenizer's special tokens.
+    The text along a path is tokenised jointly, never node by node. Messages are rendered jointly.
+    Token ids stay as they are. They cut the text of a path into runs, each of which is tokenised on
+    its own. The tokenizer's special tokens go to the run that the path starts with.
+
+    Raises:
+        TreeError: the tree has no samples, or generates levels.
+        InputError: a prompt has no tokens, its text or its messages cannot be tokenised.
     """
     prompts = prompts_of(root)
     known: dict[int, Ids] = {}
@@ -73,9 +83,12 @@ def tokenize(root: Node, tokenizer: PreTrainedTokenizerBase) -> list[TokenPrompt
 
 
 def prompt_text(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a prompt as the tokenizer gets it, without the special tokens that it adds.
+    """Return the text of a prompt as the tokenizer gets it, with token ids decoded.
 
-    Token ids are decoded.
+    The special tokens that the tokenizer adds are left out.
+
+    Raises:
+        InputError: its messages cannot be rendered.
     """
     return "".join(
         run.text if isinstance(run, _Text) else tokenizer.decode(run.tolist())
@@ -86,10 +99,14 @@ def prompt_text(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
 def encode_texts(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: bool = True
 ) -> list[Ids]:
-    """Return tokenizer(text)["input_ids"] of each text; text that several start with is read once.
+    """Return tokenizer(text)["input_ids"] of each text.
 
-    A tokenizer that has no offsets, or that does more than put fixed special tokens before and
-    after a text, encodes each text in full.
+    Text that several texts start with is encoded once. The tokenizer must have offsets for that,
+    and must not do more to a text than put fixed special tokens before and after it. Otherwise each
+    text is encoded in full.
+
+    Raises:
+        InputError: a text has half of a surrogate pair.
     """
     if not texts:
         return []
@@ -215,7 +232,7 @@ def append_text(tokenizer: PreTrainedTokenizerBase, tail: Ids, text: str) -> Ids
 def _runs(
     prompt: Prompt, tokenizer: PreTrainedTokenizerBase, known: dict[int, Ids]
 ) -> Iterator[_Text | Ids]:
-    """Yield what a prompt consists of: stretches of text, and token ids."""
+    """Yield the parts of a prompt in order: runs of text, and token ids."""
     nodes = [node for node in prompt.path if node.content]
     if prompt.template and not (nodes and nodes[0].has_messages):
         raise InputError(
@@ -239,9 +256,9 @@ def _runs(
 
 
 def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the text of a prompt of chat messages, ready for the assistant's turn.
+    """Return the text of a prompt of chat messages, up to where the assistant goes on.
 
-    Where the last message is the assistant's, it is how that turn begins.
+    A last message of the assistant is how its turn begins.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(
@@ -267,7 +284,7 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
 def _template(
     tokenizer: PreTrainedTokenizerBase, add_special_tokens: bool
 ) -> tuple[list[int], list[int]] | None:
-    """Return the special tokens put before and after any text, None if they are not constant."""
+    """Return the special tokens before and after any text; None if they depend on the text."""
     if not add_special_tokens:
         return [], []
     probes = ["a", "b c", " a\n", ""]

@@ -1,9 +1,10 @@
 """Draw tokens from logits with randomness that belongs to the row, not to the batch.
 
-A draw is a pure function of (row seed, step, logits): one uniform number from a counter-based
-generator, looked up in the row's cumulative distribution. A sample therefore draws with the same
-numbers whatever batch it is decoded in, in whatever order, and after any preemption or resume. It
-is the same sample as far as its logits are, which a model may round otherwise in another batch.
+A draw is a pure function of the row's seed, the step and the logits. A counter-based generator
+makes one uniform number of the seed and the step. That number is looked up in the row's cumulative
+distribution. So a sample draws with the same numbers in any batch, in any order, and after any
+preemption or resume. The sample is the same if its logits are; a model may round logits otherwise
+in another batch.
 
 Shape letters: P distributions, N draws from each, V vocabulary.
 """
@@ -30,8 +31,11 @@ _MIX2 = 0x94D049BB133111EB - 2**64
 
 
 def uniforms(seeds: Tensor, steps: Tensor) -> Tensor:
-    """Uniform float64 numbers in [0, 1), one per (seed, step); int64 in, same shape out."""
-    # int64 arithmetic wraps; the masks turn arithmetic shifts into logical ones.
+    """Uniform float64 numbers in [0, 1), one for each seed and step.
+
+    seeds, steps: int64, of one shape, which the result has too.
+    """
+    # int64 arithmetic wraps around. The masks turn arithmetic shifts into logical ones.
     z = seeds + (steps + 1) * _GAMMA
     z = (z ^ ((z >> 30) & (2**34 - 1))) * _MIX1
     z = (z ^ ((z >> 27) & (2**37 - 1))) * _MIX2
@@ -41,13 +45,18 @@ def uniforms(seeds: Tensor, steps: Tensor) -> Tensor:
 
 NO_END = 2**62  # more tokens than any sample has
 _MAX_TOP_K = 2**24  # more than any vocabulary has, and exact as a float
-_BLOCK = 64  # tokens of the vocabulary that are summed together first
-_AT_ONCE = 2**24  # logits that are drawn from together, if not by the kernels for plain draws
+_BLOCK = 64  # tokens of the vocabulary in one block of the cumulative distribution
+_AT_ONCE = 2**24  # logits that are drawn from together, where the GPU's kernel does not draw
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bias:
-    """What is added to the logits of tokens [K] while fewer than `until` [K] tokens are drawn."""
+    """What is added to the logits of K tokens.
+
+    token: their ids.
+    value: what is added to each.
+    until: as long as a sample has fewer tokens than this.
+    """
 
     token: NDArray[np.int64]
     value: NDArray[np.float32]
@@ -56,7 +65,11 @@ class Bias:
 
 @dataclass(frozen=True, slots=True)
 class Biases:
-    """Biases of P distributions: of each kind [U, K], filled up with nothing, and its kind [P]."""
+    """The biases of P distributions, which are of U kinds.
+
+    token_UK, value_UK, until_UK: the fields of each kind's `Bias`, filled up with zeros.
+    index_P: the kind of each distribution.
+    """
 
     token_UK: Tensor
     value_UK: Tensor
@@ -65,7 +78,7 @@ class Biases:
 
     @staticmethod
     def of(kinds: Sequence[Bias], index_P: Tensor) -> Biases | None:
-        """Those of P rows, row p having kinds[index_P[p]]; None if there are none."""
+        """The biases of P rows; row p has kinds[index_P[p]]. None where no kind adds anything."""
         most = max((len(kind.token) for kind in kinds), default=0)
         if not most:
             return None
@@ -78,7 +91,7 @@ class Biases:
         return Biases(column("token"), column("value"), column("until"), index_P)
 
     def add(self, logits_PV: Tensor, steps_P: Tensor) -> Tensor:
-        """The logits of draws after so many tokens, biased."""
+        """Return the biased logits. steps_P: how many tokens each row has."""
         index_P = self.index_P
         holds_PK = steps_P[:, None] < self.until_UK[index_P]
         value_PK = torch.where(holds_PK, self.value_UK[index_P], 0.0)
@@ -87,10 +100,16 @@ class Biases:
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """Sampling parameters of P distributions as tensors [P]; None where no row uses one."""
+    """Sampling parameters of P distributions as tensors [P]; None where no row uses one.
+
+    greedy_P: which rows take the likeliest token.
+    all_greedy: whether all rows do.
+    num_logprobs: likeliest tokens that are reported for each draw.
+    biases: what is added to logits before a draw.
+    """
 
     temperature_P: Tensor
-    greedy_P: Tensor | None  # None: no row is greedy
+    greedy_P: Tensor | None
     all_greedy: bool
     top_p_P: Tensor | None
     top_k_P: Tensor | None
@@ -100,18 +119,18 @@ class SamplingBatch:
 
     @property
     def is_plain(self) -> bool:
-        """Whether every row draws from all tokens as they are, and no alternatives are reported."""
+        """Whether rows draw from all tokens, unbiased, and no likeliest tokens are reported."""
         filters = (self.top_p_P, self.top_k_P, self.min_p_P, self.biases)
         return not self.num_logprobs and all(column is None for column in filters)
 
     @staticmethod
     def greedy(num: int, device: torch.device) -> SamplingBatch:
-        """Every row takes the likeliest token, until `load` says otherwise."""
+        """Parameters of rows that take the likeliest token, until `load` gives them others."""
         temperature_P = torch.ones(num, device=device)
         return SamplingBatch(temperature_P, temperature_P > 0, False, None, None, None, 0)
 
     def of_rows(self, rows: slice) -> SamplingBatch:
-        """Those of some of the distributions."""
+        """The parameters of some of the distributions."""
 
         def part(column: Tensor | None) -> Tensor | None:
             return None if column is None else column[rows]
@@ -129,7 +148,7 @@ class SamplingBatch:
         )
 
     def load(self, other: SamplingBatch) -> None:
-        """Copy the parameters of plain draws into the place of the first rows' own."""
+        """Write the parameters of plain draws over those of the first rows, in place."""
         assert self.is_plain and other.is_plain and self.greedy_P is not None
         num = len(other.temperature_P)
         self.temperature_P[:num] = other.temperature_P
@@ -141,7 +160,7 @@ class SamplingBatch:
         index_P: Tensor,
         biases: Sequence[Bias] = (),
     ) -> SamplingBatch:
-        """Parameters of P rows, row p using params[index_P[p]] and biases[index_P[p]], if any."""
+        """Parameters of P rows; row p has params[index_P[p]], and biases[index_P[p]] if any."""
 
         def of_each(values: list[float]) -> Tensor:
             return to_device(np.array(values, dtype=np.float32), index_P.device)[index_P]
@@ -165,16 +184,22 @@ class SamplingBatch:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Drawn tokens and their log-probabilities under the unchanged logits (natural log)."""
+    """N drawn tokens of each of P distributions.
 
-    tokens_PN: Tensor  # int64
-    logprobs_PN: Tensor  # float32
-    lse_P: Tensor  # float32, log-sum-exp of the logits; not finite where they are not numbers
+    tokens_PN: int64, the tokens.
+    logprobs_PN: float32, the natural logarithm of their probability under the unchanged logits.
+    lse_P: float32, log-sum-exp of the logits; not finite where some logit is no number.
+    top_tokens_PK, top_logprobs_PK: the likeliest tokens, where they are reported.
+    """
+
+    tokens_PN: Tensor
+    logprobs_PN: Tensor
+    lse_P: Tensor
     top_tokens_PK: Tensor | None
     top_logprobs_PK: Tensor | None
 
     def first(self, num: int) -> Draws:
-        """Those of the first distributions."""
+        """The draws of the first distributions."""
         return Draws(
             self.tokens_PN[:num],
             self.logprobs_PN[:num],
@@ -185,16 +210,17 @@ class Draws:
 
 
 def draw(logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: SamplingBatch) -> Draws:
-    """Draw N tokens from each of P rows of logits, in float32 whatever their type.
+    """Draw N tokens from each of P rows of logits, in float32 whatever the type of the logits.
 
-    steps: tokens drawn before; the same for all draws of a row where it has biases.
+    seeds_PN: the seed of each draw.
+    steps_PN: how many tokens were drawn before it. All draws of a biased row have the same.
     """
     if logits_PV.device.type == "cuda" and seeds_PN.shape[1] == 1 and params.is_plain:
         tokens_P, logprobs_P, lse_P = _kernels().draw_blocks(
             logits_PV, seeds_PN[:, 0], steps_PN[:, 0], params.temperature_P, params.greedy_P
         )
         return Draws(tokens_P[:, None], logprobs_P[:, None], lse_P, None, None)
-    # Sorted, summed and searched, logits take ten to twenty times their own memory.
+    # To sort, sum and search logits takes ten to twenty times the memory that they take.
     most = max(_AT_ONCE // logits_PV.shape[1], 1)
     if len(logits_PV) <= most:
         return _draw(logits_PV, seeds_PN, steps_PN, params)
@@ -236,9 +262,9 @@ def _draw(logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: Samplin
 
 
 def _inverse_cdf(weights_PV: Tensor, uniform_PN: Tensor) -> Tensor:
-    """Per draw, the first token whose cumulative weight passes the uniform's share of the total.
+    """For each draw, the first token whose cumulative weight passes its share of the total.
 
-    First the block of the vocabulary is found, then the token in it, so that only one block is
+    The block of the vocabulary is found first, then the token in that block. So only one block is
     summed token by token. Sums are float64: rounding must not move a boundary between two tokens.
     """
     num_rows, size = weights_PV.shape
@@ -258,10 +284,10 @@ def _inverse_cdf(weights_PV: Tensor, uniform_PN: Tensor) -> Tensor:
 
 
 def _search(cdf: Tensor, share: Tensor) -> Tensor:
-    """Index of the first cumulative weight past a share of the last; never one without weight."""
+    """Index of the first cumulative weight past a share of the last one; it has weight itself."""
     # A share below 1 times a total is below that total, in float64 too.
     target = share.clamp(min=0.0, max=1 - 2.0**-53) * cdf[..., -1:]
-    # Weights that are not numbers, which the caller refuses, must not lead out of the table.
+    # The caller refuses weights that are not numbers. They must not lead out of the table here.
     return torch.searchsorted(cdf, target, right=True).clamp_(max=cdf.shape[-1] - 1)
 
 
@@ -273,7 +299,10 @@ def _kernels() -> ModuleType:
 
 
 def _weights(logits_PV: Tensor, params: SamplingBatch) -> Tensor:
-    """Unnormalised probabilities after temperature, min_p, top_k and top_p; dropped tokens 0."""
+    """Weights of tokens after temperature, min_p, top_k and top_p, not normalised.
+
+    A token that is left out has weight 0.
+    """
     weights = (logits_PV / params.temperature_P[:, None]).softmax(dim=-1)
     if params.min_p_P is not None:
         floor_P1 = weights.amax(dim=-1, keepdim=True) * params.min_p_P[:, None]
@@ -288,7 +317,7 @@ def _weights(logits_PV: Tensor, params: SamplingBatch) -> Tensor:
         rank_V = torch.arange(size, device=weights.device)
         sorted_PV = sorted_PV.masked_fill(rank_V >= limit_P1, 0.0)
     if params.top_p_P is not None:
-        # Keep a token while the mass before it is short of top_p; the first always stays.
+        # A token stays while the mass before it is less than top_p. The first one always stays.
         mass_PV = sorted_PV.cumsum(dim=-1, dtype=torch.float64)
         before_PV = mass_PV - sorted_PV
         # top_p of 1 keeps everything, whatever the rounding of the sums.

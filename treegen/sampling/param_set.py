@@ -15,7 +15,7 @@ from treegen.sampling.draw import NO_END, Bias
 
 @dataclass(frozen=True)
 class ParamSet:
-    """Sampling parameters that requests may have, and when they end a sample."""
+    """Sampling parameters that several requests have, and the stop conditions among them."""
 
     params: SamplingParams
     stopping: Stopping
