@@ -77,7 +77,12 @@ Raw = Iterator[tuple[str, int, Callable[[], Fields]]]
 
 
 def load_rows(data: str | None, split: str | None) -> LoadedRows:
-    """Read every problem of a data set; see TaskOptions for what `data` may be."""
+    """Read every problem of a data set; see TaskOptions for what `data` may be.
+
+    Raises:
+        DataError: the data cannot be read, or have no usable problem.
+        InputError: `split` goes with a folder or a named data set only.
+    """
     if data is None:
         if split not in (None, "test"):
             raise DataError(f"the bundled problems have no split {split!r}; give a data folder")
@@ -94,7 +99,11 @@ def load_rows(data: str | None, split: str | None) -> LoadedRows:
 
 
 def load_split(path: Path, split: str | None) -> LoadedRows:
-    """Read a split of a folder: a folder of problems or a file; or a folder of problems itself."""
+    """Read a split of a folder: a folder of problems or a file; or a folder of problems itself.
+
+    Raises:
+        DataError: the folder has no such split, or one that cannot be read.
+    """
     place = path / (split or "test")
     if place.is_dir():
         return _collect(_folders(place), str(place))

@@ -31,6 +31,10 @@ def load_shots(
     calls: examples with starter code, else ones that read stdin. From a few-shot file come its
     first ones. Else they are drawn by seed: from fewshot_data; or from the train split that lies
     beside the problems, if it has enough; or from those that come with treegen.
+
+    Raises:
+        InputError: there are not as many examples.
+        DataError: an example cannot be read, or is a problem of the run.
     """
     wanted = default if options.num_fewshot is None else options.num_fewshot
     if wanted == 0:

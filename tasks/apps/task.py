@@ -130,7 +130,11 @@ class APPS:
         return Node("", children=children)
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Refuse: a text alone says nothing, its program has to be run; see `judging`."""
+        """Refuse: a text alone says nothing, its program has to be run; see `judging`.
+
+        Raises:
+            InputError: always; use `judging`.
+        """
         raise InputError("programs are scored by running them: with APPS.judging, not APPS.score")
 
     def program(self, text: str) -> str | None:

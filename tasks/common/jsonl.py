@@ -21,7 +21,11 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def parse_rows(content: bytes, source: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number from 1, object) of JSON Lines held in memory."""
+    """Yield (line number from 1, object) of JSON Lines held in memory.
+
+    Raises:
+        DataError: there are no rows, or a line is no JSON object.
+    """
     if not content.strip():
         raise DataError(f"{source} is empty")
     for number, line in enumerate(content.removeprefix(_BOM).split(b"\n"), start=1):

@@ -31,7 +31,12 @@ class LoadedProblems:
 
 
 def load_problems(data: str | None, split: str | None) -> LoadedProblems:
-    """Read every problem of a data set; see TaskOptions for what `data` may be."""
+    """Read every problem of a data set; see TaskOptions for what `data` may be.
+
+    Raises:
+        DataError: the data cannot be read, or have no usable problem.
+        InputError: `split` goes with a directory or a named data set only.
+    """
     if data is None:
         if split not in (None, "test"):
             raise DataError(f"the bundled problems have no split {split!r}; give a data file")

@@ -36,6 +36,10 @@ def load_examples(
 
     From a few-shot file come its first ones, and one that is a problem is an error. From a split
     they are drawn by seed, problems left out. Else they are the bundled ones, in order.
+
+    Raises:
+        InputError: there are not as many examples.
+        DataError: an example cannot be read, or is a problem of the run.
     """
     if options.num_fewshot == 0:
         return ()

@@ -45,6 +45,9 @@ class Pattern:
         """Return what the last match in a text says is the answer; None if there is none.
 
         None as well where matching takes longer than SECONDS. Of a very long text, the end is read.
+
+        Raises:
+            TreegenError: the process that matches ended.
         """
         worker = self._worker or self._start()
         assert worker.stdin is not None and worker.stdout is not None

@@ -72,7 +72,12 @@ class QuestionAnswer:
         self._contains = False
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Read problems and examples; a problem is never among its own examples."""
+        """Read problems and examples; a problem is never among its own examples.
+
+        Raises:
+            InputError: no file is given, or a template or pattern cannot be used.
+            DataError: the file cannot be read, or has no usable problem.
+        """
         check_arguments(self.name, options.extra, self.arguments)
         if options.data is None:
             raise InputError("jsonl has no problems of its own; give --data a JSONL file")

@@ -147,7 +147,12 @@ class SandboxReport:
 
 
 def choose_tier(sandbox: str, runtime: Runtime) -> tuple[Tier, SandboxReport]:
-    """Pick the tier and prove it, or raise JudgeError with everything that is missing."""
+    """Pick the tier of a sandbox, and prove that it holds.
+
+    Raises:
+        InputError: there is no tier of this name.
+        JudgeError: none that may be taken holds here; the message says what is missing.
+    """
     if sandbox != "auto" and sandbox not in TIERS:
         raise InputError(f"sandbox must be auto, {', '.join(TIERS)}; got {sandbox!r}")
     if sandbox == "none":

@@ -113,7 +113,11 @@ class ProgramResult:
 
 
 def check_program(program: Program, tests: Sequence[Test]) -> None:
-    """Refuse what cannot be judged: a program without tests would pass for nothing."""
+    """Refuse what cannot be judged: a program without tests would pass for nothing.
+
+    Raises:
+        InputError: there are no tests, or program and tests do not fit each other.
+    """
     if not tests:
         raise InputError("no tests: a program without tests cannot be judged; leave it out")
     if program.fn_name is not None and not program.fn_name.isidentifier():

@@ -61,7 +61,12 @@ class LoadedQuestions:
 def load_questions(
     data: str | None, split: str | None, subjects: Sequence[str], *, with_dev: bool
 ) -> LoadedQuestions:
-    """Read a split and, where examples are wanted, the dev split; no subjects means all."""
+    """Read a split and, where examples are wanted, the dev split; no subjects means all.
+
+    Raises:
+        InputError: no data are given, or a split or subject that there is not.
+        DataError: the data cannot be read.
+    """
     if data is None:
         raise InputError(
             "MMLU does not come with treegen; give --data a folder with dev/ and test/, or hf"
@@ -91,7 +96,11 @@ def load_questions(
 
 
 def read_csv(path: Path, subject: str, skipped: list[Skipped] | None) -> list[Question]:
-    """Return the usable rows of one file; the others go to skipped, or raise without it."""
+    """Return the usable rows of one file; the others go to skipped, or raise without it.
+
+    Raises:
+        DataError: the file cannot be read, or counts answers from 1.
+    """
     try:
         content = path.read_bytes().decode("utf-8-sig")
     except OSError as error:

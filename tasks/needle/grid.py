@@ -66,7 +66,12 @@ class NeedleGrid:
     }
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Return a problem for each length and depth; its text is the whole prompt."""
+        """Return a problem for each length and depth; its text is the whole prompt.
+
+        Raises:
+            InputError: an option cannot be used.
+            DataError: the haystack cannot be read.
+        """
         own = NeedleOptions(options, self.name, self.arguments)
         if options.num_fewshot:
             raise InputError(f"task {self.name!r} has no solved examples; leave num_fewshot out")

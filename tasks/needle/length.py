@@ -51,6 +51,9 @@ def fit_length(
 
     build: makes the text for a filler size. what: the text's name, for the error when it is too
     long even without filler. start: a size to try first, such as that of a similar text.
+
+    Raises:
+        InputError: the text is longer than `length` without any filler.
     """
     empty = measure.count(build(0))
     if empty > length:

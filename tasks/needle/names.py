@@ -50,6 +50,9 @@ def draw_names(draw: random.Random, num: int) -> list[str]:
 
     As many as there are single names are such names. For more, every dog has two names, and the
     first ones are spread as evenly as can be.
+
+    Raises:
+        InputError: there are not as many names.
     """
     if num <= len(NAMES):
         return draw.sample(NAMES, num)

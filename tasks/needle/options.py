@@ -36,7 +36,11 @@ class NeedleOptions:
         return name in self._extra
 
     def text(self, name: str, default: str = "") -> str:
-        """Return a text that is not blank."""
+        """Return a text that is not blank.
+
+        Raises:
+            InputError: the argument is blank.
+        """
         value = self._extra.get(name, default)
         if not value.strip():
             raise InputError(f"task argument {name} is empty")
@@ -48,7 +52,11 @@ class NeedleOptions:
         return number
 
     def wholes(self, name: str, default: Sequence[int], low: int, high: int) -> tuple[int, ...]:
-        """Return ascending whole numbers: "1000,2000", or "1000-16000/16" for 16 even steps."""
+        """Return ascending whole numbers: "1000,2000", or "1000-16000/16" for 16 even steps.
+
+        Raises:
+            InputError: the argument is no such list.
+        """
         if name not in self._extra:
             return tuple(default)
         text = self._extra[name].strip()

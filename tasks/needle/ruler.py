@@ -62,7 +62,12 @@ class Ruler:
         return f"ruler-niah-{self.variant.name}"
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Return so many problems of each length, with keys, values and places of their own."""
+        """Return so many problems of each length, with keys, values and places of their own.
+
+        Raises:
+            InputError: an option cannot be used.
+            DataError: the haystack cannot be read.
+        """
         unused = () if self.variant.haystack == "essay" else ("data",)
         own = NeedleOptions(options, self.name, self.arguments, unused)
         if options.num_fewshot:

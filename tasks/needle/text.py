@@ -70,6 +70,9 @@ def load_haystack(data: str | None) -> Haystack:
     """Read a text file, or all *.txt of a directory in the order of their names.
 
     None is text that comes with treegen. Any run of spaces and line ends becomes one space.
+
+    Raises:
+        DataError: there is no text, or it cannot be read.
     """
     if data is None:
         return Haystack(filler(), "bundled filler")

@@ -28,7 +28,12 @@ class Countdown(PuzzleTask):
     examples = "countdown_fewshot.jsonl"
 
     def read(self, options: TaskOptions) -> tuple[list[Problem], tuple[Skipped, ...], str]:
-        """Return the puzzles of a file, or those that come with treegen."""
+        """Return the puzzles of a file, or those that come with treegen.
+
+        Raises:
+            InputError: `split` goes with a directory or a named data set only.
+            DataError: the file cannot be read, or has no usable puzzle.
+        """
         if options.data is None:
             if options.split is not None:
                 raise DataError("the bundled puzzles have no splits; give a data file")

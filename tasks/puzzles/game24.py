@@ -46,7 +46,12 @@ class Game24(PuzzleTask):
         return super().load(options)
 
     def read(self, options: TaskOptions) -> tuple[list[Problem], tuple[Skipped, ...], str]:
-        """Return the puzzles of a split."""
+        """Return the puzzles of a split.
+
+        Raises:
+            InputError: no file is given, or there is no such split.
+            DataError: the file cannot be read, or has no puzzle of the split.
+        """
         if options.data is None:
             raise InputError("game24 has no puzzles of its own; give --data the paper's 24.csv")
         split = options.split or "test"
@@ -85,7 +90,11 @@ class Game24(PuzzleTask):
         return f"{self.head(puzzle)} {of_steps(puzzle.steps)} = {puzzle.target}"
 
     def root(self, data: TaskData, problem: Problem) -> str:
-        """Return the prompt up to where the steps begin."""
+        """Return the prompt up to where the steps begin.
+
+        Raises:
+            InputError: the form asked for has no steps.
+        """
         if self._form != "steps":
             raise InputError("only steps can be searched; leave --task-arg form=expression out")
         return super().root(data, problem)

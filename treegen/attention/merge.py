@@ -1,4 +1,4 @@
-"""Merge of attention over disjoint sets of keys into attention over their union.
+"""From attention over disjoint sets of keys to attention over all of them.
 
 Legend: P parts of the key set, T query rows, H heads, V value dimension.
 """
@@ -16,12 +16,19 @@ from treegen.errors import InputError
 def merge(
     outs: Tensor | Sequence[Tensor], lses: Tensor | Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Join attention over disjoint key sets, exactly, as one softmax.
+    """Join attention over disjoint sets of keys into one exact softmax over all keys.
 
-    outs [P, T, H, V] and lses [P, T, H] (or sequences of P tensors), float32 or float64: round
-    partial results to a shorter type only after the merge. The weights are the softmax of the LSEs
-    over the parts. An empty part has LSE -inf and out zeros; whatever its out holds, even NaN, does
-    not reach the result. Where all parts are empty the result is out 0, LSE -inf.
+    The weights of the parts are the softmax of their LSEs. Partial results are float32 or float64:
+    they may be rounded to a shorter type after the merge, not before.
+
+    outs: [P, T, H, V], or a sequence of P tensors.
+    lses: [P, T, H], likewise; -inf where a row sees no key of a part. What `outs` holds there, even
+    NaN, does not reach the result.
+
+    Returns out [T, H, V] and LSE [T, H]. A row that sees no key has out 0 and LSE -inf.
+
+    Raises:
+        InputError: shapes do not fit each other, or the type is another one.
     """
     if len(outs) != len(lses) or len(outs) == 0:
         raise InputError(
@@ -42,12 +49,12 @@ def merge(
 
 
 def merge_in_place(outs: Tensor | Sequence[Tensor], lse_PTH: Tensor) -> tuple[Tensor, Tensor]:
-    """Merge as `merge` does, into outs[0]; the out of an empty part must be finite."""
-    # The floor keeps -inf - -inf out of rows without any key: there all weights become 0.
+    """Merge as `merge` does, but into outs[0]. What a part holds where it has no key is finite."""
+    # In a row without any key the floor takes the place of -inf, so that all weights become 0.
     top_TH = lse_PTH.amax(dim=0).clamp_(min=torch.finfo(lse_PTH.dtype).min)
     weight_PTH = (lse_PTH - top_TH).exp_()
     sum_TH = weight_PTH.sum(dim=0)
-    # A row with a key has a part of weight 1, so the floor acts on rows without any only.
+    # A row with a key has a part of weight 1. So the floor acts in rows without a key only.
     weight_PTH /= sum_TH.clamp(min=1.0)
     out_THV = outs[0].mul_(weight_PTH[0][..., None])
     for p in range(1, len(outs)):
@@ -56,7 +63,7 @@ def merge_in_place(outs: Tensor | Sequence[Tensor], lse_PTH: Tensor) -> tuple[Te
 
 
 def add_sinks(out_THV: Tensor, lse_TH: Tensor, sinks_H: Tensor) -> tuple[Tensor, Tensor]:
-    """Put one more logit per head, that of no value, into the denominator."""
+    """Put one more logit of each head into the denominator; it has no value."""
     total_TH = torch.logaddexp(lse_TH, sinks_H.to(lse_TH.dtype))
     share_TH = (lse_TH - total_TH.clamp(min=torch.finfo(lse_TH.dtype).min)).exp_()
     return out_THV.mul_(share_TH[..., None]), total_TH

@@ -42,7 +42,11 @@ class Ceilings:
 
 
 def measure(device: torch.device, dtype: torch.dtype, seconds: float | None = None) -> Ceilings:
-    """Measure all rates; seconds: for each, by default 2 on a GPU and 0.1 on a CPU."""
+    """Measure all rates; seconds: for each, by default 2 on a GPU and 0.1 on a CPU.
+
+    Raises:
+        CapacityError: the device has no room for the measurement.
+    """
     cuda = device.type == "cuda"
     seconds = seconds or (2.0 if cuda else 0.1)
     kernels = dict(_attention(device, dtype, seconds))

@@ -36,6 +36,9 @@ def decode_cases(
 
     refill: samples end at random, new_tokens long on average, and others take their places; there
     are REFILLS times as many as rows.
+
+    Raises:
+        InputError: rows cannot be divided evenly among problems.
     """
     cases = []
     if not problem_tokens:

@@ -37,7 +37,11 @@ _MOST: Final = 0.7
 
 
 def check_model(model: "Model") -> None:
-    """Raise ModelError unless the model's logits in a tree are those of stock attention."""
+    """Check that the logits of a toy tree are those of transformers' own attention.
+
+    Raises:
+        ModelError: a forward pass fails, or the logits differ.
+    """
     try:
         error, limit = _error_and_limit(model)
     except RuntimeError as problem:

@@ -25,7 +25,11 @@ DTYPES: Final = {
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """Return the device named; "auto" is CUDA where there is one, else the CPU."""
+    """Return the device named; "auto" is CUDA where there is one, else the CPU.
+
+    Raises:
+        InputError: there is no such device.
+    """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -48,6 +52,9 @@ def resolve_dtype(
 
     On a CPU float32 holds every number of a 16-bit checkpoint exactly, is as fast or faster on
     most machines, and makes a sample independent of how its batch was put together.
+
+    Raises:
+        InputError: it is none of those that treegen computes in.
     """
     if isinstance(dtype, str) and dtype != "auto":
         if dtype not in DTYPES:
@@ -74,7 +81,11 @@ def read_config(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> PretrainedConfig:
-    """Return a checkpoint's configuration, or say in one line why the model cannot be used."""
+    """Return the configuration of a checkpoint.
+
+    Raises:
+        ModelError: the configuration cannot be read, or is of a model that cannot be used.
+    """
     raw = read_raw_config(directory)
     check_trust(
         raw,

@@ -50,6 +50,9 @@ def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool)
 
     "demo" is the model that comes with treegen; a directory of that name is ./demo.
     A hub name is looked up as Hugging Face does, so HF_HUB_OFFLINE, HF_HOME and tokens apply.
+
+    Raises:
+        ModelError: there is no such directory, and no such model on the hub.
     """
     name = os.fspath(path)
     if name == demo.NAME:
@@ -119,7 +122,11 @@ def one_line(error: BaseException) -> str:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file of a checkpoint; a file that has none is a ModelError."""
+    """Return the object in a JSON file of a checkpoint.
+
+    Raises:
+        ModelError: the file cannot be read, or holds no object.
+    """
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
@@ -132,7 +139,11 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def read_raw_config(directory: Path) -> dict[str, Any]:
-    """Return config.json as it is written, or say what the directory is instead of a model."""
+    """Return config.json as it is written.
+
+    Raises:
+        ModelError: there is none; the message says what the directory is instead of a model.
+    """
     file = directory / "config.json"
     if file.is_file():
         return read_object(file)
@@ -179,10 +190,14 @@ def check_weights(directory: Path) -> None:
 def check_trust(
     settings: dict[str, Any], file: str, revision: str | None, *, local: bool, trust: bool
 ) -> None:
-    """Raise unless a configuration keeps to code that the caller agreed to run.
+    """Check that a configuration asks for no code but what the caller agreed to run.
 
     Code of the checkpoint itself runs only when asked for, and from the hub only at a pinned
     commit, so that what was read is what runs. Code of any further repository never runs.
+
+    Raises:
+        ModelError: it names code that the caller did not agree to run.
+        InputError: trust is given without a pinned revision.
     """
     for key, value in _walk(settings):
         kernel = "attn_implementation" in key or "experts_implementation" in key or "kernel" in key
@@ -224,7 +239,11 @@ def _walk(value: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, Any]
 def load_tokenizer(
     path: str | os.PathLike[str], *, revision: str | None = None, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """Return the tokenizer that lies beside a model."""
+    """Return the tokenizer that lies beside a model.
+
+    Raises:
+        ModelError: there is none, or none that can be loaded.
+    """
     directory = locate(path, revision, weights=False)
     local = Path(path).expanduser().is_dir()
     for name in ("tokenizer_config.json", "config.json"):

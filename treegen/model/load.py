@@ -48,6 +48,10 @@ def load_model(
     dtype "auto" is the checkpoint's own on a GPU and float32 on the CPU; device "auto" is CUDA
     where there is one. check compares a toy tree with transformers' own attention on the loaded
     weights (about a second); without it, a family that nobody tried may be silently wrong.
+
+    Raises:
+        InputError: the dtype, the device or `impl` cannot be used.
+        ModelError: the checkpoint cannot be loaded, or would give wrong numbers.
     """
     directory = locate(path, revision, weights=True)
     config = read_config(path, directory, revision=revision, trust_remote_code=trust_remote_code)
@@ -70,6 +74,10 @@ def from_module(
 
     The module is changed: it attends by treegen from now on. name: what messages call it.
     check: compare with transformers' own attention, as `load_model` does.
+
+    Raises:
+        InputError: the dtype of the module cannot be used.
+        ModelError: the model cannot be used, or would give wrong numbers.
     """
     config = module.config
     refuse_family(config)

@@ -82,7 +82,11 @@ class Probed:
 
 
 def probe_layers(config: PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool) -> Probed:
-    """Run the model on three tokens without data; return how its layers call attention."""
+    """Run the model on three tokens without data; return how its layers call attention.
+
+    Raises:
+        ModelError: the layers do not call attention in a way that can be used.
+    """
     try:
         with torch.device("meta"):
             model: nn.Module = (

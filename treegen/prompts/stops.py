@@ -40,10 +40,10 @@ Ending = tuple[FinishReason, str | int | None, str]
 
 
 class Stopping:
-    """Stop conditions of one set of sampling parameters.
+    """The stop conditions of one set of sampling parameters.
 
-    may_end: bool [vocab_size], tokens after which a sample may be over. ids: tokens after which
-    it is.
+    may_end: bool [vocab_size], tokens after which a sample may be over.
+    ids: tokens after which a sample is over.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Stopping:
         """Stop conditions for a model with this vocabulary and these end-of-sequence ids."""
         eos = () if params.ignore_eos else eos_token_ids
         self._detokenizer = Detokenizer(tokenizer)
-        # No text shows a special token, only tokens that happen to spell it.
+        # A special token is in no text. A text that spells it is made of other tokens.
         special = special_tokens(tokenizer, self._detokenizer) if params.stops else {}
         self._named = {special[stop]: stop for stop in params.stops if stop in special}
         self._strings = StopStrings(tokenizer, params.stops, vocab_size) if params.stops else None
@@ -65,7 +65,7 @@ class Stopping:
         self.may_end[list(self.ids)] = True
 
     def verdict(self, prompt: Tokens, tokens: Sequence[int], limit: int) -> Ending | None:
-        """How a sample ends; None if it goes on."""
+        """How a sample ends; None if it goes on; see `verdicts`."""
         return self.verdicts([prompt], [tokens], [limit])[0]
 
     def verdicts(
@@ -74,7 +74,11 @@ class Stopping:
         samples: Sequence[Sequence[int]],
         limits: Sequence[int],
     ) -> list[Ending | None]:
-        """How samples end, each after a prompt and with a number of tokens at most."""
+        """How samples end; None for those that go on.
+
+        prompts, samples: the tokens of each sample's prompt and of the sample itself.
+        limits: how many tokens each sample may have.
+        """
         verdicts: list[Ending | None] = [None] * len(samples)
         over: list[int] = []
         for at, (prompt, tokens, limit) in enumerate(zip(prompts, samples, limits, strict=True)):
@@ -82,7 +86,7 @@ class Stopping:
                 over.append(at)
                 continue
             hit = None
-            # Tokens before the last cannot have completed a stop, or the sample would be over.
+            # Only the last token can have completed a stop string: the sample went on before it.
             may_end = self._strings is not None and self._strings.may_end[tokens[-1]]
             if self._strings and may_end and len(tokens) > self._least:
                 hit = self._strings.hit(prompt, tokens, num_new=1, since=self._least)
@@ -100,20 +104,20 @@ class Stopping:
                 verdicts[at] = "length", None, text
                 continue
             name = self._named.get(token, "")
-            # That the model has ended the text is worth more than how its end is written.
+            # An end of sequence is told by its id, even where a stop string names the same token.
             end = name if name and token not in self._eos else token
             verdicts[at] = "stop", end, text + name * self._include_stop
         return verdicts
 
     def kept(self, tokens: Sequence[int]) -> Sequence[int]:
-        """The tokens of a sample that is over, without the stop token unless it is to stay."""
+        """The tokens of a sample that is over. Its stop token is left out unless it is to stay."""
         last = tokens[-1]
         stays = last not in self.ids or (self._include_stop and last in self._asked)
         return tokens if stays else tokens[:-1]
 
 
 class Stoppings:
-    """Stop conditions used last; the table over a large vocabulary takes a while to make."""
+    """The stop conditions that were used last, because a large vocabulary's table takes a while."""
 
     def __init__(self) -> None:
         self._made = functools.lru_cache(maxsize=_MOST_KEPT)(_make)
@@ -121,7 +125,11 @@ class Stoppings:
     def of(
         self, params: SamplingParams, tokenizer: Any, eos_token_ids: Sequence[int], vocab_size: int
     ) -> Stopping:
-        """Those that sampling parameters ask for, as `Stopping` makes them."""
+        """The stop conditions of sampling parameters, made once.
+
+        Raises:
+            InputError: a stop string is empty.
+        """
         stops = SamplingParams(
             stop=params.stops,
             stop_token_ids=params.stop_token_ids,
@@ -130,7 +138,7 @@ class Stoppings:
             min_tokens=params.min_tokens,
             max_tokens=max(params.min_tokens, 1),
         )
-        # A tokenizer may be given further tokens meanwhile.
+        # The length is a part of the key, because a tokenizer may get further tokens meanwhile.
         return self._made(stops, tokenizer, len(tokenizer), tuple(eos_token_ids), vocab_size)
 
 
@@ -143,8 +151,10 @@ def _make(
 class StopStrings:
     """Strings that end a sample: a table of the tokens that may complete one, and a search.
 
-    may_end: bool [vocab_size], false only for tokens after which no stop string can just have
-    been completed.
+    may_end: bool [vocab_size], false only for tokens that cannot complete a stop string.
+
+    Raises:
+        InputError: a stop string is empty.
     """
 
     def __init__(
@@ -159,8 +169,10 @@ class StopStrings:
         self.may_end: NDArray[np.bool_] = self._table(vocab_size)
 
     def find(self, text: str, after: int = 0) -> tuple[int, str] | None:
-        """Return where the earliest stop string starts and which it is; of several there, the
-        one that was given first. after: characters within which it must not end.
+        """Return where the earliest stop string starts, and which it is.
+
+        Of several that start there it is the one that was given first. after: a stop string that
+        ends within so many characters does not count.
         """
         found = [
             (text.find(stop, max(after - len(stop) + 1, 0)), order, stop)
@@ -179,9 +191,9 @@ class StopStrings:
     ) -> tuple[str, str] | None:
         """Return the generated text up to the earliest stop string, and that string, if any.
 
-        num_new: how many of the last tokens were not searched yet. The text of the others is
-        known to have no stop string, so nearly all of it need not be decoded again.
-        since: tokens in the text of which a stop string that ends there does not count.
+        num_new: how many of the last tokens were not searched yet. The text of the others has no
+        stop string, so nearly all of it need not be decoded again.
+        since: a stop string that ends in the text of so many first tokens does not count.
         """
         if num_new is not None and not self._in_tail(prompt_tokens, tokens, num_new):
             return None
@@ -202,7 +214,7 @@ class StopStrings:
             tail = self._detokenizer.text(earlier, tokens[-width:])
             if self.find(tail) is not None:
                 return True
-            # Special tokens and parts of a character show less than one character each.
+            # A special token shows no character, and a token may be a part of one.
             old = self._detokenizer.text(earlier, tokens[-width:-num_new])
             if len(old.replace(PARTIAL, "")) >= self._longest:
                 return False
@@ -212,9 +224,9 @@ class StopStrings:
     def _table(self, vocab_size: int) -> NDArray[np.bool_]:
         """Return may_end.
 
-        A stop string was completed by a token if it lies within the token's text or one of its
-        ends is how that text starts. A token has two texts: at the start of a text, where a space
-        may be lost, and after others.
+        A token may complete a stop string that lies within its text, or an end of which its text
+        starts with. A token has two texts: one at the start of a text, where a space may be lost,
+        and one after other tokens.
         """
         table = np.zeros(vocab_size, dtype=np.bool_)
         if not self.stops:
@@ -229,8 +241,8 @@ class StopStrings:
         if not self._is_local(anchor, before, after):
             return ~table
         ends = tuple({stop[start:] for stop in self.stops for start in range(len(stop))})
-        # A token that is part of a character can complete it, and with it what the character is
-        # part of. ASCII characters have no parts.
+        # A token that is a part of a character can complete the character, and with it a stop
+        # string. ASCII characters have no parts.
         parts = () if all(stop.isascii() for stop in self.stops) else (PARTIAL,)
         within = (*self.stops, *parts)
         for token, texts in enumerate(zip(alone, after, strict=True)):
@@ -243,10 +255,10 @@ class StopStrings:
         return table
 
     def _is_local(self, anchor: int, before: str, after: Sequence[str]) -> bool:
-        """Whether the decoder shows a token at once, whatever follows; tried on some tokens.
+        """Whether the text of a token is there at once, whatever follows; tried on some tokens.
 
-        One that adds the space after a word when the next token comes would complete a stop
-        string with a token that has nothing to do with it.
+        Some decoders add the space after a word when the next token comes. Any token could then
+        complete a stop string that ends in a space.
         """
         step = max(1, len(after) // NUM_PROBES)
         again = after[anchor].removeprefix(before)

@@ -75,7 +75,11 @@ def parse_json(text: str) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """Return the value in the JSON file `path`; raise RunError if it cannot be read."""
+    """Return the value in the JSON file `path`.
+
+    Raises:
+        RunError: the file cannot be read, or is damaged.
+    """
     try:
         return parse_json(path.read_bytes().decode())
     except OSError as error:
@@ -89,6 +93,10 @@ def write_json(path: Path, value: object) -> None:
 
     After a crash at any moment `path` holds either the old value or the new one, whole. Several
     processes may write at once: each has a scratch of its own.
+
+    Raises:
+        InputError: JSON cannot hold the value.
+        RunError: the system refused the write.
     """
     try:
         text = json.dumps(value, indent=2, ensure_ascii=True, allow_nan=False)

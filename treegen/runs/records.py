@@ -37,7 +37,11 @@ _CRC_SIZE: Final = len(_CRC_START) + 8 + len(b'"}')
 
 
 def encode_record(record: Mapping[str, Any]) -> bytes:
-    """Return `record` as one line with its crc and newline."""
+    """Return `record` as one line with its crc and newline.
+
+    Raises:
+        InputError: JSON cannot hold it, or it has a field `crc`.
+    """
     if "crc" in record:
         raise InputError("a record has the field 'crc', which the file adds itself")
     try:
@@ -138,7 +142,11 @@ class RecordFile:
             self.sync()
 
     def sync(self) -> None:
-        """Make all records survive a power failure."""
+        """Make all records survive a power failure.
+
+        Raises:
+            RunError: the system refused; the latest records may be lost.
+        """
         if not self._dirty or self._fd < 0:
             return
         begin = time.monotonic()
@@ -156,7 +164,11 @@ class RecordFile:
         self._sync_due = end + min(_MAX_SYNC_SECONDS, max(_SYNC_SECONDS, 20 * (end - begin)))
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield the records there are now, each key once, in the order of the file."""
+        """Yield the records there are now, each key once, in the order of the file.
+
+        Raises:
+            RunError: the file cannot be read, or is damaged.
+        """
         end, offset = self._end, 0
         try:
             with open(self.path, "rb") as file:

@@ -61,6 +61,9 @@ class Triton:
         """Partial results of all levels in float32, merged in float32, rounded once.
 
         What the dense kernel computes is rounded before the merge, too.
+
+        Raises:
+            InputError: levels have different pools, or the tensors are float64.
         """
         keys, values = pairs[0]
         if any(pair[0] is not keys or pair[1] is not values for pair in pairs):

@@ -77,7 +77,11 @@ class XFormers(Library):
     def run(
         self, q_NHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, call: Call, options: Options
     ) -> tuple[Tensor, Tensor]:
-        """One call; grouped heads are an expanded dimension of keys and values."""
+        """One call; grouped heads are an expanded dimension of keys and values.
+
+        Raises:
+            InputError: no kernel of xformers takes the tensors.
+        """
         if "mask" not in call.memo:
             masks = self._fmha.attn_bias
             kind = masks.BlockDiagonalGappyKeysMask
