@@ -8,23 +8,24 @@ from typing import Final, Literal
 
 FinishReason = Literal["stop", "length"]
 OWN_KEYS: Final = "own keys"
-"""The name of a decode step's last level: what each row reads for itself."""
+"""The name of the last level of a decode step, which each row reads for itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One finished sample.
 
-    prompt_id, sample_index: which sample of which prompt.
-    seed: what its draws were made from: a function of the run seed, the prompt (its id, or its
-    tokens where it has none) and the number of its samples before this one.
+    prompt_id: the id of its prompt.
+    sample_index: its number among the samples of the prompt, from 0.
+    seed: the seed of its draws. It follows from the seed of the run, the prompt's id (or tokens, if
+    it has no id) and the number of samples of the prompt before this one.
     text: what was generated, cut before the stop string and without special tokens.
-    tokens: every generated token id, those of the stop included.
+    tokens: all generated token ids, those of the stop included.
     logprobs: natural-log probability of each token under the model, before temperature.
     finish_reason: "stop" (a stop string, a stop token or end of sequence) or "length".
-    stop: the stop string or stop token id that ended it (a string that is a special token is told
-    as the string, the model's own end as its id); None for "length".
-    top_logprobs: per token the likeliest (token id, logprob) pairs, if asked for.
+    stop: the stop string or the stop token id that ended it; None for "length". A stop string that
+    is a special token is given as the string, the model's own end of sequence as its id.
+    top_logprobs: for each token the likeliest (token id, logprob) pairs, if asked for.
     """
 
     prompt_id: str
@@ -52,8 +53,9 @@ class Completion:
 class Score:
     """Log-likelihood of one continuation given its context.
 
-    tokens, logprobs: the continuation's token ids and their natural-log probabilities.
-    is_greedy: every token is the model's likeliest.
+    tokens: the token ids of the continuation.
+    logprobs: the natural-log probability of each.
+    is_greedy: whether every token is the model's likeliest.
     """
 
     tokens: tuple[int, ...]
@@ -91,20 +93,26 @@ class LevelRows:
 
 @dataclass(slots=True)
 class Usage:
-    """What a run computed, and what the same samples would have cost apart.
+    """What a run computed, and what its samples would have taken without sharing.
 
     prompt_tokens_computed: prompt tokens that went through the model.
     prompt_tokens_reused: prompt tokens whose keys and values were kept from an earlier call.
-    prompt_tokens_unshared: prompt tokens that one prompt per sample would have computed.
+    prompt_tokens_unshared: prompt tokens if each sample had computed its own prompt.
     decoded_tokens: generated tokens of finished and live samples.
-    recomputed_tokens: tokens computed again after their pages were taken for other work.
-    key_tokens_read, key_tokens_unshared: keys read per layer in decode steps, and what reading
-    each row's whole context would have read.
-    impl: the attention implementation. kernels: by level, in how many decode steps which of its
-    kernels read it; levels are what is read once for all rows below, "level 0" nearest the root,
-    and last "own keys", which every row reads for itself.
-    eager_because: why decode steps were not replayed as CUDA graphs though they were wanted; empty
-    if they were, or on a CPU. uncompiled_because: why layers ran uncompiled, likewise.
+    recomputed_tokens: tokens that were computed again after their pages had been taken away.
+    prefill_steps, decode_steps: passes of each kind.
+    preemptions: how often a row lost its pages to other rows.
+    peak_rows, peak_pages: most rows and pages that were in use at a time.
+    num_pages, page_size: pages of the cache, and tokens of a page.
+    key_tokens_read: keys that decode steps read in each layer.
+    key_tokens_unshared: keys that they would have read if each row read its whole context.
+    seconds, prefill_seconds, decode_seconds: time in all, and of each kind of pass.
+    impl: the attention implementation.
+    kernels: for each level, in how many decode steps which kernel read it. "level 0" is nearest the
+    root. The last level is "own keys", which each row reads for itself.
+    eager_because: why decode steps were not replayed as CUDA graphs; empty where they were, where
+    they were not wanted, and on a CPU.
+    uncompiled_because: why layers ran uncompiled, likewise.
     """
 
     prompt_tokens_computed: int = 0
@@ -135,7 +143,7 @@ class Usage:
         return self.decoded_tokens / self.seconds if self.seconds > 0 else 0.0
 
     def count_kernels(self, names: Sequence[str]) -> None:
-        """Note a decode step; names: the kernel of each level, from the root to the rows' own."""
+        """Count a decode step. names: the kernel of each level, from the root to the rows' own."""
         last = len(names) - 1
         for place, name in enumerate(names):
             steps = self.kernels.setdefault(f"level {place}" if place < last else OWN_KEYS, {})

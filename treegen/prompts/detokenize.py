@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     Tokens = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
 
 PARTIAL: Final = "\ufffd"
-"""What bytes that are no character, or not yet, decode to."""
+"""What bytes decode to that are no character, or not yet a whole one."""
 MAX_CHARACTER_TOKENS: Final = 4
 CONTEXT_TOKENS: Final = 8
-"""Prompt tokens that are decoded along with the generated ones, if they show any text."""
+"""Prompt tokens that are decoded together with generated ones, if they show any text."""
 NUM_PROBES: Final = 256
 _MANY: Final = 64  # sequences worth waking the tokenizer's threads for, which may take 13 ms
 
@@ -26,8 +26,8 @@ _MANY: Final = 64  # sequences worth waking the tokenizer's threads for, which m
 class Detokenizer:
     """Decodes tokens to the text that they add after a prompt.
 
-    Decoded alone, the first token of a text may lose its leading space, and bytes that end a
-    character mean nothing. So the end of the prompt is decoded along with them.
+    The first token of a text may lose its leading space when it is decoded alone. Bytes that end a
+    character mean nothing alone. So the end of the prompt is decoded together with the tokens.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -35,11 +35,11 @@ class Detokenizer:
 
         self._tokenizer = tokenizer
         self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-        # Models have more rows than the tokenizer has tokens. A fast tokenizer skips such ids.
+        # A model may have more token ids than its tokenizer. A fast tokenizer skips those.
         self._limit = None if getattr(tokenizer, "is_fast", False) else len(tokenizer)
         # This decoder shows every whole character, whatever bytes stand next to it.
         self._shows_all = isinstance(getattr(self._backend, "decoder", None), ByteLevel)
-        # The samples of a prompt come after the same text.
+        # All samples of a prompt have the same text before them.
         self._shown = functools.lru_cache(maxsize=4096)(self.decode)
 
     def text(self, prompt_tokens: Tokens, tokens: Tokens) -> str:
@@ -51,7 +51,7 @@ class Detokenizer:
 
     def texts(self, prompts: Sequence[Tokens], samples: Sequence[Tokens]) -> list[str]:
         """Return what each sample's tokens add to the text of its prompt, all at once."""
-        # The samples of a prompt come with one object.
+        # All samples of a prompt are given with the same object.
         context_of = {
             key: self._context(prompt) for key, prompt in {id(p): p for p in prompts}.items()
         }
@@ -73,8 +73,8 @@ class Detokenizer:
                 before = self._shown(context[:-cut])
                 if not before.endswith(PARTIAL) and whole.startswith(before):
                     return whole[len(before) :]
-        # Bytes that never become a character spoil those of the prompt that stand before them.
-        # What is generated then starts with a byte, which has no leading space to lose.
+        # Bytes that never become a character change how the end of the prompt decodes. Then the
+        # first generated token is a byte, which has no leading space to lose.
         return self.decode(ids)
 
     def decode(self, tokens: Tokens) -> str:
@@ -84,8 +84,8 @@ class Detokenizer:
     def _decode(self, sequences: Sequence[tuple[int, ...]]) -> list[str]:
         """Return the text of each sequence of tokens, with all whole characters shown.
 
-        Some decoders take bytes in a row as one, all or none: an unfinished character at the end
-        would hide those before it. (It does if one of those is U+FFFD itself.)
+        Some decoders show bytes in a row all or not at all, so an unfinished character at the end
+        would hide those before it. (It does hide them if one of them is U+FFFD itself.)
         """
         texts = self.decode_each(sequences)
         if self._shows_all:
@@ -120,7 +120,7 @@ class Detokenizer:
     def shows_text(self, tokens: Tokens) -> bool:
         """Whether the tokens have text of their own, however they start.
 
-        One visible character is enough: before it ends whatever they start in the middle of.
+        One visible character is enough: a character that they start within has ended before it.
         """
         return bool(self._shown(_ids(tokens)).replace(PARTIAL, "").strip())
 
@@ -139,7 +139,7 @@ def _ids(tokens: Tokens) -> tuple[int, ...]:
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase, detokenizer: Detokenizer) -> dict[str, int]:
-    """The tokens that no text shows, by how they are written."""
+    """The special tokens, which no text shows: their ids by how they are written."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     also = set(getattr(tokenizer, "all_special_ids", ()))
     found = {str(token): id for id, token in added.items() if token.special or id in also}

@@ -1,4 +1,4 @@
-"""Generated levels that a prompt tree declares below a node, and what they can come to at most."""
+"""The levels that a prompt tree generates below a node, and how large they can be."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from treegen.errors import InputError, TreeError
 from treegen.params import SamplingParams
 
-# Of the nodes of a level, as `treegen.search.Evaluate`; a declared tree knows no nodes of a search.
+# As `treegen.search.Evaluate`, which a declared tree cannot import: it is above it.
 Scorer = Callable[[Sequence[Any]], Awaitable[Sequence[float]]]
 
 ScorerName = Literal["mean_logprob", "min_logprob", "sum_logprob"]
@@ -18,10 +18,13 @@ SCORERS: Final[tuple[ScorerName, ...]] = ("mean_logprob", "min_logprob", "sum_lo
 
 @dataclass(frozen=True, slots=True)
 class Expand:
-    """One generated level: so many continuations of every node of the level above.
+    """One generated level: continuations of every node of the level above.
 
-    A stop string stays in the text, so that the next level goes on where the line ends. Parameters
-    that are None are those of the run. Raises TreeError for a value that cannot be used.
+    A stop string stays in the text, so that the next level goes on behind it. A parameter that is
+    None is that of the run.
+
+    Raises:
+        TreeError: a field has a value that cannot be used.
     """
 
     samples: int
@@ -31,12 +34,12 @@ class Expand:
     max_tokens: int | None = None
     temperature: float | None = None
     given: str = ""
-    """Text to append to each node above before its continuations are drawn."""
+    """Text that is appended to each node above before its continuations are drawn."""
     keep: int | None = None
-    """How many nodes of this level, over all parents, are expanded further; None is all."""
+    """How many nodes of this level, of all parents together, are expanded further; None: all."""
     scorer: ScorerName | Scorer | None = None
-    """What `keep` goes by, mean_logprob by default; one of SCORERS or a function as in
-    treegen.search.evaluate."""
+    """What `keep` chooses by: one of SCORERS, or a function as in treegen.search.evaluate. The
+    default is mean_logprob."""
 
     def __post_init__(self) -> None:
         for name in ("samples", "keep"):
@@ -73,9 +76,11 @@ class Expand:
 
 @dataclass(frozen=True, slots=True)
 class LevelBound:
-    """What one generated level can come to below one node.
+    """How large one generated level can be.
 
-    level: from 1. rows: samples drawn at most. kept: of them expanded further at most.
+    level: its number, from 1.
+    rows: samples at most.
+    kept: how many of them are expanded further at most.
     tokens: generated tokens at most.
     """
 
@@ -86,9 +91,12 @@ class LevelBound:
 
 
 def bound_levels(levels: Sequence[Expand], params: SamplingParams) -> list[LevelBound]:
-    """What declared levels can come to at most, level by level, with a run's parameters.
+    """How large the levels below one node can be, level by level.
 
-    Raises TreeError for several continuations where the run is greedy.
+    params: the parameters of the run.
+
+    Raises:
+        TreeError: a level has several continuations, which are all the same in a greedy run.
     """
     bounds = []
     above = 1
@@ -107,7 +115,7 @@ def bound_levels(levels: Sequence[Expand], params: SamplingParams) -> list[Level
 
 
 def sum_levels(trees: Sequence[Sequence[Expand]], params: SamplingParams) -> tuple[LevelBound, ...]:
-    """What the declared levels of several nodes can come to at most together, level by level."""
+    """How large the levels below several nodes can be together, level by level."""
     total: list[LevelBound] = []
     for levels in trees:
         for bound in bound_levels(levels, params):

@@ -1,4 +1,4 @@
-"""The prompt tree that a user declares, and the prompts (sampled nodes) that it stands for."""
+"""The prompt tree that a user declares, and the prompts of its sampled nodes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from treegen.prompts.expansion import Expand
 from treegen.prompts.surrogates import lone_surrogate
 
 Message = Mapping[str, Any]
-"""One chat turn: {"role": ..., "content": ...}, and what else the chat template reads, such as
-tool_calls, beside which content may be missing."""
+"""One chat turn: {"role": ..., "content": ...}, and what else the chat template reads. With
+tool_calls there need be no content."""
 _OWN_ARGUMENTS: Final = (
     "conversation", "tokenize", "add_generation_prompt", "continue_final_message", "return_dict",
     "return_tensors", "padding", "truncation", "max_length", "tokenizer_kwargs",
@@ -24,10 +24,14 @@ MAX_TOKEN_ID = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A piece of prompt, what may follow it, and how many times to sample after it.
+    """A piece of prompt, the pieces that may follow it, and how many samples are drawn after it.
 
-    The prompt of a node is the content of all nodes from the root to it. Along one path content is
-    text and token ids in any mixture, or chat messages only; empty content goes with both.
+    The prompt of a node is the content of all nodes from the root down to it. Along one path the
+    content is text and token ids in any mixture, or it is chat messages. Empty content goes with
+    both.
+
+    Raises:
+        TreeError: a field has a value that cannot be used.
     """
 
     content: str | Sequence[int] | Sequence[Message] = ""
@@ -36,18 +40,19 @@ class Node:
     samples: int | None = None
     """Completions to draw after this node; None means 1 for a leaf and 0 for an inner node."""
     id: str | None = None
-    """Unique among sampled nodes; by default the path of child indices, "0/3/1", the root "0"."""
+    """A name that no other sampled node has. By default it is made of the indices of children on
+    the path, such as "0/3/1"; the root's is "0"."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     expand: Sequence[Expand] = ()
     """Levels to generate after this node, in place of samples; see `LLM.expand`."""
     template: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the chat template for all prompts below, such as `tools`, `documents` or
-    `enable_thinking`; a node's own stand before those of nodes above it."""
+    `enable_thinking`. An argument of a node stands before one of the nodes above it."""
 
     def __post_init__(self) -> None:
         _check_content(self.content)
         if not isinstance(self.children, tuple):
-            # A list could still change, and a generator can be walked only once.
+            # A list could still be changed, and a generator can be read only once.
             object.__setattr__(self, "children", _as_tuple(self.children))
         for index, child in enumerate(self.children):
             if not isinstance(child, Node):
@@ -78,7 +83,12 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A sampled node and the path, root first, that leads to it."""
+    """The prompt of one sampled node.
+
+    id: the id of the node.
+    path: the nodes from the root to it.
+    samples: completions to draw.
+    """
 
     id: str
     path: tuple[Node, ...]
@@ -91,13 +101,18 @@ class Prompt:
 
     @property
     def template(self) -> dict[str, Any]:
-        """Arguments of the chat template."""
+        """The arguments of the chat template, from all nodes of the path."""
         return {name: value for node in self.path for name, value in node.template.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """A node that levels are generated below, and the path, root first, that leads to it."""
+    """A node that generates levels.
+
+    id: the id of the node.
+    path: the nodes from the root to it.
+    levels: what is generated below it.
+    """
 
     id: str
     path: tuple[Node, ...]
@@ -112,9 +127,10 @@ class Expansion:
 
 
 def expansions_of(root: Node) -> list[Expansion]:
-    """Return the nodes of a tree that levels are generated below, depth first.
+    """Return the nodes of a tree that generate levels, depth first.
 
-    Raises TreeError where a node is sampled instead, or nothing is generated at all.
+    Raises:
+        TreeError: a node is sampled instead, or no node generates levels.
     """
     found = _walk(root)
     sampled = [name for name, path in found.items() if not path[-1].expand]
@@ -129,14 +145,15 @@ def expansions_of(root: Node) -> list[Expansion]:
 
 
 def generates(root: Node) -> bool:
-    """Whether a tree declares generated levels."""
+    """Whether some node of a tree generates levels."""
     return any(path[-1].expand for path in _walk(root).values())
 
 
 def prompts_of(root: Node) -> list[Prompt]:
-    """Return the sampled nodes of a tree, depth first, children in declared order.
+    """Return the prompts of a tree, depth first, children in declared order.
 
-    Raises TreeError where there are none, or where a node generates levels instead.
+    Raises:
+        TreeError: no node is sampled, or a node generates levels instead.
     """
     found = _walk(root)
     for name, path in found.items():
@@ -148,7 +165,11 @@ def prompts_of(root: Node) -> list[Prompt]:
 
 
 def as_list(name: str, values: Iterable[Any]) -> list[Any]:
-    """What is given as a list; raise InputError for one text or another thing that is none."""
+    """Return an argument as a list.
+
+    Raises:
+        InputError: it is a text, a mapping or a single thing.
+    """
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         raise InputError(
             f"{name} must be a list, not a {type(values).__name__}; for one give a list of one"
@@ -164,15 +185,15 @@ def chat_arguments(
 
 
 def _walk(root: Node) -> dict[str, tuple[Node, ...]]:
-    """Return the paths to the nodes that something is drawn after, by id, depth first."""
+    """Return the paths to the nodes that are sampled or generate levels, by id, depth first."""
     if not isinstance(root, Node):
         raise TreeError(f"the tree is a {type(root).__name__}; give its root Node")
     found: dict[str, tuple[Node, ...]] = {}
-    # What lies between the root and the node at hand. A stack of our own instead of recursion: a
+    # The nodes from the root to the node at hand. It is a stack instead of recursion, because a
     # chain of thoughts may be deeper than the interpreter allows.
     path: list[Node] = []
     indices: list[int] = []
-    # For each node of the path, the nearest node up to it that has content.
+    # For each node of the path the last node with content, from the root to it.
     sources: list[Node | None] = []
 
     def enter(node: Node, index: int) -> None:
@@ -242,7 +263,7 @@ def _check_content(content: object) -> None:
             _check_message(index, message)
         return
     for index, token in enumerate(content):
-        # Integers of numpy have __index__ as well; floats and strings do not.
+        # Integers of numpy have __index__ too. Floats and strings do not.
         whole = hasattr(token, "__index__") and not isinstance(token, bool)
         if not whole or not 0 <= token <= MAX_TOKEN_ID:
             raise TreeError(

@@ -17,10 +17,13 @@ FILE: Final = "trees.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class StoredTree:
-    """What one search came to.
+    """One finished search, as its record has it.
 
-    solved: None where nobody can say. best: id of the node where the best path ends, if any.
-    stopped: why it ended. usage: what it cost, as its record says.
+    solved: whether its answer is right; None where nobody can say.
+    best: the id of the node where the best path ends, if there is one.
+    nodes: the nodes of its tree, parents before their children.
+    stopped: why it ended.
+    usage: what it cost.
     """
 
     problem_id: str
@@ -48,7 +51,8 @@ class StoredTree:
 def read_trees(folder: Path) -> tuple[StoredTree, ...]:
     """Return the finished searches of a run; none if it is no search.
 
-    Raises RunError for a record whose nodes are no tree.
+    Raises:
+        RunError: the nodes of a record are no tree, or the file cannot be read.
     """
     path = folder / FILE
     if not path.exists():

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One finished sample; verdicts by filter, None where it is not judged.
+    """One finished sample.
 
-    searched: it is what a search found.
+    verdicts: by filter; None where the sample is not judged.
+    searched: whether it is what a search found.
     """
 
     problem_id: str
@@ -33,9 +34,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class ProblemView:
-    """One problem as it was asked; its texts are empty where its data are not at hand.
+    """One problem as it was asked.
 
+    question, answer: empty where the data of the run are not at hand.
     prompt_tokens: tokens of its whole prompt; 0 without a sample.
+    samples: its finished samples.
     """
 
     id: str
@@ -49,10 +52,14 @@ class ProblemView:
 class RunView:
     """A run as it stands.
 
-    filters: the ways in which answers were read, the headline first; empty where nothing is
-    judged. report: None likewise. tree: the declared prompts. usage: the account of all parts.
-    notices: what is missing here and why, one sentence each. searched: its problems were searched,
-    and the one sample of each is what its search found.
+    filters: the ways in which answers were read, the headline first; empty where nothing is judged.
+    report: the metrics; None where nothing is judged.
+    tree: the declared prompts, where the data of the run are at hand.
+    usage: what all parts of the run computed.
+    timeline: how far the run was at what time.
+    trees: its search trees.
+    notices: what is missing here and why, one sentence each.
+    searched: whether its problems were searched. The one sample of each is what its search found.
     """
 
     name: str
