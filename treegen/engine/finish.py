@@ -145,8 +145,7 @@ class Endings:
         grown = self._on_grown(request, completion)
         key = request.index, completion.sample_index
         if not len(grown.tokens):
-            request.segment.refs += 1
-            self.grown[key] = request.segment
+            self.grown[key] = self._run.store.hold(request.segment)
             return
         rows = self._rows
         at = np.array([slot])

@@ -31,7 +31,8 @@ class LiveSegment:
     values are in place; was_computed: the furthest they have been. continued: whether those of
     the segments above that its table covers are in place too.
     first_logit, scored: first position whose logits are wanted at all, and for scoring.
-    refs: children, unfinished requests and handles. openers: open requests that need it in place.
+    refs: children, unfinished requests and handles; `SegmentStore.hold` and `release` count them.
+    openers: open requests that need it in place.
     reuse: a kept prefix that has its first tokens, and up to which position.
     logprobs, is_best: of its tokens, as far as they have been scored.
     """

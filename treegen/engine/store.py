@@ -45,8 +45,7 @@ class SegmentStore:
 
     def add(self, parent: LiveSegment | None, tokens: Tokens, *, rows: int = 1) -> LiveSegment:
         """A new segment, with one reference for the caller. rows: how many are expected below."""
-        segment = self._add(parent, tokens, kept=False)
-        segment.refs = 1
+        segment = self.hold(self._add(parent, tokens, kept=False))
         self.promote(segment, rows)
         for prefix in self._kept:
             shared = common_prefix(prefix.tokens, path_tokens(segment))
@@ -68,8 +67,7 @@ class SegmentStore:
 
         num_computed: how many of the tokens have their keys in these pages, which may be none.
         """
-        segment = self._add(parent, tokens, kept=False)
-        segment.refs = 1
+        segment = self.hold(self._add(parent, tokens, kept=False))
         if len(table):
             segment.base, segment.above = base, above
             segment.table, segment.continued = table, True
@@ -86,8 +84,9 @@ class SegmentStore:
 
         It shares the segment's pages if they are in place, and else is computed on its own.
         """
-        part = self._add(segment.parent, segment.tokens[: cut - segment.start], kept=False)
-        part.refs, part.base, part.above = 1, segment.base, segment.above
+        tokens = segment.tokens[: cut - segment.start]
+        part = self.hold(self._add(segment.parent, tokens, kept=False))
+        part.base, part.above = segment.base, segment.above
         part.reuse = segment.reuse and (segment.reuse[0], min(segment.reuse[1], cut))
         whole = segment.continued or not segment.reads_on
         if segment.table is not None and segment.computed >= cut and whole:
@@ -131,11 +130,11 @@ class SegmentStore:
         """
         assert self.can_split(segment) and segment.start < cut < segment.stop
         parent, count = segment.parent, cut - segment.start
-        head = self._add(parent, segment.tokens[:count], kept=False)
-        head.refs, head.children[segment.index] = 2, segment
+        head = self.hold(self._add(parent, segment.tokens[:count], kept=False))
         if parent is not None:
             del parent.children[segment.index]
-            parent.refs -= 1
+            self.release(parent)
+        self.hold(head).children[segment.index] = segment
         for name in ("first_logit", "scored"):
             if getattr(segment, name) < cut:
                 setattr(head, name, getattr(segment, name))
@@ -170,8 +169,7 @@ class SegmentStore:
         self._next_index += 1
         self.segments[segment.index] = segment
         if parent is not None:
-            parent.children[segment.index] = segment
-            parent.refs += 1
+            self.hold(parent).children[segment.index] = segment
         return segment
 
     def promote(self, segment: LiveSegment, rows: int) -> None:
@@ -184,6 +182,11 @@ class SegmentStore:
             plan.sharing, rows, segment.stop - segment.base, plan.layer_bytes, plan.cost,
             root=segment.parent is None, live_rows=rows,
         )[0]  # fmt: skip
+
+    def hold(self, segment: LiveSegment) -> LiveSegment:
+        """Take one reference to a segment, for as long as something needs it; returns it."""
+        segment.refs += 1
+        return segment
 
     def release(self, segment: LiveSegment | None) -> None:
         """Give up one reference; segments that nothing refers to any more are freed."""
@@ -201,8 +204,7 @@ class SegmentStore:
 
     def attach(self, request: LiveRequest) -> None:
         """Note a new request at its segment, and whose logits it wants."""
-        segment = request.segment
-        segment.refs += 1
+        segment = self.hold(request.segment)
         segment.requests.append(request)
         if request.spec.rows:
             segment.first_logit = min(segment.first_logit, segment.stop - 1)

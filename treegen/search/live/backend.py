@@ -179,8 +179,7 @@ class LiveBackend:
         ids = append_text(self.tokenizer, context.tail(), text)
         check_vocabulary("extension", ids, self.spec)
         if not len(ids):
-            segment.refs += 1
-            return LiveContext(segment, given=None)
+            return LiveContext(self.scheduler.store.hold(segment), given=None)
         return LiveContext(self.scheduler.store.add(segment, ids), given=None)
 
     def release(self, context: Context) -> None:

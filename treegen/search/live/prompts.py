@@ -33,10 +33,7 @@ class PromptIndex:
         live = self._store.add_plan(plan)
         for segment in live:
             self._note(segment)
-        ends = [live[int(index)] for index in plan.segment_of]
-        for segment in ends:
-            segment.refs += 1
-        return ends
+        return [self._store.hold(live[int(index)]) for index in plan.segment_of]
 
     def find(self, tokens: Tokens) -> LiveSegment:
         """The segment that ends a prompt, with one reference for the caller."""
@@ -53,13 +50,10 @@ class PromptIndex:
             rest = rest[len(match.tokens) :]
             parent = match
         if parent is not None and not len(rest):
-            parent.refs += 1
-            return parent
+            return self._store.hold(parent)
         if parent is not None:
             self._store.promote(parent, self._rows)
-        segment = self._hold(self._store.add(parent, rest))
-        segment.refs += 1
-        return segment
+        return self._store.hold(self._keep(self._store.add(parent, rest)))
 
     def _furthest(
         self, parent: LiveSegment | None, tokens: Tokens
@@ -98,9 +92,9 @@ class PromptIndex:
     def _part(self, segment: LiveSegment, cut: int) -> LiveSegment:
         """The part of a segment up to position `cut`, which stays known."""
         if not self._can_split(segment):
-            return self._hold(self._store.view(segment, cut, rows=self._rows))
+            return self._keep(self._store.view(segment, cut, rows=self._rows))
         self._below[self._key(segment.parent, segment.tokens)].remove(segment)
-        part = self._hold(self._store.split(segment, cut, rows=self._rows))
+        part = self._keep(self._store.split(segment, cut, rows=self._rows))
         self._note(segment)
         return part
 
@@ -111,7 +105,7 @@ class PromptIndex:
     def _note(self, segment: LiveSegment) -> None:
         self._below.setdefault(self._key(segment.parent, segment.tokens), []).append(segment)
 
-    def _hold(self, segment: LiveSegment) -> LiveSegment:
+    def _keep(self, segment: LiveSegment) -> LiveSegment:
         """Keep the caller's reference on a new segment until many others have been used since."""
         self._note(segment)
         self._held[segment.index] = segment
