@@ -1,11 +1,22 @@
-"""The table of rows: what it hands back of what was generated."""
+"""The table of rows: their states, and what it hands back of what was generated."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from treegen.engine.rows import RowTable
+from treegen.engine.row_queue import ALLOWED
+from treegen.engine.rows import RowState, RowTable
+
+
+def test_rows_change_their_state_as_the_table_says() -> None:
+    assert RowState.__doc__ is not None
+    lines = [line.replace(",", " ").split() for line in RowState.__doc__.splitlines()]
+    names = RowState.__members__
+    told = {line[0]: {word for word in line[1:] if word in names} for line in lines if line}
+    for before in RowState:
+        after = {state.name for state in RowState if ALLOWED[state, before]}
+        assert told[before.name] == after
 
 
 def test_what_was_generated_comes_back_as_python_numbers() -> None:

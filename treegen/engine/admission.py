@@ -13,6 +13,7 @@ import numpy as np
 
 from treegen.cache.kept import KeptPrefixes
 from treegen.engine.row_queue import LiveRows
+from treegen.engine.rows import RowState
 from treegen.engine.segment import LiveRequest, LiveSegment
 from treegen.engine.store import SegmentStore
 from treegen.errors import CapacityError
@@ -46,8 +47,6 @@ class Admission:
         self._waiting: deque[LiveRequest] = deque()
         self._open: dict[LiveRequest, None] = {}  # in the order they were opened
         self._undrawn: set[LiveRequest] = set()  # of the open ones
-        # Drawn slots of requests that are not open, or whose keys are not all in place.
-        self._parked: dict[LiveRequest, list[int]] = {}
 
     @property
     def has_work(self) -> bool:
@@ -119,16 +118,18 @@ class Admission:
 
     def _go_on(self, requests: Iterable[LiveRequest]) -> None:
         """Parked rows of open requests are ready again where all that they need is in place."""
-        ready: list[int] = []
-        for request in requests:
-            if any(segment.index in self.to_compute for segment in request.opened or ()):
-                continue
-            ready += self._parked.pop(request, [])
+        going = [request for request in requests if not self._waits(request)]
+        for request in going:
             if not request.spec.rows:
                 self._on_prefilled(request)
                 self._close(request, finished=True)
-        if ready:
-            self.live.push(ready)
+        parked = self.live.of(going, RowState.PARKED)
+        if len(parked):
+            self.live.push(parked)
+
+    def _waits(self, request: LiveRequest) -> bool:
+        """Whether something that an open request needs is not in place."""
+        return any(segment.index in self.to_compute for segment in request.opened or ())
 
     def leave(self, request: LiveRequest) -> None:
         """A request is over, whether it is open or waiting."""
@@ -176,8 +177,7 @@ class Admission:
             return False
         request = max(idle, key=lambda r: r.rank)
         if request.slots is not None:
-            # Rows that an earlier closing parked are still there if they are not ready again.
-            self._parked.setdefault(request, []).extend(self.live.park(request.index))
+            self.live.park(self.live.of([request], RowState.READY))
         self._close(request, finished=False)
         self._waiting.appendleft(request)
         return True
@@ -186,20 +186,17 @@ class Admission:
         """Rows of requests, their first tokens drawn, wait for pages."""
         drawn = [request for request in requests if request.slots]
         self._undrawn.difference_update(drawn)
-        self._parked.update((request, sorted(request.slots or ())) for request in drawn)
+        self.live.park(self.live.of(drawn, RowState.DRAWN))
         self._go_on(request for request in drawn if request in self._open)
 
     def retire(self, gone: Mapping[LiveRequest, Sequence[int]], *, ended: bool) -> None:
         """Rows of requests leave; with the last one their request does."""
         slots = np.array([slot for mine in gone.values() for slot in mine], dtype=np.int64)
-        self.live.remove(slots, ended=ended)
+        (self.live.end if ended else self.live.cancel)(slots)
         for request, mine in gone.items():
             assert request.slots is not None
             request.slots.difference_update(mine)
-            if request in self._parked:
-                self._parked[request] = [s for s in self._parked[request] if s in request.slots]
             if not request.slots:
-                self._parked.pop(request, None)
                 self.leave(request)
 
     def cancel(self, request: LiveRequest, sample: int | None, *, greedy: bool) -> None:
@@ -220,24 +217,28 @@ class Admission:
         elif gone and not wanted:
             self.leave(request)
 
-    def parked(self) -> list[int]:
-        """Slots of rows that wait for their request."""
-        return [slot for slots in self._parked.values() for slot in slots]
-
     def check(self) -> None:
-        """Assert that every request is open or waiting, and what rows hold pages is open."""
+        """Assert that requests are open or waiting, as their rows' states say."""
         requests = [*self._waiting, *self._open]
         assert len(set(requests)) == len(requests), "a request is in two queues"
         assert set(requests) == set(self.requests.values()), "a request is in no queue"
         assert self._undrawn <= self._open.keys(), "a request that is not open is to be drawn"
-        started = np.unique(self.live.rows.request[self.live.started()]).tolist()
+        rows = self.live.rows
+        started = np.unique(rows.request[self.live.started()]).tolist()
         assert all(self.requests[i] in self._open for i in started), "a row's request is not open"
+        for request in self._open:
+            states = rows.state[list(request.slots or ())]
+            if request in self._undrawn:
+                assert (states == RowState.DRAWN).all(), "a request is drawn already"
+            else:
+                assert request.slots is not None, "a request is never drawn"
+            goes_on = request.slots and (states != RowState.PARKED).all()
+            assert goes_on or self._waits(request), "an open request waits for nothing"
 
     def clear(self) -> None:
         """Forget all requests, as when a run is abandoned."""
         self._waiting.clear()
         self._open.clear()
         self._undrawn.clear()
-        self._parked.clear()
         self.to_compute.clear()
         self.requests.clear()

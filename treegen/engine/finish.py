@@ -16,7 +16,7 @@ import numpy as np
 from treegen.engine.admission import Admission
 from treegen.engine.layout import Ints
 from treegen.engine.passes import RunParts
-from treegen.engine.rows import RowTable
+from treegen.engine.rows import RowState, RowTable
 from treegen.engine.segment import LiveRequest, LiveSegment
 from treegen.outputs import Completion
 from treegen.plan.seeds import sample_seed
@@ -112,7 +112,7 @@ class Endings:
         self._waiting, self._owners = self._waiting[num:], self._owners[num:]
         self._least = self._least if self._owners else 0
         self._finished += [completion for _, completions in found for completion in completions]
-        self._rows.release(slots)
+        self._run.live.release(slots)
 
     def _end_now(self, slots: Ints, requests: Sequence[LiveRequest]) -> None:
         found = completions_of(self._rows, slots, requests, self._run.param_sets)
@@ -122,7 +122,7 @@ class Endings:
                 self._grow(requests[at], int(slots[at]), completions[0])
         over = [at for at, _ in found]
         self._retire(slots[over], [requests[at] for at in over])
-        self._rows.release(slots[over])
+        self._run.live.release(slots[over])
 
     def _retire(self, slots: Ints, requests: Sequence[LiveRequest]) -> None:
         """Rows that are over leave, all but their slots."""
@@ -149,7 +149,7 @@ class Endings:
             return
         rows = self._rows
         at = np.array([slot])
-        in_place = rows.num_pages[slot] > 0 and slot not in self._run.live.resuming
+        in_place = rows.state[slot] == RowState.LIVE
         chain = rows.chain[slot]
         self.grown[key] = self._run.store.adopt(
             request.segment,

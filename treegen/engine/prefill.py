@@ -97,10 +97,8 @@ class PrefillPasses:
         self._run.usage.recomputed_tokens += len(span.tokens)
         live.requests[int(live.rows.request[slot])].num_prefilled += len(span.tokens)
         live.resuming[slot] = span.stop
-        if span.stop < live.rows.stop[slot] + live.rows.count[slot] - 1:
-            return []
-        del live.resuming[slot]
-        return [slot]
+        is_whole = span.stop == live.rows.stop[slot] + live.rows.count[slot] - 1
+        return [slot] if is_whole else []
 
     def _on_segment(self, span: Span, segment: LiveSegment) -> list[LiveRequest]:
         """Account for a piece of a segment; returns requests to draw first tokens of."""
@@ -145,7 +143,7 @@ class PrefillPasses:
     def _add_rows(self, requests: Sequence[LiveRequest], num_rows: int) -> Ints:
         """New rows of requests, so many each: slots [requests, num_rows]."""
         rows = self._run.live.rows
-        slots_PN = rows.add(len(requests) * num_rows).reshape(len(requests), num_rows)
+        slots_PN = self._run.live.add(len(requests) * num_rows).reshape(len(requests), num_rows)
         samples = [request.samples[:num_rows] for request in requests]
         of_each = {
             "request": [request.index for request in requests],

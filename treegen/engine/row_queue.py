@@ -1,23 +1,37 @@
-"""Samples on their way: ready (no pages), resuming (keys being recomputed) and live (decoded)."""
+"""Rows on their way from state to state, the queues they are in and the pages they hold."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from typing import Final
 
 import numpy as np
 
 from treegen.cache.pool import Pages
 from treegen.engine.layout import Ints
-from treegen.engine.rows import RowTable
+from treegen.engine.rows import RowState, RowTable
 from treegen.engine.segment import LiveRequest, LiveSegment
 from treegen.engine.store import SegmentStore
 
+FREE, DRAWN, PARKED, READY, RESUMING, LIVE, ENDED = RowState
+
+_NEXT: Final = {
+    FREE: [DRAWN],
+    DRAWN: [PARKED, ENDED, FREE],
+    PARKED: [READY, FREE],
+    READY: [RESUMING, LIVE, PARKED, FREE],
+    RESUMING: [LIVE, READY, FREE],
+    LIVE: [READY, ENDED, FREE],
+    ENDED: [FREE],
+}
+ALLOWED: Final = np.array([[after in _NEXT[before] for before in RowState] for after in RowState])
+
 
 class LiveRows:
-    """Which slots of a RowTable are ready, resuming or live, and the pages they hold.
+    """Moves the rows of a RowTable from state to state; nothing else does.
 
-    order: live slots, depth first. ready: slots that wait for pages, depth first.
-    resuming: slot -> position up to which its keys are computed.
+    order: LIVE slots, depth first. ready: READY slots, depth first.
+    resuming: RESUMING slots -> position up to which their keys are computed.
     """
 
     def __init__(
@@ -48,10 +62,46 @@ class LiveRows:
         """Page tables of all rows, for the pool's check."""
         return (self.rows.table[s, : self.rows.num_pages[s]] for s in self.active())
 
-    def push(self, slots: Sequence[int]) -> None:
-        """Make rows ready."""
-        ready = np.concatenate([self.ready, np.array(slots, dtype=np.int64)])
+    def of(self, requests: Iterable[LiveRequest], state: RowState) -> Ints:
+        """Slots of requests' rows that are in a state."""
+        mine = [slot for request in requests for slot in request.slots or ()]
+        slots = np.array(mine, dtype=np.int64)
+        return slots[self.rows.state[slots] == state]
+
+    def _move(self, slots: Ints, state: RowState) -> None:
+        """Rows change their state, as RowState's table allows."""
+        assert ALLOWED[state, self.rows.state[slots]].all(), f"a row may not become {state.name}"
+        self.rows.state[slots] = state
+
+    def add(self, num: int) -> Ints:
+        """Slots of new rows, whose first tokens are about to be drawn."""
+        slots = self.rows.add(num)
+        self._move(slots, DRAWN)
+        return slots
+
+    def park(self, slots: Ints) -> None:
+        """Rows wait for the keys of their prompts."""
+        self._move(slots, PARKED)
+        self._drop_moved()
+
+    def push(self, slots: Ints) -> None:
+        """Rows wait for pages."""
+        self._move(slots, READY)
+        self._enqueue(slots)
+
+    def _enqueue(self, slots: Ints) -> None:
+        ready = np.concatenate([self.ready, slots])
         self.ready = ready[self.rows.key[ready].argsort()]
+
+    def _drop_moved(self) -> None:
+        """Take rows that are ready or live no more out of those queues."""
+        state = self.rows.state
+        staying = state[self.ready] == READY
+        if not staying.all():
+            self.ready = self.ready[staying]
+        staying = state[self.order] == LIVE
+        if not staying.all():
+            self.order = self.order[staying]
 
     def _by_segment(self, slots: Ints) -> Iterator[tuple[LiveSegment, slice]]:
         """The segments that slots start below, and runs of the slots below each."""
@@ -108,12 +158,15 @@ class LiveRows:
         )
         # Keys of all but the last token are computed again; decoding computes that one.
         again = rows.count[slots] > 1
+        self._move(slots[again], RESUMING)
         self.resuming.update((slot, int(rows.stop[slot])) for slot in slots[again].tolist())
         if not again.all():
             self.join(slots[~again])
 
     def join(self, slots: Ints) -> None:
         """Rows whose keys are in place go live."""
+        self._move(slots, LIVE)
+        self._stop_resuming(slots)
         joined = np.concatenate([self.order, slots])
         # By what rows share first, so that the rows below any segment are consecutive.
         self.order = joined[np.lexsort((self.rows.key[joined], *self.rows.chain[joined].T[::-1]))]
@@ -137,47 +190,47 @@ class LiveRows:
         if self.num_active <= 1:
             return False
         active = self.active()
-        slot = int(active[np.argmax(self.rows.key[active])])
-        self._leave(np.array([slot]))
-        self.push([slot])
+        last = active[[np.argmax(self.rows.key[active])]]
+        self._leave(last, READY)
+        self._enqueue(last)
         return True
 
-    def remove(self, slots: Ints, *, ended: bool) -> None:
-        """Rows leave for good, from wherever they are; frees their pages.
+    def end(self, slots: Ints) -> None:
+        """Rows whose samples are over leave; their slots are released once they are reported.
 
-        ended: by themselves, so that their lengths say how long others may become. Their slots are
-        then the caller's to release, once what they have generated is reported.
+        Their lengths say how long others may become.
         """
-        if ended:
-            self._ended_rows += len(slots)
-            self._ended_tokens += int(self.rows.count[slots].sum())
-        self._leave(slots)
-        if len(self.ready):
-            self.ready = self.ready[~np.isin(self.ready, slots)]
-        if not ended:
-            self.rows.release(slots)
+        self._ended_rows += len(slots)
+        self._ended_tokens += int(self.rows.count[slots].sum())
+        self._leave(slots, ENDED)
+
+    def cancel(self, slots: Ints) -> None:
+        """Rows leave, wherever they are, and their slots with them."""
+        self._leave(slots, FREE)
+        self.rows.release(slots)
+
+    def release(self, slots: Ints) -> None:
+        """Give back the slots of rows that have ended."""
+        self._move(slots, FREE)
+        self.rows.release(slots)
 
     def clear(self) -> None:
-        """Forget all rows; their pages have been freed."""
-        self.order = self.order[:0]
+        """Forget all rows but those that have ended; their pages have been freed."""
         self.resuming.clear()
-        self.ready = self.ready[:0]
+        self.release(np.flatnonzero((self.rows.state != FREE) & (self.rows.state != ENDED)))
+        self._drop_moved()
 
-    def park(self, request: int) -> list[int]:
-        """Take a request's ready rows out of the queue; returns their slots."""
-        mine = self.rows.request[self.ready] == request
-        slots: list[int] = self.ready[mine].tolist()
-        self.ready = self.ready[~mine]
-        return slots
-
-    def _leave(self, slots: Ints) -> None:
+    def _leave(self, slots: Ints, state: RowState) -> None:
+        """Rows go to a state in which they have no pages."""
         self._pool.free(self.rows.take_pages(slots))
+        self._move(slots, state)
+        self._stop_resuming(slots)
+        self._drop_moved()
+
+    def _stop_resuming(self, slots: Ints) -> None:
         if self.resuming:
             for slot in slots.tolist():
                 self.resuming.pop(slot, None)
-        staying = ~np.isin(self.order, slots)
-        if not staying.all():
-            self.order = self.order[staying]
 
     def expected_growth(self) -> int:
         """Pages that active rows are expected to take yet."""
@@ -196,3 +249,19 @@ class LiveRows:
         have = np.maximum(rows.num_pages[slots], shared)
         to_come: Ints = -(-(rows.stop[slots] + length - 1 - base) // page_size) - have
         return np.maximum(to_come, 0, dtype=np.int64)
+
+    def check(self, drawn: Ints, ended: Ints) -> None:
+        """Assert that every row is where its state says, and nowhere else.
+
+        drawn: slots of the first tokens that are under way. ended: slots that are to be reported.
+        """
+        state = self.rows.state
+        resuming = np.fromiter(self.resuming, dtype=np.int64)
+        places = {DRAWN: drawn, READY: self.ready, RESUMING: resuming, LIVE: self.order,
+                  ENDED: ended}  # fmt: skip
+        for each, place in places.items():
+            found = np.flatnonzero(state == each)
+            assert np.array_equal(np.sort(place), found), f"a row is in no queue: {each.name}"
+        assert np.array_equal(np.flatnonzero(state != FREE), self.rows.used()), "a row has no slot"
+        paged = np.flatnonzero((self.rows.num_pages > 0) & (state != FREE))
+        assert np.isin(state[paged], [RESUMING, LIVE]).all(), "a row that is not active has pages"

@@ -7,6 +7,7 @@ Slots are reused; the order in which rows are decoded is kept apart, as an array
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,35 @@ from treegen.cache.pool import Pages
 from treegen.engine.token_store import TokenStore
 
 
+class RowState(IntEnum):
+    """Where the row in a slot is. Each is in one of these states, and `LiveRows` moves it.
+
+    State     What it is                              What it may become
+    FREE      the slot has no row                     DRAWN
+    DRAWN     its first token is being drawn          PARKED, ENDED, FREE
+    PARKED    its prompt's keys are not in place      READY, FREE
+    READY     it waits for pages                      RESUMING, LIVE, PARKED, FREE
+    RESUMING  its own keys are computed once more     LIVE, READY, FREE
+    LIVE      a decode step draws its next token      READY, ENDED, FREE
+    ENDED     its sample is over and not reported     FREE
+
+    A row becomes FREE when its sample is cancelled or reported. Only RESUMING and LIVE rows hold
+    pages.
+    """
+
+    FREE = 0
+    DRAWN = 1
+    PARKED = 2
+    READY = 3
+    RESUMING = 4
+    LIVE = 5
+    ENDED = 6
+
+
 class RowTable:
     """Arrays over slots; all grow by doubling.
 
+    state: a `RowState`.
     request, sample: which sample of which request. key: sorts slots depth first.
     seed: of the sample's draws. stop: number of prompt tokens. limit: generated tokens at most.
     params: which sampling parameters. serial: a number that no other row has.
@@ -31,6 +58,7 @@ class RowTable:
     def __init__(self, num_logprobs: int = 0) -> None:
         """An empty table that records `num_logprobs` alternatives per token."""
         self.num_logprobs = num_logprobs
+        self.state = np.zeros(0, dtype=np.int8)
         self.request = np.zeros(0, dtype=np.int64)
         self.sample = np.zeros(0, dtype=np.int64)
         self.key = np.zeros(0, dtype=np.int64)
@@ -50,8 +78,8 @@ class RowTable:
         self._free: list[int] = []
 
     _PER_SLOT = (
-        "request", "sample", "key", "seed", "stop", "limit", "params", "serial", "count", "last",
-        "base", "num_pages",
+        "state", "request", "sample", "key", "seed", "stop", "limit", "params", "serial", "count",
+        "last", "base", "num_pages",
     )  # fmt: skip
 
     def add(self, num: int) -> NDArray[np.int64]:
