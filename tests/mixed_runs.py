@@ -105,7 +105,7 @@ class MixedRun:
         self._check_plan()
         for call in self.calls:
             self._check_call(call)
-        assert not self.scheduler.rows.num_used
+        assert not self.scheduler.run.rows.num_used
         for node in self.nodes:
             node.drop()
         self.session.close()

@@ -137,7 +137,7 @@ def test_pages_follow_live_tokens() -> None:
     scheduler = scheduler_of(plan, model, cache, params, max_rows=12)
     assert len(drain(scheduler, check=False)) == 3 * 19 * 19
     assert scheduler.usage.peak_pages < 200
-    assert len(scheduler.rows.request) <= 64
+    assert len(scheduler.run.rows.request) <= 64
     assert cache.pool.num_used == 0
 
 
@@ -412,7 +412,7 @@ def test_scores_that_are_cancelled_leave_equal_ones_alone(run_ahead: bool) -> No
         max_rows=1, samples=[[], [], []], run_ahead=run_ahead,
     )  # fmt: skip
     scheduler.step()
-    for index, request in list(scheduler.requests.items()):
+    for index, request in list(scheduler.run.requests.items()):
         if request.opened is not None:
             scheduler.cancel(index)
     drain(scheduler)
@@ -469,7 +469,7 @@ def test_samples_that_end_together_are_reported_while_others_run() -> None:
     assert scheduler.usage.decode_steps == 4 * 11  # nobody waits for a place
     # All but the last 32, which nothing comes after, are four live rows' worth of tokens a step.
     assert sorted(reported)[-1] == 32 and sorted(reported)[-2] <= 4 * 32 // 12
-    assert scheduler.rows.num_used == 0
+    assert scheduler.run.rows.num_used == 0
 
 
 @pytest.mark.parametrize(
@@ -495,7 +495,7 @@ def test_not_more_and_more_samples_wait_to_be_reported(
         scheduler.check()
     assert sum(reported) == sum(samples for _, samples in prompts)
     assert reported[-1] <= 16
-    assert len(scheduler.rows.request) <= 128
+    assert len(scheduler.run.rows.request) <= 128
 
 
 def test_what_the_pass_under_way_has_ended_is_returned_before_out_of_memory() -> None:

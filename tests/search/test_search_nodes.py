@@ -104,7 +104,7 @@ def test_a_call_of_another_session_is_refused_and_leaves_nothing_behind() -> Non
     assert not other.backend.has_work
     assert len(other.sample({foreign: 2})[foreign]) == 2
     other.close()
-    assert other.backend.scheduler.cache.pool.num_used == 0
+    assert other.backend.scheduler.run.cache.pool.num_used == 0
 
 
 def test_a_search_cannot_await_what_nobody_computes() -> None:

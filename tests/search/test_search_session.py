@@ -129,7 +129,7 @@ def test_any_tree_gives_the_samples_of_its_texts(
         node.drop()
     backend.scheduler.check()
     session.close()
-    assert backend.scheduler.cache.pool.num_used == 0
+    assert backend.scheduler.run.cache.pool.num_used == 0
 
 
 def test_branching_computes_one_token() -> None:
@@ -157,7 +157,7 @@ def test_dropping_a_node_frees_its_pages_at_once() -> None:
     session = Session(backend, PARAMS)
     root = session.root("acdefgha")
     children = session.sample({root: 4}, max_tokens=40)[root]
-    pool = backend.scheduler.cache.pool
+    pool = backend.scheduler.run.cache.pool
     before = pool.num_used
     children[0].drop()
     assert pool.num_used <= before - 9
@@ -264,7 +264,7 @@ def test_searches_share_their_steps() -> None:
         usage.recomputed_tokens
     )
     assert usage.prompt_tokens_computed < 12 * 24
-    assert backend.scheduler.cache.pool.num_used == 0
+    assert backend.scheduler.run.cache.pool.num_used == 0
 
 
 def test_one_failing_search_fails_alone_and_keeps_its_tree() -> None:
@@ -293,7 +293,7 @@ def test_a_token_budget_ends_samples_under_way(tokens: int) -> None:
         assert result.stopped == f"budget of {tokens} tokens reached"
         assert tokens <= result.usage.tokens_decoded < tokens + 3
     assert backend.scheduler.usage.decoded_tokens == sum(r.usage.tokens_decoded for r in results)
-    assert backend.scheduler.cache.pool.num_used == 0
+    assert backend.scheduler.run.cache.pool.num_used == 0
 
 
 def test_a_stream_can_be_left_and_does_not_show_chance() -> None:
@@ -378,7 +378,7 @@ def test_what_is_closed_neither_waits_nor_goes_on() -> None:
         child.extend("a")
     with pytest.raises(InputError, match="closed"):
         session.root("acde")
-    assert backend.scheduler.cache.pool.num_used == 0
+    assert backend.scheduler.run.cache.pool.num_used == 0
 
 
 def test_a_closed_run_has_no_results_of_what_had_not_finished() -> None:
@@ -423,10 +423,10 @@ def test_samples_that_nobody_waits_for_any_more_are_freed() -> None:
         await asyncio.sleep(0)
         root.drop()
         assert not (await late)[0].is_live
-        return len(backend.scheduler.store.segments), backend.scheduler.cache.pool.num_used
+        return len(backend.scheduler.run.store.segments), backend.scheduler.run.cache.pool.num_used
 
     backend = backend_of(HistoryModel(eos_bias=1.0))
-    requests = backend.scheduler.requests.values
+    requests = backend.scheduler.run.requests.values
     (result,) = run_of(backend, impatient, 1)
     assert result.error is None
     assert result.value == (0, 0)
@@ -462,7 +462,7 @@ def test_a_score_that_cannot_fit_is_refused_alone() -> None:
         session.score({root: ["a", "d" * 54]})
     assert not session.backend.has_work
     assert len(session.score({root: ["a", "d" * 40]})[root]) == 2
-    assert len(session.backend.scheduler.store.segments) == 1
+    assert len(session.backend.scheduler.run.store.segments) == 1
 
 
 def test_a_deep_path_is_refused_before_it_fills_the_memory() -> None:
@@ -505,7 +505,7 @@ def test_idle_caches_leave_before_rows_wait() -> None:
     session = Session(backend_of(model, num_pages=30, page_size=4), PARAMS)
     root, other = session.root("acdefgha"), session.root("hhhhhhhh")
     session.sample({root: 6}, max_tokens=16)
-    assert session.backend.scheduler.cache.pool.num_free < 6
+    assert session.backend.scheduler.run.cache.pool.num_free < 6
     before = session.usage.decode_steps
     children = session.sample({other: 6}, max_tokens=8)[other]
     check_children(model, other, children, replace(PARAMS, max_tokens=8))
@@ -558,7 +558,7 @@ def test_what_ends_while_its_search_is_stopped_is_dropped(
         session.tell()
     check_children(model, other, last.result, replace(PARAMS, max_tokens=3))
     session.close()
-    backend.scheduler.cache.pool.check([])
+    backend.scheduler.run.cache.pool.check([])
 
 
 def test_scores_are_computed_a_bounded_number_of_logits_at_a_time(
@@ -748,7 +748,7 @@ def test_prompts_that_part_anywhere_are_split_while_others_wait(
                 assert logprob == pytest.approx(float(wanted), abs=1e-4)
                 context.append(token)
     session.close()
-    assert backend.scheduler.cache.pool.num_used == 0
+    assert backend.scheduler.run.cache.pool.num_used == 0
 
 
 # Time
@@ -793,7 +793,7 @@ def test_seconds_end_what_a_search_waits_for_beside_the_model(fn: SearchFn) -> N
     for result in results:
         assert result.error is None and result.stopped == "budget of 0.2 seconds reached"
         assert (result.best is not None) == (fn is beside_a_tool)
-    assert backend.scheduler.cache.pool.num_used == 0
+    assert backend.scheduler.run.cache.pool.num_used == 0
 
 
 def test_a_search_whose_time_is_over_leaves_the_others_alone() -> None:

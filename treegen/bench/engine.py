@@ -153,8 +153,8 @@ def memory(problems: int = 1000, samples: int = 4) -> Memory:
         finished += len(scheduler.step())
         if finished <= problems * samples // 10:
             early = scheduler.usage.peak_pages
-    used = scheduler.cache.pool.num_used
-    slots = len(scheduler.rows.request)
+    used = scheduler.run.cache.pool.num_used
+    slots = len(scheduler.run.rows.request)
     return Memory(problems, finished, early, scheduler.usage.peak_pages, used, slots)
 
 

@@ -11,38 +11,33 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from treegen.cache.kept import KeptPrefixes
 from treegen.engine.row_queue import LiveRows
 from treegen.engine.rows import RowState
+from treegen.engine.run_state import RunState
+from treegen.engine.scores import score_of
 from treegen.engine.segment import LiveRequest, LiveSegment
-from treegen.engine.store import SegmentStore
 from treegen.errors import CapacityError
-from treegen.outputs import Usage
 
 
 class Admission:
     """Requests of one run on their way through memory.
 
-    requests: those that are not over, by index. to_compute: segments of open requests whose keys
-    are not all in place, or are of a pass that is not over, by index.
+    to_compute: segments of open requests whose keys are not all in place, or are of a pass that is
+    not over, by index.
     """
 
     def __init__(
         self,
-        store: SegmentStore,
+        run: RunState,
         live: LiveRows,
-        kept: KeptPrefixes,
-        usage: Usage,
-        max_rows: int,
-        on_prefilled: Callable[[LiveRequest], None],
+        on_prefilled: Callable[[LiveRequest], None] | None,
     ) -> None:
         """No requests yet. on_prefilled: called with each request that wants no samples once its
         keys are in place, before its pages are freed.
         """
-        self.store, self.live, self.requests = store, live, live.requests
+        self._run, self._live = run, live
         self.to_compute: dict[int, LiveSegment] = {}
-        self._pool, self._page_size = store.cache.pool, store.cache.page_size
-        self._kept, self._usage, self._max_rows = kept, usage, max_rows
+        self._pool, self._page_size = run.pool, run.cache.page_size
         self._on_prefilled = on_prefilled
         self._waiting: deque[LiveRequest] = deque()
         self._open: dict[LiveRequest, None] = {}  # in the order they were opened
@@ -56,8 +51,8 @@ class Admission:
     def add(self, requests: Sequence[LiveRequest]) -> None:
         """Queue requests, depth first; those that want nothing are over."""
         for request in requests:
-            self.requests[request.index] = request
-            self.store.attach(request)
+            self._run.requests[request.index] = request
+            self._run.store.attach(request)
         for request in requests:
             self._waiting.append(request)
             if request.spec.rows and not request.samples:
@@ -68,41 +63,41 @@ class Admission:
 
         Raises CapacityError if nothing runs and nothing can be started.
         """
-        self.live.activate(self._max_rows)
+        self._live.activate(self._run.max_rows)
         coming = sum(request.num_rows for request in self._undrawn)
-        coming += self.live.num_active + len(self.live.ready)
-        if coming < self._max_rows and self._waiting:
-            growth = self.live.expected_growth()
+        coming += self._live.num_active + len(self._live.ready)
+        if coming < self._run.max_rows and self._waiting:
+            growth = self._live.expected_growth()
             # Open somewhat more than is needed now, so that refills prefill many at once.
-            while self._waiting and coming < self._max_rows * 5 // 4 + 1:
+            while self._waiting and coming < self._run.max_rows * 5 // 4 + 1:
                 request = self._waiting[0]
                 if not self._try_open(request, growth):
                     break
                 coming += request.num_rows if request in self._undrawn else 0
-            self.live.activate(self._max_rows)
-        if len(self.live.ready) and not self.live.num_active and not self.to_compute:
+            self._live.activate(self._run.max_rows)
+        if len(self._live.ready) and not self._live.num_active and not self.to_compute:
             # Nothing runs, yet the first ready row does not fit: others must give way.
-            request = self.requests[int(self.live.rows.request[self.live.ready[0]])]
+            request = self._run.requests[int(self._run.rows.request[self._live.ready[0]])]
             self._make_room(request, lambda: request.row_pages(self._page_size))
-            self.live.activate(1)
+            self._live.activate(1)
 
     def _try_open(self, request: LiveRequest, growth: int) -> bool:
         """Open a request if its pages fit beside what active rows are expected to need."""
         if self._open:
-            pages = self.store.pages_to_open(request) + request.row_pages(self._page_size)
+            pages = self._run.store.pages_to_open(request) + request.row_pages(self._page_size)
             # What is idle leaves before anything waits for it, but only while others run.
             while pages > self._pool.num_free - growth:
-                if not request.grows or not self.store.evict_idle(request):
+                if not request.grows or not self._run.store.evict_idle(request):
                     return False
-                pages = self.store.pages_to_open(request) + request.row_pages(self._page_size)
+                pages = self._run.store.pages_to_open(request) + request.row_pages(self._page_size)
         else:
-            self._make_room(request, lambda: self.store.pages_to_open(request))
+            self._make_room(request, lambda: self._run.store.pages_to_open(request))
         self._waiting.popleft()
         self._open[request] = None
         if request.slots is None:
             self._undrawn.add(request)
-        to_compute, reused = self.store.open(request)
-        self._usage.prompt_tokens_reused += reused
+        to_compute, reused = self._run.store.open(request)
+        self._run.usage.prompt_tokens_reused += reused
         self.to_compute.update((segment.index, segment) for segment in to_compute)
         self._go_on([request])
         return True
@@ -121,11 +116,18 @@ class Admission:
         going = [request for request in requests if not self._waits(request)]
         for request in going:
             if not request.spec.rows:
-                self._on_prefilled(request)
-                self._close(request, finished=True)
-        parked = self.live.of(going, RowState.PARKED)
+                self._finish_prefilled(request)
+        parked = self._live.of(going, RowState.PARKED)
         if len(parked):
-            self.live.push(parked)
+            self._live.push(parked)
+
+    def _finish_prefilled(self, request: LiveRequest) -> None:
+        """A request that wants no samples is over, for all its keys are in place."""
+        if request.spec.score_from is not None:
+            self._run.scores[request.index] = score_of(request)
+        if self._on_prefilled is not None:
+            self._on_prefilled(request)
+        self._close(request, finished=True)
 
     def _waits(self, request: LiveRequest) -> bool:
         """Whether something that an open request needs is not in place."""
@@ -142,14 +144,14 @@ class Admission:
     def _close(self, request: LiveRequest, *, finished: bool) -> None:
         del self._open[request]
         self._undrawn.discard(request)
-        for segment in self._end(request) if finished else self.store.close(request):
+        for segment in self._end(request) if finished else self._run.store.close(request):
             self.to_compute.pop(segment.index, None)
 
     def _end(self, request: LiveRequest) -> list[LiveSegment]:
-        del self.requests[request.index]
-        unwanted = self.store.close(request)
+        del self._run.requests[request.index]
+        unwanted = self._run.store.close(request)
         request.segment.requests.remove(request)
-        self.store.release(request.segment)
+        self._run.store.release(request.segment)
         return unwanted
 
     def _make_room(self, request: LiveRequest, needed: Callable[[], int]) -> None:
@@ -163,21 +165,21 @@ class Admission:
 
     def give_way(self, keep: LiveRequest | None = None) -> bool:
         """Take pages back from what matters least, not from request `keep`; False if none can."""
-        if self.store.evict_idle(keep) or self._kept.evict_one() or self._close_idle(keep):
+        if self._run.store.evict_idle(keep) or self._run.kept.evict_one() or self._close_idle(keep):
             return True
-        preempted = self.live.preempt_last()
-        self._usage.preemptions += preempted
+        preempted = self._live.preempt_last()
+        self._run.usage.preemptions += preempted
         return preempted
 
     def _close_idle(self, keep: LiveRequest | None) -> bool:
         """Send the last open request that has no active rows back to waiting, all but `keep`."""
-        active = set(self.live.rows.request[self.live.active()].tolist())
+        active = set(self._run.rows.request[self._live.active()].tolist())
         idle = [r for r in self._open if r is not keep and r.index not in active]
         if not idle:
             return False
         request = max(idle, key=lambda r: r.rank)
         if request.slots is not None:
-            self.live.park(self.live.of([request], RowState.READY))
+            self._live.park(self._live.of([request], RowState.READY))
         self._close(request, finished=False)
         self._waiting.appendleft(request)
         return True
@@ -186,13 +188,13 @@ class Admission:
         """Rows of requests, their first tokens drawn, wait for pages."""
         drawn = [request for request in requests if request.slots]
         self._undrawn.difference_update(drawn)
-        self.live.park(self.live.of(drawn, RowState.DRAWN))
+        self._live.park(self._live.of(drawn, RowState.DRAWN))
         self._go_on(request for request in drawn if request in self._open)
 
     def retire(self, gone: Mapping[LiveRequest, Sequence[int]], *, ended: bool) -> None:
         """Rows of requests leave; with the last one their request does."""
         slots = np.array([slot for mine in gone.values() for slot in mine], dtype=np.int64)
-        (self.live.end if ended else self.live.cancel)(slots)
+        (self._live.end if ended else self._live.cancel)(slots)
         for request, mine in gone.items():
             assert request.slots is not None
             request.slots.difference_update(mine)
@@ -211,7 +213,7 @@ class Admission:
         if gone and request.slots is not None:
             mine = np.array(sorted(request.slots), dtype=np.int64)
             if not greedy:  # greedy samples share one slot
-                mine = mine[~np.isin(self.live.rows.sample[mine], wanted)]
+                mine = mine[~np.isin(self._run.rows.sample[mine], wanted)]
             if len(mine) and not (greedy and wanted):
                 self.retire({request: mine.tolist()}, ended=False)
         elif gone and not wanted:
@@ -219,13 +221,13 @@ class Admission:
 
     def check(self) -> None:
         """Assert that requests are open or waiting, as their rows' states say."""
-        requests = [*self._waiting, *self._open]
-        assert len(set(requests)) == len(requests), "a request is in two queues"
-        assert set(requests) == set(self.requests.values()), "a request is in no queue"
+        queued = [*self._waiting, *self._open]
+        assert len(set(queued)) == len(queued), "a request is in two queues"
+        assert set(queued) == set(self._run.requests.values()), "a request is in no queue"
         assert self._undrawn <= self._open.keys(), "a request that is not open is to be drawn"
-        rows = self.live.rows
-        started = np.unique(rows.request[self.live.started()]).tolist()
-        assert all(self.requests[i] in self._open for i in started), "a row's request is not open"
+        rows, requests = self._run.rows, self._run.requests
+        started = np.unique(rows.request[self._live.started()]).tolist()
+        assert all(requests[i] in self._open for i in started), "a row's request is not open"
         for request in self._open:
             states = rows.state[list(request.slots or ())]
             if request in self._undrawn:
@@ -241,4 +243,4 @@ class Admission:
         self._open.clear()
         self._undrawn.clear()
         self.to_compute.clear()
-        self.requests.clear()
+        self._run.requests.clear()

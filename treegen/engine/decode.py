@@ -10,7 +10,9 @@ import numpy as np
 from treegen.attention import HostLevel, prepare_host
 from treegen.device import Fetch, to_device
 from treegen.engine.layout import Ints, make_level, shared_levels
-from treegen.engine.passes import RunParts, slots_of
+from treegen.engine.passes import slots_of
+from treegen.engine.row_queue import LiveRows
+from treegen.engine.run_state import RunState
 from treegen.engine.step import POSITION, Step
 from treegen.sampling.draw import Draws, SamplingBatch
 
@@ -38,9 +40,9 @@ class Flight:
 class DecodeSteps:
     """Launches the decode steps of one run."""
 
-    def __init__(self, run: RunParts, graphs: DecodeGraphs | None) -> None:
+    def __init__(self, run: RunState, live: LiveRows, graphs: DecodeGraphs | None) -> None:
         """Steps of the live rows, drawn as their parameter sets say; `usage` is kept up."""
-        self._run, self._graphs = run, graphs
+        self._run, self._live, self._graphs = run, live, graphs
         self._state: tuple[Ints, list[HostLevel], SamplingBatch, int] | None = None
 
     def next_rows(self, flight: Flight | None) -> tuple[Ints, Ints, Ints]:
@@ -48,7 +50,7 @@ class DecodeSteps:
 
         flight: that step if its tokens are not known yet; that a row reaches its limit is.
         """
-        order, rows = self._run.live.order, self._run.live.rows
+        order, rows = self._live.order, self._run.rows
         counts = rows.count[order]
         if flight is None:
             return order, counts, np.full(len(order), -1)
@@ -65,7 +67,7 @@ class DecodeSteps:
     def launch(self, order: Ints, counts: Ints, source: Ints, before: Flight | None) -> Flight:
         """Queue a decode step of the rows that `next_rows` gave, behind the last one."""
         run, usage = self._run, self._run.usage
-        rows, device, page_size = run.live.rows, run.model.device, run.cache.page_size
+        rows, device, page_size = run.rows, run.model.device, run.cache.page_size
         shared, sampling, shared_keys = self._row_state(order)
         ends, base = rows.stop[order] + counts, rows.base[order]
         pages = rows.table[order, : int(rows.num_pages[order].max())]
@@ -92,15 +94,8 @@ class DecodeSteps:
         run = self._run
         if self._state is not None and self._state[0] is order:
             return self._state[1:]
-        chains, params = run.live.rows.chain[order], run.live.rows.params[order]
+        chains, params = run.rows.chain[order], run.rows.params[order]
         levels = shared_levels(chains, np.arange(len(order) + 1), run.store.keys_of)
         keys = sum(int(level.kv_len_G.sum()) for level in levels)
-        used, index = np.unique(params, return_inverse=True)
-        sets = [run.param_sets[i] for i in used]
-        sampling = SamplingBatch.of(
-            [each.params for each in sets],
-            to_device(index, run.model.device),
-            [each.bias for each in sets],
-        )
-        self._state = order, levels, sampling, keys
+        self._state = order, levels, run.sampling_of(params), keys
         return self._state[1:]

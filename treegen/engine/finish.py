@@ -15,9 +15,10 @@ import numpy as np
 
 from treegen.engine.admission import Admission
 from treegen.engine.layout import Ints
-from treegen.engine.passes import RunParts
+from treegen.engine.row_queue import LiveRows
 from treegen.engine.rows import RowState, RowTable
-from treegen.engine.segment import LiveRequest, LiveSegment
+from treegen.engine.run_state import RunState
+from treegen.engine.segment import LiveRequest
 from treegen.outputs import Completion
 from treegen.plan.seeds import sample_seed
 from treegen.prompts.radix import Tokens
@@ -40,22 +41,18 @@ class Grown:
 
 
 class Endings:
-    """Ends the samples of one run.
-
-    grown: segments of samples that have ended, by request and sample, each with a reference for
-    whoever takes them from here.
-    """
+    """Ends the samples of one run."""
 
     def __init__(
         self,
-        run: RunParts,
+        run: RunState,
+        live: LiveRows,
         admission: Admission,
         on_grown: Callable[[LiveRequest, Completion], Grown] | None,
     ) -> None:
         """None have ended. on_grown: says what the segment of a sample that grows holds."""
-        self.grown: dict[tuple[int, int], LiveSegment] = {}
-        self._run, self._admission, self._on_grown = run, admission, on_grown
-        self._rows, self._requests = run.live.rows, run.live.requests
+        self._run, self._live = run, live
+        self._admission, self._on_grown = admission, on_grown
         self._finished: list[Completion] = []  # not taken yet
         self._waiting: Ints = np.empty(0, dtype=np.int64)  # slots that are not reported yet
         self._owners: list[LiveRequest] = []  # their requests
@@ -73,8 +70,8 @@ class Endings:
 
     def end(self, slots: Ints) -> None:
         """End the samples of slots whose last token may be their last, where it is."""
-        rows = self._rows
-        requests = [self._requests[index] for index in rows.request[slots].tolist()]
+        rows = self._run.rows
+        requests = [self._run.requests[index] for index in rows.request[slots].tolist()]
         # At its limit a sample is over whatever its text is, and it is in no pass under way, which
         # left it out. But a search goes on with the text, and that of one token is soon made.
         grows = np.array([request.grows for request in requests])
@@ -85,8 +82,8 @@ class Endings:
 
     def report_some(self) -> None:
         """Make what is returned of as many samples as a step has time for, or more if many wait."""
-        tokens = self._rows.count[self._waiting].cumsum()
-        most = max(_PER_ROW * len(self._run.live.order), self._least)
+        tokens = self._run.rows.count[self._waiting].cumsum()
+        most = max(_PER_ROW * len(self._live.order), self._least)
         self._report(max(int(tokens.searchsorted(most, side="right")), 1))
 
     def report_all(self) -> None:
@@ -101,28 +98,28 @@ class Endings:
     def _put_off(self, slots: Ints, requests: Sequence[LiveRequest]) -> None:
         self._waiting = np.concatenate([self._waiting, slots])
         self._owners += requests
-        self._least = max(self._least, int(self._rows.count[self._waiting].sum()) // _STEPS)
+        self._least = max(self._least, int(self._run.rows.count[self._waiting].sum()) // _STEPS)
         self._retire(slots, requests)
 
     def _report(self, num: int) -> None:
         if not self._owners:
             return
         slots, requests = self._waiting[:num], self._owners[:num]
-        found = completions_of(self._rows, slots, requests, self._run.param_sets)
+        found = completions_of(self._run.rows, slots, requests, self._run.param_sets)
         self._waiting, self._owners = self._waiting[num:], self._owners[num:]
         self._least = self._least if self._owners else 0
         self._finished += [completion for _, completions in found for completion in completions]
-        self._run.live.release(slots)
+        self._live.release(slots)
 
     def _end_now(self, slots: Ints, requests: Sequence[LiveRequest]) -> None:
-        found = completions_of(self._rows, slots, requests, self._run.param_sets)
+        found = completions_of(self._run.rows, slots, requests, self._run.param_sets)
         for at, completions in found:
             self._finished += completions
             if requests[at].grows:
                 self._grow(requests[at], int(slots[at]), completions[0])
         over = [at for at, _ in found]
         self._retire(slots[over], [requests[at] for at in over])
-        self._run.live.release(slots[over])
+        self._live.release(slots[over])
 
     def _retire(self, slots: Ints, requests: Sequence[LiveRequest]) -> None:
         """Rows that are over leave, all but their slots."""
@@ -130,7 +127,7 @@ class Endings:
         for slot, request in zip(slots.tolist(), requests, strict=True):
             ended.setdefault(request, []).append(slot)
         for request, mine in ended.items():
-            gone = set(self._rows.sample[mine].tolist())
+            gone = set(self._run.rows.sample[mine].tolist())
             if self._run.param_sets[request.params].is_greedy:
                 # One row has all samples. Of a request that leaves with it they are kept, by which
                 # they are named when they are reported.
@@ -145,13 +142,13 @@ class Endings:
         grown = self._on_grown(request, completion)
         key = request.index, completion.sample_index
         if not len(grown.tokens):
-            self.grown[key] = self._run.store.hold(request.segment)
+            self._run.grown[key] = self._run.store.hold(request.segment)
             return
-        rows = self._rows
+        rows = self._run.rows
         at = np.array([slot])
         in_place = rows.state[slot] == RowState.LIVE
         chain = rows.chain[slot]
-        self.grown[key] = self._run.store.adopt(
+        self._run.grown[key] = self._run.store.adopt(
             request.segment,
             grown.tokens,
             num_computed=min(grown.num_generated, int(rows.count[slot]) - 1),

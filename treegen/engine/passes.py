@@ -1,4 +1,4 @@
-"""What the passes of a run work on, and the batch of a prefill pass."""
+"""The batch of a prefill pass, made of the spans of tokens that it computes."""
 
 from __future__ import annotations
 
@@ -6,34 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from treegen.attention import HostLevel, prepare_host
-from treegen.cache.pool import PagedCache, Pages
+from treegen.cache.pool import Pages
 from treegen.device import to_device_together
 from treegen.engine.layout import Ints, make_level, pad_tables, shared_levels
-from treegen.engine.row_queue import LiveRows
+from treegen.engine.run_state import RunState
 from treegen.engine.segment import LiveSegment
-from treegen.engine.store import SegmentStore
-from treegen.model.batch import Batch, Forward
-from treegen.outputs import Usage
+from treegen.model.batch import Batch
 from treegen.prompts.radix import Tokens
-from treegen.sampling.param_set import ParamSet
 
 _LONG = 512  # keys that are worth a level of their own in a pass
-
-
-@dataclass(frozen=True, slots=True)
-class RunParts:
-    """What all passes of one run work on. usage: kept up by them. param_sets: may grow."""
-
-    model: Forward
-    cache: PagedCache
-    store: SegmentStore
-    live: LiveRows
-    usage: Usage
-    param_sets: Sequence[ParamSet]
-    impl: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +44,9 @@ class Span:
         return self.start + len(self.tokens)
 
 
-def prefill_batch(
-    spans: Sequence[Span], store: SegmentStore, cache: PagedCache, device: torch.device, impl: str
-) -> Batch:
+def prefill_batch(run: RunState, spans: Sequence[Span]) -> Batch:
     """The batch that computes some spans, sorted by key."""
+    cache, device = run.cache, run.model.device
     lengths = np.array([len(span.tokens) for span in spans])
     offsets = np.concatenate([[0], lengths.cumsum()])
     positions = np.concatenate([np.arange(span.start, span.stop) for span in spans])
@@ -79,7 +61,7 @@ def prefill_batch(
     chains = np.full((len(spans), max(len(span.chain) for span in spans)), -1, dtype=np.int64)
     for row, span in enumerate(spans):
         chains[row, : len(span.chain)] = span.chain
-    levels = [*shared_levels(chains, offsets, store.keys_of), *own]
+    levels = [*shared_levels(chains, offsets, run.store.keys_of), *own]
     tokens = np.concatenate([span.tokens for span in spans]).astype(np.int64)
     slots = slots_of(pages[item], positions - base[item], cache.page_size)
     tokens_T, positions_T, slots_T, wanted_S = to_device_together(
@@ -90,7 +72,7 @@ def prefill_batch(
         positions_T=positions_T,
         slots_T=slots_T,
         logits_at_S=wanted_S,
-        levels=prepare_host(levels, positions_T, device, impl),
+        levels=prepare_host(levels, positions_T, device, run.impl),
         layers=cache.layers,
     )
 

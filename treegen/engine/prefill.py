@@ -10,17 +10,16 @@ from torch import Tensor
 
 from treegen.device import Fetch, to_device
 from treegen.engine.decode import Flight
-from treegen.engine.layout import Ints
-from treegen.engine.passes import RunParts, Span, prefill_batch
+from treegen.engine.passes import Span, prefill_batch
+from treegen.engine.row_queue import LiveRows
+from treegen.engine.run_state import RunState
 from treegen.engine.scores import Scored, score_after
 from treegen.engine.segment import LiveRequest, LiveSegment
 from treegen.engine.spans import pick_spans
-from treegen.plan.seeds import sample_seed
-from treegen.sampling.draw import SamplingBatch, draw
+from treegen.sampling.draw import draw
 
 _LOGITS = 2**26  # numbers in the logits of a pass at most, but
 _MIN_ROWS = 16  # so many rows of them may be wanted whatever the vocabulary
-_KEY_BITS = 32  # sort keys: rank of the request, sample index below
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +55,9 @@ class PrefillFlight:
 class PrefillPasses:
     """Launches the prefill passes of one run."""
 
-    def __init__(self, run: RunParts, *, chunk: int) -> None:
+    def __init__(self, run: RunState, live: LiveRows, *, chunk: int) -> None:
         """Passes of so many tokens at most; `usage` is kept up."""
-        self._run = run
+        self._run, self._live = run, live
         self._chunk = chunk
         self._max_logits = max(
             _LOGITS // max(len(run.param_sets[0].stopping.may_end), 1), _MIN_ROWS
@@ -67,8 +66,9 @@ class PrefillPasses:
     def launch(self, to_compute: Mapping[int, LiveSegment]) -> PrefillFlight:
         """Queue a pass over some segments, by index, and over rows whose pages were taken."""
         run, usage = self._run, self._run.usage
-        spans = pick_spans(to_compute, run.live, self._chunk, self._max_logits)
-        batch = prefill_batch(spans, run.store, run.cache, run.model.device, run.impl)
+        resuming = self._live.resuming
+        spans = pick_spans(run, to_compute, resuming, self._chunk, self._max_logits)
+        batch = prefill_batch(run, spans)
         usage.impl = batch.levels.impl
         usage.prefill_steps += 1
         logits = run.model.forward(batch).float()
@@ -88,16 +88,16 @@ class PrefillPasses:
                     scored += score_after(span.segment, span.wanted, logits_SV, lse_S)
             offset = end
         if resumed:
-            run.live.join(np.array(resumed, dtype=np.int64))
+            self._live.join(np.array(resumed, dtype=np.int64))
         return PrefillFlight(spans, Fetch([lse]), scored, self._draw_first(prompts, logits))
 
     def _on_row(self, span: Span) -> list[int]:
         """Account for tokens of a row that are computed again; returns its slot after the last."""
-        live, slot = self._run.live, span.slot
-        self._run.usage.recomputed_tokens += len(span.tokens)
-        live.requests[int(live.rows.request[slot])].num_prefilled += len(span.tokens)
-        live.resuming[slot] = span.stop
-        is_whole = span.stop == live.rows.stop[slot] + live.rows.count[slot] - 1
+        run, rows, slot = self._run, self._run.rows, span.slot
+        run.usage.recomputed_tokens += len(span.tokens)
+        run.requests[int(rows.request[slot])].num_prefilled += len(span.tokens)
+        self._live.resuming[slot] = span.stop
+        is_whole = span.stop == rows.stop[slot] + rows.count[slot] - 1
         return [slot] if is_whole else []
 
     def _on_segment(self, span: Span, segment: LiveSegment) -> list[LiveRequest]:
@@ -125,46 +125,12 @@ class PrefillPasses:
         drawn = []
         for num_rows, group in by_rows.items():
             requests = [request for request, _ in group]
-            slots_PN = self._add_rows(requests, num_rows)
+            slots_PN = self._live.add(requests, num_rows)
             device = logits_SV.device
             at_P = to_device(np.array([at for _, at in group]), device)
-            used, index = np.unique([request.params for request in requests], return_inverse=True)
-            sets = [self._run.param_sets[i] for i in used]
-            index_P = to_device(index, device)
-            sampling = SamplingBatch.of(
-                [each.params for each in sets], index_P, [each.bias for each in sets]
-            )
-            seeds_PN = to_device(self._run.live.rows.seed[slots_PN], device)
+            sampling = self._run.sampling_of(np.array([request.params for request in requests]))
+            seeds_PN = to_device(self._run.rows.seed[slots_PN], device)
             draws = draw(logits_SV[at_P], seeds_PN, seeds_PN * 0, sampling)
             slots = slots_PN.ravel()
-            drawn.append((Flight.of(slots, self._run.live.rows.serial[slots], draws), requests))
+            drawn.append((Flight.of(slots, self._run.rows.serial[slots], draws), requests))
         return drawn
-
-    def _add_rows(self, requests: Sequence[LiveRequest], num_rows: int) -> Ints:
-        """New rows of requests, so many each: slots [requests, num_rows]."""
-        rows = self._run.live.rows
-        slots_PN = self._run.live.add(len(requests) * num_rows).reshape(len(requests), num_rows)
-        samples = [request.samples[:num_rows] for request in requests]
-        of_each = {
-            "request": [request.index for request in requests],
-            "params": [request.params for request in requests],
-            "stop": [request.segment.stop for request in requests],
-            "limit": [request.spec.max_tokens for request in requests],
-        }
-        for name, values in of_each.items():
-            getattr(rows, name)[slots_PN] = np.array(values)[:, None]
-        ranks = np.array([request.rank for request in requests])
-        rows.sample[slots_PN] = samples
-        rows.key[slots_PN] = (ranks << _KEY_BITS)[:, None] + rows.sample[slots_PN]
-        rows.seed[slots_PN] = [
-            [self._seed(request, index) for index in wanted]
-            for request, wanted in zip(requests, samples, strict=True)
-        ]
-        for request, slots in zip(requests, slots_PN.tolist(), strict=True):
-            request.slots = set(slots)
-            request.rewinds = None
-        return slots_PN
-
-    def _seed(self, request: LiveRequest, sample: int) -> int:
-        run_seed = self._run.param_sets[request.params].params.seed
-        return sample_seed(run_seed, request.spec, sample)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
 
 from treegen.cache.pool import Pages
 from treegen.engine.layout import Ints
-from treegen.engine.rows import RowState, RowTable
+from treegen.engine.rows import RowState
+from treegen.engine.run_state import RunState
 from treegen.engine.segment import LiveRequest, LiveSegment
-from treegen.engine.store import SegmentStore
+from treegen.plan.seeds import sample_seed
+
+_KEY_BITS: Final = 32  # sort keys: rank of the request, sample index below
 
 FREE, DRAWN, PARKED, READY, RESUMING, LIVE, ENDED = RowState
 
@@ -28,18 +31,16 @@ ALLOWED: Final = np.array([[after in _NEXT[before] for before in RowState] for a
 
 
 class LiveRows:
-    """Moves the rows of a RowTable from state to state; nothing else does.
+    """Moves the rows of a run from state to state; nothing else does.
 
     order: LIVE slots, depth first. ready: READY slots, depth first.
     resuming: RESUMING slots -> position up to which their keys are computed.
     """
 
-    def __init__(
-        self, rows: RowTable, store: SegmentStore, requests: dict[int, LiveRequest]
-    ) -> None:
-        """No rows yet. requests: those that rows belong to, by index."""
-        self.rows, self.store, self.requests = rows, store, requests
-        self._pool, self._page_size = store.cache.pool, store.cache.page_size
+    def __init__(self, run: RunState) -> None:
+        """No rows yet."""
+        self._run = run
+        self._pool, self._page_size = run.pool, run.cache.page_size
         self.order: Ints = np.empty(0, dtype=np.int64)
         self.resuming: dict[int, int] = {}
         self.ready: Ints = np.empty(0, dtype=np.int64)
@@ -60,24 +61,53 @@ class LiveRows:
 
     def tables(self) -> Iterator[Pages]:
         """Page tables of all rows, for the pool's check."""
-        return (self.rows.table[s, : self.rows.num_pages[s]] for s in self.active())
+        return (self._run.rows.table[s, : self._run.rows.num_pages[s]] for s in self.active())
 
     def of(self, requests: Iterable[LiveRequest], state: RowState) -> Ints:
         """Slots of requests' rows that are in a state."""
         mine = [slot for request in requests for slot in request.slots or ()]
-        slots = np.array(mine, dtype=np.int64)
-        return slots[self.rows.state[slots] == state]
+        slots: Ints = np.array(mine, dtype=np.int64)
+        found: Ints = slots[self._run.rows.state[slots] == state]
+        return found
 
     def _move(self, slots: Ints, state: RowState) -> None:
         """Rows change their state, as RowState's table allows."""
-        assert ALLOWED[state, self.rows.state[slots]].all(), f"a row may not become {state.name}"
-        self.rows.state[slots] = state
+        states = self._run.rows.state
+        assert ALLOWED[state, states[slots]].all(), f"a row may not become {state.name}"
+        states[slots] = state
 
-    def add(self, num: int) -> Ints:
-        """Slots of new rows, whose first tokens are about to be drawn."""
-        slots = self.rows.add(num)
-        self._move(slots, DRAWN)
-        return slots
+    def add(self, requests: Sequence[LiveRequest], num_rows: int) -> Ints:
+        """New rows whose first tokens are about to be drawn, so many for each request.
+
+        Returns their slots, [requests, num_rows].
+        """
+        rows = self._run.rows
+        slots_PN = rows.add(len(requests) * num_rows).reshape(len(requests), num_rows)
+        self._move(slots_PN, DRAWN)
+        samples = [request.samples[:num_rows] for request in requests]
+        of_each = {
+            "request": [request.index for request in requests],
+            "params": [request.params for request in requests],
+            "stop": [request.segment.stop for request in requests],
+            "limit": [request.spec.max_tokens for request in requests],
+        }
+        for name, values in of_each.items():
+            getattr(rows, name)[slots_PN] = np.array(values)[:, None]
+        ranks = np.array([request.rank for request in requests])
+        rows.sample[slots_PN] = samples
+        rows.key[slots_PN] = (ranks << _KEY_BITS)[:, None] + rows.sample[slots_PN]
+        rows.seed[slots_PN] = [
+            [self._seed(request, index) for index in wanted]
+            for request, wanted in zip(requests, samples, strict=True)
+        ]
+        for request, slots in zip(requests, slots_PN.tolist(), strict=True):
+            request.slots = set(slots)
+            request.rewinds = None
+        return slots_PN
+
+    def _seed(self, request: LiveRequest, sample: int) -> int:
+        run_seed = self._run.param_sets[request.params].params.seed
+        return sample_seed(run_seed, request.spec, sample)
 
     def park(self, slots: Ints) -> None:
         """Rows wait for the keys of their prompts."""
@@ -91,11 +121,11 @@ class LiveRows:
 
     def _enqueue(self, slots: Ints) -> None:
         ready = np.concatenate([self.ready, slots])
-        self.ready = ready[self.rows.key[ready].argsort()]
+        self.ready = ready[self._run.rows.key[ready].argsort()]
 
     def _drop_moved(self) -> None:
         """Take rows that are ready or live no more out of those queues."""
-        state = self.rows.state
+        state = self._run.rows.state
         staying = state[self.ready] == READY
         if not staying.all():
             self.ready = self.ready[staying]
@@ -105,10 +135,10 @@ class LiveRows:
 
     def _by_segment(self, slots: Ints) -> Iterator[tuple[LiveSegment, slice]]:
         """The segments that slots start below, and runs of the slots below each."""
-        requests = self.rows.request[slots]
+        requests = self._run.rows.request[slots]
         starts = np.flatnonzero(np.diff(requests, prepend=-1)).tolist()
         for start, stop in zip(starts, [*starts[1:], len(slots)], strict=True):
-            yield self.requests[int(requests[start])].segment, slice(start, stop)
+            yield self._run.requests[int(requests[start])].segment, slice(start, stop)
 
     def activate(self, max_rows: int) -> None:
         """Give ready rows their pages, depth first, while the pool is expected to last.
@@ -119,20 +149,20 @@ class LiveRows:
             slots = self.ready[: max_rows - self.num_active]
             # What is above may have become a part of its own since the rows were made ready.
             for segment, run in self._by_segment(slots):
-                self.rows.base[slots[run]] = segment.base_below
+                self._run.rows.base[slots[run]] = segment.base_below
             needed = self.expected_growth() + self._pages_to_come(slots).cumsum()
             num = int(needed.searchsorted(self._pool.num_free, side="right"))
             if num:
                 self._start(slots[:num])
             else:
-                request = self.requests[int(self.rows.request[slots[0]])]
+                request = self._run.requests[int(self._run.rows.request[slots[0]])]
                 # What is idle leaves before a row waits for it.
-                if not request.grows or not self.store.evict_idle():
+                if not request.grows or not self._run.store.evict_idle():
                     return
 
     def _start(self, slots: Ints) -> None:
         """Take the pages that the first of the ready rows need now."""
-        rows, pool, size = self.rows, self._pool, self._page_size
+        rows, pool, size = self._run.rows, self._pool, self._page_size
         self.ready = self.ready[len(slots) :]
         # Full pages of what is above that rows read as their own are shared, a last one is copied.
         above = rows.stop[slots] - rows.base[slots]
@@ -153,7 +183,7 @@ class LiveRows:
         target = rows.table[slots[at], num_shared[at]].astype(np.int64)
         offset = np.arange(size)
         within = offset < num_copied[at, None]
-        self.store.cache.copy_tokens(
+        self._run.cache.copy_tokens(
             (source[at, None] * size + offset)[within], (target[:, None] * size + offset)[within]
         )
         # Keys of all but the last token are computed again; decoding computes that one.
@@ -167,16 +197,16 @@ class LiveRows:
         """Rows whose keys are in place go live."""
         self._move(slots, LIVE)
         self._stop_resuming(slots)
-        joined = np.concatenate([self.order, slots])
+        rows, joined = self._run.rows, np.concatenate([self.order, slots])
         # By what rows share first, so that the rows below any segment are consecutive.
-        self.order = joined[np.lexsort((self.rows.key[joined], *self.rows.chain[joined].T[::-1]))]
+        self.order = joined[np.lexsort((rows.key[joined], *rows.chain[joined].T[::-1]))]
 
     def pages_short(self, order: Ints, counts: Ints) -> int:
         """Take the pages that a step of some rows needs, each with so many tokens drawn.
 
         Returns how many are lacking, if any; then none is taken.
         """
-        rows = self.rows
+        rows = self._run.rows
         offset = rows.stop[order] + counts - 1 - rows.base[order]
         need = order[offset // self._page_size >= rows.num_pages[order]]
         if len(need) > self._pool.num_free:
@@ -190,7 +220,7 @@ class LiveRows:
         if self.num_active <= 1:
             return False
         active = self.active()
-        last = active[[np.argmax(self.rows.key[active])]]
+        last = active[[np.argmax(self._run.rows.key[active])]]
         self._leave(last, READY)
         self._enqueue(last)
         return True
@@ -201,28 +231,28 @@ class LiveRows:
         Their lengths say how long others may become.
         """
         self._ended_rows += len(slots)
-        self._ended_tokens += int(self.rows.count[slots].sum())
+        self._ended_tokens += int(self._run.rows.count[slots].sum())
         self._leave(slots, ENDED)
 
     def cancel(self, slots: Ints) -> None:
         """Rows leave, wherever they are, and their slots with them."""
         self._leave(slots, FREE)
-        self.rows.release(slots)
+        self._run.rows.release(slots)
 
     def release(self, slots: Ints) -> None:
         """Give back the slots of rows that have ended."""
         self._move(slots, FREE)
-        self.rows.release(slots)
+        self._run.rows.release(slots)
 
     def clear(self) -> None:
         """Forget all rows but those that have ended; their pages have been freed."""
         self.resuming.clear()
-        self.release(np.flatnonzero((self.rows.state != FREE) & (self.rows.state != ENDED)))
+        self.release(np.flatnonzero(~np.isin(self._run.rows.state, [FREE, ENDED])))
         self._drop_moved()
 
     def _leave(self, slots: Ints, state: RowState) -> None:
         """Rows go to a state in which they have no pages."""
-        self._pool.free(self.rows.take_pages(slots))
+        self._pool.free(self._run.rows.take_pages(slots))
         self._move(slots, state)
         self._stop_resuming(slots)
         self._drop_moved()
@@ -238,7 +268,7 @@ class LiveRows:
 
     def _pages_to_come(self, slots: Ints) -> Ints:
         """Pages that rows are expected to take yet; how long they get is learned from others."""
-        rows, page_size = self.rows, self._page_size
+        rows, page_size = self._run.rows, self._page_size
         length = rows.limit[slots]
         if self._ended_rows:
             mean = self._ended_tokens / self._ended_rows
@@ -255,13 +285,13 @@ class LiveRows:
 
         drawn: slots of the first tokens that are under way. ended: slots that are to be reported.
         """
-        state = self.rows.state
+        rows, state = self._run.rows, self._run.rows.state
         resuming = np.fromiter(self.resuming, dtype=np.int64)
         places = {DRAWN: drawn, READY: self.ready, RESUMING: resuming, LIVE: self.order,
                   ENDED: ended}  # fmt: skip
         for each, place in places.items():
             found = np.flatnonzero(state == each)
             assert np.array_equal(np.sort(place), found), f"a row is in no queue: {each.name}"
-        assert np.array_equal(np.flatnonzero(state != FREE), self.rows.used()), "a row has no slot"
-        paged = np.flatnonzero((self.rows.num_pages > 0) & (state != FREE))
+        assert np.array_equal(np.flatnonzero(state != FREE), rows.used()), "a row has no slot"
+        paged = np.flatnonzero((rows.num_pages > 0) & (state != FREE))
         assert np.isin(state[paged], [RESUMING, LIVE]).all(), "a row that is not active has pages"

@@ -34,16 +34,15 @@ from treegen.device import current
 from treegen.engine.admission import Admission
 from treegen.engine.decode import DecodeSteps, Flight
 from treegen.engine.finish import Endings, Grown
-from treegen.engine.passes import RunParts
 from treegen.engine.prefill import PrefillFlight, PrefillPasses
 from treegen.engine.row_queue import LiveRows
 from treegen.engine.rows import RowTable
-from treegen.engine.scores import score_of
+from treegen.engine.run_state import RunState
 from treegen.engine.segment import LiveRequest, LiveSegment
 from treegen.engine.store import SegmentStore
 from treegen.errors import CapacityError, InternalError, NumericsError
 from treegen.model.batch import Forward
-from treegen.outputs import Completion, Score, Usage
+from treegen.outputs import Completion, Usage
 from treegen.params import SamplingParams
 from treegen.plan.plan import Plan, Request
 from treegen.prompts.stops import Stopping
@@ -58,9 +57,9 @@ _MOST_NAMED: Final = 5  # prompts in a message
 class Scheduler:
     """Runs a plan, and what is added to it, a forward pass at a time.
 
-    flight: the pass whose results are not noted yet. closed: all pages are free for another run.
-    scores: of requests that asked for them and are over, by index. grown: segments of samples that
-    have ended, by request and sample, each with a reference for whoever takes them from here.
+    run: what its parts share. live: moves the rows. usage, scores, grown: of `run`, for whoever
+    drives it. flight: the pass whose results are not noted yet.
+    closed: all pages are free for another run.
     """
 
     def __init__(
@@ -96,15 +95,9 @@ class Scheduler:
         before its pages are freed.
         on_grown: called with each sample of a request that grows; says what its segment holds.
         """
-        self.plan, self.model, self.cache, self.kept = plan, model, cache, kept
-        self.store = SegmentStore(plan, cache, kept)
-        self.param_sets = [ParamSet(params, stopping)]
-        num_logprobs = max(each.params.logprobs for each in (*self.param_sets, *further))
-        self.rows = RowTable(min(num_logprobs, len(stopping.may_end)))
-        self.requests: dict[int, LiveRequest] = {}
+        num_logprobs = max(params.logprobs, *(each.params.logprobs for each in further), 0)
         cache.pool.peak_used = cache.pool.num_used
-        self.live = LiveRows(self.rows, self.store, self.requests)
-        self.usage = Usage(
+        usage = Usage(
             num_pages=cache.pool.num_pages,
             page_size=cache.page_size,
             impl=impl,
@@ -113,26 +106,33 @@ class Scheduler:
                 for request, wanted in zip(plan.requests, samples, strict=True)
             ),
         )
-        self.scores: dict[int, Score] = {}
+        self.run = run = RunState(
+            model=model,
+            cache=cache,
+            kept=kept,
+            store=SegmentStore(plan, cache, kept),
+            rows=RowTable(min(num_logprobs, len(stopping.may_end))),
+            usage=usage,
+            param_sets=[ParamSet(params, stopping)],
+            impl=impl,
+            max_rows=max_rows,
+        )
+        self.usage, self.scores, self.grown = run.usage, run.scores, run.grown
         # Tokens that may end a row, for each Stopping; and which of these each parameter set has.
         self._may_end, self._stoppings = stopping.may_end[None], {stopping: 0}
         self._stopping_of = np.zeros(1, dtype=np.int64)
         for each in further:
             self.add_params(each.params, each.stopping)
-        self._run_ahead, self._max_rows = run_ahead, max_rows
+        self._run_ahead = run_ahead
         self.flight: PrefillFlight | Flight | None = None
         self.closed = False
         self._num_noted = 0  # passes whose results are noted
         self._error: Exception | None = None  # raised once all that had ended is returned
-        run = RunParts(model, cache, self.store, self.live, self.usage, self.param_sets, impl)
-        self._passes = PrefillPasses(run, chunk=prefill_chunk)
-        self._steps = DecodeSteps(run, graphs)
-        self._on_prefilled = on_prefilled
-        self._admission = Admission(
-            self.store, self.live, kept, self.usage, max_rows, self._note_prefilled
-        )
-        self._endings = Endings(run, self._admission, on_grown)
-        self.grown = self._endings.grown
+        self.live = LiveRows(run)
+        self._passes = PrefillPasses(run, self.live, chunk=prefill_chunk)
+        self._steps = DecodeSteps(run, self.live, graphs)
+        self._admission = Admission(run, self.live, on_prefilled)
+        self._endings = Endings(run, self.live, self._admission, on_grown)
         self._num_requests = len(plan.requests)
         self._admission.add(
             [
@@ -140,7 +140,7 @@ class Scheduler:
                     index=index,
                     rank=rank,
                     spec=plan.requests[index],
-                    segment=self.store.segments[int(plan.segment_of[index])],
+                    segment=run.store.segments[int(plan.segment_of[index])],
                     params=params_of[index] if params_of is not None else 0,
                     samples=list(samples[index]),
                 )
@@ -155,12 +155,12 @@ class Scheduler:
 
     def add_params(self, params: SamplingParams, stopping: Stopping) -> int:
         """Further sampling parameters; returns their index for `add`."""
-        self.param_sets.append(ParamSet(params, stopping))
+        self.run.param_sets.append(ParamSet(params, stopping))
         if stopping not in self._stoppings:
             self._stoppings[stopping] = len(self._stoppings)
             self._may_end = np.concatenate([self._may_end, stopping.may_end[None]])
         self._stopping_of = np.append(self._stopping_of, self._stoppings[stopping])
-        return len(self.param_sets) - 1
+        return len(self.run.param_sets) - 1
 
     def add(
         self, spec: Request, segment: LiveSegment, params: int, samples: Sequence[int]
@@ -194,7 +194,7 @@ class Scheduler:
         """
         if self._error is None:
             try:
-                with current(self.model.device):
+                with current(self.run.model.device):
                     self._step()
             except Exception as error:
                 self._error = self._explained(error)
@@ -221,7 +221,7 @@ class Scheduler:
         if not isinstance(error, torch.OutOfMemoryError):
             return error
         explained = CapacityError(
-            f"{self.model.device} has no memory left for a pass; leave it more beside the "
+            f"{self.run.model.device} has no memory left for a pass; leave it more beside the "
             f"cache (memory=, --memory), or run fewer rows at a time (max_rows=, --max-rows)"
         )
         explained.__cause__ = error
@@ -229,7 +229,7 @@ class Scheduler:
 
     def _step(self) -> None:
         start = time.perf_counter()
-        done_before = self._num_noted, len(self.requests)
+        done_before = self._num_noted, len(self.run.requests)
         self._admission.admit()
         launched: PrefillFlight | Flight | None
         if self._prefills_next:
@@ -246,14 +246,14 @@ class Scheduler:
         else:
             self._endings.report_all()
         self._count_seconds(before or launched, time.perf_counter() - start)
-        if launched is None and (self._num_noted, len(self.requests)) == done_before:
+        if launched is None and (self._num_noted, len(self.run.requests)) == done_before:
             self._check_goes_on()
 
     def _check_goes_on(self) -> None:
         """Raise InternalError if work is left, for the next step will do as little as this one."""
         if not self._admission.has_work or self._endings.has_more:
             return
-        names = [repr(request.spec.id) for request in self.requests.values()]
+        names = [repr(request.spec.id) for request in self.run.requests.values()]
         more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
         raise InternalError(
             f"the scheduler cannot go on with prompts {', '.join(names[:_MOST_NAMED])}{more}; "
@@ -267,50 +267,50 @@ class Scheduler:
             usage.prefill_seconds += seconds
         elif waited_for is not None:
             usage.decode_seconds += seconds
-        usage.peak_pages = self.cache.pool.peak_used
+        usage.peak_pages = self.run.pool.peak_used
 
     def cancel(self, index: int, sample: int | None = None) -> None:
         """Drop one sample of a request, or all that have not ended; frees their pages at once.
 
         Those that have ended are still returned.
         """
-        request = self.requests.get(index)
+        request = self.run.requests.get(index)
         if request is not None and not request.spec.rows:
             # Its segments may be in the pass under way, and other requests' too.
             self._land()
-            request = self.requests.get(index)
+            request = self.run.requests.get(index)
         if request is not None:
-            greedy = self.param_sets[request.params].is_greedy
+            greedy = self.run.param_sets[request.params].is_greedy
             self._admission.cancel(request, sample, greedy=greedy)
 
     def close(self) -> None:
         """Free all pages, whether or not the work is done."""
         self.flight = self._error = None
         # One run at a time: whatever an interrupted step had taken goes with the rest.
-        self.cache.pool.reset(self.kept.tables())
-        self.store.clear()
+        self.run.pool.reset(self.run.kept.tables())
+        self.run.store.clear()
         self.live.clear()
         self._admission.clear()
         self.closed = True
 
     def check(self) -> None:
         """Assert that pages, rows and requests are accounted for and that rows are depth first."""
-        tables = [*self.store.owned(), *self.live.tables(), *self.kept.tables()]
-        self.cache.pool.check(tables)
+        tables = [*self.run.store.owned(), *self.live.tables(), *self.run.kept.tables()]
+        self.run.pool.check(tables)
         self._admission.check()
         if self._error is None:  # else rows may be gone with the pass that failed
             self._check_slots()
-        for ids in self.rows.chain[self.live.order].T:
+        for ids in self.run.rows.chain[self.live.order].T:
             runs = ids[np.flatnonzero(np.diff(ids, prepend=-2))]
             assert len(np.unique(runs[runs >= 0])) == (runs >= 0).sum(), "rows are not depth first"
 
     def _check_slots(self) -> None:
         """Assert that every row is where its state says, and is its request's until it ends."""
-        flight, rows = self.flight, self.rows
+        flight, rows = self.flight, self.run.rows
         draws = [drawn for drawn, _ in flight.first] if isinstance(flight, PrefillFlight) else []
         first = [drawn.slots[rows.serial[drawn.slots] == drawn.serials] for drawn in draws]
         self.live.check(np.concatenate([np.empty(0, np.int64), *first]), self._endings.waiting)
-        owned = [slot for request in self.requests.values() for slot in request.slots or ()]
+        owned = [slot for request in self.run.requests.values() for slot in request.slots or ()]
         alive = np.setdiff1d(rows.used(), self._endings.waiting)
         assert sorted(owned) == alive.tolist(), "a row and its request do not agree"
 
@@ -337,7 +337,7 @@ class Scheduler:
         # New prompts take turns with the rows that are live, once these keep the device busy.
         num_live = len(self.live.order)
         in_turn = self._run_ahead and isinstance(self.flight, PrefillFlight)
-        return not (in_turn and num_live and 2 * num_live >= self._max_rows)
+        return not (in_turn and num_live and 2 * num_live >= self.run.max_rows)
 
     def _note_prefill(self, flight: PrefillFlight) -> None:
         """Note that a prefill pass is over, and the first tokens that were drawn after it."""
@@ -369,7 +369,7 @@ class Scheduler:
 
     def _note_draws(self, flight: Flight) -> None:
         """Note the drawn tokens of rows that are still there; ends the samples that are over."""
-        rows, num = self.rows, len(flight.slots)
+        rows, num = self.run.rows, len(flight.slots)
         tokens, logprobs, lse, *top = flight.fetch.wait()
         alive = rows.serial[flight.slots] == flight.serials
         slots, tokens, logprobs = (
@@ -396,13 +396,7 @@ class Scheduler:
                 "samples that had finished are kept; check the weights or use dtype float32"
             )
 
-    def _note_prefilled(self, request: LiveRequest) -> None:
-        if request.spec.score_from is not None:
-            self.scores[request.index] = score_of(request)
-        if self._on_prefilled is not None:
-            self._on_prefilled(request)
-
     def _row_name(self, slot: int) -> str:
-        rows = self.rows
-        request = self.requests[int(rows.request[slot])].spec
+        rows = self.run.rows
+        request = self.run.requests[int(rows.request[slot])].spec
         return f"prompt {request.id!r} sample {rows.sample[slot]} token {rows.count[slot]}"

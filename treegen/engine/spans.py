@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from treegen.engine.passes import Span
-from treegen.engine.row_queue import LiveRows
+from treegen.engine.run_state import RunState
 from treegen.engine.segment import LiveSegment
 from treegen.engine.store import SegmentStore
 
@@ -15,27 +15,32 @@ _KEY_BITS = 32  # sort keys: segment above, sample index below
 
 
 def pick_spans(
-    to_compute: Mapping[int, LiveSegment], live: LiveRows, room: int, max_logits: int
+    run: RunState,
+    to_compute: Mapping[int, LiveSegment],
+    resuming: Mapping[int, int],
+    room: int,
+    max_logits: int,
 ) -> list[Span]:
     """Spans of the next pass, in the order in which they are computed.
 
-    to_compute: segments by index; some may be computed already. room: tokens at most.
+    to_compute: segments by index; some may be computed already.
+    resuming: slots, and the position up to which each is computed. room: tokens at most.
     max_logits: rows of logits at most.
     """
     spans: list[Span] = []
     reached: dict[int, int] = {}
-    for slot, start in live.resuming.items():
+    for slot, start in resuming.items():
         if room == 0:
             break
-        span = _row_span(live, slot, start, room)
+        span = _row_span(run, slot, start, room)
         spans.append(span)
         room -= len(span.tokens)
     logits = 0
     for index, segment in sorted(to_compute.items()):
         if room == 0 or logits >= max_logits:
             break
-        if segment.computed < segment.stop and live.store.is_ready(segment, reached):
-            span = _segment_span(live.store, segment, room, max_logits - logits)
+        if segment.computed < segment.stop and run.store.is_ready(segment, reached):
+            span = _segment_span(run.store, segment, room, max_logits - logits)
             spans.append(span)
             reached[index] = span.stop
             room -= len(span.tokens)
@@ -44,9 +49,9 @@ def pick_spans(
     return sorted(spans, key=lambda span: (span.chain, span.key))
 
 
-def _row_span(live: LiveRows, slot: int, start: int, room: int) -> Span:
-    rows = live.rows
-    segment = live.requests[int(rows.request[slot])].segment
+def _row_span(run: RunState, slot: int, start: int, room: int) -> Span:
+    rows = run.rows
+    segment = run.requests[int(rows.request[slot])].segment
     chain = rows.chain[slot]
     first = start - int(rows.stop[slot])
     last = min(int(rows.count[slot]) - 1, first + room)

@@ -46,8 +46,8 @@ class Stream(Iterator[Completion], Closing):
 
     def levels(self) -> tuple[LevelRows, ...]:
         """Which levels of the tree the rows being decoded read now."""
-        live = self.scheduler.live
-        requests, counts = np.unique(live.rows.request[live.order], return_counts=True)
+        decoded = self.scheduler.run.rows.request[self.scheduler.live.order]
+        requests, counts = np.unique(decoded, return_counts=True)
         below: Counter[int] = Counter()
         for request, rows in zip(requests.tolist(), counts.tolist(), strict=True):
             for segment in self.plan.path(request):
@@ -154,7 +154,7 @@ class ScoreStream(Iterator[tuple[int, Score]], Closing):
 
 def status_of(scheduler: Scheduler) -> Status:
     """What a scheduler has under way now."""
-    pool = scheduler.cache.pool
+    pool = scheduler.run.cache.pool
     return Status(scheduler.live.num_active, pool.num_used, pool.num_pages)
 
 

@@ -119,7 +119,7 @@ class LiveBackend:
         self._before, self._own_before = before or DrawnBefore(), DrawnBefore()
         self._param_sets = {params.drawing: 0}
         self.scheduler = make_scheduler(stopping_of(params), self._on_grown)
-        self._prompts = PromptIndex(self.scheduler.store, rows=max_rows)
+        self._prompts = PromptIndex(self.scheduler.run.store, rows=max_rows)
         self._detokenizer, self._appender = Detokenizer(tokenizer), Appender(tokenizer)
         self._tickets: dict[int, tuple[Ticket[Any], LiveRequest]] = {}  # by request
         self._ended: dict[tuple[int, int], Completion] = {}  # by request and sample, in a step
@@ -179,15 +179,15 @@ class LiveBackend:
         ids = append_text(self.tokenizer, context.tail(), text)
         check_vocabulary("extension", ids, self.spec)
         if not len(ids):
-            return LiveContext(self.scheduler.store.hold(segment), given=None)
-        return LiveContext(self.scheduler.store.add(segment, ids), given=None)
+            return LiveContext(self.scheduler.run.store.hold(segment), given=None)
+        return LiveContext(self.scheduler.run.store.add(segment, ids), given=None)
 
     def release(self, context: Context) -> None:
         """Forget a context; what others share with it stays."""
         assert isinstance(context, LiveContext)
         if not context.released and not self.closed:
             context.released = True
-            self.scheduler.store.release(context.segment)
+            self.scheduler.run.store.release(context.segment)
 
     # Calls
 
@@ -209,7 +209,7 @@ class LiveBackend:
             origin=search.origin_of(key),
         )  # fmt: skip
         self._check_fits(context.segment, spec)
-        self.scheduler.store.promote(context.segment, rows)
+        self.scheduler.run.store.promote(context.segment, rows)
         param_set = self._param_set(params)
         ticket: Ticket[Drawn] = Ticket(search, [None] * len(indices))
         self._submit(ticket, spec, context.segment, param_set, indices)
@@ -219,7 +219,7 @@ class LiveBackend:
         """Log-likelihood of each text after a context."""
         self._check_open()
         assert isinstance(context, LiveContext)
-        store, tail = self.scheduler.store, context.tail()
+        store, tail = self.scheduler.run.store, context.tail()
         ticket: Ticket[Score] = Ticket(search, [None] * len(texts))
         encoded = [append_text(self.tokenizer, tail, text) for text in texts]
         for text, ids in zip(texts, encoded, strict=True):
@@ -265,7 +265,7 @@ class LiveBackend:
             self._cancel(ticket)
 
     def _cancel(self, ticket: Ticket[Any]) -> None:
-        counts = self.scheduler.rows.count
+        counts = self.scheduler.run.rows.count
         for request in list(ticket.requests):
             ticket.search.usage.tokens_decoded += int(counts[list(request.slots or ())].sum())
             self.scheduler.cancel(request.index)
@@ -303,7 +303,7 @@ class LiveBackend:
         for (index, sample), segment in self.scheduler.grown.items():
             completion = self._ended.pop((index, sample))
             if index not in self._tickets:  # its search was stopped when it had just ended
-                self.scheduler.store.release(segment)
+                self.scheduler.run.store.release(segment)
                 continue
             ticket, request = self._tickets[index]
             ticket.search.usage.tokens_decoded += completion.num_tokens
@@ -325,7 +325,7 @@ class LiveBackend:
         """What the segment of a sample holds: the tokens that its text, cut at the stop, has."""
         self._ended[request.index, completion.sample_index] = completion
         tail, tokens, text = request.spec.tokens, completion.tokens, completion.text
-        stopping = self.scheduler.param_sets[request.params].stopping
+        stopping = self.scheduler.run.param_sets[request.params].stopping
         if tokens[-1] in stopping.ids:
             kept = np.array(stopping.kept(tokens), dtype=np.int32)
             return Grown(kept, num_generated=len(kept))
@@ -347,7 +347,7 @@ class LiveBackend:
         }
         if not limited:
             return
-        rows, slots = self.scheduler.rows, self.scheduler.live.started()
+        rows, slots = self.scheduler.run.rows, self.scheduler.live.started()
         requests, place = np.unique(rows.request[slots], return_inverse=True)
         tokens = np.bincount(place, weights=rows.count[slots], minlength=len(requests))
         live: Counter[Search] = Counter()
@@ -370,7 +370,7 @@ class LiveBackend:
         return self._param_sets[key]
 
     def _check_fits(self, segment: LiveSegment, spec: Request) -> None:
-        cache, size = self.scheduler.cache, self.scheduler.cache.page_size
+        cache, size = self.scheduler.run.cache, self.scheduler.run.cache.page_size
         needed = sum(segment_pages(s.base, s.start, s.stop, size) for s in segment.path())
         if spec.rows:
             needed += row_pages(segment.base_below, segment.stop, spec.max_tokens, size)
