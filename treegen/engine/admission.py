@@ -103,7 +103,7 @@ class Admission:
         return True
 
     def on_computed(self, segments: Iterable[LiveSegment]) -> None:
-        """Segments are in place, those that are still needed and were not taken back since."""
+        """Note that segments are computed, unless they were evicted or dropped since."""
         openers: dict[LiveRequest, None] = {}
         for segment in segments:
             if segment.index in self.to_compute and segment.computed == segment.stop:
@@ -164,7 +164,10 @@ class Admission:
                 )
 
     def give_way(self, keep: LiveRequest | None = None) -> bool:
-        """Take pages back from what matters least, not from request `keep`; False if none can."""
+        """Take pages from whoever matters least, but not from request `keep`.
+
+        False if nobody has any to give.
+        """
         if self._run.store.evict_idle(keep) or self._run.kept.evict_one() or self._close_idle(keep):
             return True
         preempted = self._live.preempt_last()

@@ -1,7 +1,7 @@
-"""How samples end: their rows leave at once, what is returned of them is made when there is time.
+"""How samples end: their rows leave at once, and their completions are made when there is time.
 
-Thousands may reach their limit in one step, and their texts and records take as long as many steps.
-So their pages and places go to others, but their slots stay theirs until they are reported.
+Thousands of samples may reach their limit in one step. Making their texts and records takes as long
+as many steps. So their pages go to other rows at once, and their slots once they are reported.
 """
 
 from __future__ import annotations
@@ -72,8 +72,10 @@ class Endings:
         """End the samples of slots whose last token may be their last, where it is."""
         rows = self._run.rows
         requests = [self._run.requests[index] for index in rows.request[slots].tolist()]
-        # At its limit a sample is over whatever its text is, and it is in no pass under way, which
-        # left it out. But a search goes on with the text, and that of one token is soon made.
+        # A sample at its limit is over whatever its text says, so its report can wait. No pass
+        # under way has its row: `next_rows` leaves out rows that reach their limit. Two kinds are
+        # reported at once: samples that grow, for a search goes on with their text, and samples of
+        # one token, whose text is soon made.
         grows = np.array([request.grows for request in requests])
         later = (rows.count[slots] >= np.maximum(rows.limit[slots], 2)) & ~grows
         for chosen, end in ((later, self._put_off), (~later, self._end_now)):
@@ -81,13 +83,13 @@ class Endings:
                 end(slots[chosen], [requests[at] for at in np.flatnonzero(chosen).tolist()])
 
     def report_some(self) -> None:
-        """Make what is returned of as many samples as a step has time for, or more if many wait."""
+        """Report as many samples as a step has time for, or more if many wait."""
         tokens = self._run.rows.count[self._waiting].cumsum()
         most = max(_PER_ROW * len(self._live.order), self._least)
         self._report(max(int(tokens.searchsorted(most, side="right")), 1))
 
     def report_all(self) -> None:
-        """Make what is returned of all samples that have ended."""
+        """Report all samples that have ended."""
         self._report(len(self._owners))
 
     def take(self) -> list[Completion]:
@@ -129,8 +131,8 @@ class Endings:
         for request, mine in ended.items():
             gone = set(self._run.rows.sample[mine].tolist())
             if self._run.param_sets[request.params].is_greedy:
-                # One row has all samples. Of a request that leaves with it they are kept, by which
-                # they are named when they are reported.
+                # One row has all samples. The report names them by the request's indices, so these
+                # stay, unless the request grows: then its sample is reported already.
                 gone = set(request.samples) if request.grows else set()
             request.samples[:] = [index for index in request.samples if index not in gone]
         if ended:

@@ -97,7 +97,7 @@ class PrefillPasses:
         run.usage.recomputed_tokens += len(span.tokens)
         run.requests[int(rows.request[slot])].num_prefilled += len(span.tokens)
         self._live.resuming[slot] = span.stop
-        is_whole = span.stop == rows.stop[slot] + rows.count[slot] - 1
+        is_whole = span.stop >= rows.stop[slot] + rows.count[slot] - 1
         return [slot] if is_whole else []
 
     def _on_segment(self, span: Span, segment: LiveSegment) -> list[LiveRequest]:
