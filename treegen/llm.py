@@ -175,6 +175,9 @@ class LLM:
 
         For a tree that declares generated levels, its prompts as if all rows of the largest level
         were drawn below them; `generated` says what the levels come to.
+
+        Raises TreeError for a malformed tree, InputError for a prompt that the tokenizer or the
+        chat template refuses, CapacityError for one that is too long for the model.
         """
         params = _of_tree(params)
         if not generates(tree):
@@ -197,6 +200,10 @@ class LLM:
         the same prompt draws further samples, unless params have a seed or `skip` is given.
         skip: (prompt id, sample index) pairs that are not wanted, as when a run is resumed; the
         other samples are the same with or without them.
+
+        Raises what `plan` raises, InputError for params or skip that cannot be used and while
+        another run of this LLM is not finished, CacheFullError for a prompt that the cache cannot
+        hold even alone. The iterator raises NumericsError for logits that are not numbers.
         """
         params = _of_tree(params)
         requests = sample_requests(tree, self.tokenizer, params, self.spec)
@@ -216,7 +223,10 @@ class LLM:
         return self._start(self._plan(requests), [params] * len(requests), samples)
 
     def run(self, tree: Node, params: SamplingParams | None = None) -> RunResult:
-        """Sample a tree to its end; completions in the order the tree declares."""
+        """Sample a tree to its end; completions in the order the tree declares.
+
+        Raises what `stream` and its iterator raise.
+        """
         return _finished(self.stream(tree, params))
 
     def generate(
@@ -235,6 +245,9 @@ class LLM:
         another call with the same prompt draws further samples: those of the indices after all
         that this LLM has drawn of it. With a seed each call draws the same ones. A prompt that is
         given twice in one call has samples of its own each time.
+
+        Raises what `stream` and its iterator raise, and InputError unless params are as many as
+        prompts.
         """
         contents = as_list("prompts", prompts)
         each = _of_each(params, len(contents))
@@ -268,6 +281,10 @@ class LLM:
 
         A context that is empty, or whose tokens all merge with the continuation's, is that of the
         tokenizer's beginning-of-sequence token, or else of its end-of-sequence token.
+
+        Raises InputError for pairs that cannot be used and while another run of this LLM is not
+        finished, CapacityError for a pair that is too long for the model or for the cache,
+        NumericsError for logits that are not numbers.
         """
         pairs = as_list("pairs", pairs)
         if not pairs:
@@ -277,7 +294,10 @@ class LLM:
         return [scores[index] for index in range(len(scores))]
 
     def score_stream(self, pairs: Iterable[tuple[ScoreInput, ScoreInput]]) -> ScoreStream:
-        """What `score` returns, as it is known; an iterator over (index of the pair, score)."""
+        """What `score` returns, as it is known; an iterator over (index of the pair, score).
+
+        Raises what `score` raises; NumericsError comes from the iterator.
+        """
         requests = score_requests(as_list("pairs", pairs), self.tokenizer, self.spec)
         plan = self._plan(requests)
         params = [SamplingParams()] * len(requests)
@@ -369,6 +389,9 @@ class LLM:
         """Search trees that are sampled step by step; see `treegen.search.session.Session`.
 
         params: what nodes sample with unless they are asked otherwise.
+
+        Raises InputError for params that cannot be used and while another run of this LLM is not
+        finished.
         """
         from treegen.search.session import Session
 
@@ -376,9 +399,17 @@ class LLM:
         return Session(self._search_backend(params), params)
 
     def search(
-        self, fn: SearchFn, problems: Iterable[Any], params: SamplingParams | None = None,
-        **options: Any,
-    ) -> list[SearchResult]:  # fmt: skip
+        self,
+        fn: SearchFn,
+        problems: Iterable[Any],
+        params: SamplingParams | None = None,
+        *,
+        concurrency: int = 64,
+        budget: Budget | None = None,
+        rows: int = 8,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[SearchResult]:
         """Run a search of each problem, many at once; results in the order of the problems.
 
         fn: `async def fn(root)`, which samples from the nodes of one problem's tree and may
@@ -387,14 +418,26 @@ class LLM:
         samples belong to its name and the seed, whatever runs beside it. Without a name they
         belong to the prompt's tokens, and as for `generate` a further search of the same prompt
         draws other samples, unless params have a seed.
-        options: see `search_stream`.
+        concurrency: searches at once at most. budget: of each search. rows: how many samples one
+        search is expected to have under way, which decides what of the prompts is read as a part
+        of its own. tools, chat_template_kwargs: for the chat template.
 
         Of a search that fails, the result has the error and the tree so far; where all fail, that
-        is warned of.
+        is warned of. Raises what `search_stream` and its iterator raise.
         """
         from treegen.search.result import warn_if_all_failed
 
-        with self.search_stream(fn, problems, params, **options) as run:
+        stream = self.search_stream(
+            fn,
+            problems,
+            params,
+            concurrency=concurrency,
+            budget=budget,
+            rows=rows,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        with stream as run:
             results = {result.name: result for result in run}
         warn_if_all_failed(list(results.values()))
         return [results[name] for name in run.names]
@@ -411,11 +454,11 @@ class LLM:
         tools: Sequence[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> SearchRun:
-        """Results of `search` as they finish. concurrency: searches at once at most.
+        """Results of `search`, which says what is taken, as they finish.
 
-        budget: of each search. rows: how many samples one search is expected to have under way,
-        which decides what of the prompts is read as a part of its own. tools,
-        chat_template_kwargs: for the chat template.
+        Raises InputError for an argument that cannot be used, two problems with one name, and
+        while another run of this LLM is not finished. Errors of the model itself, such as
+        NumericsError, come from the iterator and end all searches.
         """
         from treegen.search.budget import check_budget
         from treegen.search.problems import named
@@ -438,11 +481,20 @@ class LLM:
             raise
 
     def expand(
-        self, tree: Node, params: SamplingParams | None = None, **options: Any
+        self,
+        tree: Node,
+        params: SamplingParams | None = None,
+        *,
+        concurrency: int = 64,
+        budget: Budget | None = None,
+        rows: int | None = None,
     ) -> list[SearchResult]:
         """Generate the levels that nodes of a tree declare; one result per such node.
 
-        options: see `search_stream`.
+        rows: by default those of the largest level. For concurrency and budget see `search`.
+
+        Raises TreeError for a tree that is malformed or generates nothing, CapacityError for a
+        prompt that is too long for the model, and what `search` raises.
         """
         from treegen.search.problems import Problem
         from treegen.search.strategies.expand import expand
@@ -450,7 +502,7 @@ class LLM:
         params = _of_tree(params)
         expansions = {each.id: each for each in expansions_of(tree)}
         requests = expand_requests(tree, self.tokenizer, params, self.spec)
-        rows = max(request.rows for request in requests)
+        rows = max(request.rows for request in requests) if rows is None else rows
 
         async def run(root: SearchNode) -> Found:
             return await expand(root, expansions[root.search.name].levels)
@@ -463,7 +515,7 @@ class LLM:
             )
             for request in requests
         ]
-        return self.search(run, problems, params, **{"rows": rows, **options})
+        return self.search(run, problems, params, concurrency=concurrency, budget=budget, rows=rows)
 
     def _search_backend(self, params: SamplingParams) -> LiveBackend:
         from treegen.search.live.backend import LiveBackend
@@ -490,6 +542,10 @@ class LLM:
         prefix: text, or a node whose leaves' whole paths are kept. Later prompts that start with
         the same tokens prefill nothing of them. Use it in a `with` statement, or `drop` it by
         name. At most half of the cache is kept; the least recently used prefix leaves first.
+
+        Raises InputError for a name that is taken and while another run of this LLM is not
+        finished, TreeError for a malformed tree, CapacityError for a prefix that is too long for
+        the model or for half of the cache.
         """
         tree = Node(prefix) if isinstance(prefix, str) else prefix
         if not name:
@@ -531,7 +587,10 @@ class LLM:
         return [(prefix.name, len(prefix.tokens)) for prefix in self._kept]
 
     def drop(self, name: str) -> None:
-        """Forget a kept prefix; its pages are free once no running work needs them."""
+        """Forget a kept prefix; its pages are free once no running work needs them.
+
+        Raises InputError if no prefix has the name.
+        """
         if not self._kept.drop(name):
             names = ", ".join(sorted({kept for kept, _ in self.kept()})) or "none"
             raise InputError(f"no kept prefix is named {name!r}; kept: {names}")

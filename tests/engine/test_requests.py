@@ -283,13 +283,13 @@ def test_what_is_no_list_or_budget_is_refused(llm: LLM) -> None:
         llm.score(["ab"])  # type: ignore[list-item]
     for budget in (100, "100", {"tokens": 5}):
         with pytest.raises(InputError, match="give a Budget"):
-            llm.search(draw_four, ["a"], budget=budget)
+            llm.search(draw_four, ["a"], budget=budget)  # type: ignore[arg-type]
     for limits in ({"tokens": 2.5}, {"calls": "9"}, {"nodes": True}, {"seconds": float("nan")}):
         with pytest.raises(InputError, match=f"budget {next(iter(limits))} must be"):
             Budget(**limits)
     for count in ("2", 2.5, True):
         with pytest.raises(InputError, match="rows must be an integer"):
-            llm.search(draw_four, ["a"], rows=count)
+            llm.search(draw_four, ["a"], rows=count)  # type: ignore[arg-type]
     for ids in ([5.0, 6.5], ["a"], [2**40], [-1]):
         with pytest.raises(InputError, match=r"token ids|whole numbers"):
             llm.score([(ids, [5])])  # type: ignore[list-item]
