@@ -17,8 +17,8 @@ from treegen.formats import safe_text
 if TYPE_CHECKING:
     from treegen.evals.execution import Judging
     from treegen.evals.job import Job
-    from treegen.evals.settings import EngineOptions
     from treegen.llm import LLM
+    from treegen.options import EngineOptions
     from treegen.runs import RunDir, RunSettings
 
 

@@ -18,8 +18,8 @@ from treegen.formats import safe_text
 if TYPE_CHECKING:
     from treegen.errors import CacheFullError
     from treegen.evals.search.job import SearchJob
-    from treegen.evals.settings import EngineOptions
     from treegen.llm import LLM
+    from treegen.options import EngineOptions
     from treegen.runs import RunSettings, SearchRunDir
 
 _BUDGET: Final = {"tokens": int, "calls": int, "seconds": float, "nodes": int}

@@ -11,6 +11,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from treegen.attention.api import choose
 from treegen.cache.kept import KeptPrefix, KeptPrefixes
 from treegen.cache.pool import PagedCache
 from treegen.engine.graphs import DecodeGraphs
@@ -18,15 +19,15 @@ from treegen.engine.scheduler import Scheduler
 from treegen.engine.segment import LiveRequest
 from treegen.engine.stream import RunResult, ScoreStream, Stream
 from treegen.errors import CapacityError, InputError
-from treegen.formats import parse_bytes
 from treegen.model import memory as mem
 from treegen.model.config import resolve_device
 from treegen.model.files import load_tokenizer
 from treegen.model.load import load_model
 from treegen.model.model import Model
+from treegen.options import LOADING, EngineOptions
 from treegen.outputs import Completion, Score, Usage
-from treegen.params import SamplingParams, check_bool, check_int
-from treegen.plan.cost import SHARING, Sharing
+from treegen.params import SamplingParams, check_int
+from treegen.plan.cost import Sharing
 from treegen.plan.plan import Plan, Request
 from treegen.plan.requests import (
     ScoreInput,
@@ -42,15 +43,14 @@ from treegen.prompts.tree import Message, Node, as_list, chat_arguments, expansi
 from treegen.sampling.param_set import ParamSet
 
 if TYPE_CHECKING:
+    import torch
+
     from treegen.search.budget import Budget
     from treegen.search.live.backend import LiveBackend
     from treegen.search.node import SearchFn, SearchNode
     from treegen.search.result import Found, SearchResult
     from treegen.search.run import SearchRun
     from treegen.search.session import Session
-
-MAX_ROWS = {"cpu": 256, "cuda": 4096}
-PREFILL_CHUNK = {"cpu": 2048, "cuda": 8192}
 
 
 class LLM:
@@ -97,33 +97,33 @@ class LLM:
         None for these two: on a GPU (compile: unless eager).
         check: compare with stock transformers at load.
 
-        Raises ModelError for a model that cannot be used, CapacityError if no page fits.
+        Raises InputError for an option that cannot be used, ModelError for a model that cannot,
+        CapacityError if no page fits or memory is more than the machine has.
         """
-        if sharing not in SHARING:
-            raise InputError(f"sharing must be one of {', '.join(SHARING)}, got {sharing!r}")
-        for name, value in (
-            ("page_size", page_size), ("max_rows", max_rows), ("prefill_chunk", prefill_chunk),
-        ):  # fmt: skip
-            if value is not None:
-                check_int(name, value, least=1)
-        for name, flag in (
-            ("eager", eager), ("compile", compile), ("run_ahead", run_ahead), ("check", check),
-            ("trust_remote_code", trust_remote_code),
-        ):  # fmt: skip
-            if flag is not None:
-                check_bool(name, flag)
-        size = None if memory is None else parse_bytes(memory)
+        options = EngineOptions(
+            model=model.spec.name if isinstance(model, Model) else model,
+            dtype=dtype,
+            device=device,
+            memory=memory,
+            page_size=page_size,
+            max_rows=max_rows,
+            prefill_chunk=prefill_chunk,
+            sharing=sharing,
+            impl=impl,
+            eager=eager,
+            compile=compile,
+            run_ahead=run_ahead,
+            check=check,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+        )
         if isinstance(model, Model) != (tokenizer is not None):
             raise InputError("a loaded Model needs tokenizer=; a model's name must not have one")
-        if size is not None:
-            where = model.device if isinstance(model, Model) else resolve_device(device)
-            mem.check_cache_bytes(size, where)
+        check_machine(options, model.device if isinstance(model, Model) else resolve_device(device))
         if isinstance(model, Model):
-            for name, given in (
-                ("dtype", dtype != "auto"), ("device", device != "auto"), ("check", not check),
-                ("revision", revision is not None), ("trust_remote_code", trust_remote_code),
-            ):  # fmt: skip
-                if given:
+            usual = EngineOptions(model=options.model)
+            for name in LOADING:
+                if getattr(options, name) != getattr(usual, name):
                     raise InputError(f"{name} is for loading a model, and this one is loaded")
             model.reset()
             self.tokenizer, self.model = tokenizer, model
@@ -131,26 +131,18 @@ class LLM:
             self.tokenizer = load_tokenizer(
                 model, revision=revision, trust_remote_code=trust_remote_code
             )
-            self.model = load_model(
-                model,
-                dtype=dtype,
-                device=device,
-                check=check,
-                revision=revision,
-                trust_remote_code=trust_remote_code,
-                impl=impl,
-            )
+            loading = {name: getattr(options, name) for name in LOADING}
+            self.model = load_model(model, impl=impl, **loading)
         self.spec = self.model.spec
         self._stoppings = Stoppings()
         self._graphs: DecodeGraphs | None = None
-        if not eager and self.model.device.type == "cuda":
+        on_gpu = self.model.device.type == "cuda"
+        if on_gpu and not eager:
             self._graphs = DecodeGraphs(self.model.forward)
             self.model.watch_weights()
-        kind = "cpu" if self.model.device.type == "cpu" else "cuda"
-        page_size = page_size or mem.PAGE_SIZE[kind]
-        self.max_rows = max_rows or MAX_ROWS[kind]
-        self.prefill_chunk = prefill_chunk or PREFILL_CHUNK[kind]
-        if not size:
+        page_size, self.max_rows, self.prefill_chunk = options.sizes(self.model.device.type)
+        size = options.cache_bytes
+        if size is None:
             activations = mem.activation_bytes(self.model.module, self.prefill_chunk)
             size = mem.default_bytes(self.model.device, activations)
         num_pages = mem.pages_in(size, self.spec, page_size)
@@ -158,10 +150,10 @@ class LLM:
         self.cache = PagedCache(
             self.model.new_cache(num_pages + 1, page_size), num_pages, page_size
         )
-        if kind == "cuda" and (not eager if compile is None else compile):
+        if on_gpu and (not eager if compile is None else compile):
             self.model.compile_layers(self.cache.layers)
         self._impl = self.model.impl if impl == "auto" else impl
-        self._run_ahead = kind == "cuda" if run_ahead is None else run_ahead
+        self._run_ahead = on_gpu if run_ahead is None else run_ahead
         self._kept = KeptPrefixes(self.cache, max_pages=num_pages // 2)
         self._num_named = 0
         self._before = DrawnBefore()
@@ -594,6 +586,13 @@ class LLM:
         if not self._kept.drop(name):
             names = ", ".join(sorted({kept for kept, _ in self.kept()})) or "none"
             raise InputError(f"no kept prefix is named {name!r}; kept: {names}")
+
+
+def check_machine(options: EngineOptions, device: torch.device) -> None:
+    """Raise InputError or CapacityError for what a device cannot do, whatever the model."""
+    choose(options.impl, device)
+    if options.cache_bytes is not None:
+        mem.check_cache_bytes(options.cache_bytes, device)
 
 
 def _finished(stream: Stream) -> RunResult:

@@ -269,6 +269,8 @@ def test_a_loaded_models_own_impl_is_used(checkpoint: Path) -> None:
     for asked, used in (("auto", "reference"), ("cpu", "cpu")):
         llm = LLM(model, tokenizer=tokenizer, memory="1MiB", impl=asked)
         assert llm.run(Node("a", samples=3), SEEDED).usage.impl == used
+    with pytest.raises(InputError, match="impl must be auto or one of"):
+        LLM(model, tokenizer=tokenizer, memory="1MiB", impl="foo")
 
 
 def test_what_is_no_list_or_budget_is_refused(llm: LLM) -> None:

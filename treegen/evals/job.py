@@ -14,8 +14,9 @@ from treegen.evals.chat import as_chat
 from treegen.evals.choices import by_likelihood, check_settings, choice_prompts, choice_requests
 from treegen.evals.fitting import fit
 from treegen.evals.registry import get_task
-from treegen.evals.settings import EngineOptions, EvalSettings, default_sampling, free, identity
+from treegen.evals.settings import EvalSettings, default_sampling, free, identity
 from treegen.evals.task import Task, TaskData
+from treegen.options import EngineOptions
 from treegen.plan.plan import Plan
 from treegen.prompts.tree import Node, prompts_of
 from treegen.runs import RunSettings
@@ -96,8 +97,6 @@ def load_job(settings: EvalSettings) -> Job:
 
 def look_at_model(engine: EngineOptions) -> ModelFacts:
     """Return what a model is like, from its configuration and tokenizer alone."""
-    from treegen.formats import parse_bytes
-    from treegen.llm import MAX_ROWS
     from treegen.model import memory
     from treegen.model.config import load_spec, read_config, resolve_device, resolve_dtype
     from treegen.model.files import load_tokenizer, locate
@@ -106,14 +105,13 @@ def look_at_model(engine: EngineOptions) -> ModelFacts:
         "revision": engine.revision,
         "trust_remote_code": engine.trust_remote_code,
     }
-    size = None if engine.memory is None else parse_bytes(engine.memory)
     device = resolve_device(engine.device)
     directory = locate(engine.model, engine.revision, weights=False)
     dtype = resolve_dtype(engine.dtype, read_config(engine.model, directory, **source), device)
     spec = load_spec(engine.model, dtype, device=device, **source)
-    kind = "cpu" if device.type == "cpu" else "cuda"
-    page_size = engine.page_size or memory.PAGE_SIZE[kind]
-    if size is None and kind == "cpu":
+    page_size, max_rows, _ = engine.sizes(device.type)
+    size = engine.cache_bytes
+    if size is None and device.type == "cpu":
         size = memory.default_bytes(device)
     return ModelFacts(
         engine=engine,
@@ -121,7 +119,7 @@ def look_at_model(engine: EngineOptions) -> ModelFacts:
         tokenizer=load_tokenizer(engine.model, **source),
         dtype=str(dtype).removeprefix("torch."),
         device_type=device.type,
-        max_rows=engine.max_rows or MAX_ROWS[kind],
+        max_rows=max_rows,
         page_size=page_size,
         memory=size,
         num_pages=None if size is None else memory.pages_in(size, spec, page_size),
@@ -130,15 +128,10 @@ def look_at_model(engine: EngineOptions) -> ModelFacts:
 
 def check_machine(engine: EngineOptions) -> None:
     """Raise InputError or CapacityError for what this machine cannot do, whatever the model."""
-    from treegen.attention.api import choose
-    from treegen.formats import parse_bytes
+    from treegen import llm
     from treegen.model.config import resolve_device
-    from treegen.model.memory import check_cache_bytes
 
-    device = resolve_device(engine.device)
-    choose(engine.impl, device)
-    if engine.memory is not None:
-        check_cache_bytes(parse_bytes(engine.memory), device)
+    llm.check_machine(engine, resolve_device(engine.device))
 
 
 def plan_job(job: Job, facts: ModelFacts) -> Plan:

@@ -16,8 +16,8 @@ from treegen.evals.arguments import configured
 from treegen.evals.registry import get_task
 from treegen.evals.selection import did_you_mean
 from treegen.evals.task import TaskDefaults, TaskOptions
+from treegen.options import EngineOptions
 from treegen.params import SamplingParams
-from treegen.plan.cost import SHARING, Sharing
 
 if TYPE_CHECKING:
     from treegen.runs import RunInfo
@@ -41,40 +41,6 @@ _EXCLUSIVE: Final = (("limit", "ids"), ("fewshot_file", "fewshot_data"))
 # in the second group may be a name that the task knows, such as train.
 _PATHS: Final = ("model", "fewshot_file")
 _PATHS_OR_NAMES: Final = ("data", "fewshot_data")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
-    """The model and how it computes; the arguments of `LLM`, with its defaults."""
-
-    model: str
-    dtype: str = "auto"
-    device: str = "auto"
-    memory: int | str | None = None
-    page_size: int | None = None
-    max_rows: int | None = None
-    prefill_chunk: int | None = None
-    sharing: Sharing = "auto"
-    impl: str = "auto"
-    eager: bool = False
-    compile: bool | None = None
-    run_ahead: bool | None = None
-    check: bool = True
-    revision: str | None = None
-    trust_remote_code: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.model:
-            raise InputError(
-                "no model is given; name one with --model: a directory made by save_pretrained, "
-                "or a hub name"
-            )
-        if self.sharing not in SHARING:
-            raise InputError(f"sharing must be one of {', '.join(SHARING)}, got {self.sharing!r}")
-        for name in ("page_size", "max_rows", "prefill_chunk"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1, got {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +129,7 @@ def settle(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
         num_samples=given.pop("num_samples", defaults.num_samples),
         sampling=replace(drawn, **{"seed": drawn.seed or 0, **sampling}),
         options=TaskOptions(**take_fields(given, TaskOptions), **seed),
-        engine=EngineOptions(**{"model": "", **take_fields(given, EngineOptions)}),
+        engine=engine_options(given),
         **take_fields(given, EvalSettings),
     )
     if given:
@@ -234,6 +200,16 @@ def stored_choices(info: "RunInfo") -> dict[str, Any]:
         }
     except (KeyError, TypeError):
         raise RunError("its run.json is not that of a run of `treegen eval`") from None
+
+
+def engine_options(given: dict[str, Any]) -> EngineOptions:
+    """Move what is said of the model out of `given`; raise InputError where none is named."""
+    if not given.get("model"):
+        raise InputError(
+            "no model is given; name one with --model: a directory made by save_pretrained, or a "
+            "hub name"
+        )
+    return EngineOptions(**take_fields(given, EngineOptions))
 
 
 def take_fields(given: dict[str, Any], kind: type) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from treegen.spec import ModelSpec
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-PAGE_SIZE = {"cpu": 16, "cuda": 64}
 _LOGITS: Final = 2**28  # bytes left for logits at least
 
 

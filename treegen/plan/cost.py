@@ -5,8 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from treegen.errors import InputError
+
 Sharing = Literal["auto", "all", "one", "off"]
 SHARING: tuple[Sharing, ...] = ("auto", "all", "one", "off")
+
+
+def check_sharing(sharing: object) -> None:
+    """Raise InputError for what is none of SHARING."""
+    if sharing not in SHARING:
+        raise InputError(f"sharing must be one of {', '.join(SHARING)}, got {sharing!r}")
 
 
 @dataclass(frozen=True, slots=True)

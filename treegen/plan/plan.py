@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treegen.errors import CapacityError, InputError
+from treegen.errors import CapacityError
 from treegen.formats import format_bytes
-from treegen.plan.cost import DEVICE_COSTS, SHARING, CostModel, Sharing, keep_or_fold
+from treegen.plan.cost import DEVICE_COSTS, CostModel, Sharing, check_sharing, keep_or_fold
 from treegen.prompts import radix
 from treegen.prompts.expansion import LevelBound
 
@@ -311,8 +311,7 @@ def compile_plan(
     Raises:
         InputError: `sharing` is none of these words.
     """
-    if sharing not in SHARING:
-        raise InputError(f"sharing must be one of {', '.join(SHARING)}, got {sharing!r}")
+    check_sharing(sharing)
     roots = radix.build([*(request.tokens for request in requests), *split_at])
     nodes = _preorder(roots, len(requests))
     segments: list[Segment] = []

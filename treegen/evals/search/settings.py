@@ -14,8 +14,9 @@ from treegen.evals.search.methods import METHODS, Knobs
 from treegen.evals.search.names import CHOOSE, EVALUATE, PROPOSE, REWARD
 from treegen.evals.search.task import SearchDefaults, get_search_task
 from treegen.evals.selection import did_you_mean
-from treegen.evals.settings import EngineOptions, absolute_task, merged, take_fields
+from treegen.evals.settings import absolute_task, engine_options, merged, take_fields
 from treegen.evals.task import TaskOptions
+from treegen.options import EngineOptions
 from treegen.params import SamplingParams
 from treegen.search.budget import Budget
 
@@ -105,7 +106,7 @@ def settle_search(
         options=TaskOptions(
             **take_fields(given, TaskOptions), **({"seed": draw["seed"]} if "seed" in draw else {})
         ),
-        engine=EngineOptions(**{"model": "", **take_fields(given, EngineOptions)}),
+        engine=engine_options(given),
         **take_fields(given, SearchSettings),
     )
     if given:

@@ -1,0 +1,70 @@
+"""How an LLM is loaded and computes: each option with its default and its check, once. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from treegen.formats import parse_bytes
+from treegen.params import check_bool, check_int
+from treegen.plan.cost import Sharing, check_sharing
+
+LOADING: Final = ("dtype", "device", "check", "revision", "trust_remote_code")
+"""The options that are over once a model is loaded."""
+
+
+class Sizes(NamedTuple):
+    """Tokens of a cache page, samples decoded at once, prompt tokens computed in one pass."""
+
+    page_size: int
+    max_rows: int
+    prefill_chunk: int
+
+
+_SIZES: Final = {"cpu": Sizes(16, 256, 2048), "cuda": Sizes(64, 4096, 8192)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """A model, by directory or hub name, and how it computes; `LLM` tells what each option means.
+
+    Raises InputError for what no machine takes. `treegen.llm.check_machine` checks what depends on
+    the machine, and loading what depends on the model.
+    """
+
+    model: str
+    dtype: str = "auto"
+    device: str = "auto"
+    memory: int | str | None = None
+    page_size: int | None = None
+    max_rows: int | None = None
+    prefill_chunk: int | None = None
+    sharing: Sharing = "auto"
+    impl: str = "auto"
+    eager: bool = False
+    compile: bool | None = None
+    run_ahead: bool | None = None
+    check: bool = True
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        check_sharing(self.sharing)
+        for name in Sizes._fields:
+            if (value := getattr(self, name)) is not None:
+                check_int(name, value, least=1)
+        for name in ("eager", "compile", "run_ahead", "check", "trust_remote_code"):
+            if (flag := getattr(self, name)) is not None:
+                check_bool(name, flag)
+        if self.memory is not None:
+            parse_bytes(self.memory)
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """Bytes of the key-value cache; None where the device decides."""
+        return None if self.memory is None else parse_bytes(self.memory)
+
+    def sizes(self, device_type: str) -> Sizes:
+        """Return the sizes on a kind of device, its defaults where none are given."""
+        default = _SIZES["cpu" if device_type == "cpu" else "cuda"]
+        return Sizes(*(getattr(self, name) or getattr(default, name) for name in Sizes._fields))
