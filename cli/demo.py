@@ -69,15 +69,15 @@ class _Tour:
         """Search a task's problems as `treegen search` would; returns results.json."""
         from treegen import demo
         from treegen.cli.progress import draw
-        from treegen.evals.job import look_at_model, weights_fingerprint
-        from treegen.evals.search.job import load_search_job, search_run_settings
+        from treegen.evals.job import look_at_model, run_settings, weights_fingerprint
+        from treegen.evals.search.job import load_search_job
         from treegen.evals.search.run import search, write_search_results
         from treegen.evals.search.settings import settle_search
         from treegen.runs import SearchRunDir
 
         given = demo.completed({**asked, "method": method}, search=True)
         job = load_search_job(settle_search(given))
-        settings = search_run_settings(
+        settings = run_settings(
             job,
             dtype=look_at_model(job.settings.engine).dtype,
             fingerprint=weights_fingerprint(job.settings.engine),

@@ -1,96 +1,142 @@
-"""Where the runs of one `treegen eval` go, and which of them are there already."""
+"""Where the runs of `treegen eval` and `treegen search` go, and which of them are there already."""
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Generic, TypeVar
 
 from treegen import demo
 from treegen.errors import InputError, RunError
-from treegen.evals.settings import EvalSettings, settle, stored_choices
-from treegen.runs import RunDir
+from treegen.evals import settings as eval_settings
+from treegen.evals.given import RunChoices
+from treegen.evals.search import settings as search_settings
+from treegen.evals.search.settings import SearchSettings
+from treegen.evals.settings import EvalSettings
+from treegen.runs import RunDir, SearchRunDir
 from treegen.tasks import get_task
+
+_Settings = TypeVar("_Settings", bound=RunChoices)
 
 
 @dataclass(frozen=True, slots=True)
-class Destination:
-    """One task's settings and run directory; resume: a run is there that is to be continued."""
+class Destination(Generic[_Settings]):
+    """One run's settings and its directory; resume: a run is there that is to be continued."""
 
-    settings: EvalSettings
+    settings: _Settings
     path: Path
     resume: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Kind(Generic[_Settings]):
+    """The runs of one command.
+
+    by: the choice that sets those of one command apart. folder: where in their directory one is.
+    """
+
+    by: str
+    folder: Callable[[str], str]
+    directory: type[RunDir]
+    settle: Callable[..., _Settings]
+    stored: Callable[..., dict[str, Any]]
+
+    def begin(self, given: Mapping[str, Any], name: str | None = None) -> _Settings:
+        """Return the settings of a new run, of one name among several."""
+        given = given if name is None else {**given, self.by: name}
+        return self.settle(demo.completed(given, search=self.by == "method"))
+
+    def proceed(self, path: Path, given: Mapping[str, Any], *name: str) -> Destination[_Settings]:
+        """Return what a run in a directory is continued with."""
+        with self.directory.open(path) as run:
+            stored, identity = self.stored(run.info), run.info.identity
+        if "task" in given:
+            task = identity["task"]["name"]
+            if get_task(str(given["task"])).name != task:
+                raise InputError(f"{path} is a run of {task}, not of {given['task']}")
+        asked = {**given, **({self.by: name[0]} if name else {})}
+        return Destination(self.settle(asked, stored), path, True)
+
+    def among(
+        self, path: Path, names: Sequence[str], given: Mapping[str, Any], *, must: bool
+    ) -> list[Destination[_Settings]]:
+        """Return what is continued of the runs in a directory of several, and what is begun there.
+
+        Nothing where there are none; must: that is an error.
+        """
+        there = {sub.name: sub for sub in sorted(path.glob("*")) if is_run(sub)}
+        if not there and must:
+            self.directory.open(path)  # says what is wrong with it
+        if not there or not names:
+            return [self.proceed(sub, given) for sub in there.values()]
+        found = []
+        for name in names:
+            folder = self.folder(name)
+            if folder in there:
+                found.append(self.proceed(there[folder], given, name))
+            else:
+                found.append(Destination(self.begin(given, name), path / folder, False))
+        return found
+
+
 def destinations(
     tasks: Sequence[str], given: Mapping[str, Any], output_path: str | None, resume: str | None
-) -> list[Destination]:
-    """Return what is to be run, and where.
+) -> list[Destination[EvalSettings]]:
+    """Return which evaluations are to be run, and where.
 
     resume: a run to continue, or a directory of runs of several tasks; "" continues what is in
     output_path and begins what is not.
     """
-    if resume is None:
-        return _begin(tasks, given, None if output_path is None else Path(output_path))
-    if resume and output_path and Path(resume) != Path(output_path):
-        raise InputError(
-            f"--resume {resume} and --output-path {output_path} differ; a run stays where it is"
-        )
-    if not resume and not output_path:
-        raise InputError("--resume needs a run directory, or --output-path beside it")
-    path = Path(resume or output_path or "")
-    if is_run(path):
-        if len(tasks) > 1:
-            raise InputError(f"{path} is the run of one task, but {len(tasks)} are named")
-        return [_continue(path, given, *tasks)]
-    runs = sorted(sub for sub in path.glob("*") if is_run(sub))
-    if not runs and resume:
-        RunDir.open(path)  # says what is wrong with it
-    if not runs:
-        return _begin(tasks, given, path)
-    if not tasks:
-        return [_continue(sub, given) for sub in runs]
-    found = []
-    for task in tasks:
-        sub = path / file_name(get_task(task).name)
-        if is_run(sub):
-            found.append(_continue(sub, given, task))
-        else:
-            found.append(
-                Destination(settle(demo.completed({**given, "task": task})), sub, resume=False)
-            )
-    return found
-
-
-def _begin(tasks: Sequence[str], given: Mapping[str, Any], path: Path | None) -> list[Destination]:
-    settings = [settle(demo.completed({**given, "task": task})) for task in tasks] or [
-        settle(given)
-    ]
-    names = [file_name(get_task(each.task).name) for each in settings]
+    path = _named(output_path, resume)
+    if resume is not None and path is not None:
+        if is_run(path):
+            if len(tasks) > 1:
+                raise InputError(f"{path} is the run of one task, but {len(tasks)} are named")
+            return [_EVAL.proceed(path, given, *tasks)]
+        if found := _EVAL.among(path, tasks, given, must=bool(resume)):
+            return found
+    settings = [_EVAL.begin(given, task) for task in tasks] or [eval_settings.settle(given)]
+    names = [_task_folder(each.task) for each in settings]
     if path is None:
-        model = file_name(Path(settings[0].engine.model).name)
-        stamp = time.strftime("%Y%m%d-%H%M%S")
         first = names[0] if len(names) == 1 else "eval"
-        path = Path("runs") / f"{first}-{model}-{stamp}"
+        path = _new(first, Path(settings[0].engine.model).name)
     if len(set(names)) < len(names):
         raise InputError(f"two of the tasks have the same name: {', '.join(names)}")
     paths = [path] if len(names) == 1 else [path / name for name in names]
-    for each in paths:
-        if is_run(each):
-            raise RunError(
-                f"{each} already holds a run; continue it with --resume {path}, or use another path"
-            )
-    return [
-        Destination(each, where, resume=False) for each, where in zip(settings, paths, strict=True)
-    ]
+    _check_free(paths, path)
+    return [Destination(each, where, False) for each, where in zip(settings, paths, strict=True)]
 
 
-def _continue(path: Path, given: Mapping[str, Any], *task: str) -> Destination:
-    with RunDir.open(path) as run:
-        stored = stored_choices(run.info)
-    asked = {**given, **({"task": task[0]} if task else {})}
-    return Destination(settle(asked, stored), path, resume=True)
+def search_destinations(
+    methods: Sequence[str],
+    given: Mapping[str, Any],
+    output_path: str | None,
+    resume: str | None,
+    *,
+    compare: bool,
+) -> list[Destination[SearchSettings]]:
+    """Return what is to be searched, and where.
+
+    methods: several are compared, each in a directory of its own below the path; none is the
+    task's default. resume: a run to continue, or a directory of compared ones; "" continues what
+    is in output_path and begins what is not.
+    """
+    path = _named(output_path, resume)
+    if resume is not None and path is not None:
+        if is_run(path):
+            if compare:
+                raise InputError(f"{path} is the run of one method; --compare needs another path")
+            return [_SEARCH.proceed(path, given, *methods)]
+        if found := _SEARCH.among(path, methods, given, must=bool(resume)):
+            return found
+    settings = [_SEARCH.begin(given, method) for method in methods] or [_SEARCH.begin(given)]
+    if path is None:
+        task, model = get_task(settings[0].task).name, Path(settings[0].engine.model).name
+        path = _new(task, "compare" if compare else settings[0].method, model)
+    paths = [path / each.method for each in settings] if compare else [path]
+    _check_free((path, *paths), path)
+    return [Destination(each, where, False) for each, where in zip(settings, paths, strict=True)]
 
 
 def is_run(path: Path) -> bool:
@@ -101,3 +147,40 @@ def is_run(path: Path) -> bool:
 def file_name(text: str) -> str:
     """Return a text as a name that is safe in any directory."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", text).strip(".")[:80] or "unnamed"
+
+
+def _named(output_path: str | None, resume: str | None) -> Path | None:
+    """Return the directory that the user named; None for a new one."""
+    if resume and output_path and Path(resume) != Path(output_path):
+        raise InputError(
+            f"--resume {resume} and --output-path {output_path} differ; a run stays where it is"
+        )
+    if resume == "" and not output_path:
+        raise InputError("--resume needs a run directory, or --output-path beside it")
+    named = resume or output_path
+    return None if named is None else Path(named)
+
+
+def _new(*words: str) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / "-".join(map(file_name, (*words, stamp)))
+
+
+def _check_free(paths: Iterable[Path], path: Path) -> None:
+    for each in paths:
+        if is_run(each):
+            raise RunError(
+                f"{each} already holds a run; continue it with --resume {path}, or use another path"
+            )
+
+
+def _task_folder(task: str) -> str:
+    return file_name(get_task(task).name)
+
+
+_EVAL: Final = _Kind(
+    "task", _task_folder, RunDir, eval_settings.settle, eval_settings.stored_choices
+)
+_SEARCH: Final = _Kind(
+    "method", str, SearchRunDir, search_settings.settle_search, search_settings.stored_choices
+)

@@ -1,37 +1,35 @@
 """`treegen eval`: sample tasks with a model, score them, and leave run directories behind."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from treegen.cli.interrupts import Interrupted, received
+from treegen.cli.interrupts import Interrupted
 from treegen.cli.judging import check_of_use, complaint, judge_rest, open_judging, take_execution
 from treegen.cli.options import CONTEXT, FLAGS, QUIET, WRITE_OUT, asked_for, options_of, task_names
+from treegen.cli.work import Stop, Work, fill, kept_of, look_at, open_run, wanted
 from treegen.formats import safe_text
 
 if TYPE_CHECKING:
     from treegen.evals.execution import Judging
     from treegen.evals.job import Job
+    from treegen.evals.progress import Progress
     from treegen.llm import LLM
-    from treegen.options import EngineOptions
-    from treegen.runs import RunDir, RunSettings
+    from treegen.runs import RunSettings
+
+_UNIT: Final = "samples"
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _Work(Work):
     """One task and its open run; judging: of programs that may be run."""
 
     job: "Job"
-    run: "RunDir"
     judging: "Judging | None"
-
-
-Work = list[_Work]
 
 
 @click.command("eval", context_settings=CONTEXT)
@@ -64,6 +62,7 @@ def command(
     from treegen.cli.render import demo_notice
     from treegen.errors import RunError
     from treegen.evals.job import load_job
+    from treegen.runs import RunDir
     from treegen.tasks import get_task
 
     tasks = task_names(params)
@@ -80,10 +79,12 @@ def command(
     advice = f"continue with: treegen eval --resume {again}{allowed}"
     with ExitStack() as stack:
         runs: list[RunDir] = []
-        work: Work = []
+        work: list[_Work] = []
         with discarding(runs):
-            for target, wanted in zip(targets, asked, strict=True):
-                run = _open(wanted, target.path, resume=target.resume, quiet=quiet)
+            for target, each in zip(targets, asked, strict=True):
+                run = open_run(
+                    RunDir, target.path, each, resume=target.resume, unit=_UNIT, quiet=quiet
+                )
                 runs.append(stack.enter_context(run))
         # After the judges are closed, which write in the run directories.
         stack.enter_context(discarding(runs, but=RunError))
@@ -93,13 +94,13 @@ def command(
                 stack.callback(judging.close)
             work.append(_Work(job, run, judging=judging))
         try:
-            _sample_all(work, advice, quiet=quiet)
+            fill(work, _steps, lambda: f"{kept_of(work, _UNIT)}; {advice}", quiet=quiet)
             for item in work:
                 if item.judging:
                     judge_rest(item.job, item.run, item.judging, quiet=quiet)
             _report(work, quiet=quiet)
         except Interrupted as stopped:
-            raise Interrupted(stopped.signum, f"{_kept(work)}; {advice}") from None
+            raise Interrupted(stopped.signum, f"{kept_of(work, _UNIT)}; {advice}") from None
     if missing := sum(max(item.run.missing, 0) for item in work):
         click.echo(f"Error: {missing:,} samples were not drawn; {advice}", err=True)
     unscored = [told for item in work if (told := complaint(item.job, item.run, item.judging))]
@@ -111,92 +112,23 @@ def command(
 
 def _checked(job: "Job", *, write_out: bool, quiet: bool) -> "RunSettings":
     """Check all that can be checked without weights; returns what the run is asked for."""
-    from treegen.cli.render import show_prompt, skipped_rows
-    from treegen.evals.job import (
-        check_machine,
-        first_prompt,
-        look_at_model,
-        plan_job,
-        run_settings,
-        weights_fingerprint,
-    )
+    from treegen.cli.render import show_prompt
+    from treegen.evals.job import first_prompt, plan_job
 
-    if not quiet:
-        skipped_rows(job.data.skipped)
-    facts = look_at_model(job.settings.engine)
-    check_machine(job.settings.engine)
+    facts = look_at(job, quiet=quiet)
     plan_job(job, facts)
     if write_out:
         show_prompt(first_prompt(job, facts), quiet=quiet)
-    return run_settings(
-        job,
-        dtype=facts.dtype,
-        fingerprint=weights_fingerprint(job.settings.engine),
-        flags=FLAGS,
-    )
+    return wanted(job, facts, FLAGS)
 
 
-def _open(asked: "RunSettings", path: Path, *, resume: bool, quiet: bool) -> "RunDir":
-    """Begin or continue a run."""
-    from treegen.cli.render import notice
-    from treegen.runs import RunDir
-
-    run = RunDir.resume(path, asked) if resume else RunDir.create(path, asked)
-    for line in run.notices:
-        notice(line)
-    if not quiet:
-        done = f", {len(run.done):,} of {run.info.planned:,} samples done" if resume else ""
-        notice(f"run directory: {path}{done}")
-    return run
-
-
-def _sample_all(work: Work, advice: str, *, quiet: bool) -> None:
-    """Draw what each run lacks; the model is loaded once if there is anything to draw."""
-    from treegen.cli.discarding import all_new
-    from treegen.cli.progress import draw
-    from treegen.cli.render import notice
-    from treegen.errors import RunError, TreegenError
+def _steps(item: _Work, llm: "LLM", stop: Stop) -> "Iterator[Progress]":
     from treegen.evals.run import sample
-    from treegen.runs import graceful_signals
 
-    llm: LLM | None = None
-    loaded: EngineOptions | None = None
-    for item in work:
-        job, run, engine = item.job, item.run, item.job.settings.engine
-        if run.missing <= 0:
-            continue
-        if llm is None or loaded != engine:
-            llm = None  # gives its memory back before the next one is loaded
-            if not quiet:
-                notice(f"loading {engine.model}")
-            llm, loaded = _load(engine, run.info.identity["model"]["fingerprint"]), engine
-        with graceful_signals() as graceful:
-            stop = _either(received, graceful)
-            try:
-                steps = sample(job, run, llm, stop=stop, judging=item.judging)
-                draw(steps, job.task.name, quiet=quiet)
-            except RunError:
-                raise  # says itself what is kept, and how to go on
-            except TreegenError as error:
-                if all_new([each.run for each in work]):
-                    raise  # there is nothing to continue
-                raise type(error)(f"{error}; {_kept(work)}; {advice}") from error
-            if signum := stop():
-                raise Interrupted(signum)
+    return sample(item.job, item.run, llm, stop=stop, judging=item.judging)
 
 
-def _load(engine: "EngineOptions", fingerprint: str) -> "LLM":
-    from transformers.utils import logging
-
-    from treegen.evals.job import load_llm
-
-    # transformers' bars and advice would stand between ours.
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    return load_llm(engine, fingerprint)
-
-
-def _report(work: Work, *, quiet: bool) -> None:
+def _report(work: list[_Work], *, quiet: bool) -> None:
     from treegen.cli.render import echo, json_line, notice, pictures, report_tables
     from treegen.evals.run import write_results
 
@@ -219,13 +151,3 @@ def _report(work: Work, *, quiet: bool) -> None:
 
 def _without_parts(results: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in results.items() if name != "parts"}
-
-
-def _kept(work: Work) -> str:
-    done = sum(len(item.run.done) for item in work)
-    planned = sum(item.run.info.planned for item in work)
-    return f"{done:,} of {planned:,} samples are kept"
-
-
-def _either(*flags: Callable[[], int | None]) -> Callable[[], int | None]:
-    return lambda: next((signum for flag in flags if (signum := flag())), None)

@@ -1,25 +1,25 @@
 """`treegen search`: search for solutions step by step, and leave run directories behind."""
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from treegen.cli.interrupts import Interrupted, received
+from treegen.cli.interrupts import Interrupted
 from treegen.cli.options import CONTEXT, FLAGS, QUIET, asked_for, options_of
+from treegen.cli.work import Stop, Work, fill, kept_of, look_at, open_run, wanted
 from treegen.errors import InputError
 from treegen.evals.search.methods import METHODS, having
 from treegen.formats import safe_text
 
 if TYPE_CHECKING:
     from treegen.errors import CacheFullError
+    from treegen.evals.progress import Progress
     from treegen.evals.search.job import SearchJob
     from treegen.llm import LLM
-    from treegen.options import EngineOptions
     from treegen.runs import RunSettings, SearchRunDir
 
 _BUDGET: Final = {"tokens": int, "calls": int, "seconds": float, "nodes": int}
@@ -28,6 +28,9 @@ _FLAGS: Final = {
     "search.num_samples": "--n-samples",
     **{f"budget.{name}": f"--budget {name}=" for name in _BUDGET},
 }
+
+
+_UNIT: Final = "searches"
 
 
 def _either(names: Iterable[str]) -> str:
@@ -41,12 +44,16 @@ def _of(knob: str, what: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _Work(Work):
     """One method and its open run; no_room: its searches that lacked memory."""
 
     job: "SearchJob"
     run: "SearchRunDir"
     no_room: "dict[str, CacheFullError]" = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        return f"{self.job.task.name} {self.job.settings.method}"
 
 
 @click.command("search", context_settings=CONTEXT)
@@ -107,13 +114,15 @@ def command(
     """
     given = _given(params)
     methods = _methods(method, compare)
+    from treegen.cli.destinations import search_destinations
     from treegen.cli.discarding import discarding
     from treegen.cli.render import demo_notice
-    from treegen.cli.search_targets import targets
     from treegen.errors import RunError
     from treegen.evals.search.job import load_search_job
+    from treegen.runs import SearchRunDir
 
-    found = targets(methods, given, output_path, resume, compare=compare is not None)
+    several = compare is not None
+    found = search_destinations(methods, given, output_path, resume, compare=several)
     if not quiet:
         demo_notice(given, [each.settings.engine.model for each in found if not each.resume])
     jobs = [load_search_job(target.settings) for target in found]
@@ -124,8 +133,10 @@ def command(
     with ExitStack() as stack:
         runs: list[SearchRunDir] = []
         with discarding(runs):
-            for target, wanted in zip(found, asked, strict=True):
-                run = _open(wanted, target.path, resume=target.resume, quiet=quiet)
+            for target, each in zip(found, asked, strict=True):
+                run = open_run(
+                    SearchRunDir, target.path, each, resume=target.resume, unit=_UNIT, quiet=quiet
+                )
                 runs.append(stack.enter_context(run))
         stack.enter_context(discarding(runs, but=RunError))
         work = [_Work(job, run) for job, run in zip(jobs, runs, strict=True)]
@@ -133,7 +144,7 @@ def command(
             _search_all(work, advice, quiet=quiet)
             _report(work, quiet=quiet)
         except Interrupted as stopped:
-            raise Interrupted(stopped.signum, f"{_kept(work)}; {advice}") from None
+            raise Interrupted(stopped.signum, f"{kept_of(work, _UNIT)}; {advice}") from None
     if missing := sum(max(item.run.missing, 0) for item in work):
         told = f"Error: {missing:,} problems were not searched{_no_room(work)}; {advice}"
         click.echo(safe_text(told), err=True)
@@ -184,98 +195,29 @@ def _methods(method: str | None, compare: str | None) -> list[str]:
 
 def _checked(job: "SearchJob", *, quiet: bool) -> "RunSettings":
     """Check all that can be checked without weights; returns what the run is asked for."""
-    from treegen.cli.render import skipped_rows
-    from treegen.evals.job import check_machine, look_at_model, weights_fingerprint
-    from treegen.evals.search.job import (
-        check_memory,
-        check_prompts_fit,
-        check_reward,
-        search_run_settings,
-    )
+    from treegen.evals.search.job import check_memory, check_prompts_fit, check_reward
 
-    if not quiet:
-        skipped_rows(job.data.skipped)
-    facts = look_at_model(job.settings.engine)
-    check_machine(job.settings.engine)
+    facts = look_at(job, quiet=quiet)
     check_prompts_fit(job, facts)
     check_memory(job, facts)
     check_reward(job.settings)
-    return search_run_settings(
-        job,
-        dtype=facts.dtype,
-        fingerprint=weights_fingerprint(job.settings.engine),
-        flags=_FLAGS,
-    )
-
-
-def _open(asked: "RunSettings", path: Path, *, resume: bool, quiet: bool) -> "SearchRunDir":
-    """Begin or continue a run."""
-    from treegen.cli.render import notice
-    from treegen.runs import SearchRunDir
-
-    run = SearchRunDir.resume(path, asked) if resume else SearchRunDir.create(path, asked)
-    for line in run.notices:
-        notice(line)
-    if not quiet:
-        done = f", {len(run.done):,} of {run.info.planned:,} searches done" if resume else ""
-        notice(f"run directory: {path}{done}")
-    return run
+    return wanted(job, facts, _FLAGS)
 
 
 def _search_all(work: list[_Work], advice: str, *, quiet: bool) -> None:
-    """Search what each run lacks; the model is loaded once if there is anything to search."""
-    from treegen.cli.discarding import all_new
-    from treegen.cli.progress import draw
-    from treegen.cli.render import notice
-    from treegen.errors import RunError, TreegenError
+    """Search what each run lacks."""
     from treegen.evals.search.run import search
     from treegen.evals.search.searcher import load_judge
-    from treegen.runs import graceful_signals
 
     # They have the same problems, so what judges the states of one can judge those of another.
     judges = {item.job.settings.evaluate: item.job for item in work if item.run.missing > 0}
     judge_of = {how: load_judge(job.data, job.settings) for how, job in judges.items()}
-    llm: LLM | None = None
-    loaded: EngineOptions | None = None
-    for item in work:
-        job, run, engine = item.job, item.run, item.job.settings.engine
-        if run.missing <= 0:
-            continue
-        if llm is None or loaded != engine:
-            llm = None  # gives its memory back before the next one is loaded
-            if not quiet:
-                notice(f"loading {engine.model}")
-            llm, loaded = _load(engine, run.info.identity["model"]["fingerprint"]), engine
-        with graceful_signals() as graceful:
-            try:
-                steps = search(
-                    job,
-                    run,
-                    llm,
-                    stop=lambda: received() or graceful(),
-                    judge=judge_of[job.settings.evaluate],
-                    no_room=item.no_room,
-                )
-                draw(steps, f"{job.task.name} {job.settings.method}", quiet=quiet)
-            except RunError:
-                raise  # says itself what is kept, and how to go on
-            except TreegenError as error:
-                if all_new([each.run for each in work]):
-                    raise  # there is nothing to continue
-                raise type(error)(f"{error}; {_kept(work)}; {advice}") from error
-            if signum := received() or graceful():
-                raise Interrupted(signum)
 
+    def steps(item: _Work, llm: "LLM", stop: Stop) -> "Iterator[Progress]":
+        judge = judge_of[item.job.settings.evaluate]
+        return search(item.job, item.run, llm, stop=stop, judge=judge, no_room=item.no_room)
 
-def _load(engine: "EngineOptions", fingerprint: str) -> "LLM":
-    from transformers.utils import logging
-
-    from treegen.evals.job import load_llm
-
-    # transformers' bars and advice would stand between ours.
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    return load_llm(engine, fingerprint)
+    fill(work, steps, lambda: f"{kept_of(work, _UNIT)}; {advice}", quiet=quiet)
 
 
 def _report(work: list[_Work], *, quiet: bool) -> None:
@@ -300,9 +242,3 @@ def _report(work: list[_Work], *, quiet: bool) -> None:
             ]
         }
     )
-
-
-def _kept(work: list[_Work]) -> str:
-    done = sum(len(item.run.done) for item in work)
-    planned = sum(item.run.info.planned for item in work)
-    return f"{done:,} of {planned:,} searches are kept"

@@ -9,7 +9,7 @@ from typing import Any
 from cli_cases import problem, write_jsonl
 
 from treegen.evals.job import load_job, run_settings
-from treegen.evals.search.job import load_search_job, search_run_settings
+from treegen.evals.search.job import load_search_job
 from treegen.evals.search.settings import settle_search
 from treegen.evals.settings import settle
 from treegen.runs import RunDir, SearchRunDir
@@ -138,7 +138,7 @@ def make_search_run(path: Path, *, num_problems: int = 12, seed: int = 0) -> Pat
     """Write a run of searches of the bundled countdown problems."""
     asked = {"task": "countdown", "model": "made-up", "limit": num_problems}
     job = load_search_job(settle_search(asked))
-    wanted = search_run_settings(job, dtype="float32", fingerprint="0", flags={})
+    wanted = run_settings(job, dtype="float32", fingerprint="0", flags={})
     with SearchRunDir.create(path, wanted) as run:
         for problem in job.data.problems:
             run.append(search_record(problem.id, random.Random(f"{seed} {problem.id}")))

@@ -14,8 +14,9 @@ from puzzle_model import ToyLLM, puzzle_model
 from toy_search import ToyModel
 
 from treegen.errors import InputError, RunError, TaskError
+from treegen.evals.job import run_settings
 from treegen.evals.progress import Progress
-from treegen.evals.search.job import SearchJob, load_search_job, search_run_settings
+from treegen.evals.search.job import SearchJob, load_search_job
 from treegen.evals.search.methods import METHODS, Knobs, having
 from treegen.evals.search.run import make_record, search, write_search_results
 from treegen.evals.search.searcher import search_function
@@ -341,7 +342,7 @@ def job(data: str) -> SearchJob:
 
 def asked_by(job: SearchJob, **changes: Any) -> Any:
     given: dict[str, Any] = {"dtype": "float32", "fingerprint": "f", "flags": {}}
-    return search_run_settings(job, **given | changes)
+    return run_settings(job, **given | changes)
 
 
 def steps_of(

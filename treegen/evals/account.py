@@ -24,17 +24,38 @@ _LARGEST: Final = ("peak_rows", "peak_pages", "num_pages", "page_size")
 _REPLACED: Final = "prompt_tokens_unshared"
 
 
-class Account:
-    """The parts of one run; the last is the one under way."""
+class Parts:
+    """The parts of one run; the last is the one under way, of which this knows how long it is."""
+
+    def __init__(self, run: RunDir) -> None:
+        """Take over the parts that the run's results.json tells of; a part begins now."""
+        self._run, self._before = run, stored_parts(run)
+        self._start, self._save_due = time.monotonic(), 0.0
+
+    @property
+    def parts(self) -> list[dict[str, Any]]:
+        """Every part, as JSON holds it."""
+        return [*self._before, {"seconds": time.monotonic() - self._start}]
+
+    def save(self, *, now: bool = False) -> None:
+        """Write the parts to results.json, if that is due or must be."""
+        if now or time.monotonic() >= self._save_due:
+            done, planned = len(self._run.done), self._run.info.planned
+            self._run.write_results(
+                {"complete": False, "planned": planned, "done": done, "parts": self.parts}
+            )
+            self._save_due = time.monotonic() + _SAVE_SECONDS
+
+
+class Account(Parts):
+    """The parts of one run with all that a scheduler tells of them."""
 
     def __init__(self, run: RunDir) -> None:
         """Take over the parts that the run's results.json tells of."""
-        self._run = run
-        self._before = stored_parts(run)
+        super().__init__(run)
         self._usage: Usage | None = None
         self._plan: dict[str, Any] | None = None
         self._num_samples = 0
-        self._save_due = 0.0
 
     def begin(self, usage: Usage, plan: "Plan | None" = None) -> None:
         """Start a part that a scheduler keeps `usage` of; plan: what it follows, if it has one."""
@@ -56,16 +77,6 @@ class Account:
         if self._plan is not None:
             now["plan"] = self._plan
         return [*self._before, {"samples": self._num_samples, **now}]
-
-    def save(self, *, now: bool = False) -> None:
-        """Write the parts to results.json, if that is due or must be."""
-        if now or time.monotonic() >= self._save_due:
-            run = self._run
-            done = len(run.done)
-            self._run.write_results(
-                {"complete": False, "planned": run.info.planned, "done": done, "parts": self.parts}
-            )
-            self._save_due = time.monotonic() + _SAVE_SECONDS
 
 
 def describe(plan: "Plan") -> dict[str, Any]:

@@ -2,20 +2,22 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import treegen
 from treegen.errors import CapacityError, InputError, ModelError
 from treegen.evals.arguments import check_arguments, configured, known_arguments
 from treegen.evals.calls import asked, load_data
 from treegen.evals.chat import as_chat
 from treegen.evals.choices import by_likelihood, check_settings, choice_prompts, choice_requests
 from treegen.evals.fitting import fit
+from treegen.evals.given import RunChoices
 from treegen.evals.registry import get_task
-from treegen.evals.settings import EvalSettings, default_sampling, free, identity
-from treegen.evals.task import Task, TaskData
+from treegen.evals.settings import EvalSettings, default_sampling
+from treegen.evals.task import Task, TaskData, TaskOptions
 from treegen.options import EngineOptions
 from treegen.plan.plan import Plan
 from treegen.prompts.tree import Node, prompts_of
@@ -24,11 +26,26 @@ from treegen.runs import RunSettings
 # Importing torch takes seconds, and nothing up to the data's faults needs it.
 if TYPE_CHECKING:
     from treegen.llm import LLM
+    from treegen.plan.plan import Request
     from treegen.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class AnyJob:
+    """One task made ready with its problems, for a run of any kind."""
+
+    settings: RunChoices
+    task: Task
+    data: TaskData
+
+    @property
+    def planned(self) -> int:
+        """Records of the finished run."""
+        return len(self.data.problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Job(AnyJob):
     """One task with its problems and their prompt tree.
 
     bare: the tree as the task made it, without chat format or system text. dropped: nodes that
@@ -36,8 +53,6 @@ class Job:
     """
 
     settings: EvalSettings
-    task: Task
-    data: TaskData
     tree: Node
     bare: Node
     dropped: Mapping[str, int] = field(default_factory=dict)
@@ -75,12 +90,32 @@ class ModelFacts:
     memory: int | None
     num_pages: int | None
 
+    def plan(self, requests: "Sequence[Request]") -> Plan:
+        """Return how requests are laid out; raise CacheFullError for one that never fits."""
+        from treegen.plan.requests import plan_requests
+
+        plan = plan_requests(
+            requests,
+            self.spec,
+            device_type=self.device_type,
+            sharing=self.engine.sharing,
+            max_rows=self.max_rows,
+        )
+        if self.num_pages is not None:
+            plan.check_fits(self.num_pages, self.page_size)
+        return plan
+
+
+def load_task_data(task: Task, options: TaskOptions) -> TaskData:
+    """Return a task's problems; raise DataError or InputError for what the user must mend."""
+    check_arguments(task.name, options.extra, known_arguments(task))
+    return load_data(task, asked(task.load, task.name)(options))
+
 
 def load_job(settings: EvalSettings) -> Job:
     """Return a task's problems and tree; raise DataError or InputError for what cannot be run."""
     task = configured(get_task(settings.task), settings.options.extra)
-    check_arguments(task.name, settings.options.extra, known_arguments(task))
-    data = load_data(task, asked(task.load, task.name)(settings.options))
+    data = load_task_data(task, settings.options)
     if by_likelihood(data):
         default = default_sampling(task.defaults, chat=settings.apply_chat_template)
         check_settings(task, settings.num_samples, settings.sampling, default)
@@ -166,25 +201,14 @@ def first_prompt(job: Job, facts: ModelFacts) -> str:
 
 
 def _planned(job: Job, facts: ModelFacts) -> Plan:
-    from treegen.plan.requests import plan_requests, sample_requests
+    from treegen.plan.requests import sample_requests
 
     job = fit_job(job, facts.tokenizer, facts.spec)
     if job.choices:
         prompts = choice_prompts(job.tree, job.choices, facts.tokenizer)
-        requests = choice_requests(prompts, facts.spec)
-    else:
-        sampling = job.settings.sampling
-        requests = sample_requests(job.tree, facts.tokenizer, sampling, facts.spec)
-    plan = plan_requests(
-        requests,
-        facts.spec,
-        device_type=facts.device_type,
-        sharing=facts.engine.sharing,
-        max_rows=facts.max_rows,
-    )
-    if facts.num_pages is not None:
-        plan.check_fits(facts.num_pages, facts.page_size)
-    return plan
+        return facts.plan(choice_requests(prompts, facts.spec))
+    sampling = job.settings.sampling
+    return facts.plan(sample_requests(job.tree, facts.tokenizer, sampling, facts.spec))
 
 
 def fit_job(job: Job, tokenizer: Any, spec: "ModelSpec") -> Job:
@@ -214,7 +238,7 @@ def weights_fingerprint(engine: EngineOptions) -> str:
 
 
 def run_settings(
-    job: Job, *, dtype: str, fingerprint: str, flags: Mapping[str, str]
+    job: AnyJob, *, dtype: str, fingerprint: str, flags: Mapping[str, str]
 ) -> RunSettings:
     """Return what a run of a job stores and, when it is resumed, compares.
 
@@ -226,11 +250,12 @@ def run_settings(
             "task": {"name": job.task.name, "version": job.task.version},
             "data": {"problems": _hash(problems), "fewshot": _hash(job.data.examples)},
             "model": {"fingerprint": fingerprint, "dtype": dtype},
-            **identity(job.settings),
+            "treegen": treegen.__version__,
+            **job.settings.identity(),
         },
         problem_ids=[problem.id for problem in job.data.problems],
         planned=job.planned,
-        free=free(job.settings),
+        free=job.settings.free(),
         flags=flags,
     )
 

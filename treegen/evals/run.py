@@ -17,7 +17,7 @@ from treegen.evals.account import Account, add_up, stored_parts
 from treegen.evals.calls import asked, verdicts_of
 from treegen.evals.choices import likeliest_by_length
 from treegen.evals.execution import Judging, executing
-from treegen.evals.job import Job, fit_job
+from treegen.evals.job import AnyJob, Job, fit_job
 from treegen.evals.metrics import Report, ReportOptions
 from treegen.evals.progress import Glance, Progress, Tally
 from treegen.evals.settings import stored_choices
@@ -174,26 +174,10 @@ def write_results(
         shortened += "dropped" in record
         unshared += record["prompt_tokens"] + record.get("choice_tokens", 0)
         kept += record["num_tokens"]
-    info, parts = run.info, stored_parts(run)
+    parts = stored_parts(run)
+    told = {"label": job.data.label, "notes": list(job.data.notes)}
     results = {
-        "complete": run.missing == 0,
-        "planned": info.planned,
-        "done": len(run.done),
-        "task": {
-            "name": job.task.name,
-            "version": job.task.version,
-            "source": job.data.source,
-            "label": job.data.label,
-            "notes": list(job.data.notes),
-        },
-        "model": dict(info.identity["model"]),
-        "settings": stored_choices(info),
-        "fingerprint": info.fingerprint,
-        "versions": dict(info.versions),
-        "skipped": [
-            {"source": row.source, "line": row.line, "reason": row.reason}
-            for row in job.data.skipped
-        ],
+        **results_head(job, run, stored_choices(run.info), **told),
         "shortened": shortened,
         "usage": add_up(parts, num_samples=len(run.done), unshared=unshared, kept=kept),
         "report": report.to_json() if report else None,
@@ -203,6 +187,27 @@ def write_results(
         results["judging"] = judging.summary()
     run.write_results(results)
     return results, report
+
+
+def results_head(
+    job: AnyJob, run: RunDir, choices: Mapping[str, Any], **of_task: Any
+) -> dict[str, Any]:
+    """Return what results.json of a run of any kind begins with; of_task: more about the task."""
+    info, source = run.info, job.data.source
+    return {
+        "complete": run.missing == 0,
+        "planned": info.planned,
+        "done": len(run.done),
+        "task": {"name": job.task.name, "version": job.task.version, "source": source, **of_task},
+        "model": dict(info.identity["model"]),
+        "settings": dict(choices),
+        "fingerprint": info.fingerprint,
+        "versions": dict(info.versions),
+        "skipped": [
+            {"source": row.source, "line": row.line, "reason": row.reason}
+            for row in job.data.skipped
+        ],
+    }
 
 
 class _Watch:

@@ -14,9 +14,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.errors import CacheFullError
-from treegen.evals.account import stored_parts
+from treegen.evals.account import Parts, stored_parts
 from treegen.evals.calls import asked
 from treegen.evals.progress import Progress, RightSoFar
+from treegen.evals.run import results_head
 from treegen.evals.search.job import SearchJob
 from treegen.evals.search.settings import stored_choices
 from treegen.runs import SearchRunDir
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from treegen.llm import LLM
     from treegen.search.result import SearchResult
 
-_SAVE_SECONDS: Final = 10.0
 COSTS: Final = (
     "tokens_decoded", "tokens_prefilled", "tokens_reprompted", "calls", "nodes", "seconds",
 )  # fmt: skip
@@ -66,7 +66,7 @@ def search(
         concurrency=settings.concurrency,
         budget=settings.budget,
     )
-    clock = _Clock(run)
+    parts = Parts(run)
     with closing(results):
         for result in results:
             if result.stopped == INTERRUPTED:
@@ -79,7 +79,7 @@ def search(
             run.append(record)
             tally.count(record["problem_id"], record["solved"])
             tokens += record["usage"]["tokens_decoded"]
-            clock.save()
+            parts.save()
             unknown = results.num_unknown
             found, status = tally.estimate(unknown), results.status()
             yield Progress(
@@ -98,28 +98,8 @@ def search(
             )
             if stop():
                 break
-        clock.save(now=True)
+        parts.save(now=True)
     run.sync()
-
-
-class _Clock:
-    """How long a run has taken, over the parts in which it was done."""
-
-    def __init__(self, run: SearchRunDir) -> None:
-        """A part begins now."""
-        self._run, self._before, self._start = run, stored_parts(run), time.monotonic()
-        self._due = 0.0
-
-    def save(self, *, now: bool = False) -> None:
-        """Write the parts to results.json, if that is due or must be."""
-        if now or time.monotonic() >= self._due:
-            seconds = time.monotonic() - self._start
-            parts = [*self._before, {"seconds": seconds}]
-            done, planned = len(self._run.done), self._run.info.planned
-            self._run.write_results(
-                {"complete": False, "planned": planned, "done": done, "parts": parts}
-            )
-            self._due = time.monotonic() + _SAVE_SECONDS
 
 
 def make_record(job: SearchJob, result: "SearchResult") -> dict[str, Any]:
@@ -160,23 +140,12 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
         stopped[record["stopped"]] += 1
         for name in COSTS:
             costs[name].append(record["usage"][name])
-    info, parts = run.info, stored_parts(run)
+    parts = stored_parts(run)
     # Of those that were under way when a run was stopped, more are hard than of those that ended.
     unknown = min(max(run.missing, 0), job.settings.concurrency)
     solved = tally.estimate(unknown)
     results = {
-        "complete": run.missing == 0,
-        "planned": info.planned,
-        "done": tally.num_judged,
-        "task": {"name": job.task.name, "version": job.task.version, "source": job.data.source},
-        "model": dict(info.identity["model"]),
-        "settings": stored_choices(info),
-        "fingerprint": info.fingerprint,
-        "versions": dict(info.versions),
-        "skipped": [
-            {"source": row.source, "line": row.line, "reason": row.reason}
-            for row in job.data.skipped
-        ],
+        **results_head(job, run, stored_choices(run.info)),
         "method": job.settings.method,
         "solved": asdict(solved) if solved else None,
         "num_solved": tally.num_right,

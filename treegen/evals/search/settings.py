@@ -1,48 +1,39 @@
-"""What one run of searches was asked for: a task, a method, a budget, and how to sample.
-
-As in `treegen.evals.settings`, choices travel as a flat mapping: `settle_search` makes a whole out
-of them, and `identity` and `free` take it apart for run.json.
-"""
+"""What one run of searches was asked for: a task, a method, a budget, and how to sample."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-import treegen
-from treegen.errors import InputError, RunError
+from treegen.errors import InputError
+from treegen.evals.given import RunChoices, last_choices, merged, settled
 from treegen.evals.search.methods import METHODS, Knobs
 from treegen.evals.search.names import CHOOSE, EVALUATE, PROPOSE, REWARD
 from treegen.evals.search.task import SearchDefaults, get_search_task
 from treegen.evals.selection import did_you_mean
-from treegen.evals.settings import absolute_task, engine_options, merged, take_fields
-from treegen.evals.task import TaskOptions
-from treegen.options import EngineOptions
 from treegen.params import SamplingParams
 from treegen.search.budget import Budget
 
 if TYPE_CHECKING:
     from treegen.runs import RunInfo
 
-BUDGET: Final = ("tokens", "calls", "seconds", "nodes")
 _DRAW: Final = ("temperature", "top_p", "top_k", "min_p", "seed")
 # What runs did from before there was a choice; where it is so, run.json does not say it.
 _BEFORE: Final = {"rollouts": 0, "choose": "best"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchSettings(Knobs):
+class SearchSettings(RunChoices, Knobs):
     """Everything a run of searches was asked for, no default left open.
 
-    task: a name, or path/to/file.py:Class. method: one of METHODS. budget: of each problem.
+    method: one of METHODS. budget: of each problem.
     step, whole: how one step and a whole solution are sampled.
     choose: one of CHOOSE, for methods that find several solutions.
     concurrency: problems searched at once.
     """
 
-    task: str
+    FREE: ClassVar = ("concurrency",)
+
     method: str
-    options: TaskOptions
-    engine: EngineOptions
     budget: Budget
     step: SamplingParams
     whole: SamplingParams
@@ -65,6 +56,24 @@ class SearchSettings(Knobs):
                 "one each time; use a temperature above 0"
             )
 
+    def identity(self) -> dict[str, Any]:
+        return {
+            "search": {
+                "method": self.method,
+                **{
+                    name: getattr(self, name)
+                    for name in (*(knob.name for knob in fields(Knobs)), "choose")
+                    if name not in _BEFORE or getattr(self, name) != _BEFORE[name]
+                },
+            },
+            "budget": asdict(self.budget),
+            "draw": {
+                **{name: getattr(self.step, name) for name in _DRAW},
+                "step_tokens": self.step.max_tokens,
+                "max_tokens": self.whole.max_tokens,
+            },
+        }
+
 
 def settle_search(
     asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None
@@ -74,7 +83,6 @@ def settle_search(
     if not given.get("task"):
         raise InputError("no task is given; such as countdown, or gsm8k")
     task = get_search_task(str(given["task"]))
-    given["task"] = absolute_task(str(given["task"]))
     defaults = task.search_defaults
     method = _known("method", given.pop("method", defaults.method), METHODS)
     ways = (*EVALUATE, *defaults.evaluate)
@@ -92,59 +100,20 @@ def settle_search(
             raise InputError(f"--step-tokens must be at least 1, got {step['max_tokens']}")
     # The scale of a value depends on the way in which it is found.
     prune = defaults.prune_below if evaluate in defaults.evaluate else None
-    settings = SearchSettings(
-        method=method,
-        choose=_known("way to choose", given.pop("choose", "best"), CHOOSE),
-        propose=propose,
-        evaluate=evaluate,
-        prune_below=given.pop("prune_below", prune),
-        budget=_budget(given.pop("budget", None), defaults),
-        step=replace(defaults.step, **step),
-        whole=replace(defaults.whole, **whole),
-        num_samples=given.pop("num_samples", task.defaults.num_samples),
+    chosen = {
+        "method": method,
+        "choose": _known("way to choose", given.pop("choose", "best"), CHOOSE),
+        "propose": propose,
+        "evaluate": evaluate,
+        "prune_below": given.pop("prune_below", prune),
+        "budget": _budget(given.pop("budget", None), defaults),
+        "step": replace(defaults.step, **step),
+        "whole": replace(defaults.whole, **whole),
+        "num_samples": given.pop("num_samples", task.defaults.num_samples),
         **{name: given.pop(name, getattr(defaults, name)) for name in ("width", "depth", "expand")},
-        options=TaskOptions(
-            **take_fields(given, TaskOptions), **({"seed": draw["seed"]} if "seed" in draw else {})
-        ),
-        engine=engine_options(given),
-        **take_fields(given, SearchSettings),
-    )
-    if given:
-        raise InputError(f"there is no setting {min(given)!r}{did_you_mean(min(given), _names())}")
-    return settings
-
-
-def identity(settings: SearchSettings) -> dict[str, Any]:
-    """Return the choices that change a tree, as run.json groups them."""
-    return {
-        "treegen": treegen.__version__,
-        "search": {
-            "method": settings.method,
-            **{
-                name: getattr(settings, name)
-                for name in (*(knob.name for knob in fields(Knobs)), "choose")
-                if name not in _BEFORE or getattr(settings, name) != _BEFORE[name]
-            },
-        },
-        "budget": asdict(settings.budget),
-        "draw": {
-            **{name: getattr(settings.step, name) for name in _DRAW},
-            "step_tokens": settings.step.max_tokens,
-            "max_tokens": settings.whole.max_tokens,
-        },
     }
-
-
-def free(settings: SearchSettings) -> dict[str, Any]:
-    """Return the choices that change no tree, or only by way of what identity has hashes of."""
-    options = asdict(settings.options)
-    del options["seed"]
-    return {
-        "task": settings.task,
-        **options,
-        **asdict(settings.engine),
-        "concurrency": settings.concurrency,
-    }
+    seed = {"seed": draw["seed"]} if "seed" in draw else {}
+    return settled(SearchSettings, given, chosen, data=seed, also=(*_DRAW, "step_tokens"))
 
 
 def stored_choices(info: "RunInfo") -> dict[str, Any]:
@@ -153,17 +122,9 @@ def stored_choices(info: "RunInfo") -> dict[str, Any]:
     Raises:
         RunError: the run is of something else than searches.
     """
-    latest = info.resumes[-1]["free"] if info.resumes else info.free
-    try:
-        return {
-            **latest,
-            **_BEFORE,
-            **info.identity["search"],
-            **info.identity["draw"],
-            "budget": info.identity["budget"],
-        }
-    except (KeyError, TypeError):
-        raise RunError("its run.json is not that of a run of `treegen search`") from None
+    return last_choices(
+        info, "search", groups=("search", "draw"), names=("budget",), absent=_BEFORE
+    )
 
 
 def _budget(given: Mapping[str, Any] | None, defaults: SearchDefaults) -> Budget:
@@ -182,8 +143,3 @@ def _way(name: str, word: str, known: Iterable[str]) -> str:
     if name == "evaluate" and word.startswith(REWARD) and word != REWARD:
         return word
     return _known(f"way to {name}", word, known)
-
-
-def _names() -> list[str]:
-    kinds: tuple[Any, ...] = (SearchSettings, TaskOptions, EngineOptions)
-    return [*(field.name for kind in kinds for field in fields(kind)), *_DRAW, "step_tokens"]

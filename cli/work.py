@@ -1,0 +1,132 @@
+"""What `treegen eval` and `treegen search` do alike: check, open runs, load a model, fill runs."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from treegen.cli.interrupts import Interrupted, received
+
+if TYPE_CHECKING:
+    from treegen.evals.job import AnyJob, ModelFacts
+    from treegen.evals.progress import Progress
+    from treegen.llm import LLM
+    from treegen.options import EngineOptions
+    from treegen.runs import RunDir, RunSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One job and its open run."""
+
+    job: "AnyJob"
+    run: "RunDir"
+
+    @property
+    def title(self) -> str:
+        """What stands before its progress."""
+        return self.job.task.name
+
+
+_Work = TypeVar("_Work", bound=Work)
+_Run = TypeVar("_Run", bound="RunDir")
+Stop = Callable[[], int | None]
+
+
+def look_at(job: "AnyJob", *, quiet: bool) -> "ModelFacts":
+    """Check a job's machine and return what its model is like, without its weights."""
+    from treegen.cli.render import skipped_rows
+    from treegen.evals.job import check_machine, look_at_model
+
+    if not quiet:
+        skipped_rows(job.data.skipped)
+    facts = look_at_model(job.settings.engine)
+    check_machine(job.settings.engine)
+    return facts
+
+
+def wanted(job: "AnyJob", facts: "ModelFacts", flags: Mapping[str, str]) -> "RunSettings":
+    """Return what a job's run is asked for. flags: how the user sets each field."""
+    from treegen.evals.job import run_settings, weights_fingerprint
+
+    fingerprint = weights_fingerprint(job.settings.engine)
+    return run_settings(job, dtype=facts.dtype, fingerprint=fingerprint, flags=flags)
+
+
+def open_run(
+    kind: type[_Run], path: Path, asked: "RunSettings", *, resume: bool, unit: str, quiet: bool
+) -> _Run:
+    """Begin or continue a run. unit: what it holds, such as samples."""
+    from treegen.cli.render import notice
+
+    run = kind.resume(path, asked) if resume else kind.create(path, asked)
+    for line in run.notices:
+        notice(line)
+    if not quiet:
+        done = f", {len(run.done):,} of {run.info.planned:,} {unit} done" if resume else ""
+        notice(f"run directory: {path}{done}")
+    return run
+
+
+def fill(
+    work: Sequence[_Work],
+    steps: "Callable[[_Work, LLM, Stop], Iterator[Progress]]",
+    kept: Callable[[], str],
+    *,
+    quiet: bool,
+) -> None:
+    """Draw what each run lacks; the model is loaded once if there is anything to draw.
+
+    steps: draws one item's, polling what it is given. kept: what errors end with.
+    """
+    from treegen.cli.discarding import all_new
+    from treegen.cli.progress import draw
+    from treegen.cli.render import notice
+    from treegen.errors import RunError, TreegenError
+    from treegen.runs import graceful_signals
+
+    llm: LLM | None = None
+    loaded: EngineOptions | None = None
+    for item in work:
+        engine = item.job.settings.engine
+        if item.run.missing <= 0:
+            continue
+        if llm is None or loaded != engine:
+            llm = None  # gives its memory back before the next one is loaded
+            if not quiet:
+                notice(f"loading {engine.model}")
+            llm, loaded = _load(engine, item.run.info.identity["model"]["fingerprint"]), engine
+        with graceful_signals() as graceful:
+            stop = _either(received, graceful)
+            try:
+                draw(steps(item, llm, stop), item.title, quiet=quiet)
+            except RunError:
+                raise  # says itself what is kept, and how to go on
+            except TreegenError as error:
+                if all_new([each.run for each in work]):
+                    raise  # there is nothing to continue
+                raise type(error)(f"{error}; {kept()}") from error
+            if signum := stop():
+                raise Interrupted(signum)
+
+
+def kept_of(work: Sequence[Work], unit: str) -> str:
+    """Return how much of all runs is stored."""
+    done = sum(len(item.run.done) for item in work)
+    planned = sum(item.run.info.planned for item in work)
+    return f"{done:,} of {planned:,} {unit} are kept"
+
+
+def _load(engine: "EngineOptions", fingerprint: str) -> "LLM":
+    from transformers.utils import logging
+
+    from treegen.evals.job import load_llm
+
+    # transformers' bars and advice would stand between ours.
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    return load_llm(engine, fingerprint)
+
+
+def _either(*flags: Stop) -> Stop:
+    return lambda: next((signum for flag in flags if (signum := flag())), None)

@@ -1,0 +1,150 @@
+"""What a run of any kind was asked for: what users give, over what a stored run was given.
+
+Choices travel as a flat mapping of names to values. `merged` puts a user's over stored ones,
+`settled` makes settings out of the mapping, and `RunChoices` takes them apart again for run.json.
+"""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+
+from treegen import demo
+from treegen.errors import InputError, RunError
+from treegen.evals.selection import did_you_mean
+from treegen.evals.task import TaskOptions
+from treegen.options import EngineOptions
+
+if TYPE_CHECKING:
+    from treegen.runs import RunInfo
+
+# Of two that exclude each other, the one that is given puts out one that was stored.
+_EXCLUSIVE: Final = (("limit", "ids"), ("fewshot_file", "fewshot_data"))
+# Paths are stored in full, so that a run can be resumed and scored from any directory. A bare word
+# in the second group may be a name that the task knows, such as train.
+_PATHS: Final = ("model", "fewshot_file")
+_PATHS_OR_NAMES: Final = ("data", "fewshot_data")
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots, so that a kind may have further bases
+class RunChoices(ABC):
+    """What a run of any kind was asked for, no default left open.
+
+    task: a name, or path/to/file.py:Class. FREE: which choices of a kind's own change no sample.
+    """
+
+    FREE: ClassVar[tuple[str, ...]]
+
+    task: str
+    options: TaskOptions
+    engine: EngineOptions
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """Return the choices that change a sample, as run.json groups them."""
+
+    def free(self) -> dict[str, Any]:
+        """Return those that change no sample, or only by way of what identity has hashes of."""
+        options = asdict(self.options)
+        del options["seed"]
+        own = {name: getattr(self, name) for name in self.FREE}
+        return {"task": self.task, **options, **asdict(self.engine), **own}
+
+
+_Choices = TypeVar("_Choices", bound=RunChoices)
+
+
+def merged(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return a user's choices over stored ones, paths in full."""
+    given: dict[str, Any] = dict(stored or {})
+    for pair in _EXCLUSIVE:
+        if any(name in asked for name in pair):
+            for name in pair:
+                given.pop(name, None)
+    for name, value in asked.items():
+        is_name = name in _PATHS_OR_NAMES and str(value).isidentifier()
+        is_name = is_name or (name == "model" and value == demo.NAME)
+        is_path = name in (*_PATHS, *_PATHS_OR_NAMES) and not is_name
+        given[name] = _absolute(value) if is_path else value
+    if "extra" in asked:
+        given["extra"] = {**(stored or {}).get("extra", {}), **asked["extra"]}
+    return given
+
+
+def settled(
+    kind: type[_Choices],
+    given: dict[str, Any],
+    chosen: Mapping[str, Any],
+    *,
+    data: Mapping[str, Any],
+    also: Iterable[str],
+) -> _Choices:
+    """Return settings of a kind, taking out of `given` what their fields are set to.
+
+    chosen: fields whose values are worked out already. data: the same of the task's options.
+    also: names that were given room beside the fields, for hints.
+
+    Raises InputError where no model is named, for a name that nothing knows, and for what the
+    settings refuse.
+    """
+    task = absolute_task(str(given.pop("task")))
+    options = TaskOptions(**_take(given, TaskOptions), **data)
+    if not given.get("model"):
+        raise InputError(
+            "no model is given; name one with --model: a directory made by save_pretrained, or a "
+            "hub name"
+        )
+    engine = EngineOptions(**_take(given, EngineOptions))
+    settings = kind(task=task, options=options, engine=engine, **chosen, **_take(given, kind))
+    if given:
+        known = [name for each in (kind, TaskOptions, EngineOptions) for name in _names(each)]
+        hint = did_you_mean(min(given), [*known, *also])
+        raise InputError(f"there is no setting {min(given)!r}{hint}")
+    return settings
+
+
+def last_choices(
+    info: "RunInfo",
+    command: str,
+    *,
+    groups: Iterable[str],
+    names: Iterable[str],
+    absent: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the choices that a run was last begun or resumed with, by name.
+
+    groups, names: of its identity, mappings of choices and choices. absent: what holds where an
+    old run does not say.
+
+    Raises:
+        RunError: the run is not one of the command's.
+    """
+    latest = info.resumes[-1]["free"] if info.resumes else info.free
+    found = {**latest, **(absent or {})}
+    try:
+        for group in groups:
+            found |= dict(info.identity[group])
+        return found | {name: info.identity[name] for name in names}
+    except (KeyError, TypeError, ValueError):
+        raise RunError(f"its run.json is not that of a run of `treegen {command}`") from None
+
+
+def absolute_task(task: str) -> str:
+    """Return a task's name, or in full the path of its file."""
+    path, colon, class_name = task.rpartition(":")
+    return f"{_absolute(path)}:{class_name}" if colon else task
+
+
+def _absolute(value: Any) -> Any:
+    # Names of hubs and data sets stay as they are.
+    return os.path.abspath(value) if isinstance(value, str) and os.path.exists(value) else value
+
+
+def _take(given: dict[str, Any], kind: Any) -> dict[str, Any]:
+    """Move out of `given` what is a field of a dataclass."""
+    return {name: given.pop(name) for name in _names(kind) if name in given}
+
+
+def _names(kind: Any) -> list[str]:
+    return [field.name for field in fields(kind)]
