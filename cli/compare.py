@@ -58,7 +58,7 @@ def command(
 
 
 def _table(found: "Comparison") -> str:
-    from treegen.cli.render import markdown
+    from treegen.cli.tables import markdown
     from treegen.formats import safe_text
     from treegen.report.tables import interval
 

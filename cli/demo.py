@@ -170,7 +170,8 @@ def _plan(tour: _Tour) -> None:
 
 
 def _vote(tour: _Tour) -> None:
-    from treegen.cli.render import echo, markdown
+    from treegen.cli.render import echo
+    from treegen.cli.tables import markdown
     from treegen.evals.account import sharing_line
 
     results, report = tour.evaluate(_WORDS)
@@ -193,7 +194,8 @@ def _heat_map(tour: _Tour) -> None:
 
 
 def _programs(tour: _Tour) -> None:
-    from treegen.cli.render import echo, markdown, notice
+    from treegen.cli.render import echo, notice
+    from treegen.cli.tables import markdown
     from treegen.errors import TreegenError
     from treegen.evals.execution import Execution
 
@@ -213,7 +215,7 @@ def _programs(tour: _Tour) -> None:
 
 def _puzzles(tour: _Tour) -> None:
     from treegen.cli.render import echo
-    from treegen.cli.search_table import cost_table
+    from treegen.cli.tables import cost_table
 
     echo("\n" + cost_table([tour.search(_PUZZLES, method) for method in _METHODS]))
 

@@ -11,7 +11,7 @@ import click
 from treegen.cli.interrupts import Interrupted
 from treegen.cli.judging import check_of_use, complaint, judge_rest, open_judging, take_execution
 from treegen.cli.options import CONTEXT, FLAGS, QUIET, WRITE_OUT, asked_for, options_of, task_names
-from treegen.cli.work import Stop, Work, fill, kept_of, look_at, open_run, wanted
+from treegen.cli.work import Stop, Work, fill, kept_of, look_at, open_runs, wanted
 from treegen.formats import safe_text
 
 if TYPE_CHECKING:
@@ -78,14 +78,9 @@ def command(
     allowed = " --allow-code-execution" if execution else ""
     advice = f"continue with: treegen eval --resume {again}{allowed}"
     with ExitStack() as stack:
-        runs: list[RunDir] = []
+        opened = zip(targets, asked, strict=True)
+        runs = open_runs(RunDir, opened, stack, unit=_UNIT, quiet=quiet)
         work: list[_Work] = []
-        with discarding(runs):
-            for target, each in zip(targets, asked, strict=True):
-                run = open_run(
-                    RunDir, target.path, each, resume=target.resume, unit=_UNIT, quiet=quiet
-                )
-                runs.append(stack.enter_context(run))
         # After the judges are closed, which write in the run directories.
         stack.enter_context(discarding(runs, but=RunError))
         for job, run in zip(jobs, runs, strict=True):
@@ -129,7 +124,8 @@ def _steps(item: _Work, llm: "LLM", stop: Stop) -> "Iterator[Progress]":
 
 
 def _report(work: list[_Work], *, quiet: bool) -> None:
-    from treegen.cli.render import echo, json_line, notice, pictures, report_tables
+    from treegen.cli.render import echo, json_line, notice, pictures
+    from treegen.cli.tables import report_tables
     from treegen.evals.run import write_results
 
     documents = []

@@ -112,7 +112,8 @@ def _document(job: "Job", facts: "ModelFacts", plan: "Plan") -> dict[str, Any]:
 
 
 def _print(document: dict[str, Any], levels: "list[LevelSummary]") -> None:
-    from treegen.cli.render import echo, markdown
+    from treegen.cli.render import echo
+    from treegen.cli.tables import markdown
     from treegen.formats import safe_text
 
     model = document["model"]
@@ -148,7 +149,7 @@ def _print(document: dict[str, Any], levels: "list[LevelSummary]") -> None:
 
 
 def _comparison(document: dict[str, Any]) -> str:
-    from treegen.cli.render import markdown
+    from treegen.cli.tables import markdown
 
     rows = []
     lines = (

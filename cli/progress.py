@@ -5,14 +5,17 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from treegen.cli.live import details, draw_live, time_left
 from treegen.cli.render import notice
+from treegen.formats import safe_text
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from treegen.evals.progress import Progress
 
 _SECONDS: Final = 10.0  # between lines of a log, if nothing much happens
 _LINES: Final = 10  # one for each such part of all samples
+_LOOK: Final = 0.1  # seconds between looks at a run; the screen is drawn four times a second
 
 
 def draw(steps: "Iterator[Progress]", name: str, *, quiet: bool) -> None:
@@ -21,7 +24,7 @@ def draw(steps: "Iterator[Progress]", name: str, *, quiet: bool) -> None:
         for _ in steps:
             pass
     elif sys.stderr.isatty():
-        draw_live(steps, name)
+        _draw_live(steps, name)
     else:
         _draw_lines(steps, name)
 
@@ -38,3 +41,87 @@ def _draw_lines(steps: "Iterator[Progress]", name: str) -> None:
             percent = 100 * now.done // now.planned
             told = ", ".join(filter(None, (details(now), time_left(now))))
             notice(f"{name}: {now.done:,}/{now.planned:,} {now.unit} ({percent}%), {told}")
+
+
+def _draw_live(steps: "Iterator[Progress]", name: str) -> None:
+    """Use up an iterator of progress, drawing it in place to stderr.
+
+    A bar with the time left; below it tokens per second, pages, accuracy with its interval, and
+    for each level of the tree the rows that are being decoded below it.
+    """
+    from rich.console import Console
+    from rich.live import Live
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    bar = Bar(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}", markup=False),
+    )
+    task = bar.add_task(safe_text(name).replace("\n", " "), total=None, left="")
+    latest: Progress | None = None
+
+    def draw() -> "RenderableType":
+        if latest is None:
+            return bar
+        bar.update(task, completed=latest.done, total=latest.planned, left=time_left(latest))
+        return _view(bar, latest)
+
+    # Its own thread redraws, however fast the steps are.
+    with Live(get_renderable=draw, console=Console(stderr=True), refresh_per_second=4):
+        due = 0.0
+        for now in steps:
+            if time.monotonic() >= due or now.done == now.planned:
+                due, latest = time.monotonic() + _LOOK, now
+
+
+def details(now: "Progress") -> str:
+    """Return what a line says of a moment beside the number of samples."""
+    accuracy = accuracy_text(now)
+    after = f", {accuracy}" if accuracy else ""
+    if not now.num_pages:  # no model is at work
+        return f"{now.rows:,} programs under way{after}"
+    return (
+        f"{now.tokens_per_second:,.0f} tokens/s, {now.rows:,} rows, "
+        f"{now.pages:,}/{now.num_pages:,} pages{after}"
+    )
+
+
+def accuracy_text(now: "Progress") -> str:
+    """Return the accuracy so far with its interval; nothing where none is judged."""
+    if now.estimate is not None:
+        found, least, more = now.estimate, "", ""
+        if now.unknown:
+            least, more = "at least ", f", {now.unknown:,} unknown"
+        return f"accuracy {least}{found.value:.3f} ({found.low:.3f} to {found.high:.3f}){more}"
+    return "" if now.accuracy is None else f"accuracy {now.accuracy:.3f}"
+
+
+def time_left(now: "Progress") -> str:
+    """Return "1:02:03 left", nothing where that is not known or over."""
+    seconds = now.seconds_left
+    if seconds is None or now.done >= now.planned:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02} left" if hours else f"{minutes}:{rest:02} left"
+
+
+def _view(bar: "RenderableType", now: "Progress") -> "RenderableType":
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    parts: list[RenderableType] = [bar, Text(details(now))]
+    if now.levels:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for column in ("level", "segments", "rows", "read once for"):
+            table.add_column(column, justify="right", header_style="dim")
+        for level in now.levels:
+            shared = f"{level.kept:,} rows" if level.kept else "none"
+            table.add_row(f"{level.depth}", f"{level.segments:,}", f"{level.rows:,}", shared)
+        parts.append(table)
+    return Group(*parts)

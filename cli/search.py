@@ -10,7 +10,7 @@ import click
 
 from treegen.cli.interrupts import Interrupted
 from treegen.cli.options import CONTEXT, FLAGS, QUIET, asked_for, options_of
-from treegen.cli.work import Stop, Work, fill, kept_of, look_at, open_run, wanted
+from treegen.cli.work import Stop, Work, fill, kept_of, look_at, open_runs, wanted
 from treegen.errors import InputError
 from treegen.evals.search.methods import METHODS, having
 from treegen.formats import safe_text
@@ -131,13 +131,8 @@ def command(
     folder = found[0].path.parent if compare and len(found) > 1 else found[0].path
     advice = f"continue with: treegen search --resume {shlex.quote(str(resume or folder))}"
     with ExitStack() as stack:
-        runs: list[SearchRunDir] = []
-        with discarding(runs):
-            for target, each in zip(found, asked, strict=True):
-                run = open_run(
-                    SearchRunDir, target.path, each, resume=target.resume, unit=_UNIT, quiet=quiet
-                )
-                runs.append(stack.enter_context(run))
+        opened = zip(found, asked, strict=True)
+        runs = open_runs(SearchRunDir, opened, stack, unit=_UNIT, quiet=quiet)
         stack.enter_context(discarding(runs, but=RunError))
         work = [_Work(job, run) for job, run in zip(jobs, runs, strict=True)]
         try:
@@ -222,7 +217,7 @@ def _search_all(work: list[_Work], advice: str, *, quiet: bool) -> None:
 
 def _report(work: list[_Work], *, quiet: bool) -> None:
     from treegen.cli.render import echo, json_line, notice
-    from treegen.cli.search_table import cost_table
+    from treegen.cli.tables import cost_table
     from treegen.evals.search.run import write_search_results
 
     results = [write_search_results(item.job, item.run) for item in work]

@@ -78,7 +78,8 @@ def _problem(view: "RunView", wanted: str) -> "ProblemView":
 
 
 def _show_run(view: "RunView", filter: str, *, full: bool, quiet: bool) -> dict[str, Any]:
-    from treegen.cli.render import echo, markdown, report_tables
+    from treegen.cli.render import echo
+    from treegen.cli.tables import markdown, report_tables
     from treegen.formats import safe_text
     from treegen.report.curves import vote_shares
 
@@ -124,7 +125,7 @@ def _vote(won: bool, tied: bool) -> str:
 
 
 def _searches(trees: "tuple[StoredTree, ...]") -> str:
-    from treegen.cli.render import markdown
+    from treegen.cli.tables import markdown
 
     solved = {True: "yes", False: "no", None: ""}
     rows = [
@@ -140,7 +141,8 @@ def _searches(trees: "tuple[StoredTree, ...]") -> str:
 def _show_problem(
     view: "RunView", problem: "ProblemView", filter: str, *, full: bool, quiet: bool
 ) -> dict[str, Any]:
-    from treegen.cli.render import echo, markdown
+    from treegen.cli.render import echo
+    from treegen.cli.tables import markdown
     from treegen.evals.votes import majority
     from treegen.formats import safe_text
     from treegen.report.curves import fate

@@ -15,7 +15,8 @@ def command(action: str | None, quiet: bool) -> None:
 
     A task of your own is named by its file and class: path/to/file.py:Class.
     """
-    from treegen.cli.render import echo, failed, json_line, markdown
+    from treegen.cli.render import echo, failed, json_line
+    from treegen.cli.tables import markdown
     from treegen.errors import TreegenError
     from treegen.evals.arguments import known_arguments
     from treegen.tasks import get_task, list_tasks

@@ -1,13 +1,14 @@
 """What `treegen eval` and `treegen search` do alike: check, open runs, load a model, fill runs."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from treegen.cli.interrupts import Interrupted, received
 
 if TYPE_CHECKING:
+    from treegen.cli.destinations import Destination
     from treegen.evals.job import AnyJob, ModelFacts
     from treegen.evals.progress import Progress
     from treegen.llm import LLM
@@ -53,19 +54,31 @@ def wanted(job: "AnyJob", facts: "ModelFacts", flags: Mapping[str, str]) -> "Run
     return run_settings(job, dtype=facts.dtype, fingerprint=fingerprint, flags=flags)
 
 
-def open_run(
-    kind: type[_Run], path: Path, asked: "RunSettings", *, resume: bool, unit: str, quiet: bool
-) -> _Run:
-    """Begin or continue a run. unit: what it holds, such as samples."""
+def open_runs(
+    kind: type[_Run],
+    found: "Iterable[tuple[Destination[Any], RunSettings]]",
+    stack: ExitStack,
+    *,
+    unit: str,
+    quiet: bool,
+) -> list[_Run]:
+    """Begin or continue runs, which `stack` closes. unit: what they hold, such as samples."""
+    from treegen.cli.discarding import discarding
     from treegen.cli.render import notice
 
-    run = kind.resume(path, asked) if resume else kind.create(path, asked)
-    for line in run.notices:
-        notice(line)
-    if not quiet:
-        done = f", {len(run.done):,} of {run.info.planned:,} {unit} done" if resume else ""
-        notice(f"run directory: {path}{done}")
-    return run
+    runs: list[_Run] = []
+    with discarding(runs):
+        for target, asked in found:
+            path = target.path
+            run: _Run = kind.resume(path, asked) if target.resume else kind.create(path, asked)
+            stack.enter_context(run)
+            runs.append(run)
+            for line in run.notices:
+                notice(line)
+            if not quiet:
+                had = f", {len(run.done):,} of {run.info.planned:,} {unit} done"
+                notice(f"run directory: {path}{had if target.resume else ''}")
+    return runs
 
 
 def fill(

@@ -36,7 +36,8 @@ def engine(model: str | None, samples: int, problems: int, max_tokens: int) -> N
     import torch
 
     from treegen.bench import engine as bench
-    from treegen.cli.render import json_line, markdown
+    from treegen.cli.render import json_line
+    from treegen.cli.tables import markdown
 
     machine = {"torch": torch.__version__, "threads": torch.get_num_threads()}
     click.echo(f"torch {machine['torch']}, {machine['threads']} threads, CPU\n")
@@ -103,7 +104,8 @@ def search(
     import torch
 
     from treegen.bench import search as bench
-    from treegen.cli.render import json_line, markdown
+    from treegen.cli.render import json_line
+    from treegen.cli.tables import markdown
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "device": device}

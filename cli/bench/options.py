@@ -77,7 +77,8 @@ def headline(about: dict[str, Any]) -> str:
 
 def show(table: "TextTable") -> None:
     """Print a table: drawn on a terminal, to be pasted elsewhere."""
-    from treegen.cli.render import echo, markdown
+    from treegen.cli.render import echo
+    from treegen.cli.tables import markdown
     from treegen.formats import safe_text
 
     if sys.stdout.isatty():

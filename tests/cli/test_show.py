@@ -13,7 +13,7 @@ from cli_cases import Command
 from report_cases import HOSTILE, make_run, make_trees
 from rich.console import Console
 
-from treegen.cli import live, progress
+from treegen.cli import progress
 from treegen.evals.progress import Progress, RightSoFar
 from treegen.evals.stats import estimate
 from treegen.evals.timeline import read_timeline
@@ -228,7 +228,7 @@ def test_a_terminal_shows_levels_time_left_and_the_interval(
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "140")
-    monkeypatch.setattr(live, "_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "_LOOK", 0.0)
     monkeypatch.setattr(sys, "stderr", screen := Screen())
     progress.draw(iter([moment(10), moment(20)]), "gsm8k", quiet=False)
     shown = screen.getvalue()
@@ -247,9 +247,9 @@ def test_lines_of_a_log_say_the_same(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_time_left_is_that_of_this_part() -> None:
-    assert live.time_left(moment(10, started=5)) == "0:30 left"
-    assert live.time_left(moment(10, started=10)) == ""
-    assert live.time_left(moment(1, started=0, planned=7400, seconds=1.0)) == "2:03:19 left"
+    assert progress.time_left(moment(10, started=5)) == "0:30 left"
+    assert progress.time_left(moment(10, started=10)) == ""
+    assert progress.time_left(moment(1, started=0, planned=7400, seconds=1.0)) == "2:03:19 left"
 
 
 def test_accuracy_so_far_is_a_mean_over_problems() -> None:
@@ -270,7 +270,7 @@ def test_what_is_under_way_may_turn_out_either_way() -> None:
     found = so_far.estimate(8)
     assert found is not None and found.value == 4 / 12 and found.num_problems == 12
     assert found.low == estimate([1.0] * 4 + [0.0] * 8).low and found.high == 1
-    shown = live.accuracy_text(moment(4, estimate=found, unknown=8))
+    shown = progress.accuracy_text(moment(4, estimate=found, unknown=8))
     assert shown == f"accuracy at least 0.333 ({found.low:.3f} to 1.000), 8 unknown"
     assert so_far.estimate() == so_far.estimate(0) == estimate([1.0] * 4)
 

@@ -1,0 +1,196 @@
+"""The tables that commands print, in a form that can be pasted."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from treegen.cli.render import DOWN, PLUS_MINUS, UP, echo
+from treegen.evals.account import attention_line, sharing_line
+from treegen.evals.tables import Cell, Grid, Table
+from treegen.formats import safe_text
+from treegen.report.heat_map import draw_text
+from treegen.tasks import Report
+
+_SHOWN: Final = 5
+_COSTS: Final = {
+    "Decoded": "tokens_decoded",
+    "Prefilled": "tokens_prefilled",
+    "Re-prompting": "tokens_reprompted",
+    "Calls": "calls",
+    "Nodes": "nodes",
+}
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> str:
+    """Return a table with pipes; right: the columns whose cells are numbers."""
+    cells = [[_cell(text) for text in row] for row in (head, *rows)]
+    widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(head))]
+    lines = [
+        "|".join(
+            text.rjust(width) if i in right else text.ljust(width)
+            for i, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    ]
+    rule = "|".join(
+        "-" * (width - 1) + ":" if i in right else "-" * width for i, width in enumerate(widths)
+    )
+    return "\n".join(f"|{line}|" for line in (lines[0], rule, *lines[1:]))
+
+
+def report_tables(
+    results: Mapping[str, Any], report: Report | None, *, unit: str = "samples"
+) -> None:
+    """Print the metrics of a run in lm-eval's shape, the votes, and what sharing did.
+
+    unit: what results["done"] counts.
+    """
+    if report is not None:
+        echo(_metrics(report))
+        if report.majority:
+            echo("\n" + _majority(report))
+        for table in report.tables:
+            echo(f"\n{safe_text(table.title)}\n{_table(table)}")
+        for grid in report.grids:
+            echo(f"\n{_grid(grid)}")
+        for line in (*_remarks(report), *_notes(results)):
+            echo(line)
+        echo("")
+    usage = results["usage"]
+    echo(sharing_line(usage))
+    if told := attention_line(usage):
+        echo(safe_text(told))
+    echo(_time(usage))
+    if usage.get("eager_because"):
+        echo(safe_text(f"decode steps ran without CUDA graphs: {usage['eager_because']}"))
+    if usage.get("uncompiled_because"):
+        echo(safe_text(f"layers ran uncompiled: {usage['uncompiled_because']}"))
+    echo(
+        f"decoded tokens: {usage['decoded_tokens']:,} at {usage['tokens_per_second']:,.0f} per "
+        f"second; {results['done']:,} of {results['planned']:,} {unit}"
+    )
+
+
+def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table with a row for each run, from their results.json.
+
+    Costs are means over problems, tokens but for calls and nodes; re-prompting is what prefilling
+    each call's whole context anew would have cost. Seconds are those of the whole run.
+    """
+    head = ["Method", "Solved", "95% interval", *_COSTS, "Failed", "Seconds"]
+    rows = [
+        [
+            each["method"],
+            f"{each['num_solved']}/{each['done']}",
+            _interval(each["solved"]),
+            *(_mean(each["cost"][name]["mean"]) for name in _COSTS.values()),
+            str(len(each["errors"])),
+            f"{each['seconds']:,.1f}",
+        ]
+        for each in results
+    ]
+    task, budget = results[0]["task"], results[0]["settings"]["budget"]
+    limits = ", ".join(f"{value:,} {name}" for name, value in budget.items() if value is not None)
+    done = results[0]["done"]
+    return (
+        f"{task['name']}: {done:,} problems from {task['source']}; at most {limits} per problem\n\n"
+        f"{markdown(head, rows, right=range(1, len(head)))}\n\n"
+        "Costs are means per problem."
+    )
+
+
+def _interval(solved: Mapping[str, float] | None) -> str:
+    if solved is None:
+        return "n/a"
+    return f"{solved['value']:.3f} [{solved['low']:.3f}, {solved['high']:.3f}]"
+
+
+def _mean(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:,.1f}"
+
+
+def _time(usage: Mapping[str, Any]) -> str:
+    if "prefill_seconds" not in usage:  # searches note the whole time only
+        return f"time: {usage['seconds']:,.2f} s"
+    prefill, decode = usage["prefill_seconds"], usage["decode_seconds"]
+    return f"time: prefill {prefill:,.2f} s, decode {decode:,.2f} s of {usage['seconds']:,.2f} s"
+
+
+def _cell(text: str) -> str:
+    return safe_text(text).replace("\n", " ").replace("|", "\\|")
+
+
+def _metrics(report: Report) -> str:
+    rows = [
+        [
+            f"{row.task} ({report.label})" if report.label else row.task,
+            row.version,
+            row.filter,
+            "n/a" if row.num_fewshot is None else str(row.num_fewshot),
+            row.metric,
+            UP if row.higher_is_better else DOWN,
+            _number(row.value),
+            PLUS_MINUS if row.stderr is not None else "",
+            _number(row.stderr) if row.stderr is not None else "",
+        ]
+        for row in report.metrics
+    ]
+    head = ["Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr"]
+    return markdown(head, rows, right=(1, 3, 6, 8))
+
+
+def _table(table: Table) -> str:
+    rows = [[_text(cell) for cell in row] for row in table.rows]
+    return markdown(table.columns, rows, right=range(1, len(table.columns)))
+
+
+def _text(cell: Cell) -> str:
+    return _number(cell) if cell is None or isinstance(cell, float) else str(cell)
+
+
+def _grid(grid: Grid) -> str:
+    drawn = draw_text(grid)
+    try:
+        drawn.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        drawn = draw_text(grid, ascii=True)
+    return safe_text(drawn)
+
+
+def _majority(report: Report) -> str:
+    rows = [
+        [
+            row.filter,
+            str(row.k),
+            _number(row.value),
+            PLUS_MINUS if row.stderr is not None else "",
+            _number(row.stderr) if row.stderr is not None else "",
+            _number(row.tie_rate),
+        ]
+        for row in report.majority
+    ]
+    return markdown(["Filter", "k", "maj@k", "", "Stderr", "Tie rate"], rows, right=(1, 2, 4, 5))
+
+
+def _remarks(report: Report) -> list[str]:
+    """Return why values are missing, and which problems have too few samples."""
+    lines = {f"n/a: {row.metric}: {row.reason}" for row in report.metrics if row.reason}
+    lines |= {f"n/a: maj@{row.k}: {row.reason}" for row in report.majority if row.reason}
+    remarks = sorted(lines)
+    if report.incomplete:
+        some = ", ".join(f"{p.problem_id} ({p.num_samples})" for p in report.incomplete[:_SHOWN])
+        more = ", ..." if len(report.incomplete) > _SHOWN else ""
+        remarks.append(
+            f"incomplete: {len(report.incomplete):,} problems have fewer samples than planned: "
+            f"{some}{more}"
+        )
+    return [safe_text(line).replace("\n", " ") for line in remarks]
+
+
+def _notes(results: Mapping[str, Any]) -> list[str]:
+    notes = results.get("task", {}).get("notes", ())
+    return [safe_text(note).replace("\n", " ") for note in notes]
+
+
+def _number(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.4f}"
