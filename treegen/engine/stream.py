@@ -149,6 +149,7 @@ class ScoreStream(Iterator[tuple[int, Score]], Closing):
 
     def close(self) -> None:
         """Stop; pairs without a score have none."""
+        self._known.clear()
         self._stream.close()
 
 
