@@ -1,4 +1,4 @@
-"""TODO"""
+"""What a task asks: its problems, and the rows of its data that could not be used."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
