@@ -1,5 +1,7 @@
 """The shape of a model: what a plan and a cache need to know of it. No torch here."""
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -18,11 +20,33 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class StateSpec:
+    """One tensor of the state that a recurrent layer keeps of a sequence.
+
+    kind: what it is to the layer, "conv", "recurrent" or "linear". index: which of that kind.
+    shape: of one sequence. dtype: its type by torch's name. itemsize: bytes of one number.
+    """
+
+    kind: str
+    index: int
+    shape: tuple[int, ...]
+    dtype: str
+    itemsize: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes for one sequence."""
+        return math.prod(self.shape) * self.itemsize
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """One model: its layers, its vocabulary, its context.
 
-    itemsize: bytes of one number in the cache. windows: the sliding window of each layer.
+    layers: those that attend. itemsize: bytes of one number in the cache.
+    windows: the sliding window of each layer that attends.
     unreached: parts of the model that a text never reaches (image and sound towers).
+    states: what each recurrent layer keeps of a sequence; empty for a model without any.
     """
 
     name: str
@@ -34,6 +58,12 @@ class ModelSpec:
     itemsize: int
     windows: tuple[int | None, ...] = ()
     unreached: tuple[str, ...] = ()
+    states: tuple[tuple[StateSpec, ...], ...] = ()
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state of one sequence over all recurrent layers."""
+        return sum(map(sum_bytes, self.states))
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -44,3 +74,8 @@ class ModelSpec:
             if layer.shared_with is None
         )
         return numbers * self.itemsize
+
+
+def sum_bytes(states: Iterable[StateSpec]) -> int:
+    """Bytes of the state of one sequence in one layer."""
+    return sum(state.num_bytes for state in states)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from treegen.attention import Prepared
 from treegen.cache.pool import LayerKV
+from treegen.model.states import StateBatch
 
 # T tokens of the pass, S rows whose logits are wanted
 
@@ -23,6 +24,7 @@ class Batch:
     logits_at_S: int64, the query rows whose logits are returned, in this order; may be empty.
     levels: which keys each query row sees, prepared once for all layers.
     layers: one page pool for each attention layer of the model.
+    states: what becomes of the states of recurrent layers; None for a model without any.
     """
 
     tokens_T: Tensor
@@ -31,6 +33,7 @@ class Batch:
     logits_at_S: Tensor
     levels: Prepared
     layers: Sequence[LayerKV]
+    states: StateBatch | None = None
 
 
 class Forward(Protocol):

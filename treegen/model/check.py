@@ -6,17 +6,19 @@ levels, prefill and decode. It runs on the loaded weights in their dtype and tak
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
 
 from treegen.attention import Level, prepare
 from treegen.cache.pool import LayerKV
+from treegen.cache.states import NO_STATE
 from treegen.errors import ModelError
 from treegen.model.batch import Batch
 from treegen.model.files import one_line
 from treegen.model.hook import ATTENTION
+from treegen.model.states import Piece, states_of_pieces
 from treegen.model.text_part import attention_of_text
 
 if TYPE_CHECKING:
@@ -139,25 +141,30 @@ def _tree_logits(model: "Model", sequences: Sequence[Tensor]) -> list[Tensor]:
     """Return the logits [N, V] of each sequence, computed as a tree; each prefix row once."""
     # Page 0 holds the prefix, 1 and 2 the branches, 3 and 4 the decoded tokens.
     pools = model.new_cache(num_pages=5, page_size=_PAGE)
+    # Likewise the states after them, of which slot 0 is nobody's: decoding goes on in place.
+    states = model.new_states(num_slots=4)
     ends = [PREFIX + n for n in BRANCHES]
     trunk = ([(0, sum(BRANCHES))], [0], [PREFIX], [0], False)
     first, rows = BRANCHES[0], sum(BRANCHES)
     prefix_RV = _pass(
         model,
-        pools,
-        [(sequences[0][:PREFIX], 0, 0)],
+        (pools, states),
+        [_Span(sequences[0][:PREFIX], 0, 0, NO_STATE, 1)],
         [([(0, PREFIX)], [0], [PREFIX], [0], True)],
     )
     branch_RV = _pass(
         model,
-        pools,
-        [(s[PREFIX:-1], PREFIX, 1 + i) for i, s in enumerate(sequences)],
+        (pools, states),
+        [_Span(s[PREFIX:-1], PREFIX, 1 + i, 1, 2 + i) for i, s in enumerate(sequences)],
         [trunk, ([(0, first), (first, rows)], [1, 2], list(BRANCHES), [PREFIX] * 2, True)],
     )
     tail_RV = _pass(
         model,
-        pools,
-        [(s[-1:], end, 3 + i) for i, (s, end) in enumerate(zip(sequences, ends, strict=True))],
+        (pools, states),
+        [
+            _Span(s[-1:], end, 3 + i, 2 + i, 2 + i)
+            for i, (s, end) in enumerate(zip(sequences, ends, strict=True))
+        ],
         [
             ([(0, 2)], [0], [PREFIX], [0], False),
             ([(0, 1), (1, 2)], [1, 2], list(BRANCHES), [PREFIX] * 2, False),
@@ -170,27 +177,41 @@ def _tree_logits(model: "Model", sequences: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
+class _Span(NamedTuple):
+    """Tokens, their first position and page, and where the state before and after them lies."""
+
+    tokens: Tensor
+    start: int
+    page: int
+    reads: int
+    writes: int
+
+
 _Groups = tuple[list[tuple[int, int]], list[int], list[int], list[int], bool]
 
 
 def _pass(
     model: "Model",
-    pools: Sequence[LayerKV],
-    spans: Sequence[tuple[Tensor, int, int]],
+    cache: tuple[Sequence[LayerKV], Sequence[Sequence[Tensor]]],
+    spans: Sequence[_Span],
     levels: Sequence[_Groups],
 ) -> Tensor:
-    """Run one forward pass over spans of (tokens, first position, page): logits [R, V]."""
+    """Run one forward pass over spans on page pools and states: logits [R, V]."""
+    pools, states = cache
 
     def ints(values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=model.device)
 
-    tokens_R = torch.cat([tokens for tokens, _, _ in spans])
-    positions_R = torch.cat(
-        [torch.arange(at, at + len(t), device=model.device) for t, at, _ in spans]
-    )
-    slots_R = torch.cat(
-        [torch.arange(len(t), device=model.device) + page * _PAGE for t, _, page in spans]
-    )
+    lengths = [len(span.tokens) for span in spans]
+    offsets = [sum(lengths[:at]) for at in range(len(spans))]
+    pieces = [
+        Piece(offset, length, span.reads, span.writes)
+        for offset, length, span in zip(offsets, lengths, spans, strict=True)
+    ]
+    tokens_R = torch.cat([span.tokens for span in spans])
+    each = [(span, torch.arange(len(span.tokens), device=model.device)) for span in spans]
+    positions_R = torch.cat([span.start + index for span, index in each])
+    slots_R = torch.cat([span.page * _PAGE + index for span, index in each])
     prepared = prepare(
         [
             Level(
@@ -215,6 +236,7 @@ def _pass(
             logits_at_S=torch.arange(len(tokens_R), device=model.device),
             levels=prepared,
             layers=counted,
+            states=states_of_pieces(pieces, states, model.device) if states else None,
         )
     )
     if sorted(counted.asked) != list(range(len(pools))):

@@ -153,9 +153,9 @@ def spec_of(
     probed = probe_layers(config, dtype, trust_remote_code)
     probe = probed.probe
     layers: list[LayerSpec] = []
-    for call, source in zip(probe.calls, probe.sources, strict=True):
+    for at, (call, source) in enumerate(zip(probe.calls, probe.sources, strict=True)):
         _, kv_heads, k_dim = call.k_TGK.shape
-        shared_with = None if source == call.layer else source
+        shared_with = None if source == at else source
         layers.append(LayerSpec(kv_heads, k_dim, call.v_TGV.shape[-1], shared_with))
     text = config.get_text_config(decoder=True)
     declared, length = _declared_length(text), _context_length(text)
@@ -177,6 +177,7 @@ def spec_of(
         itemsize=dtype.itemsize,
         windows=tuple(call.window for call in probe.calls),
         unreached=probed.unreached,
+        states=probed.states,
     )
 
 

@@ -7,8 +7,8 @@ from transformers import PretrainedConfig
 
 from treegen.errors import ModelError
 
-_RECURRENT: Final = "its recurrent layers keep a state that cannot be shared between branches"
-_CONVOLUTIONS: Final = "its short convolutions keep a state that cannot be shared between branches"
+_OWN_STATE: Final = "its recurrent layers keep their state within themselves, where no branch has its own"
+_NO_ATTENTION: Final = "none of its layers attends; treegen is for models with attention layers"
 OWN_ATTENTION: Final = "its layers compute attention without transformers' attention interface"
 _DROPS: Final = "its layers drop the keyword arguments that carry the batch to attention"
 
@@ -40,20 +40,17 @@ REFUSED: Final = {
     "diffllama": "it subtracts two attentions in each layer (differential attention)",
     "llama4": "its chunked attention layers are not supported",
     "llama4_text": "its chunked attention layers are not supported",
-    "falcon_h1": _RECURRENT,
-    "jamba": _RECURRENT,
-    "mamba": _RECURRENT,
-    "mamba2": _RECURRENT,
-    "recurrent_gemma": _RECURRENT,
-    "rwkv": _RECURRENT,
-    "qwen3_next": _RECURRENT,
-    "qwen3_5": _RECURRENT,
-    "qwen3_5_text": _RECURRENT,
-    "xlstm": _RECURRENT,
-    "lfm2": _CONVOLUTIONS,
-    "lfm2_moe": _CONVOLUTIONS,
+    "mamba": _NO_ATTENTION,
+    "mamba2": _NO_ATTENTION,
+    "recurrent_gemma": _OWN_STATE,
+    "rwkv": _NO_ATTENTION,
+    "xlstm": _NO_ATTENTION,
 }
-_LAYER_TYPES: Final = frozenset({"full_attention", "sliding_attention"})
+_ATTENTION: Final = frozenset({"full_attention", "sliding_attention"})
+# Layers with a state, with a state and attention, and with neither.
+_LAYER_TYPES: Final = _ATTENTION | {
+    "linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding", "mlp", "moe",
+}  # fmt: skip
 # Expanded to 16 bits by transformers while the weights load; the rest need kernels of their own.
 DEQUANTISED: Final = ("mxfp4", "fp8")
 
@@ -72,8 +69,8 @@ def refuse_family(config: PretrainedConfig) -> None:
     unknown = sorted(set(layer_types or ()) - _LAYER_TYPES)
     if unknown:
         raise ModelError(
-            f"{text.model_type} has layers of type {', '.join(unknown)}; only full_attention and "
-            "sliding_attention can be used"
+            f"{text.model_type} has layers of type {', '.join(unknown)}; only those that attend "
+            "to all or to a window, recurrent ones and MLPs can be used"
         )
     method = quantisation_of(config)
     if method not in (None, *DEQUANTISED):

@@ -59,7 +59,7 @@ class Probe:
 
     calls: what was asked.
     given: the tensors of keys and values as they came.
-    sources: the layer that first came with these very tensors.
+    sources: the place of the call that first came with these very tensors.
     modules: the attention module that called.
     """
 
@@ -71,14 +71,10 @@ class Probe:
     def add(self, module: nn.Module, call: AttentionCall, key: Tensor, value: Tensor) -> None:
         """Record a call, and which layer's keys and values it has."""
         self.modules.append(module)
-        same = [
-            c.layer
-            for c, (k, v) in zip(self.calls, self.given, strict=True)
-            if k is key and v is value
-        ]
+        same = [at for at, (k, v) in enumerate(self.given) if k is key and v is value]
+        self.sources.append(same[0] if same else len(self.calls))
         self.calls.append(call)
         self.given.append((key, value))
-        self.sources.append(same[0] if same else call.layer)
 
 
 def read_call(

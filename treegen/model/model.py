@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from treegen.errors import CapacityError, InputError, ModelError
 from treegen.formats import format_bytes
 from treegen.model.batch import Batch
 from treegen.model.files import one_line
+from treegen.model.recurrent import StatePass, on_states, wrap_recurrent
 from treegen.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Model:
         self._compiled: CompiledLayers | None = None
         self._weights_at: tuple[int, ...] | None = None
         self.uncompiled_because = ""
+        if spec.states:
+            wrap_recurrent(module)
 
     def reset(self) -> None:
         """Forget compiled layers and CUDA graphs, and with them the page pools they hold."""
@@ -129,6 +132,28 @@ class Model:
             "(memory=, --memory)"
         )
 
+    def new_states(self, num_slots: int) -> list[list[Tensor]]:
+        """Return room for the states of each recurrent layer, so many slots, filled with zeros.
+
+        Raises:
+            CapacityError: the device has no room for it.
+        """
+        try:
+            return [
+                [
+                    _zeros((num_slots, *state.shape), getattr(torch, state.dtype), self.device)
+                    for state in states
+                ]
+                for states in self.spec.states
+            ]
+        except (torch.OutOfMemoryError, MemoryError):
+            size = num_slots * self.spec.state_bytes
+        raise CapacityError(
+            f"{num_slots:,} states of {format_bytes(self.spec.state_bytes)} "
+            f"({format_bytes(size)}) are more than is free on {self.device}; give the cache less "
+            "(memory=, --memory)"
+        )
+
     def _new_cache(self, num_pages: int, page_size: int) -> list[LayerKV]:
         pools: list[LayerKV] = []
         for layer in self.spec.layers:
@@ -160,6 +185,8 @@ class Model:
             return self._forward(replace(batch, positions_T=positions_T))
 
     def _forward(self, batch: Batch) -> Tensor:
+        if self.spec.states:
+            return self._run_hybrid(batch)
         if self._compiled is None:
             return self._run(batch, batch)
         assert self._compiled.serves(batch), "a compiled model is given other page pools"
@@ -173,6 +200,12 @@ class Model:
             self._uncompile()
             self.uncompiled_because = f"the layers cannot be compiled: {one_line(error)}"
             return self._run(batch, batch)
+
+    def _run_hybrid(self, batch: Batch) -> Tensor:
+        """Logits of a batch of a model with recurrent layers."""
+        assert batch.states is not None, "a model with recurrent layers is given no states"
+        with on_states(StatePass(batch.states, self.spec.states)):
+            return self._run(batch, replace(batch, layers=_InOrder(batch.layers)))
 
     def _run(self, batch: Batch, passed: Batch | None) -> Tensor:
         """Logits of a batch. passed: the batch for attention; None for compiled layers."""
@@ -195,6 +228,29 @@ class Model:
                 f"{len(batch.logits_at_S)} rows and {self.spec.vocab_size} tokens; not supported"
             )
         return logits_SV
+
+
+class _InOrder(Sequence[LayerKV]):
+    """The page pools of layers that attend, of which each call takes the next, whatever its number.
+
+    Of a hybrid model some layers attend, and some of these may be one module.
+    """
+
+    def __init__(self, layers: Sequence[LayerKV]) -> None:
+        self._layers, self._next = layers, 0
+
+    @overload
+    def __getitem__(self, index: int) -> LayerKV: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[LayerKV]: ...
+    def __getitem__(self, index: int | slice) -> LayerKV | Sequence[LayerKV]:
+        if isinstance(index, slice):
+            return self._layers[index]
+        self._next += 1
+        return self._layers[self._next - 1]
+
+    def __len__(self) -> int:
+        return len(self._layers)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

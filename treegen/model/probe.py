@@ -1,4 +1,7 @@
-"""A forward pass without data: how a model's layers call attention, before weights are read."""
+"""A forward pass without data: how a model's layers call attention, before weights are read.
+
+And which states its recurrent layers keep, if it has any.
+"""
 
 import copy
 from collections import Counter
@@ -18,7 +21,9 @@ from treegen.errors import ModelError
 from treegen.model.families import OWN_ATTENTION
 from treegen.model.files import one_line
 from treegen.model.hook import PROBE, Probe
+from treegen.model.recurrent import StateProbe, on_states, wrap_recurrent
 from treegen.model.text_part import attention_of_text, auto_class, drop_parts, unreached_parts
+from treegen.spec import StateSpec
 
 _NUM_TOKENS: Final = 3
 
@@ -74,11 +79,13 @@ class Probed:
     """What a pass without data tells of a model.
 
     unreached: the parts that a text never reaches, which need not be kept.
+    states: what each recurrent layer keeps of a sequence.
     """
 
     probe: Probe
     vocab_size: int
     unreached: tuple[str, ...]
+    states: tuple[tuple[StateSpec, ...], ...]
 
 
 def probe_layers(config: PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool) -> Probed:
@@ -102,7 +109,9 @@ def probe_layers(config: PretrainedConfig, dtype: torch.dtype, trust_remote_code
                 )
                 .eval()
             )
-        with _calls() as called:
+        states = StateProbe()
+        recurrent = wrap_recurrent(model)
+        with _calls() as called, on_states(states if recurrent else None):
             probe, vocab_size = _pass(model)
         unreached = unreached_parts(model, probe.modules, called)
         if unreached and not _does_without(model, unreached):
@@ -111,7 +120,10 @@ def probe_layers(config: PretrainedConfig, dtype: torch.dtype, trust_remote_code
         raise ModelError(f"{config.model_type} models cannot be used: {error}") from None
     except Exception as error:
         raise ModelError(f"{config.model_type} models cannot be used: {_reason(error)}") from None
-    _check_layers(config, probe)
+    if recurrent:
+        _check_hybrid(config, probe, states, len(recurrent))
+    else:
+        _check_layers(config, probe)
     for call in probe.calls:
         dtypes = {call.q_THK.dtype, call.k_TGK.dtype, call.v_TGV.dtype}
         if call.q_THK.shape[0] != _NUM_TOKENS or dtypes != {dtype}:
@@ -119,7 +131,8 @@ def probe_layers(config: PretrainedConfig, dtype: torch.dtype, trust_remote_code
                 f"{config.model_type} models cannot be used: layer {call.layer} calls attention "
                 f"with {call.q_THK.shape[0]} of {_NUM_TOKENS} rows in {dtypes}, not {dtype}"
             )
-    return Probed(probe, vocab_size, unreached)
+    kept = tuple(states.found[index] for index in range(len(recurrent)))
+    return Probed(probe, vocab_size, unreached, kept)
 
 
 def _does_without(model: nn.Module, parts: Sequence[str]) -> bool:
@@ -172,6 +185,26 @@ def _reason(error: Exception) -> str:
         "a forward pass on text with an attention function of our own fails with "
         f"{type(error).__name__}: {one_line(error)}"
     )
+
+
+def _check_hybrid(
+    config: PretrainedConfig, probe: Probe, states: StateProbe, num_recurrent: int
+) -> None:
+    """Raise ModelError unless what attends does so in order, and all that recur have a state.
+
+    Layers that do neither are left to the load check: they may well have an MLP only.
+    """
+    layers = [call.layer for call in probe.calls]
+    silent = sorted({*range(num_recurrent)} - states.found.keys())
+    if not layers:
+        reason = "none of its layers attends; treegen is for models with attention layers"
+    elif layers != sorted(layers):
+        reason = "its layers do not attend in order"
+    elif silent or not all(states.found.values()):
+        reason = f"{len(silent) or 1} of its {num_recurrent} recurrent layers tell no state"
+    else:
+        return
+    raise ModelError(f"{config.model_type} models cannot be used: {reason}")
 
 
 def _check_layers(config: PretrainedConfig, probe: Probe) -> None:

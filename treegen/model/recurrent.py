@@ -1,0 +1,292 @@
+"""Recurrent layers of transformers, unchanged, on states that are kept in slots.
+
+A layer with a recurrent state or a convolution asks the cache that the model was called with for
+its state, and tells it the state after the tokens that it was given. treegen calls the model
+without a cache. Each such layer is wrapped instead: it is called once for every run of a pass, with
+the tokens of N sequences side by side, and with an object in the cache's place that holds their N
+states. These are gathered from slots before and go back into slots after it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from treegen.errors import ModelError
+from treegen.model.states import StateBatch, StateRun
+from treegen.spec import StateSpec
+
+# T tokens of a pass, N sequences that run together, L tokens of each
+
+_UPDATES: Final = frozenset({"update_conv_state", "update_recurrent_state", "set_linear_cache"})
+_CACHES: Final = ("cache_params", "past_key_values", "past_key_value")
+_WRAPPED: Final = "treegen_recurrent"
+
+StateKey = tuple[str, int]
+"""Kind and index of a state of a layer, as a StateSpec names them."""
+
+
+class LayerStates:
+    """What a recurrent layer is given for its cache: its states of N sequences.
+
+    values: [N, ...] each; empty at the start of texts. The layer may change them in place. It has
+    what layers call in transformers 5.17 to 5.23.
+    """
+
+    record_past = False
+
+    def __init__(
+        self, values: dict[StateKey, Tensor], widths: Mapping[StateKey, int] | None = None
+    ) -> None:
+        """widths: of convolution windows, where they are known."""
+        self.values, self._widths = values, widths or {}
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        """Whether the sequences have tokens before these."""
+        return bool(self.values)
+
+    def is_recording_past(self, layer_idx: int | None = None) -> bool:
+        """Whether more than the last window is to be kept; never."""
+        return False
+
+    def get_conv_state(self, layer_idx: int | None = None, state_idx: int = 0) -> Tensor | None:
+        """The last inputs of a convolution, [N, channels, width]."""
+        return self.values.get(("conv", state_idx))
+
+    def get_recurrent_state(
+        self, layer_idx: int | None = None, state_idx: int = 0
+    ) -> Tensor | None:
+        """The recurrent state, [N, ...]."""
+        return self.values.get(("recurrent", state_idx))
+
+    def get_linear_cache(self, layer_idx: int | None = None) -> Tensor | None:
+        """The state of linear attention, [N, ...]."""
+        return self.values.get(("linear", 0))
+
+    def update_conv_state(
+        self,
+        conv_states: Tensor,
+        layer_idx: int | None = None,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+        **_others: Any,
+    ) -> Tensor:
+        """Note further inputs of a convolution; returns them after those in the window before."""
+        key = "conv", state_idx
+        width = conv_kernel_size or self._widths.get(key) or conv_states.shape[-1]
+        before = self.values.get(key)
+        if before is not None:
+            whole = torch.cat([before, conv_states], dim=-1)
+        else:
+            lacking = max(width - conv_states.shape[-1], 0)
+            whole = nn.functional.pad(conv_states, (lacking, 0)) if lacking else conv_states
+        self.values[key] = whole[..., -width:]
+        return whole
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int | None = None, state_idx: int = 0, **_: Any
+    ) -> Tensor:
+        """Note a recurrent state."""
+        self.values["recurrent", state_idx] = recurrent_states
+        return recurrent_states
+
+    def set_linear_cache(self, layer_idx: int, linear_cache: Tensor) -> None:
+        """Note a state of linear attention."""
+        self.values["linear", 0] = linear_cache
+
+    # transformers 5.17 reads a layer of the cache where later ones call a method.
+
+    @property
+    def layers(self) -> _EveryLayer:
+        """This object as the cache's part of any layer."""
+        return _EveryLayer(self)
+
+    @property
+    def conv_states(self) -> dict[int, Tensor]:
+        """Convolution windows by index."""
+        return {index: value for (kind, index), value in self.values.items() if kind == "conv"}
+
+    @property
+    def recurrent_states(self) -> dict[int, Tensor]:
+        """Recurrent states by index."""
+        return {index: v for (kind, index), v in self.values.items() if kind == "recurrent"}
+
+
+class _EveryLayer:
+    def __init__(self, states: LayerStates) -> None:
+        self._states = states
+
+    def __getitem__(self, _layer: int) -> LayerStates:
+        return self._states
+
+
+class _Pass(Protocol):
+    """What the recurrent layers of a pass run on."""
+
+    def run(self, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any:
+        """The output of a layer."""
+        ...
+
+
+_pass: ContextVar[_Pass | None] = ContextVar("treegen_recurrent_pass", default=None)
+
+
+class RecurrentLayer:
+    """A module of transformers that keeps a state; calling it is what its `forward` is.
+
+    index: its place among those of the model. name: of its class.
+    """
+
+    def __init__(self, module: nn.Module, index: int, cache_name: str) -> None:
+        """Take the place of the module's forward."""
+        self.index, self.name = index, type(module).__name__
+        self._forward: Callable[..., Any] = module.forward
+        self._signature = inspect.signature(self._forward)
+        self._cache_name = cache_name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module would return, on the states of this pass if there is one."""
+        current = _pass.get()
+        if current is None:
+            return self._forward(*args, **kwargs)
+        arguments = dict(self._signature.bind(*args, **kwargs).arguments)
+        # What else travels along as keywords is for attention.
+        for name, parameter in self._signature.parameters.items():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                arguments.pop(name, None)
+        return current.run(self, arguments)
+
+    def forward(self, arguments: dict[str, Any], states: LayerStates) -> Any:
+        """Run the module itself on some sequences and their states."""
+        return self._forward(**{**arguments, self._cache_name: states})
+
+
+def wrap_recurrent(module: nn.Module) -> list[RecurrentLayer]:
+    """Wrap the recurrent layers of a model, unless they are wrapped; returns them in order.
+
+    Raises:
+        ModelError: a layer that keeps a state has no argument for it.
+    """
+    layers: list[RecurrentLayer] = []
+    for part in module.modules():
+        if not _keeps_state(type(part)):
+            continue
+        layer = getattr(part, _WRAPPED, None)
+        if layer is None:
+            names = inspect.signature(part.forward).parameters
+            cache_name = next((name for name in _CACHES if name in names), None)
+            if cache_name is None:
+                raise ModelError(f"{type(part).__name__} keeps a state that it is not given")
+            layer = RecurrentLayer(part, len(layers), cache_name)
+            setattr(part, _WRAPPED, layer)
+            part.forward = layer
+        layers.append(layer)
+    return layers
+
+
+def _keeps_state(kind: type[nn.Module]) -> bool:
+    """Whether some method of a class tells a cache of a new state."""
+    for each in kind.__mro__:
+        if each is nn.Module:
+            return False
+        for method in vars(each).values():
+            code = getattr(inspect.unwrap(method), "__code__", None) if callable(method) else None
+            if code is not None and _UPDATES & set(code.co_names):
+                return True
+    return False
+
+
+@contextmanager
+def on_states(current: _Pass | None) -> Iterator[None]:
+    """Let recurrent layers run on the states of a pass meanwhile; None: as they would alone."""
+    token = _pass.set(current)
+    try:
+        yield
+    finally:
+        _pass.reset(token)
+
+
+class StateProbe:
+    """A pass that notes which states the layers keep.
+
+    found: of each layer, by its index.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is known yet."""
+        self.found: dict[int, tuple[StateSpec, ...]] = {}
+
+    def run(self, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any:
+        """Run a layer on the whole pass as one sequence."""
+        if layer.index in self.found:
+            raise ModelError(f"{layer.name} runs twice in one pass; its state would be two states")
+        states = LayerStates({})
+        out = layer.forward(arguments, states)
+        self.found[layer.index] = tuple(
+            StateSpec(
+                kind, index, tuple(value.shape[1:]), str(value.dtype).removeprefix("torch."),
+                value.dtype.itemsize,
+            )
+            for (kind, index), value in sorted(states.values.items())
+        )  # fmt: skip
+        return out
+
+
+class StatePass:
+    """A pass over tokens on states in slots."""
+
+    def __init__(self, batch: StateBatch, specs: tuple[tuple[StateSpec, ...], ...]) -> None:
+        """specs: of the tensors of each layer."""
+        self._batch = batch
+        self._keys = [[(spec.kind, spec.index) for spec in each] for each in specs]
+
+    def run(self, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any:
+        """Run a layer on each run of the pass; returns what it returns for the whole pass."""
+        keys, tensors = self._keys[layer.index], self._batch.layers[layer.index]
+        widths = {key: t.shape[-1] for key, t in zip(keys, tensors, strict=True)}
+        parts: list[tuple[StateRun, Any]] = []
+        num_tokens = next(v.shape[1] for v in arguments.values() if isinstance(v, Tensor))
+        for run in self._batch.runs:
+            values: dict[StateKey, Tensor] = {}
+            if run.reads_N is not None:
+                values = {
+                    key: tensor.index_select(0, run.reads_N)
+                    for key, tensor in zip(keys, tensors, strict=True)
+                }
+            states = LayerStates(values, widths)
+            own = {name: _taken(v, run, num_tokens) for name, v in arguments.items()}
+            parts.append((run, layer.forward(own, states)))
+            for key, tensor in zip(keys, tensors, strict=True):
+                tensor.index_copy_(0, run.writes_N, states.values[key].to(tensor.dtype))
+        return _joined(parts, num_tokens)
+
+
+def _taken(value: Any, run: StateRun, num_tokens: int) -> Any:
+    """What a run has of an argument: [1, T, ...] becomes [N, L, ...]."""
+    if isinstance(value, tuple | list):
+        return type(value)(_taken(each, run, num_tokens) for each in value)
+    if not isinstance(value, Tensor) or value.dim() < 2 or value.shape[:2] != (1, num_tokens):
+        return value
+    return value[0][run.rows].view(run.num, run.length, *value.shape[2:])
+
+
+def _joined(parts: list[tuple[StateRun, Any]], num_tokens: int) -> Any:
+    """The outputs [N, L, ...] of all runs as one of [1, T, ...]; what has no tokens is left out."""
+    run, first = parts[0]
+    if isinstance(first, tuple):
+        columns = [[(run, out[at]) for run, out in parts] for at in range(len(first))]
+        return tuple(_joined(column, num_tokens) for column in columns)
+    if not isinstance(first, Tensor) or first.shape[:2] != (run.num, run.length):
+        return None
+    if len(parts) == 1 and isinstance(run.rows, slice):
+        return first.reshape(1, num_tokens, *first.shape[2:])
+    whole = first.new_empty(num_tokens, *first.shape[2:])
+    for run, out in parts:
+        whole[run.rows] = out.reshape(run.num * run.length, *out.shape[2:])
+    return whole[None]
