@@ -25,6 +25,7 @@ class StateSpec:
 
     kind: what it is to the layer, "conv", "recurrent" or "linear". index: which of that kind.
     shape: of one sequence. dtype: its type by torch's name. itemsize: bytes of one number.
+    is_stepwise: whether the layer goes on from it by one token at a time only.
     """
 
     kind: str
@@ -32,6 +33,7 @@ class StateSpec:
     shape: tuple[int, ...]
     dtype: str
     itemsize: int
+    is_stepwise: bool = False
 
     @property
     def num_bytes(self) -> int:

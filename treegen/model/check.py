@@ -265,12 +265,33 @@ def _stock_logits(
     embeddings = model.module.get_input_embeddings()
     hooks = [embeddings.register_forward_hook(round_again)] if perturb else []
     model.module.set_attn_implementation("eager")
+    # Some recurrent layers step by other formulas than those of a whole text. What counts is what
+    # generate does: the prompt as a whole, and then the last token.
+    alone = _stepped if model.spec.states else _whole
     try:
-        return [module(input_ids=s[None], use_cache=False).logits[0].float() for s in sequences]
+        return [alone(module, s[None]).float() for s in sequences]
     finally:
         model.module.set_attn_implementation(attention_of_text(model.module.config, ATTENTION))
         for hook in hooks:
             hook.remove()
+
+
+def _whole(module: nn.Module, ids_1N: Tensor) -> Tensor:
+    logits_NV: Tensor = module(input_ids=ids_1N, use_cache=False).logits[0]
+    return logits_NV
+
+
+def _stepped(module: nn.Module, ids_1N: Tensor) -> Tensor:
+    positions_1N = torch.arange(ids_1N.shape[1], device=ids_1N.device)[None]
+    cache, logits = None, []
+    for part in (slice(None, -1), slice(-1, None)):
+        out = module(
+            input_ids=ids_1N[:, part], position_ids=positions_1N[:, part],
+            past_key_values=cache, use_cache=True,
+        )  # fmt: skip
+        cache = out.past_key_values
+        logits.append(out.logits[0])
+    return torch.cat(logits)
 
 
 def _distance(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:

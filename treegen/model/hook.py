@@ -23,6 +23,8 @@ from treegen.model.batch import Batch
 
 ATTENTION: Final = "treegen"
 PROBE: Final = "treegen_probe"
+NO_NUMBER: Final = -1
+"""For the number of a layer whose module has none, as one that several layers share."""
 KEYS: Final = "treegen_keys"
 VALUES: Final = "treegen_values"
 """Names of the buffers by which a compiled attention module holds its page pool."""
@@ -103,7 +105,7 @@ def read_call(
     name = type(module).__name__
     layer = getattr(module, "layer_idx", None)
     if not isinstance(layer, int):
-        raise ModelError(f"{name} has no layer number (layer_idx); the model cannot be used")
+        layer = NO_NUMBER
     if is_causal is False or getattr(module, "is_causal", True) is False:
         raise ModelError(f"{name} of layer {layer} is not causal; only causal models can be used")
     if attention_mask is not None:

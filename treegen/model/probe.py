@@ -20,7 +20,7 @@ from transformers import PretrainedConfig
 from treegen.errors import ModelError
 from treegen.model.families import OWN_ATTENTION
 from treegen.model.files import one_line
-from treegen.model.hook import PROBE, Probe
+from treegen.model.hook import NO_NUMBER, PROBE, Probe
 from treegen.model.recurrent import StateProbe, on_states, wrap_recurrent
 from treegen.model.text_part import attention_of_text, auto_class, drop_parts, unreached_parts
 from treegen.spec import StateSpec
@@ -217,6 +217,8 @@ def _check_layers(config: PretrainedConfig, probe: Probe) -> None:
     silent = sorted({*range(num_layers)} - {*layers})
     if not layers:
         reason = OWN_ATTENTION
+    elif NO_NUMBER in layers:
+        reason = f"{type(probe.modules[0]).__name__} has no layer number (layer_idx)"
     elif times > 1:
         reason = f"layer {most} attends {times} times in one pass; each layer must do so once"
     elif silent:

@@ -10,13 +10,15 @@ states. These are gathered from slots before and go back into slots after it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from treegen.errors import ModelError
 from treegen.model.states import StateBatch, StateRun
@@ -228,14 +230,41 @@ class StateProbe:
             raise ModelError(f"{layer.name} runs twice in one pass; its state would be two states")
         states = LayerStates({})
         out = layer.forward(arguments, states)
+        first = dict(states.values)
+        with _Used(list(first.values())) as used:
+            layer.forward(arguments, states)
         self.found[layer.index] = tuple(
             StateSpec(
                 kind, index, tuple(value.shape[1:]), str(value.dtype).removeprefix("torch."),
-                value.dtype.itemsize,
+                value.dtype.itemsize, is_stepwise=id(value) not in used.found,
             )
-            for (kind, index), value in sorted(states.values.items())
+            for (kind, index), value in sorted(first.items())
         )  # fmt: skip
         return out
+
+
+class _Used(TorchFunctionMode):
+    """Notes which of some tensors are computed with meanwhile.
+
+    Some layers go on from a state by one token only, and take several for the start of a text.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._watched = {id(tensor) for tensor in tensors}
+        self.found: set[int] = set()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        leaves = tree_leaves((args, kwargs or {}))
+        if getattr(func, "__name__", "") != "__get__":  # its shape, its type
+            self.found |= {id(each) for each in leaves} & self._watched
+        return func(*args, **(kwargs or {}))
 
 
 class StatePass:
@@ -245,6 +274,7 @@ class StatePass:
         """specs: of the tensors of each layer."""
         self._batch = batch
         self._keys = [[(spec.kind, spec.index) for spec in each] for each in specs]
+        self._stepwise = [any(spec.is_stepwise for spec in each) for each in specs]
 
     def run(self, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any:
         """Run a layer on each run of the pass; returns what it returns for the whole pass."""
@@ -261,10 +291,42 @@ class StatePass:
                 }
             states = LayerStates(values, widths)
             own = {name: _taken(v, run, num_tokens) for name, v in arguments.items()}
-            parts.append((run, layer.forward(own, states)))
+            if self._stepwise[layer.index] and values and run.length > 1:
+                parts.append((run, _stepped(layer, own, states, run)))
+            else:
+                parts.append((run, layer.forward(own, states)))
             for key, tensor in zip(keys, tensors, strict=True):
                 tensor.index_copy_(0, run.writes_N, states.values[key].to(tensor.dtype))
         return _joined(parts, num_tokens)
+
+
+def _stepped(
+    layer: RecurrentLayer, arguments: dict[str, Any], states: LayerStates, run: StateRun
+) -> Any:
+    """The output of a layer that takes the tokens of a run one after another."""
+    outs = [
+        layer.forward({n: _token(v, run, at) for n, v in arguments.items()}, states)
+        for at in range(run.length)
+    ]
+    return _in_line(outs, run.num)
+
+
+def _token(value: Any, run: StateRun, at: int) -> Any:
+    """One token of each sequence of an argument [N, L, ...]."""
+    if isinstance(value, tuple | list):
+        return type(value)(_token(each, run, at) for each in value)
+    if not isinstance(value, Tensor) or value.shape[:2] != (run.num, run.length):
+        return value
+    return value[:, at : at + 1]
+
+
+def _in_line(outs: list[Any], num: int) -> Any:
+    """Outputs [N, 1, ...] of single tokens as one [N, L, ...]."""
+    if isinstance(outs[0], tuple):
+        return tuple(_in_line([out[at] for out in outs], num) for at in range(len(outs[0])))
+    if not isinstance(outs[0], Tensor) or outs[0].shape[:2] != (num, 1):
+        return None
+    return torch.cat(outs, dim=1)
 
 
 def _taken(value: Any, run: StateRun, num_tokens: int) -> Any:
