@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from treegen.attention.api import choose
 from treegen.cache.kept import KeptPrefix, KeptPrefixes
 from treegen.cache.pool import PagedCache
+from treegen.cache.states import StateCache
 from treegen.engine.graphs import DecodeGraphs
+from treegen.engine.keeping import keep_prompt
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segment import LiveRequest
 from treegen.engine.stream import RunResult, ScoreStream, Stream
@@ -137,21 +139,29 @@ class LLM:
         self._stoppings = Stoppings()
         self._graphs: DecodeGraphs | None = None
         on_gpu = self.model.device.type == "cuda"
-        if on_gpu and not eager:
+        is_hybrid = bool(self.spec.states)
+        if on_gpu and not eager and not is_hybrid:
             self._graphs = DecodeGraphs(self.model.forward)
             self.model.watch_weights()
         page_size, self.max_rows, self.prefill_chunk = options.sizes(self.model.device.type)
         size = options.cache_bytes
         if size is None:
             activations = mem.activation_bytes(self.model.module, self.prefill_chunk)
+            activations += mem.recurrence_bytes(self.spec, self.max_rows)
             size = mem.default_bytes(self.model.device, activations)
-        num_pages = mem.pages_in(size, self.spec, page_size)
+        num_pages, num_states = mem.cache_size(size, self.spec, page_size, self.max_rows)
         self.sharing: Sharing = sharing
+        states = None
+        if num_states is not None:
+            states = StateCache(self.model.new_states(num_states + 1), num_states)
         self.cache = PagedCache(
-            self.model.new_cache(num_pages + 1, page_size), num_pages, page_size
+            self.model.new_cache(num_pages + 1, page_size), num_pages, page_size, states
         )
         if on_gpu and (not eager if compile is None else compile):
-            self.model.compile_layers(self.cache.layers)
+            if is_hybrid:
+                self.model.uncompiled_because = "the model has recurrent layers"
+            else:
+                self.model.compile_layers(self.cache.layers)
         self._impl = self.model.impl if impl == "auto" else impl
         self._run_ahead = on_gpu if run_ahead is None else run_ahead
         self._kept = KeptPrefixes(self.cache, max_pages=num_pages // 2)
@@ -295,6 +305,11 @@ class LLM:
         params = [SamplingParams()] * len(requests)
         return ScoreStream(self._start(plan, params, [[] for _ in requests]))
 
+    @property
+    def num_states(self) -> int | None:
+        """Recurrent states that there is room for; None for a model without recurrent layers."""
+        return None if self.cache.states is None else self.cache.states.pool.num_pages
+
     def _plan(self, requests: Sequence[Request]) -> Plan:
         return plan_requests(
             requests,
@@ -314,12 +329,11 @@ class LLM:
         *,
         keep_as: str | None = None,
     ) -> Stream:
-        plan.check_fits(self.cache.pool.num_pages, self.cache.page_size)
+        plan.check_fits(self.cache.pool.num_pages, self.cache.page_size, self.num_states)
 
         def keep(request: LiveRequest) -> None:
-            table = request.segment.table
-            assert keep_as is not None and table is not None
-            self._kept.add(keep_as, request.spec.tokens, self.cache.pool.share(table))
+            assert keep_as is not None
+            keep_prompt(request, keep_as, self.cache, self._kept)
 
         # Of equal ones, rows are drawn and ended together.
         sets = {each.drawing: each for each in params or [SamplingParams()]}
@@ -564,6 +578,14 @@ class LLM:
                 f"prefix {name!r} needs {needed * page_size:,} cache tokens but at most "
                 f"{most * page_size:,} are kept; give more memory"
             )
+        if self.num_states is not None:
+            # While it is computed each part has two, and what is kept gets copies.
+            states = 2 * (len(plan.segments) + len(requests))
+            if states > self.num_states:
+                raise CapacityError(
+                    f"prefix {name!r} needs {states:,} recurrent states while it is computed, but "
+                    f"{self.num_states:,} fit; give more memory"
+                )
         try:
             params = [SamplingParams()] * len(requests)
             with self._start(plan, params, [[]] * len(requests), keep_as=name) as stream:

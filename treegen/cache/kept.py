@@ -1,4 +1,4 @@
-"""Prefixes whose keys and values stay in memory between calls.
+"""Prefixes whose keys and values stay in memory between calls, and their recurrent states.
 
 A kept prefix has a name and a page table from position 0, and holds a reference on its pages. All
 kept prefixes together have a limit of pages. Beyond it the least recently used prefix is dropped.
@@ -13,17 +13,24 @@ from dataclasses import dataclass
 import numpy as np
 
 from treegen.cache.pool import PagedCache, Pages
+from treegen.cache.states import NO_STATE
 from treegen.prompts.radix import Tokens
 
 
 @dataclass(slots=True, eq=False)
 class KeptPrefix:
-    """One kept prefix; `pages` is None once it has been dropped."""
+    """One kept prefix; `pages` is None once it has been dropped.
+
+    end_state, last_state: slots of the recurrent states after its last token and before it, which
+    the prefix owns; NO_STATE for none.
+    """
 
     name: str
     tokens: Tokens
     pages: Pages | None
     last_used: int = 0
+    end_state: int = NO_STATE
+    last_state: int = NO_STATE
 
 
 class KeptPrefixes:
@@ -40,18 +47,33 @@ class KeptPrefixes:
         """Least recently used first."""
         return iter(sorted(self._prefixes, key=lambda prefix: prefix.last_used))
 
-    def add(self, name: str, tokens: Tokens, pages: Pages) -> KeptPrefix:
+    def add(
+        self,
+        name: str,
+        tokens: Tokens,
+        pages: Pages,
+        *,
+        end_state: int = NO_STATE,
+        last_state: int = NO_STATE,
+    ) -> KeptPrefix:
         """Keep a prefix, and drop others that there is no room for.
 
-        The caller's references on `pages` are the prefix's from now on.
+        The caller's references on `pages` and slots of states are the prefix's from now on.
         """
-        prefix = KeptPrefix(name, tokens, pages)
+        prefix = KeptPrefix(name, tokens, pages, end_state=end_state, last_state=last_state)
         self._prefixes.append(prefix)
         self.touch(prefix)
         for other in self:
-            if self.num_pages > self.max_pages and other.name != name:
+            if self._is_too_much and other.name != name:
                 self.remove(other)
         return prefix
+
+    @property
+    def _is_too_much(self) -> bool:
+        if self.num_pages > self.max_pages:
+            return True
+        states = self._cache.states
+        return states is not None and len(self.states()) > states.pool.num_pages // 2
 
     def touch(self, prefix: KeptPrefix) -> None:
         """Note that a prefix was used now."""
@@ -68,9 +90,13 @@ class KeptPrefixes:
     def evict_one(self) -> bool:
         """Drop the least recently used prefix of which some page is used by kept prefixes alone.
 
-        Such a page is free once no other kept prefix has it. Returns False if there is no such
-        prefix.
+        Such a page is free once no other kept prefix has it. A prefix with recurrent states frees
+        their slots in any case. Returns False if there is no such prefix.
         """
+        if self._cache.states is not None:
+            for prefix in self:
+                self.remove(prefix)
+                return True
         tables = list(self.tables())
         if not tables:
             return False
@@ -88,10 +114,17 @@ class KeptPrefixes:
             self._prefixes.remove(prefix)
             self._cache.pool.free(prefix.pages)
             prefix.pages = None
+            if self._cache.states is not None:
+                self._cache.states.free(prefix.end_state, prefix.last_state)
 
     def tables(self) -> Iterator[Pages]:
         """Page tables of all prefixes."""
         return (prefix.pages for prefix in self._prefixes if prefix.pages is not None)
+
+    def states(self) -> Pages:
+        """Slots of the recurrent states of all prefixes."""
+        owned = [slot for p in self._prefixes for slot in (p.end_state, p.last_state)]
+        return np.array([slot for slot in owned if slot != NO_STATE], dtype=np.int32)
 
     @property
     def num_pages(self) -> int:

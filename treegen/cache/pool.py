@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,6 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treegen.device import to_device
+
+if TYPE_CHECKING:
+    from treegen.cache.states import StateCache
 
 Pages = NDArray[np.int32]
 
@@ -134,11 +138,19 @@ class PagedCache:
 
     layers: one LayerKV for each attention layer; some layers may share one.
     pool: which pages are free.
+    states: those of recurrent layers, beside the pages; None for a model without any.
     """
 
-    def __init__(self, layers: Sequence[LayerKV], num_pages: int, page_size: int) -> None:
+    def __init__(
+        self,
+        layers: Sequence[LayerKV],
+        num_pages: int,
+        page_size: int,
+        states: StateCache | None = None,
+    ) -> None:
         """The tensors of `layers` have room for num_pages + 1 pages, with the padding page."""
         self.layers = layers
+        self.states = states
         # A pool that several layers share need be copied once only.
         pools = [tensor for layer in layers for tensor in (layer.keys, layer.values)]
         self._pools = list({id(tensor): tensor for tensor in pools}.values())

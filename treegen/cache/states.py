@@ -61,5 +61,3 @@ class StateCache:
                 "a state has several owners"
             )
         self.pool.check([each.astype(np.int32) for each in owned])
-
-

@@ -78,20 +78,24 @@ class Admission:
         if len(self._live.ready) and not self._live.num_active and not self.to_compute:
             # Nothing runs, yet the first ready row does not fit: others must give way.
             request = self._run.requests[int(self._run.rows.request[self._live.ready[0]])]
-            self._make_room(request, lambda: request.row_pages(self._page_size))
+            self._make_room(
+                request, lambda: request.row_pages(self._page_size), self._live.slots_short
+            )
             self._live.activate(1)
 
     def _try_open(self, request: LiveRequest, growth: int) -> bool:
         """Open a request if its pages fit beside what active rows are expected to need."""
         if self._open:
-            pages = self._run.store.pages_to_open(request) + request.row_pages(self._page_size)
             # What is idle leaves before anything waits for it, but only while others run.
-            while pages > self._pool.num_free - growth:
+            while not self._fits(request, growth):
                 if not request.grows or not self._run.store.evict_idle(request):
                     return False
-                pages = self._run.store.pages_to_open(request) + request.row_pages(self._page_size)
         else:
-            self._make_room(request, lambda: self._run.store.pages_to_open(request))
+            self._make_room(
+                request,
+                lambda: self._run.store.pages_to_open(request),
+                lambda: self._live.slots_short(self._run.store.slots_to_open(request)),
+            )
         self._waiting.popleft()
         self._open[request] = None
         if request.slots is None:
@@ -101,6 +105,14 @@ class Admission:
         self.to_compute.update((segment.index, segment) for segment in to_compute)
         self._go_on([request])
         return True
+
+    def _fits(self, request: LiveRequest, growth: int) -> bool:
+        """Whether a request can be opened beside what active rows are expected to need."""
+        store = self._run.store
+        pages = store.pages_to_open(request) + request.row_pages(self._page_size)
+        if pages > self._pool.num_free - growth:
+            return False
+        return not self._live.slots_short(store.slots_to_open(request))
 
     def on_computed(self, segments: Iterable[LiveSegment]) -> None:
         """Note that segments are computed, unless they were evicted or dropped since."""
@@ -154,10 +166,20 @@ class Admission:
         self._run.store.release(request.segment)
         return unwanted
 
-    def _make_room(self, request: LiveRequest, needed: Callable[[], int]) -> None:
-        """Free pages for a request until it has what it needs, which may grow meanwhile."""
-        while self._pool.num_free < needed():
+    def _make_room(
+        self, request: LiveRequest, needed: Callable[[], int], slots_short: Callable[[], int]
+    ) -> None:
+        """Free pages for a request until it has what it needs, which may grow meanwhile.
+
+        slots_short: how many slots for recurrent states are lacking.
+        """
+        while self._pool.num_free < needed() or slots_short():
             if not self.give_way(request):
+                if slots_short():
+                    raise CapacityError(
+                        f"prompt {request.spec.id!r} needs {slots_short()} more slots for "
+                        "recurrent states than can be had; give more memory"
+                    )
                 raise CapacityError(
                     f"prompt {request.spec.id!r} needs {needed()} cache pages but "
                     f"only {self._pool.num_free} can be had; give more memory"

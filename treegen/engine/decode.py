@@ -78,7 +78,8 @@ class DecodeSteps:
         inputs_6T = to_device(inputs, device)
         levels = prepare_host([*shared, own], inputs_6T[POSITION], device, run.impl)
         drawn_P1 = before.draws.tokens_PN if before is not None else None
-        step = Step(inputs_6T, drawn_P1, levels, sampling, run.cache.layers)
+        states = self._live.states.step(order) if self._live.states is not None else None
+        step = Step(inputs_6T, drawn_P1, levels, sampling, run.cache.layers, states)
         graphs = self._graphs
         draws = step.compute(run.model.forward) if graphs is None else graphs.run(step)
         usage.impl = levels.impl

@@ -150,6 +150,9 @@ class Endings:
         at = np.array([slot])
         in_place = rows.state[slot] == RowState.LIVE
         chain = rows.chain[slot]
+        states = None
+        if in_place and self._live.states is not None:
+            states = self._live.states.hand_over(slot, grown.num_generated)
         self._run.grown[key] = self._run.store.adopt(
             request.segment,
             grown.tokens,
@@ -157,6 +160,7 @@ class Endings:
             table=rows.take_pages(at) if in_place else np.empty(0, dtype=np.int32),
             base=int(rows.base[slot]),
             above=tuple(chain[chain >= 0].tolist()),
+            states=states,
         )
 
 

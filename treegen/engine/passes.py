@@ -9,11 +9,14 @@ import numpy as np
 
 from treegen.attention import HostLevel, prepare_host
 from treegen.cache.pool import Pages
+from treegen.cache.states import NO_STATE, StateCache
 from treegen.device import to_device_together
 from treegen.engine.layout import Ints, make_level, pad_tables, shared_levels
 from treegen.engine.run_state import RunState
 from treegen.engine.segment import LiveSegment
+from treegen.engine.segment_states import StateSpan
 from treegen.model.batch import Batch
+from treegen.model.states import Piece, StateBatch, states_of_pieces
 from treegen.prompts.radix import Tokens
 
 _LONG = 512  # keys that are worth a level of their own in a pass
@@ -25,7 +28,8 @@ class Span:
 
     key: sorts spans depth first. tokens: at positions `start` on. table, base: where their keys
     and values go. chain: kept segments above them. wanted: positions whose logits are wanted.
-    segment, slot: what they belong to, None and -1 for not.
+    segment, slot: what they belong to, None and -1 for not. states: where the recurrent states
+    around them are, None for a model without any.
     """
 
     key: int
@@ -37,6 +41,7 @@ class Span:
     wanted: Ints
     segment: LiveSegment | None = None
     slot: int = -1
+    states: StateSpan | None = None
 
     @property
     def stop(self) -> int:
@@ -74,7 +79,23 @@ def prefill_batch(run: RunState, spans: Sequence[Span]) -> Batch:
         logits_at_S=wanted_S,
         levels=prepare_host(levels, positions_T, device, run.impl),
         layers=cache.layers,
+        states=_states(spans, offsets, cache.states),
     )
+
+
+def _states(spans: Sequence[Span], offsets: Ints, cache: StateCache | None) -> StateBatch | None:
+    """What the spans read of recurrent states, and write; None for a model without any."""
+    if cache is None:
+        return None
+    pieces: list[Piece] = []
+    for span, start in zip(spans, offsets.tolist(), strict=False):
+        assert span.states is not None
+        num, (reads, leaves, writes) = len(span.tokens), span.states
+        if leaves != NO_STATE:
+            pieces.append(Piece(start, num - 1, reads, leaves))
+            start, num, reads = start + num - 1, 1, leaves
+        pieces.append(Piece(start, num, reads, writes))
+    return states_of_pieces(pieces, cache.layers)
 
 
 def _own_levels(

@@ -66,8 +66,7 @@ class PrefillPasses:
     def launch(self, to_compute: Mapping[int, LiveSegment]) -> PrefillFlight:
         """Queue a pass over some segments, by index, and over rows whose pages were taken."""
         run, usage = self._run, self._run.usage
-        resuming = self._live.resuming
-        spans = pick_spans(run, to_compute, resuming, self._chunk, self._max_logits)
+        spans = pick_spans(run, self._live, to_compute, self._chunk, self._max_logits)
         batch = prefill_batch(run, spans)
         usage.impl = batch.levels.impl
         usage.prefill_steps += 1

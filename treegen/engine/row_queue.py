@@ -8,7 +8,9 @@ from typing import Final
 import numpy as np
 
 from treegen.cache.pool import Pages
+from treegen.cache.states import NO_STATE
 from treegen.engine.layout import Ints
+from treegen.engine.row_states import RowStates
 from treegen.engine.rows import RowState
 from treegen.engine.run_state import RunState
 from treegen.engine.segment import LiveRequest, LiveSegment
@@ -35,12 +37,17 @@ class LiveRows:
 
     order: LIVE slots, depth first. ready: READY slots, depth first.
     resuming: RESUMING slots -> position up to which their keys are computed.
+    states: their recurrent states; None for a model without any.
     """
 
     def __init__(self, run: RunState) -> None:
         """No rows yet."""
         self._run = run
         self._pool, self._page_size = run.pool, run.cache.page_size
+        self.states: RowStates | None = None
+        if run.cache.states is not None:
+            per_row = 2 if run.store.rewinds else 1
+            self.states = RowStates(run.rows, run.cache.states, per_row=per_row)
         self.order: Ints = np.empty(0, dtype=np.int64)
         self.resuming: dict[int, int] = {}
         self.ready: Ints = np.empty(0, dtype=np.int64)
@@ -152,6 +159,8 @@ class LiveRows:
                 self._run.rows.base[slots[run]] = segment.base_below
             needed = self.expected_growth() + self._pages_to_come(slots).cumsum()
             num = int(needed.searchsorted(self._pool.num_free, side="right"))
+            if self.states is not None:
+                num = min(num, self.states.num_free)
             if num:
                 self._start(slots[:num])
             else:
@@ -171,6 +180,8 @@ class LiveRows:
         for segment, run in self._by_segment(slots):
             mine, full = slots[run], int(num_shared[run.start])
             rows.set_chain(mine, segment.chain)
+            if self.states is not None:
+                self.states.take(mine, segment.end_state)
             if above[run.start]:
                 assert segment.table is not None
                 source[run] = segment.table[-1]
@@ -247,12 +258,15 @@ class LiveRows:
     def clear(self) -> None:
         """Forget all rows but those that have ended; their pages have been freed."""
         self.resuming.clear()
+        self._run.rows.state_now[:] = self._run.rows.state_before[:] = NO_STATE
         self.release(np.flatnonzero(~np.isin(self._run.rows.state, [FREE, ENDED])))
         self._drop_moved()
 
     def _leave(self, slots: Ints, state: RowState) -> None:
         """Rows go to a state in which they have no pages."""
         self._pool.free(self._run.rows.take_pages(slots))
+        if self.states is not None:
+            self.states.give_back(slots)
         self._move(slots, state)
         self._stop_resuming(slots)
         self._drop_moved()
@@ -261,6 +275,13 @@ class LiveRows:
         if self.resuming:
             for slot in slots.tolist():
                 self.resuming.pop(slot, None)
+
+    def slots_short(self, more: int = 0) -> int:
+        """Slots for recurrent states that one row lacks, and whatever takes `more` of them."""
+        if self.states is None:
+            return 0
+        assert self._run.cache.states is not None
+        return max(self.states.per_row + more - self._run.cache.states.num_free, 0)
 
     def expected_growth(self) -> int:
         """Pages that active rows are expected to take yet."""

@@ -53,6 +53,8 @@ class RowTable:
     base: first position of the row's own page table. num_pages, table: that table.
     chain: kept segments above that table, root first, -1 where there are no more.
     generated: tokens, and what is recorded of each.
+    state_now, state_before, state_from, inputs: where its recurrent states are: after its last
+    input, one input earlier, and after its prompt; and how many inputs it has had. See `RowStates`.
     """
 
     def __init__(self, num_logprobs: int = 0) -> None:
@@ -71,6 +73,10 @@ class RowTable:
         self.num_pages = np.zeros(0, dtype=np.int64)
         self.params = np.zeros(0, dtype=np.int64)
         self.serial = np.zeros(0, dtype=np.int64)
+        self.state_now = np.zeros(0, dtype=np.int64)
+        self.state_before = np.zeros(0, dtype=np.int64)
+        self.state_from = np.zeros(0, dtype=np.int64)
+        self.inputs = np.zeros(0, dtype=np.int64)
         self._num_added = 0
         self.chain = np.full((0, 1), -1, dtype=np.int64)
         self.table = np.zeros((0, 4), dtype=np.int32)
@@ -79,7 +85,7 @@ class RowTable:
 
     _PER_SLOT = (
         "state", "request", "sample", "key", "seed", "stop", "limit", "params", "serial", "count",
-        "last", "base", "num_pages",
+        "last", "base", "num_pages", "state_now", "state_before", "state_from", "inputs",
     )  # fmt: skip
 
     def add(self, num: int) -> NDArray[np.int64]:

@@ -110,7 +110,10 @@ class Scheduler:
             model=model,
             cache=cache,
             kept=kept,
-            store=SegmentStore(plan, cache, kept),
+            # Whatever is kept may be drawn from again.
+            store=SegmentStore(
+                plan, cache, kept, rewinds=on_grown is not None or on_prefilled is not None
+            ),
             rows=RowTable(min(num_logprobs, len(stopping.may_end))),
             usage=usage,
             param_sets=[ParamSet(params, stopping)],
@@ -288,6 +291,8 @@ class Scheduler:
         self.flight = self._error = None
         # One run at a time: whatever an interrupted step had taken goes with the rest.
         self.run.pool.reset(self.run.kept.tables())
+        if self.run.cache.states is not None:
+            self.run.cache.states.pool.reset([self.run.kept.states()])
         self.run.store.clear()
         self.live.clear()
         self._admission.clear()
@@ -297,6 +302,11 @@ class Scheduler:
         """Assert that pages, rows and requests are accounted for and that rows are depth first."""
         tables = [*self.run.store.owned(), *self.live.tables(), *self.run.kept.tables()]
         self.run.pool.check(tables)
+        if self.live.states is not None:
+            assert self.run.cache.states is not None
+            mine = self.live.states.of(self.live.active())
+            kept = self.run.kept.states()
+            self.run.cache.states.check([self.run.store.owned_states(), mine, kept])
         self._admission.check()
         if self._error is None:  # else rows may be gone with the pass that failed
             self._check_slots()

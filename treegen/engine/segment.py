@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from treegen.cache.kept import KeptPrefix
 from treegen.cache.pool import Pages
+from treegen.cache.states import NO_STATE
 from treegen.plan.plan import Request, row_pages, segment_pages
 from treegen.prompts.radix import Tokens
 
@@ -35,6 +36,7 @@ class LiveSegment:
     openers: open requests that need it in place.
     reuse: a kept prefix that has its first tokens, and up to which position.
     logprobs, is_best: of its tokens, as far as they have been scored.
+    end_state, last_state: slots of its recurrent states, which it owns; see `SegmentStates`.
     """
 
     index: int
@@ -57,6 +59,8 @@ class LiveSegment:
     reuse: tuple[KeptPrefix, int] | None = None
     logprobs: NDArray[np.float32] | None = None
     is_best: NDArray[np.bool_] | None = None
+    end_state: int = NO_STATE
+    last_state: int = NO_STATE
 
     @property
     def stop(self) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from treegen.engine.passes import Span
+from treegen.engine.row_queue import LiveRows
 from treegen.engine.run_state import RunState
 from treegen.engine.segment import LiveSegment
 from treegen.engine.store import SegmentStore
@@ -16,23 +17,23 @@ _KEY_BITS = 32  # sort keys: segment above, sample index below
 
 def pick_spans(
     run: RunState,
+    live: LiveRows,
     to_compute: Mapping[int, LiveSegment],
-    resuming: Mapping[int, int],
     room: int,
     max_logits: int,
 ) -> list[Span]:
     """Spans of the next pass, in the order in which they are computed.
 
     to_compute: segments by index; some may be computed already.
-    resuming: slots, and the position up to which each is computed. room: tokens at most.
+    live: whose resuming rows are computed again. room: tokens at most.
     max_logits: rows of logits at most.
     """
     spans: list[Span] = []
     reached: dict[int, int] = {}
-    for slot, start in resuming.items():
+    for slot, start in live.resuming.items():
         if room == 0:
             break
-        span = _row_span(run, slot, start, room)
+        span = _row_span(run, live, slot, start, room)
         spans.append(span)
         room -= len(span.tokens)
     logits = 0
@@ -49,7 +50,7 @@ def pick_spans(
     return sorted(spans, key=lambda span: (span.chain, span.key))
 
 
-def _row_span(run: RunState, slot: int, start: int, room: int) -> Span:
+def _row_span(run: RunState, live: LiveRows, slot: int, start: int, room: int) -> Span:
     rows = run.rows
     segment = run.requests[int(rows.request[slot])].segment
     chain = rows.chain[slot]
@@ -64,6 +65,7 @@ def _row_span(run: RunState, slot: int, start: int, room: int) -> Span:
         chain=tuple(chain[chain >= 0].tolist()),
         wanted=np.empty(0, dtype=np.int64),
         slot=slot,
+        states=live.states.span(slot, last - first) if live.states is not None else None,
     )
 
 
@@ -82,4 +84,5 @@ def _segment_span(store: SegmentStore, segment: LiveSegment, room: int, max_logi
         chain=segment.above,
         wanted=np.arange(first_logit, stop),
         segment=segment,
+        states=store.states.span(segment, start, stop) if store.states is not None else None,
     )

@@ -16,6 +16,7 @@ from torch import Tensor
 from treegen.attention import Prepared
 from treegen.cache.pool import LayerKV
 from treegen.model.batch import Batch
+from treegen.model.states import StateBatch
 from treegen.sampling.draw import Draws, SamplingBatch, draw
 
 TOKEN, SOURCE, POSITION, SLOT, SEED, COUNT = range(6)
@@ -29,6 +30,7 @@ class Step:
     inputs_6T: int64. By first index: each row's last token; where in drawn_P1 that token is, or -1
     if it is known; its position; the slot for its key and value; the row's seed; how many tokens it
     has drawn. drawn_P1: what the step before has drawn, None if all of it is known.
+    states: what becomes of recurrent states; None for a model without any.
     """
 
     inputs_6T: Tensor
@@ -36,6 +38,7 @@ class Step:
     levels: Prepared
     sampling: SamplingBatch
     layers: Sequence[LayerKV]
+    states: StateBatch | None = None
 
     @property
     def num_rows(self) -> int:
@@ -56,7 +59,9 @@ class Step:
             tokens_T = torch.where(source_T >= 0, drawn_T, tokens_T)
         rows_T = torch.arange(self.num_rows, device=inputs.device)
         positions_T, slots_T = inputs[POSITION], inputs[SLOT]
-        return forward(Batch(tokens_T, positions_T, slots_T, rows_T, self.levels, self.layers))
+        return forward(
+            Batch(tokens_T, positions_T, slots_T, rows_T, self.levels, self.layers, self.states)
+        )
 
     def draw(self, logits_TV: Tensor) -> Draws:
         """One token for each row from its logits."""

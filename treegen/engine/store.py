@@ -13,7 +13,9 @@ import numpy as np
 
 from treegen.cache.kept import KeptPrefix, KeptPrefixes
 from treegen.cache.pool import PagedCache, Pages, table_slots
+from treegen.cache.states import NO_STATE
 from treegen.engine.segment import LiveRequest, LiveSegment
+from treegen.engine.segment_states import SegmentStates
 from treegen.plan.cost import keep_or_fold
 from treegen.plan.plan import Plan, segment_pages
 from treegen.prompts.radix import Tokens, common_prefix
@@ -22,9 +24,16 @@ from treegen.prompts.radix import Tokens, common_prefix
 class SegmentStore:
     """Segments of one run, by index, and their pages."""
 
-    def __init__(self, plan: Plan, cache: PagedCache, kept: KeptPrefixes) -> None:
-        """The segments of a plan; nothing is in memory yet and nothing refers to them."""
-        self.cache = cache
+    def __init__(
+        self, plan: Plan, cache: PagedCache, kept: KeptPrefixes, *, rewinds: bool = False
+    ) -> None:
+        """The segments of a plan; nothing is in memory yet and nothing refers to them.
+
+        rewinds: whether requests may come that have the last token of a segment computed again.
+        """
+        self.cache, self.rewinds = cache, rewinds
+        # None for a model without recurrent layers.
+        self.states = SegmentStates(cache.states, rewinds=rewinds) if cache.states else None
         self.segments: dict[int, LiveSegment] = {}
         self._plan, self._kept = plan, kept
         self._idle: dict[int, LiveSegment] = {}  # in memory, not needed; oldest first
@@ -40,7 +49,7 @@ class SegmentStore:
             parent = live[segment.parent] if segment.parent >= 0 else None
             live.append(self._add(parent, segment.tokens, kept=segment.kept))
         for prefix in self._kept:
-            _match(prefix, [segment for segment in live if segment.parent is None])
+            self._match(prefix, [segment for segment in live if segment.parent is None])
         return live
 
     def add(self, parent: LiveSegment | None, tokens: Tokens, *, rows: int = 1) -> LiveSegment:
@@ -48,7 +57,7 @@ class SegmentStore:
         segment = self.hold(self._add(parent, tokens, kept=False))
         self.promote(segment, rows)
         for prefix in self._kept:
-            shared = common_prefix(prefix.tokens, path_tokens(segment))
+            shared = self._usable(prefix, common_prefix(prefix.tokens, path_tokens(segment)))
             if shared > (segment.reuse or (prefix, segment.start))[1]:
                 segment.reuse = prefix, shared
         return segment
@@ -62,16 +71,24 @@ class SegmentStore:
         table: Pages,
         base: int,
         above: tuple[int, ...],
+        states: tuple[int, int, int] | None = None,
     ) -> LiveSegment:
         """A segment made of what a row has generated; takes over the row's pages.
 
         num_computed: how many of the tokens have their keys in these pages, which may be none.
+        states: for a model with recurrent layers, of how many of them a state is kept, and the
+        slots of that state and of the one before it, which the segment takes over too.
         """
         segment = self.hold(self._add(parent, tokens, kept=False))
         if len(table):
             segment.base, segment.above = base, above
             segment.table, segment.continued = table, True
             segment.computed = segment.was_computed = segment.start + num_computed
+            if self.states is not None and states is not None:
+                num_seen, now, before = states
+                segment.computed = segment.start + num_seen
+                if num_seen:
+                    self.states.adopt(segment, now, before)
             surplus = table[segment.num_pages(self.cache.page_size) :]
             if len(surplus):
                 segment.table = table[: len(table) - len(surplus)]
@@ -82,13 +99,16 @@ class SegmentStore:
     def view(self, segment: LiveSegment, cut: int, *, rows: int = 1) -> LiveSegment:
         """The part of a segment up to position `cut`, with one reference for the caller.
 
-        It shares the segment's pages if they are in place, and else is computed on its own.
+        It shares the segment's pages if they are in place. Else it is computed on its own, and so
+        it is where the model has recurrent layers.
         """
         tokens = segment.tokens[: cut - segment.start]
         part = self.hold(self._add(segment.parent, tokens, kept=False))
         part.base, part.above = segment.base, segment.above
         part.reuse = segment.reuse and (segment.reuse[0], min(segment.reuse[1], cut))
         whole = segment.continued or not segment.reads_on
+        # Within a segment no recurrent state is kept.
+        whole = whole and self.states is None
         if segment.table is not None and segment.computed >= cut and whole:
             part.table = self.cache.pool.share(
                 segment.table[: part.num_pages(self.cache.page_size)]
@@ -224,7 +244,17 @@ class SegmentStore:
 
     def pages_to_open(self, request: LiveRequest) -> int:
         """Pages that opening a request takes at most."""
-        return sum(s.missing_pages(self.cache.page_size) for s in self._needed(request.segment))
+        return sum(s.missing_pages(self.cache.page_size) for s in self._needed(request))
+
+    def slots_to_open(self, request: LiveRequest) -> int:
+        """Slots for recurrent states that opening a request takes at most."""
+        if self.states is None:
+            return 0
+        again, total = request.rewinds, 0
+        for segment in self._needed(request):
+            computed = self._rewound(segment) if segment is again else segment.computed
+            total += self.states.missing(segment, computed)
+        return total
 
     def open(self, request: LiveRequest) -> tuple[list[LiveSegment], int]:
         """Give every segment that a request needs its pages.
@@ -232,13 +262,13 @@ class SegmentStore:
         Returns the segments that are still to be computed, root first, and how many tokens were
         found in kept prefixes.
         """
-        request.opened = self._needed(request.segment)
+        request.opened = self._needed(request)
         reused = 0
         to_compute = []
         if request.rewinds in request.opened:
             again = request.rewinds
             assert again is not None
-            again.computed = min(again.computed, again.stop - 1)
+            again.computed = self._rewound(again)
         for segment in reversed(request.opened):
             segment.openers[request] = None
             self._idle.pop(segment.index, None)
@@ -247,12 +277,20 @@ class SegmentStore:
                 to_compute.append(segment)
         return to_compute, reused
 
-    def _needed(self, segment: LiveSegment) -> list[LiveSegment]:
-        """What has to be in memory for a segment to be computed or read, leaf first."""
-        needed = []
+    def _rewound(self, segment: LiveSegment) -> int:
+        """Up to where a segment counts as computed if its last token's logits are wanted again."""
+        last = segment.stop - 1 if self.states is None else self.states.rewound(segment)
+        return min(segment.computed, last)
+
+    def _needed(self, request: LiveRequest) -> list[LiveSegment]:
+        """What has to be in memory for a request's segment to be computed or read, leaf first."""
+        segment, needed = request.segment, []
         while True:
             needed.append(segment)
-            if segment.reads_on and not segment.continued:
+            computed = self._rewound(segment) if segment is request.rewinds else segment.computed
+            if self.states is not None and computed == segment.start and segment.parent is not None:
+                segment = segment.parent  # It goes on from the state there.
+            elif segment.reads_on and not segment.continued:
                 assert segment.parent is not None
                 segment = segment.parent
             elif segment.above:
@@ -264,11 +302,14 @@ class SegmentStore:
         """Complete a segment's page table; returns the tokens that kept prefixes supplied."""
         page_size, pool = self.cache.page_size, self.cache.pool
         missing = segment.missing_pages(page_size)
+        if segment.table is None:
+            segment.computed = segment.start
+        if self.states is not None:
+            self.states.place(segment)
         if segment.table is not None:
             if missing:
                 segment.table = np.concatenate([segment.table, pool.allocate(missing)])
             return 0
-        segment.computed = segment.start
         shared = (segment.start - segment.base) // page_size
         above = segment.parent.table if segment.parent is not None else None
         head = above[:shared] if above is not None and shared else np.empty(0, dtype=np.int32)
@@ -298,6 +339,8 @@ class SegmentStore:
         """
         prefix, covered = segment.reuse or (None, segment.start)
         covered = min(covered, segment.first_logit)
+        if prefix is not None:
+            covered = self._usable(prefix, covered)
         parent = segment.parent
         waits = parent is not None and parent.computed < segment.start
         if prefix is None or prefix.pages is None or covered <= segment.start or waits:
@@ -307,6 +350,8 @@ class SegmentStore:
     def _finish_reuse(self, segment: LiveSegment, prefix: KeptPrefix | None, covered: int) -> int:
         """Note that a prefix supplied tokens; returns how many it had not supplied before."""
         assert prefix is not None
+        if self.states is not None:
+            self.states.copy_from(prefix, segment, covered)
         new = covered - segment.was_computed
         self.mark_computed(segment, covered)
         segment.continued = True
@@ -317,8 +362,17 @@ class SegmentStore:
         """Whether a segment can be computed in a pass that computes others up to `reached`.
 
         A kept segment above may be computed in the same pass, for a layer writes all keys before
-        it attends. A folded parent must be there already: its last page is copied first.
+        it attends. A folded parent must be there already: its last page is copied first. So may
+        whatever a recurrent state comes from, for a layer computes what is above first.
         """
+        parent = segment.parent
+        if (
+            self.states is not None
+            and segment.computed == segment.start
+            and parent is not None
+            and reached.get(parent.index, parent.computed) != parent.stop
+        ):
+            return False
         if segment.reads_on and not segment.continued:
             assert segment.parent is not None
             return segment.parent.computed == segment.start
@@ -365,7 +419,7 @@ class SegmentStore:
         It is the one idle for longest of those that nothing in memory hangs below, if possible
         one that no request waits for.
         """
-        needed = self._needed(keep.segment) if keep is not None else []
+        needed = self._needed(keep) if keep is not None else []
         awaited = None
         for segment in self._idle.values():
             if segment in needed or any(c.table is not None for c in segment.children.values()):
@@ -383,6 +437,8 @@ class SegmentStore:
         if segment.table is not None:
             self.cache.pool.free(segment.table)
             segment.table = None
+            if self.states is not None:
+                self.states.free(segment)
             segment.computed, segment.continued = segment.start, False
 
     def clear(self) -> None:
@@ -390,26 +446,36 @@ class SegmentStore:
         self._idle.clear()
         for segment in self.segments.values():
             segment.table = None
+            segment.end_state = segment.last_state = NO_STATE
 
     def owned(self) -> Iterator[Pages]:
         """All page tables, for the pool's check."""
         return (s.table for s in self.segments.values() if s.table is not None)
+
+    def owned_states(self) -> Pages:
+        """All slots of recurrent states, for the check of these."""
+        slots = [slot for s in self.segments.values() for slot in (s.end_state, s.last_state)]
+        return np.array(slots, dtype=np.int32)
+
+    def _usable(self, prefix: KeptPrefix, shared: int) -> int:
+        """How much of a kept prefix can be used of which so many tokens are shared."""
+        return shared if self.states is None else self.states.supplied(prefix, shared)
+
+    def _match(self, prefix: KeptPrefix, level: list[LiveSegment]) -> None:
+        """Note how much of which segments of a plan a kept prefix covers."""
+        while level:
+            segment = level.pop()
+            shared = common_prefix(prefix.tokens[segment.start :], segment.tokens)
+            if shared == 0:
+                continue
+            usable = self._usable(prefix, segment.start + shared)
+            if usable > (segment.reuse or (prefix, segment.start))[1]:
+                segment.reuse = prefix, usable
+            if segment.start + shared == segment.stop:
+                level = list(segment.children.values())
 
 
 def path_tokens(segment: LiveSegment) -> Tokens:
     """All tokens from position 0 to the end of a segment."""
     parts = [above.tokens for above in segment.path()]
     return np.concatenate(parts[::-1])
-
-
-def _match(prefix: KeptPrefix, level: list[LiveSegment]) -> None:
-    """Note how much of which segments of a plan a kept prefix covers."""
-    while level:
-        segment = level.pop()
-        shared = common_prefix(prefix.tokens[segment.start :], segment.tokens)
-        if shared == 0:
-            continue
-        if segment.start + shared > (segment.reuse or (prefix, segment.start))[1]:
-            segment.reuse = prefix, segment.start + shared
-        if segment.start + shared == segment.stop:
-            level = list(segment.children.values())

@@ -236,7 +236,7 @@ def _pass(
             logits_at_S=torch.arange(len(tokens_R), device=model.device),
             levels=prepared,
             layers=counted,
-            states=states_of_pieces(pieces, states, model.device) if states else None,
+            states=states_of_pieces(pieces, states) if states else None,
         )
     )
     if sorted(counted.asked) != list(range(len(pools))):

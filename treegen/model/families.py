@@ -7,7 +7,7 @@ from transformers import PretrainedConfig
 
 from treegen.errors import ModelError
 
-_OWN_STATE: Final = "its recurrent layers keep their state within themselves, where no branch has its own"
+_OWN_STATE: Final = "its recurrent layers keep their states in themselves, not in a cache"
 _NO_ATTENTION: Final = "none of its layers attends; treegen is for models with attention layers"
 OWN_ATTENTION: Final = "its layers compute attention without transformers' attention interface"
 _DROPS: Final = "its layers drop the keyword arguments that carry the batch to attention"

@@ -6,19 +6,23 @@ import gc
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 from torch import nn
 
 from treegen.errors import CacheFullError, CapacityError
 from treegen.formats import format_bytes
-from treegen.spec import ModelSpec
+from treegen.model.states import state_bytes_together
+from treegen.spec import ModelSpec, sum_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _LOGITS: Final = 2**28  # bytes left for logits at least
+_ROW_TOKENS: Final = 512  # that a row is thought to have keys of, beside its recurrent state
+_SPARE_STATES: Final = 64  # for what rows lie below
+_FEWEST_STATES: Final = 4
 
 
 def total_bytes(device: torch.device) -> int:
@@ -80,6 +84,11 @@ def activation_bytes(module: PreTrainedModel, num_tokens: int) -> int:
     return most * num_tokens
 
 
+def recurrence_bytes(spec: ModelSpec, num_rows: int) -> int:
+    """About how many bytes recurrent layers take in a step beside the states of so many rows."""
+    return state_bytes_together([sum_bytes(each) for each in spec.states], num_rows)
+
+
 def free_unused(device: torch.device) -> None:
     """Give memory back to a GPU that models and caches out of use have taken.
 
@@ -90,6 +99,41 @@ def free_unused(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
+
+
+class CacheSize(NamedTuple):
+    """What a cache has room for, without the page and the slot that stand for none.
+
+    pages: of keys and values. states: slots for recurrent states; None without recurrent layers.
+    """
+
+    pages: int
+    states: int | None
+
+
+def cache_size(memory: int, spec: ModelSpec, page_size: int, max_rows: int) -> CacheSize:
+    """What a cache of some bytes has room for.
+
+    With recurrent layers a row takes a slot for its state beside its keys, and a node of a search
+    two. So many slots as max_rows asks for are enough; fewer get the share of the memory that they
+    have in a row of some hundred tokens.
+
+    Raises:
+        CacheFullError: there is not one page, or there are too few slots to get on with.
+    """
+    if not spec.states:
+        return CacheSize(pages_in(memory, spec, page_size), None)
+    row_bytes = spec.state_bytes + _ROW_TOKENS * spec.kv_bytes_per_token
+    share = memory * spec.state_bytes // row_bytes
+    states = min(share // spec.state_bytes - 1, 2 * max_rows + _SPARE_STATES)
+    if states < _FEWEST_STATES:
+        raise CacheFullError(
+            f"{format_bytes(memory)} hold {max(states, 0):,} recurrent states of "
+            f"{format_bytes(spec.state_bytes)} beside the keys; give at least "
+            f"{format_bytes((_FEWEST_STATES + 1) * row_bytes)}"
+        )
+    left = memory - (states + 1) * spec.state_bytes
+    return CacheSize(pages_in(left, spec, page_size), states)
 
 
 def pages_in(memory: int, spec: ModelSpec, page_size: int) -> int:

@@ -49,7 +49,9 @@ class LayerStates:
         """widths: of convolution windows, where they are known."""
         self.values, self._widths = values, widths or {}
 
-    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+    def has_previous_state(
+        self, layer_idx: int | None = None, state_idx: int | None = None
+    ) -> bool:
         """Whether the sequences have tokens before these."""
         return bool(self.values)
 

@@ -64,13 +64,12 @@ class StateBatch:
     layers: Sequence[Sequence[Tensor]]
 
 
-def states_of_pieces(
-    pieces: Sequence[Piece], layers: Sequence[Sequence[Tensor]], device: torch.device
-) -> StateBatch:
+def states_of_pieces(pieces: Sequence[Piece], layers: Sequence[Sequence[Tensor]]) -> StateBatch:
     """What a pass does to the states that pieces name; every token of it belongs to one piece."""
     groups: dict[tuple[int, int, bool], list[Piece]] = {}
     for piece, stage in zip(pieces, _stages(pieces), strict=True):
         groups.setdefault((stage, piece.num, piece.reads == NO_STATE), []).append(piece)
+    device = layers[0][0].device
     runs: list[StateRun] = []
     for (_, length, is_first), group in sorted(groups.items(), key=lambda item: item[0][0]):
         most = _most_together(length, layers)
@@ -80,13 +79,10 @@ def states_of_pieces(
 
 
 def states_of_rows(
-    reads: NDArray[np.int64],
-    writes: NDArray[np.int64],
-    layers: Sequence[Sequence[Tensor]],
-    device: torch.device,
+    reads: NDArray[np.int64], writes: NDArray[np.int64], layers: Sequence[Sequence[Tensor]]
 ) -> StateBatch:
     """What a decode step does to states: each row has one token and reads and writes one slot."""
-    reads_N, writes_N = to_device_together([reads, writes], device)
+    reads_N, writes_N = to_device_together([reads, writes], layers[0][0].device)
     most, num = _most_together(1, layers), len(reads)
     runs = []
     for at in range(0, num, most):

@@ -243,24 +243,41 @@ class Plan:
         pages = sum(self.table_pages(segment, page_size) for segment in self.path(request))
         return pages + (self.row_pages(request, page_size) if self.requests[request].rows else 0)
 
-    def rows_that_fit(self, num_pages: int, page_size: int) -> int:
-        """Rows that a pool of pages holds at once, each at its full length."""
+    def alone_states(self, request: int) -> int:
+        """Recurrent states that one row of a request needs with nothing else in memory.
+
+        Each segment above it has one at its end, and the row has its own.
+        """
+        return sum(1 for _ in self.path(request)) + bool(self.requests[request].rows)
+
+    def rows_that_fit(self, num_pages: int, page_size: int, num_states: int | None = None) -> int:
+        """Rows that a pool of pages holds at once, each at its full length.
+
+        num_states: slots for recurrent states, for a model with recurrent layers.
+        """
         seen: set[int] = set()
         used = rows = 0
+        states = num_states
         for request in self.order:
             new = [s for s in self.path(request) if s.index not in seen]
             used += sum(self.table_pages(segment, page_size) for segment in new)
             seen.update(segment.index for segment in new)
             each = self.row_pages(request, page_size)
             fit = min(self.requests[request].rows, (num_pages - used) // each)
+            if states is not None:
+                states -= len(new)
+                fit = min(fit, states)
+                states -= max(fit, 0)
             rows += max(fit, 0)
             if fit < self.requests[request].rows:
                 break
             used += fit * each
         return rows
 
-    def check_fits(self, num_pages: int, page_size: int) -> None:
+    def check_fits(self, num_pages: int, page_size: int, num_states: int | None = None) -> None:
         """Check that each prompt can be decoded, one row at a time if need be.
+
+        num_states: slots for recurrent states, for a model with recurrent layers.
 
         Raises:
             CapacityError: some prompt does not fit even alone. The message names the prompt that
@@ -276,6 +293,14 @@ class Plan:
                 f"alone, but {num_pages * page_size:,} fit "
                 f"({format_bytes(num_pages * page_size * self.token_bytes)}); "
                 "give more memory, shorten the prompt or lower max_tokens"
+            )
+        states = [self.alone_states(index) for index in range(len(self.requests))]
+        if num_states is not None and max(states, default=0) > num_states:
+            request = self.requests[states.index(max(states))]
+            raise CapacityError(
+                f"prompt {request.id!r} needs {max(states):,} recurrent states even alone, one for "
+                f"each level of its tree and one for a sample, but {num_states:,} fit; give more "
+                "memory"
             )
 
 

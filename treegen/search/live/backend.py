@@ -381,6 +381,15 @@ class LiveBackend:
                 f"{cache.pool.num_pages * size:,} fit; give more memory or lower "
                 "max_tokens"
             )
+        if cache.states is None:
+            return
+        # After the last token of each segment and before it, and so for a row.
+        states = 2 * (sum(1 for _ in segment.path()) + bool(spec.rows))
+        if states > cache.states.pool.num_pages:
+            raise CacheFullError(
+                f"node {spec.id!r} needs {states:,} recurrent states even alone, but "
+                f"{cache.states.pool.num_pages:,} fit; give more memory"
+            )
 
     def close(self) -> None:
         """End all searches and free what they hold; those that wait are stopped."""

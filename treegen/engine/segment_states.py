@@ -1,0 +1,116 @@
+"""Where the recurrent states of segments are: after the last token, and maybe one token earlier.
+
+What goes on below a segment reads the state after its last token. Whoever draws from a segment once
+more needs the logits of its last token again, and so the state before that token. In a search both
+are kept; in other runs each segment is drawn from once, and only the first is.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from treegen.cache.kept import KeptPrefix
+from treegen.cache.states import NO_STATE, StateCache
+from treegen.engine.segment import LiveSegment
+
+
+class StateSpan(NamedTuple):
+    """Slots of the states around consecutive tokens of a segment or row.
+
+    reads: before the first token. leaves: for the state before the last one, NO_STATE if it is not
+    wanted or there already. writes: for the state after the last one.
+    """
+
+    reads: int
+    leaves: int
+    writes: int
+
+
+class SegmentStates:
+    """The slots that segments own: `end_state` and `last_state` of LiveSegment.
+
+    The state at the position up to which a segment is computed is in `end_state` if that is its
+    end. Until then it is in `last_state` if that is kept, and else in `end_state` too.
+    """
+
+    def __init__(self, cache: StateCache, *, rewinds: bool) -> None:
+        """rewinds: whether the last token of a segment may be computed once more."""
+        self.cache = cache
+        self._rewinds = rewinds
+
+    def _keeps_last(self, segment: LiveSegment) -> bool:
+        # Before the only token of a segment the state is that of the segment above.
+        return self._rewinds and len(segment.tokens) > 1
+
+    def rewound(self, segment: LiveSegment) -> int:
+        """The position from which a segment is computed again for the logits of its last token."""
+        last = segment.stop - 1
+        return last if segment.last_state or last == segment.start else segment.start
+
+    def missing(self, segment: LiveSegment, computed: int) -> int:
+        """Slots to take for a segment that is computed up to a position."""
+        if computed == segment.stop:
+            return 0
+        keeps_last = self._keeps_last(segment)
+        return (segment.end_state == NO_STATE) + (keeps_last and segment.last_state == NO_STATE)
+
+    def place(self, segment: LiveSegment) -> None:
+        """Take the slots that a segment lacks."""
+        if segment.computed < segment.stop:
+            segment.end_state = segment.end_state or self.cache.take()
+            if self._keeps_last(segment):
+                segment.last_state = segment.last_state or self.cache.take()
+
+    def free(self, segment: LiveSegment) -> None:
+        """Give up the slots of a segment."""
+        self.cache.free(segment.end_state, segment.last_state)
+        segment.end_state = segment.last_state = NO_STATE
+
+    def span(self, segment: LiveSegment, start: int, stop: int) -> StateSpan:
+        """What computing the tokens of a segment between two positions reads and writes."""
+        running = segment.last_state if self._keeps_last(segment) else segment.end_state
+        reads = running
+        if start == segment.start:
+            reads = segment.parent.end_state if segment.parent is not None else NO_STATE
+            assert reads != NO_STATE or segment.parent is None, "a parent's state is not in place"
+        if stop < segment.stop:
+            return StateSpan(reads, NO_STATE, running)
+        leaves = running if running != segment.end_state and start < stop - 1 else NO_STATE
+        return StateSpan(reads, leaves, segment.end_state)
+
+    def adopt(self, segment: LiveSegment, now: int, before: int) -> None:
+        """Take over slots of a row: with the state where a segment is computed, and one earlier."""
+        if segment.computed < segment.stop and self._keeps_last(segment):
+            segment.last_state, spare = now, before
+        elif segment.computed < segment.stop:
+            segment.end_state, spare = now, before
+        else:
+            keeps_last = self._keeps_last(segment)
+            segment.end_state = now
+            segment.last_state, spare = (before, NO_STATE) if keeps_last else (NO_STATE, before)
+        self.cache.free(spare)
+
+    # Kept prefixes
+
+    @staticmethod
+    def supplied(prefix: KeptPrefix, most: int) -> int:
+        """The furthest position up to `most` at which a prefix has a state; 0 if there is none."""
+        whole = len(prefix.tokens)
+        at = {whole: prefix.end_state, whole - 1: prefix.last_state}
+        return max((p for p, slot in at.items() if slot != NO_STATE and p <= most), default=0)
+
+    def copy_from(self, prefix: KeptPrefix, segment: LiveSegment, covered: int) -> None:
+        """Have the state that a prefix has at a position, which is within the segment."""
+        is_whole = covered == len(prefix.tokens)
+        source = prefix.end_state if is_whole else prefix.last_state
+        keeps_last = self._keeps_last(segment)
+        if covered < segment.stop and keeps_last:
+            self.cache.copy(source, segment.last_state)
+            return
+        self.cache.copy(source, segment.end_state)
+        if covered == segment.stop and keeps_last:
+            if is_whole and prefix.last_state:
+                self.cache.copy(prefix.last_state, segment.last_state)
+            else:
+                self.cache.free(segment.last_state)
+                segment.last_state = NO_STATE
