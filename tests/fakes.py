@@ -2,11 +2,13 @@
 
 HistoryModel keeps each token and its position in the key-value pages and answers with logits that
 are a hash of the whole context it can see through them. If a row sees one token too few, too
-many, twice or at a wrong place, it fails or its samples change.
+many, twice or at a wrong place, it fails or its samples change. If it is made to be recurrent it
+also hashes the context token by token into a state, and both must agree.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,8 @@ from torch import Tensor
 from treegen.attention import HostLevel
 from treegen.cache.kept import KeptPrefixes
 from treegen.cache.pool import LayerKV, PagedCache
+from treegen.cache.states import StateCache
+from treegen.engine.keeping import keep_prompt
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segment import LiveRequest
 from treegen.model.batch import Batch
@@ -58,16 +62,21 @@ class HistoryModel:
 
     device = torch.device("cpu")
 
-    def __init__(self, vocab_size: int = 24, eos_bias: float = 0.0) -> None:
-        self.vocab_size, self.eos_bias = vocab_size, eos_bias
+    def __init__(
+        self, vocab_size: int = 24, eos_bias: float = 0.0, *, recurrent: bool = False
+    ) -> None:
+        self.vocab_size, self.eos_bias, self.recurrent = vocab_size, eos_bias, recurrent
         self.tokens_computed = 0
         self.bad_at: int | None = None  # number of passes after which logits are NaN
 
-    def new_cache(self, num_pages: int, page_size: int) -> PagedCache:
+    def new_cache(self, num_pages: int, page_size: int, num_states: int = 1000) -> PagedCache:
         # Poisoned: what was never written must never be read.
         shape = (num_pages + 1, page_size, 1, 2)
         layer = LayerKV(torch.full(shape, -7.0), torch.full(shape, -7.0))
-        return PagedCache([layer], num_pages, page_size)
+        states = None
+        if self.recurrent:
+            states = StateCache([[torch.full((num_states + 1,), -7)]], num_states)
+        return PagedCache([layer], num_pages, page_size, states)
 
     def forward(self, batch: Batch) -> Tensor:
         pool = batch.layers[0].keys
@@ -79,6 +88,8 @@ class HistoryModel:
         # Of a CUDA graph, those that were put into it last.
         levels: Sequence[HostLevel] = getattr(batch.levels.state, "levels", batch.levels.levels)
         groups = [_group_of_rows(level, len(batch.tokens_T)) for level in levels]
+        hashes = _hashes(batch) if batch.states is not None else None
+        assert (hashes is None) != self.recurrent, "states are given to the wrong models"
         rows = []
         for row in batch.logits_at_S.tolist():
             keys = [
@@ -94,7 +105,10 @@ class HistoryModel:
             seen = seen[seen[:, 1] <= position]
             order = seen[:, 1].argsort()
             assert seen[order, 1].tolist() == list(range(position + 1)), seen[:, 1].tolist()
-            rows.append(self.logits(seen[order, 0].int().tolist()))
+            tokens = seen[order, 0].int().tolist()
+            if hashes is not None:
+                assert hashes[row] == functools.reduce(_hashed, tokens, 0), "a state is wrong"
+            rows.append(self.logits(tokens))
         logits = torch.stack(rows) if rows else torch.empty(0, self.vocab_size)
         if self.bad_at is not None:
             self.bad_at -= 1
@@ -108,6 +122,29 @@ class HistoryModel:
         logits = generator.normal(size=self.vocab_size).astype(np.float32) * 2
         logits[EOS] += self.eos_bias
         return torch.from_numpy(logits)
+
+
+def _hashed(state: int, token: int) -> int:
+    """The state after one more token."""
+    return (state * 1_000_003 + token + 1) % (2**61 - 1)
+
+
+def _hashes(batch: Batch) -> list[int]:
+    """The state after each row of a pass; what the pass writes is in its slots."""
+    assert batch.states is not None
+    ((states,),) = batch.states.layers
+    hashes = [-1] * len(batch.tokens_T)
+    for run in batch.states.runs:
+        rows = torch.arange(len(hashes))[run.rows].view(run.num, run.length)
+        reads = [0] * run.num if run.reads_N is None else states[run.reads_N].tolist()
+        for at, (state, mine) in enumerate(zip(reads, rows.tolist(), strict=True)):
+            assert state >= 0, "a state is read that was never written"
+            for row in mine:
+                assert hashes[row] == -1, "a token is in two sequences"
+                state = hashes[row] = _hashed(state, int(batch.tokens_T[row]))
+            states[run.writes_N[at]] = state
+    assert -1 not in hashes, "a token is in no sequence"
+    return hashes
 
 
 def _group_of_rows(level: HostLevel, num_rows: int) -> Tensor:
@@ -178,9 +215,7 @@ def keep_prefix(
     plan = compile_plan([request], token_bytes=64, num_layers=1, sharing="off", split_at=others)
 
     def keep(request: LiveRequest) -> None:
-        table = request.segment.table
-        assert table is not None
-        kept.add(name, array, cache.pool.share(table))
+        keep_prompt(request, name, cache, kept)
 
     scheduler = scheduler_of(plan, model, cache, SamplingParams(), kept=kept, on_prefilled=keep)
     drain(scheduler)

@@ -70,11 +70,12 @@ class _Call:
 
 
 class MixedRun:
-    """One run, made of a seed."""
+    """One run, made of a seed. recurrent: on a model that keeps states too."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, recurrent: bool = False) -> None:
         self.rng = rng = np.random.default_rng(seed)
-        self.model = HistoryModel(eos_bias=rng.choice([-20.0, -20.0, 0.0, 1.5]))
+        eos_bias = rng.choice([-20.0, -20.0, 0.0, 1.5])
+        self.model = HistoryModel(eos_bias=eos_bias, recurrent=recurrent)
         self.params = SamplingParams(seed=seed % 7, max_tokens=12, **self._pick(_OVERRIDES))
         self.page_size = int(rng.integers(1, 6))
         self.long = int(rng.choice([4, 20, 60]))
@@ -110,6 +111,8 @@ class MixedRun:
             node.drop()
         self.session.close()
         self.kept_cache.pool.check(self.kept.tables())
+        if self.kept_cache.states is not None:
+            self.kept_cache.states.check([self.kept.states()])
 
     # What is asked
 
@@ -203,7 +206,10 @@ class MixedRun:
         alone = [self.plan.alone_pages(i, size) for i in range(len(self.plan.requests))]
         room = int(rng.choice([50, 80, 130])) // size
         num_pages = max(*alone, 2 * kept_pages, room, 0) + int(rng.integers(0, 9))
-        self.kept_cache = cache = self.model.new_cache(num_pages, size)
+        # One state and one before it of each segment and row, and room for little more.
+        deepest = [self.plan.alone_states(i) for i in range(len(self.plan.requests))]
+        num_states = 2 * max(*deepest, 3 + len(prefixes), 0) + int(rng.choice([0, 1, 4, 20]))
+        self.kept_cache = cache = self.model.new_cache(num_pages, size, num_states)
         self.kept = kept = KeptPrefixes(cache, kept_pages)
         for index, tokens in enumerate(prefixes):
             keep_prefix(f"k{index}", tokens.tolist(), self.model, cache, kept)

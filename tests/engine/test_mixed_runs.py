@@ -9,3 +9,8 @@ from mixed_runs import MixedRun
 @pytest.mark.parametrize("seed", range(14))
 def test_whatever_runs_together_comes_out_as_if_alone(seed: int) -> None:
     MixedRun(seed).run()
+
+
+@pytest.mark.parametrize("seed", range(14))
+def test_likewise_on_a_model_with_recurrent_layers(seed: int) -> None:
+    MixedRun(seed, recurrent=True).run()

@@ -73,14 +73,10 @@ class RowStates:
         now, before = int(rows.state_now[slot]), int(rows.state_before[slot])
         reads = now if rows.inputs[slot] else int(rows.state_from[slot])
         rows.inputs[slot] += num
-        if before == NO_STATE:
-            return StateSpan(reads, NO_STATE, now)
-        if num > 1:
-            return StateSpan(reads, before, now)
-        if reads != now:
+        if before == NO_STATE or (num == 1 and reads != now):
             return StateSpan(reads, NO_STATE, now)
         rows.state_now[slot], rows.state_before[slot] = before, now
-        return StateSpan(now, NO_STATE, before)
+        return StateSpan(reads, now if num > 1 else NO_STATE, before)
 
     def hand_over(self, slot: int, num_generated: int) -> tuple[int, int, int]:
         """What a row that has ended leaves to a segment that begins with `num_generated` tokens.

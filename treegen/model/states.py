@@ -117,6 +117,7 @@ def _stages(pieces: Sequence[Piece]) -> list[int]:
             if above == path[-1]:  # what it reads is there already, maybe in the slot it writes
                 stages[above] = 0
             else:
+                assert above not in path, "states are made of one another"
                 path.append(above)
         for above, below in zip(path[:0:-1], path[-2::-1], strict=True):
             stages[below] = stages[above] + 1
