@@ -331,17 +331,14 @@ _WRAPPED: dict[str, dict[str, Any]] = {
 }
 EXACT |= {f"{name}_on_text": (name, settings) for name, settings in _WRAPPED.items()}
 
-_MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_ssm": 64, "mamba_d_state": 8}
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("bloom", {"n_layer": 2, "n_head": 4}),
     "llama4": ("llama4_text", {}),
     "diffllama": ("diffllama", {}),
     "mamba2": ("mamba2", {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1}),
-    "jamba": ("jamba", {}),
-    "falcon_h1": ("falcon_h1", _MAMBA),
-    "qwen3_next": ("qwen3_next", {}),
-    "qwen3_5": ("qwen3_5_text", {}),
-    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"]}),
+    "mamba": ("mamba", {}),
+    "xlstm": ("xlstm", {"num_heads": 4}),
+    "rwkv": ("rwkv", {"attention_hidden_size": 32}),
     "codegen": ("codegen", {**_GPT2, "rotary_dim": 4}),
     "git": ("git", {}),
     "openai-gpt": ("openai-gpt", _GPT2),
@@ -354,6 +351,131 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "gptj": ("gptj", {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}),
     "mpt": ("mpt", {"d_model": 32, "n_layers": 2, "n_heads": 4}),
 }
+
+
+_GATED_DELTA = {
+    "num_hidden_layers": 4,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+}
+_KIMI = {
+    "n_routed_experts": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+}
+_SHARED_EXPERT = {**_EXPERTS, "shared_expert_intermediate_size": 16}
+_MAMBA2 = {
+    "num_hidden_layers": 3,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 8,
+}
+_SHARED_BLOCKS = {
+    "num_hidden_layers": 4,
+    "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+    "mamba_d_state": 8,
+    "attention_hidden_size": 64,
+    "attention_head_dim": 16,
+    **_FULL,
+}
+# Some layers bound time steps from below where they take a text as a whole, and not where they take
+# one token, so that the two differ in transformers itself.
+_NO_FLOOR = 1e-9
+_CONV = {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention"] * 2}
+
+# The same of families of which some layers are recurrent.
+HYBRID: dict[str, tuple[str, dict[str, Any]]] = {
+    "bailing_hybrid": (
+        "bailing_hybrid",
+        {
+            **_MLA, **_KIMI, "head_dim": 8, "num_hidden_layers": 4, "layer_group_size": 2,
+            "n_group": 1, "topk_group": 1,
+        },
+    ),
+    "bamba": ("bamba", {**_MAMBA2, "attn_layer_indices": [1]}),
+    "falcon_h1": ("falcon_h1", {**_MAMBA2, **_HEAD, "mamba_d_ssm": 64}),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        {
+            **_MAMBA2, **_LOCAL_EXPERTS, "shared_intermediate_size": 16,
+            "layer_types": ["mamba", "attention", "mamba"],
+        },
+    ),
+    "jamba": (
+        "jamba",
+        {
+            "num_hidden_layers": 4,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 4,
+        },
+    ),
+    "kimi_linear": (
+        "kimi_linear",
+        {
+            **_MLA, **_KIMI, "head_dim": 8, "num_hidden_layers": 4, "linear_head_dim": 8,
+            "linear_num_heads": 4, "num_expert_group": 1, "topk_group": 1,
+            "layer_types": [*["linear_attention"] * 3, "full_attention"],
+        },
+    ),
+    "lfm2": ("lfm2", {**_CONV, "block_auto_adjust_ff_dim": False}),
+    "lfm2_moe": ("lfm2_moe", {**_CONV, **_EXPERTS, "num_dense_layers": 1}),
+    "lfm3": ("lfm3", _CONV),
+    "minimax": (
+        "minimax",
+        {
+            **_HEAD, **_LOCAL_EXPERTS, "block_size": 8, "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        },
+    ),
+    "nemotron_h": (
+        "nemotron_h",
+        {
+            **_HEAD,
+            "layers_block_type": ["mamba", "attention", "moe", "mamba", "mlp"],
+            "time_step_min": _NO_FLOOR,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 8,
+            "ssm_state_size": 8,
+            "n_groups": 1,
+            "chunk_size": 8,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "moe_shared_expert_intermediate_size": 16,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
+    "olmo_hybrid": ("olmo_hybrid", _GATED_DELTA),
+    "qwen3_5": ("qwen3_5_text", {**_HEAD, **_GATED_DELTA}),
+    "qwen3_5_moe": ("qwen3_5_moe_text", {**_HEAD, **_GATED_DELTA, **_SHARED_EXPERT}),
+    "qwen3_next": ("qwen3_next", {**_HEAD, **_GATED_DELTA, **_SHARED_EXPERT}),
+    "zamba": ("zamba", {**_SHARED_BLOCKS, "mamba_dt_rank": 4, "n_mamba_heads": 2}),
+    "zamba2": (
+        "zamba2",
+        {
+            **_SHARED_BLOCKS, "time_step_min": _NO_FLOOR, "mamba_ngroups": 1, "n_mamba_heads": 8,
+            "mamba_headdim": 8, "chunk_size": 8, "num_mem_blocks": 1, "adapter_rank": 4,
+        },
+    ),
+    "zaya": ("zaya", {"num_hidden_layers": 2, **_HEAD, **_EXPERTS, "num_experts_per_tok": 1,
+                      "router_hidden_size": 16}),
+    "qwen3_5_on_text": ("qwen3_5", {**_HEAD, **_GATED_DELTA, **_MROPE}),
+    "qwen3_5_moe_on_text": ("qwen3_5_moe", {**_HEAD, **_GATED_DELTA, **_SHARED_EXPERT, **_MROPE}),
+    "lfm2_vl_on_text": ("lfm2_vl", _CONV),
+}  # fmt: skip
 
 
 def known(model_type: str) -> bool:
@@ -395,7 +517,7 @@ def save_tiny_model(
     **settings: Any,
 ) -> Path:
     """Write a checkpoint with random weights and a tokenizer to a directory and return it."""
-    model_type, own = EXACT[family]
+    model_type, own = (EXACT | HYBRID)[family]
     config = config_of(model_type, **{**own, **settings})
     model = auto_class(config).from_config(config)
     spread_weights(model, seed)

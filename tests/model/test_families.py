@@ -9,19 +9,21 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
-from tiny_models import EXACT, REFUSED, config_of, known, save_tiny_model, spread_weights
+from tiny_models import EXACT, HYBRID, REFUSED, config_of, known, save_tiny_model
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from treegen.attention import Level, prepare
 from treegen.cache.pool import LayerKV
+from treegen.cache.states import NO_STATE
 from treegen.errors import ModelError
 from treegen.model import families
 from treegen.model.batch import Batch
 from treegen.model.config import load_spec
 from treegen.model.load import load_model
 from treegen.model.model import Model
+from treegen.model.recurrent import LayerStates, RecurrentLayer, StatePass
+from treegen.model.states import Piece, states_of_pieces
 from treegen.model.text_part import auto_class
 
 PREFIX = 13
@@ -53,6 +55,8 @@ class Tree:
         self.own = [self.pages(len(p)) for p in problems]
         self.tails = [self.pages(STEPS) for _ in problems]
         self.pools: list[LayerKV] = model.new_cache(self.num_pages, PAGE)
+        # Of recurrent layers: slot 1 for the prefix, then one for each problem and its row.
+        self.states = model.new_states(2 + len(problems))
 
     def pages(self, num_tokens: int) -> list[int]:
         """Take fresh pages for so many tokens."""
@@ -84,8 +88,17 @@ class Tree:
         spans: Sequence[tuple[Tensor, int, Sequence[int], int]],
         levels: Sequence[Level],
         logits_at: Sequence[int],
+        states: Sequence[tuple[int, int]],
     ) -> Tensor:
-        """One pass over spans of (tokens, position, pages, offset in the pages)."""
+        """One pass over spans of (tokens, position, pages, offset in the pages).
+
+        states: the slots of the recurrent states before and after each span.
+        """
+        ends = torch.tensor([0, *(len(t) for t, _, _, _ in spans)]).cumsum(0).tolist()
+        pieces = [
+            Piece(start, stop - start, reads, writes)
+            for start, stop, (reads, writes) in zip(ends, ends[1:], states, strict=False)
+        ]
         positions = torch.cat([torch.arange(at, at + len(t)) for t, at, _, _ in spans])
         slots = [
             pages[(offset + i) // PAGE] * PAGE + (offset + i) % PAGE
@@ -99,6 +112,7 @@ class Tree:
             logits_at_S=torch.tensor(logits_at, dtype=torch.int64),
             levels=prepare(levels, positions),
             layers=self.pools,
+            states=states_of_pieces(pieces, self.states) if self.states else None,
         )
         return self.model.forward(batch)
 
@@ -109,6 +123,7 @@ class Tree:
             [(self.prefix, 0, self.trunk, 0)],
             [self.level([(0, n)], [self.trunk], [n], [0], True)],
             [],
+            [(NO_STATE, 1)],
         )
         assert none.shape == (0, self.model.spec.vocab_size)
         lengths = [len(p) for p in self.problems]
@@ -121,6 +136,7 @@ class Tree:
                 self.level(rows, self.own, lengths, [n] * len(rows), True),
             ],
             [end - 1 for end in ends],
+            [(1, 2 + i) for i in range(len(rows))],
         )
 
     def decode(self, tokens: Tensor, step: int) -> Tensor:
@@ -137,6 +153,7 @@ class Tree:
                 self.level(rows, self.tails, [step + 1] * count, starts, False),
             ],
             list(range(count)),
+            [(2 + i, 2 + i) for i in range(count)],
         )
 
 
@@ -165,10 +182,10 @@ def greedy_alone(stock: Any, prompt: Tensor) -> tuple[Tensor, Tensor]:
     return out.sequences[0, len(prompt) :], torch.cat(out.logits)
 
 
-@pytest.mark.parametrize("family", EXACT)
+@pytest.mark.parametrize("family", EXACT | HYBRID)
 def test_a_tree_decodes_like_each_prompt_alone(family: str, tmp_path: Path) -> None:
-    if not known(EXACT[family][0]):
-        pytest.skip(f"this transformers has no {EXACT[family][0]}")
+    if not known((EXACT | HYBRID)[family][0]):
+        pytest.skip(f"this transformers has no {(EXACT | HYBRID)[family][0]}")
     if family in NEWER and Version(transformers.__version__) < Version("5.23"):
         pytest.skip(f"{family} is refused under older transformers")
     directory = save_tiny_model(tmp_path, family, seed=1)
@@ -212,17 +229,18 @@ def test_refused_families_are_noticed_without_the_list(
         load_spec(tmp_path)
 
 
-@pytest.mark.parametrize("family", ["lfm2"])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_next", "bamba"])
 def test_the_load_check_sees_state_that_leaks_between_branches(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model_type, settings = REFUSED[family]
-    stock = AutoModelForCausalLM.from_config(config_of(model_type, **settings))
-    spread_weights(stock, 0)
-    stock.save_pretrained(tmp_path)
-    monkeypatch.setattr(families, "REFUSED", {})
-    monkeypatch.setattr(families, "_LAYER_TYPES", frozenset({"full_attention", "conv"}))
-    with pytest.raises(ModelError, match=r"lfm2.*cannot be used"):
+    """As if the tokens of a pass were one sequence, whatever sequences they are of."""
+    save_tiny_model(tmp_path, family)
+
+    def run(self: StatePass, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any:
+        return layer.forward(arguments, LayerStates({}))
+
+    monkeypatch.setattr(StatePass, "run", run)
+    with pytest.raises(ModelError, match=rf"{family}.*cannot be used"):
         load_model(tmp_path, device="cpu")
 
 

@@ -79,7 +79,9 @@ class Admission:
             # Nothing runs, yet the first ready row does not fit: others must give way.
             request = self._run.requests[int(self._run.rows.request[self._live.ready[0]])]
             self._make_room(
-                request, lambda: request.row_pages(self._page_size), self._live.slots_short
+                request,
+                lambda: request.row_pages(self._page_size),
+                lambda: self._live.slots_short(request),
             )
             self._live.activate(1)
 
@@ -94,7 +96,7 @@ class Admission:
             self._make_room(
                 request,
                 lambda: self._run.store.pages_to_open(request),
-                lambda: self._live.slots_short(self._run.store.slots_to_open(request)),
+                lambda: self._live.slots_short(request, self._run.store.slots_to_open(request)),
             )
         self._waiting.popleft()
         self._open[request] = None
@@ -112,7 +114,7 @@ class Admission:
         pages = store.pages_to_open(request) + request.row_pages(self._page_size)
         if pages > self._pool.num_free - growth:
             return False
-        return not self._live.slots_short(store.slots_to_open(request))
+        return not self._live.slots_short(request, store.slots_to_open(request))
 
     def on_computed(self, segments: Iterable[LiveSegment]) -> None:
         """Note that segments are computed, unless they were evicted or dropped since."""

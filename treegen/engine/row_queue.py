@@ -276,12 +276,13 @@ class LiveRows:
             for slot in slots.tolist():
                 self.resuming.pop(slot, None)
 
-    def slots_short(self, more: int = 0) -> int:
-        """Slots for recurrent states that one row lacks, and whatever takes `more` of them."""
+    def slots_short(self, request: LiveRequest, more: int = 0) -> int:
+        """Slots for recurrent states that a row of a request lacks, if it has rows, and `more`."""
         if self.states is None:
             return 0
         assert self._run.cache.states is not None
-        return max(self.states.per_row + more - self._run.cache.states.num_free, 0)
+        wanted = more + (self.states.per_row if request.spec.rows else 0)
+        return max(wanted - self._run.cache.states.num_free, 0)
 
     def expected_growth(self) -> int:
         """Pages that active rows are expected to take yet."""

@@ -7,11 +7,12 @@ are kept; in other runs each segment is drawn from once, and only the first is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from treegen.cache.kept import KeptPrefix
 from treegen.cache.states import NO_STATE, StateCache
-from treegen.engine.segment import LiveSegment
+from treegen.engine.segment import LiveRequest, LiveSegment
 
 
 class StateSpan(NamedTuple):
@@ -41,6 +42,11 @@ class SegmentStates:
     def _keeps_last(self, segment: LiveSegment) -> bool:
         # Before the only token of a segment the state is that of the segment above.
         return self._rewinds and len(segment.tokens) > 1
+
+    def fit(self, depth: int, requests: Sequence[LiveRequest]) -> bool:
+        """Whether there are slots for any of some requests alone, below so many segments."""
+        has_rows = any(request.spec.rows for request in requests)
+        return 2 * (depth + has_rows) <= self.cache.pool.num_pages or not requests
 
     def rewound(self, segment: LiveSegment) -> int:
         """The position from which a segment is computed again for the logits of its last token."""

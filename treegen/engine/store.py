@@ -132,14 +132,17 @@ class SegmentStore:
         above = sum(
             segment_pages(s.base, s.start, s.stop, size) for s in segment.path() if s is not segment
         )
-        below = [(segment, above + 1)]  # for the two parts
+        below = [(segment, above + 1, sum(1 for _ in segment.path()))]  # for the two parts
         while below:
-            each, pages = below.pop()
+            each, pages, depth = below.pop()
             # What is below a part that is kept starts a table of its own, at another offset.
             pages += segment_pages(each.base, each.start, each.stop, size) + 1
+            depth += 1
             if any(pages + request.row_pages(size) >= most for request in each.requests):
                 return False
-            below += ((child, pages) for child in each.children.values())
+            if self.states is not None and not self.states.fit(depth, each.requests):
+                return False
+            below += ((child, pages, depth) for child in each.children.values())
         return True
 
     def split(self, segment: LiveSegment, cut: int, *, rows: int = 1) -> LiveSegment:
