@@ -519,7 +519,9 @@ def save_tiny_model(
     """Write a checkpoint with random weights and a tokenizer to a directory and return it."""
     model_type, own = (EXACT | HYBRID)[family]
     config = config_of(model_type, **{**own, **settings})
-    model = auto_class(config).from_config(config)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)  # for what is not spread below
+        model = auto_class(config).from_config(config)
     spread_weights(model, seed)
     model.to(dtype).save_pretrained(directory)
     tiny_tokenizer().save_pretrained(directory)

@@ -21,7 +21,7 @@ QUESTIONS = [f"Q: Bob has {i} pens and {i % 3} caps. How many?\nA:" for i in ran
 PARAMS = SamplingParams(temperature=0.8, max_tokens=8, ignore_eos=True, seed=5)
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma2", "gpt2"])
+@pytest.fixture(scope="module", params=["llama", "gemma2", "gpt2", "qwen3_next", "lfm2"])
 def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LLM:
     path: Path = tmp_path_factory.mktemp(request.param)
     tiny_models.save_tiny_model(path, request.param)

@@ -115,25 +115,28 @@ def cache_size(memory: int, spec: ModelSpec, page_size: int, max_rows: int) -> C
     """What a cache of some bytes has room for.
 
     With recurrent layers a row takes a slot for its state beside its keys, and a node of a search
-    two. So many slots as max_rows asks for are enough; fewer get the share of the memory that they
-    have in a row of some hundred tokens.
+    two. So many slots as max_rows asks for are enough. They get a quarter of the memory at most, or
+    the share that a state has in a row of some hundred tokens if that is more.
 
     Raises:
         CacheFullError: there is not one page, or there are too few slots to get on with.
     """
     if not spec.states:
         return CacheSize(pages_in(memory, spec, page_size), None)
-    row_bytes = spec.state_bytes + _ROW_TOKENS * spec.kv_bytes_per_token
-    share = memory * spec.state_bytes // row_bytes
-    states = min(share // spec.state_bytes - 1, 2 * max_rows + _SPARE_STATES)
+    state, row = spec.state_bytes, spec.state_bytes + _ROW_TOKENS * spec.kv_bytes_per_token
+    states = min(max(memory * state // row, memory // 4) // state - 1, _most_states(max_rows))
     if states < _FEWEST_STATES:
+        least = (_FEWEST_STATES + 1) * min(row, 4 * state)
         raise CacheFullError(
             f"{format_bytes(memory)} hold {max(states, 0):,} recurrent states of "
-            f"{format_bytes(spec.state_bytes)} beside the keys; give at least "
-            f"{format_bytes((_FEWEST_STATES + 1) * row_bytes)}"
+            f"{format_bytes(state)} beside the keys; give at least {format_bytes(least)}"
         )
-    left = memory - (states + 1) * spec.state_bytes
+    left = memory - (states + 1) * state
     return CacheSize(pages_in(left, spec, page_size), states)
+
+
+def _most_states(max_rows: int) -> int:
+    return 2 * max_rows + _SPARE_STATES
 
 
 def pages_in(memory: int, spec: ModelSpec, page_size: int) -> int:

@@ -1,0 +1,276 @@
+"""Models of which some layers are recurrent: against stock transformers, and against themselves."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import HYBRID, known, save_tiny_model
+
+from treegen import LLM, Node, SamplingParams
+from treegen.cache.kept import KeptPrefixes
+from treegen.cache.pool import PagedCache
+from treegen.cache.states import StateCache
+from treegen.errors import CacheFullError, CapacityError
+from treegen.model.text_part import auto_class
+from treegen.plan.requests import sample_requests
+
+TRUNK = "Q: Ann has 3 apples and Bob 14.\nA: The answer is 17.\n\n"
+GREEDY = SamplingParams(temperature=0, max_tokens=7, ignore_eos=True)
+# Gated delta rule; convolutions alone; a scan that goes on from a state by single tokens.
+SOME = ["qwen3_next", "lfm2", "jamba"]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    """Tiny matrices are faster on one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def load(path: Path, **options: Any) -> LLM:
+    return LLM(str(path), **{"check": False, "device": "cpu", "memory": "8MiB", **options})
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    @functools.cache
+    def save(family: str) -> Path:
+        return save_tiny_model(tmp_path_factory.mktemp(family), family, seed=1)
+
+    return save
+
+
+def ragged(samples: int = 1) -> Node:
+    """Two levels, nodes of one token, nodes with an only child, samples of inner nodes."""
+    return Node(
+        TRUNK,
+        children=[
+            Node(
+                "Q: Bob has 14 pens.",
+                children=[
+                    Node(" How many?\nA:", samples=samples, id="a"),
+                    Node("\n", samples=samples, id="b"),
+                    Node(" 5", children=[Node(" or 6", samples=samples, id="c")], samples=0),
+                ],
+                samples=samples,
+                id="inner",
+            ),
+            Node("Q", children=[Node("?", samples=samples, id="d")], samples=0),
+            Node("X", samples=samples, id="e"),
+        ],
+        samples=0,
+    )
+
+
+def tokens_of(completions: Any) -> dict[tuple[str, int], tuple[int, ...]]:
+    return {(c.prompt_id, c.sample_index): c.tokens for c in completions}
+
+
+def stock_of(path: Path) -> Any:
+    config = load(path).model.module.config
+    stock = auto_class(config).from_pretrained(path, attn_implementation="eager")
+    stock.generation_config.eos_token_id = None
+    return stock
+
+
+def logprobs_alone(stock: Any, ids: list[int], tokens: tuple[int, ...]) -> list[float]:
+    """Log-probabilities of tokens after a prompt, by stock transformers with its own cache."""
+    out = stock.generate(
+        torch.tensor([ids]), do_sample=False, max_new_tokens=len(tokens),
+        return_dict_in_generate=True, output_logits=True,
+    )  # fmt: skip
+    assert tuple(out.sequences[0, len(ids) :].tolist()) == tokens
+    logits = torch.cat(out.logits)
+    return [float(row.log_softmax(-1)[token]) for row, token in zip(logits, tokens, strict=True)]
+
+
+@pytest.mark.parametrize("family", HYBRID)
+def test_a_ragged_tree_decodes_like_generate(family: str, saved: Callable[[str], Path]) -> None:
+    if not known(HYBRID[family][0]):
+        pytest.skip(f"this transformers has no {HYBRID[family][0]}")
+    path = saved(family)
+    llm, stock = load(path, prefill_chunk=11, page_size=4), stock_of(path)
+    result = llm.run(ragged(), GREEDY)
+    assert result.usage.prompt_tokens_computed == result.plan.stored_tokens
+    assert not result.usage.recomputed_tokens
+    requests = {request.id: request for request in result.plan.requests}
+    assert len(result.completions) == len(requests) == 6
+    for c in result.completions:
+        want = logprobs_alone(stock, requests[c.prompt_id].tokens.tolist(), c.tokens)
+        assert c.logprobs == pytest.approx(want, abs=1e-4)
+    assert len({c.tokens for c in result.completions}) > 3, "the test would see little"
+
+
+def with_room(llm: LLM, num_pages: int, num_states: int) -> LLM:
+    """The same model, with room for so many pages of 4 tokens and so many states."""
+    llm = LLM(llm.model, tokenizer=llm.tokenizer, memory="1MiB", page_size=4)
+    states = StateCache(llm.model.new_states(num_states + 1), num_states)
+    layers = llm.model.new_cache(num_pages + 1, 4)
+    llm.cache = PagedCache(layers, num_pages, 4, states)
+    llm._kept = KeptPrefixes(llm.cache, num_pages // 2)
+    return llm
+
+
+@pytest.mark.parametrize("family", SOME)
+def test_samples_are_the_same_whatever_the_budget(
+    family: str, saved: Callable[[str], Path]
+) -> None:
+    params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=12, seed=3, stop=["\n", "Q"])
+    llm = load(saved(family))
+    want = llm.run(ragged(5), params)
+    assert len({c.tokens for c in want.completions}) > 15
+    others = [
+        load(saved(family), **options)
+        for options in (
+            {"max_rows": 1}, {"max_rows": 7, "prefill_chunk": 5, "page_size": 3},
+            {"sharing": "off"}, {"sharing": "all", "run_ahead": True},
+            {"sharing": "one", "max_rows": 4},
+        )
+    ]  # fmt: skip
+    others += [with_room(llm, pages, states) for pages, states in ((20, 5), (34, 40), (100, 6))]
+    for other in others:
+        got = other.run(ragged(5), params)
+        assert len(got.completions) == len(want.completions)
+        for a, b in zip(want.completions, got.completions, strict=True):
+            assert (a.prompt_id, a.sample_index, a.seed) == (b.prompt_id, b.sample_index, b.seed)
+            assert (a.tokens, a.text, a.finish_reason) == (b.tokens, b.text, b.finish_reason)
+            # The same recurrence in other steps is rounded otherwise, and goes on with that.
+            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-3)
+
+
+@pytest.mark.parametrize("family", SOME)
+@pytest.mark.parametrize("seed", range(2))
+def test_whatever_runs_together_comes_out_as_if_alone(
+    family: str, seed: int, saved: Callable[[str], Path]
+) -> None:
+    """Scores and samples of random trees, with few pages and states, while rows lose theirs."""
+    rng = np.random.default_rng(seed)
+    llm = load(saved(family), prefill_chunk=1000)
+    small = with_room(llm, int(rng.integers(70, 90)), int(rng.integers(14, 18)))
+    small.prefill_chunk, small.max_rows = int(rng.integers(3, 30)), int(rng.integers(3, 9))
+    small._run_ahead = bool(seed % 2)
+    trunk = rng.integers(3, 320, 40).tolist()
+    prompts = [
+        trunk[: rng.integers(0, 40)] + rng.integers(3, 320, rng.integers(1, 9)).tolist()
+        for _ in range(12)
+    ]
+    small.keep(small.tokenizer.decode(trunk[:10]))
+    params = [
+        SamplingParams(n=int(rng.integers(1, 6)), seed=seed, max_tokens=int(rng.integers(1, 20)))
+        for _ in prompts
+    ]
+    preempted = 0
+    requests = sample_requests(
+        Node("", children=[
+            Node(ids, samples=each.n, id=str(i))
+            for i, (ids, each) in enumerate(zip(prompts, params, strict=True))
+        ], samples=0), llm.tokenizer, params, llm.spec,
+    )  # fmt: skip
+    wanted = [range(request.samples) for request in requests]
+    with small._start(small._plan(requests), params, wanted) as stream:
+        scheduler, got = stream.scheduler, []
+        while stream.has_work:
+            got += stream.step()
+            if rng.random() < 0.2:
+                scheduler._land()
+                preempted += scheduler._admission.give_way()
+            scheduler.check()
+    assert preempted and stream.usage.preemptions
+    assert len(got) == sum(len(each) for each in wanted)
+    alone = LLM(llm.model, tokenizer=llm.tokenizer, memory="8MiB", max_rows=1, sharing="off")
+    for index, (request, each) in enumerate(zip(requests, params, strict=True)):
+        with alone._start(alone._plan([request]), [each], [wanted[index]]) as stream:
+            mine = tokens_of(stream)
+        assert mine == tokens_of(c for c in got if c.prompt_id == str(index))
+    pairs = [(ids[:-1], ids[-1:]) if len(ids) > 1 else (ids, [5]) for ids in prompts]
+    for some, one in zip(
+        small.score(pairs), map(alone.score, ([pair] for pair in pairs)), strict=True
+    ):
+        assert some.logprobs == pytest.approx(one[0].logprobs, abs=1e-3)
+    small.cache.states.check([small._kept.states()])
+
+
+def test_a_prompt_of_many_samples_is_computed_once(saved: Callable[[str], Path]) -> None:
+    llm = load(saved("qwen3_next"), prefill_chunk=64, max_rows=16)
+    ids = (np.arange(200) % 300 + 3).tolist()
+    result = llm.run(Node(ids, samples=64, id="p"), SamplingParams(max_tokens=4, ignore_eos=True))
+    assert result.usage.prompt_tokens_computed == 200
+    assert not result.usage.recomputed_tokens
+    assert result.usage.peak_rows == 16
+
+
+@pytest.mark.parametrize("family", SOME)
+def test_scores_are_those_of_transformers(family: str, saved: Callable[[str], Path]) -> None:
+    llm, stock = load(saved(family), prefill_chunk=13), stock_of(saved(family))
+    pairs = [(TRUNK + "Q: Bob?\nA:", f" {text}") for text in ("The answer is 7.", "no", "8")]
+    for (context, text), score in zip(pairs, llm.score(pairs), strict=True):
+        ids = llm.tokenizer(context + text)["input_ids"]
+        with torch.no_grad():
+            logits = stock(torch.tensor([ids]), use_cache=False).logits[0].log_softmax(-1)
+        tail = ids[-len(score.tokens) :]
+        want = [float(logits[at - 1, ids[at]]) for at in range(len(ids) - len(tail), len(ids))]
+        assert list(score.tokens) == tail
+        assert score.logprobs == pytest.approx(want, abs=1e-3)
+
+
+@pytest.mark.parametrize("family", SOME)
+def test_a_kept_prefix_is_gone_on_from(family: str, saved: Callable[[str], Path]) -> None:
+    llm = load(saved(family), page_size=4)
+    want = tokens_of(llm.run(ragged(), GREEDY).completions)
+    with llm.keep(TRUNK) as kept:
+        length = kept.usage.prompt_tokens_computed
+        again = llm.run(ragged(), GREEDY)
+        assert tokens_of(again.completions) == want
+        # Its last token may be another one where a text goes on.
+        reused = again.usage.prompt_tokens_reused
+        assert length - 1 <= reused <= length
+        assert again.usage.prompt_tokens_computed == again.plan.stored_tokens - reused
+        # The same prompt once more takes its last token, for the logits.
+        whole = llm.run(Node(TRUNK, samples=2), GREEDY)
+        assert whole.usage.prompt_tokens_computed == 1
+        # No state was kept within it, so what parts from it there is computed anew, and is right.
+        inside = llm.generate([TRUNK[:20], TRUNK[:20] + "?"], GREEDY)
+    assert not llm.kept() and llm.cache.states.num_free == llm.num_states
+    fresh = load(saved(family)).generate([TRUNK[:20], TRUNK[:20] + "?"], GREEDY)
+    assert [c.tokens for each in inside for c in each] == [c.tokens for each in fresh for c in each]
+
+
+def test_prefixes_that_are_kept_have_half_of_the_states(saved: Callable[[str], Path]) -> None:
+    llm = with_room(load(saved("lfm2")), 100, 10)
+    for number in range(4):
+        llm.keep(f"{number} {TRUNK}", name=f"p{number}")
+    assert [name for name, _ in llm.kept()] == ["p2", "p3"]
+    assert llm.cache.states.num_free == 6
+    many = Node("", children=[Node(f"{i} {TRUNK}") for i in range(6)], samples=0)
+    with pytest.raises(CapacityError, match="24 recurrent states"):
+        llm.keep(many)
+
+
+def test_what_does_not_fit_is_said_at_once(saved: Callable[[str], Path]) -> None:
+    llm = with_room(load(saved("lfm2")), 100, 3)
+    with pytest.raises(CapacityError, match="needs 5 recurrent states even alone"):
+        llm.run(ragged(), GREEDY)
+    with llm.session(GREEDY) as session, pytest.raises(CacheFullError, match="4 recurrent states"):
+        session.sample({session.root(TRUNK): 1})
+    with pytest.raises(CacheFullError, match="recurrent states of"):
+        load(saved("qwen3_next"), memory=4000)
+
+
+def test_a_search_keeps_the_state_before_the_last_token(saved: Callable[[str], Path]) -> None:
+    """To sample from a node again computes one token, as on any other model."""
+    llm = load(saved("qwen3_next"))
+    params = SamplingParams(max_tokens=9, seed=1, ignore_eos=True)
+    with llm.session(params) as session:
+        root = session.root(TRUNK)
+        children = session.sample({root: 3})[root]
+        session.sample({child: 2 for child in children})
+        session.sample({root: 2})
+        assert root.search.usage.tokens_prefilled == root.num_context_tokens + 3 + 1
