@@ -76,6 +76,8 @@ def _document(job: "Job", facts: "ModelFacts", plan: "Plan") -> dict[str, Any]:
             "context_length": spec.context_length,
             "dtype": facts.dtype,
             "kv_bytes_per_token": each,
+            "recurrent_layers": len(spec.states),
+            "state_bytes": spec.state_bytes,
         },
         "sharing": plan.sharing,
         "levels": [
@@ -102,10 +104,11 @@ def _document(job: "Job", facts: "ModelFacts", plan: "Plan") -> dict[str, Any]:
         "memory": facts.memory,
         "page_size": facts.page_size,
         "num_pages": facts.num_pages,
+        "num_states": facts.num_states,
         "rows_that_fit": (
             None
             if facts.num_pages is None
-            else plan.rows_that_fit(facts.num_pages, facts.page_size)
+            else plan.rows_that_fit(facts.num_pages, facts.page_size, facts.num_states)
         ),
         "max_rows": facts.max_rows,
     }
@@ -124,7 +127,7 @@ def _print(document: dict[str, Any], levels: "list[LevelSummary]") -> None:
         safe_text(
             f"{document['task']}: {document['problems']:,} problems from {document['source']}, "
             f"{what}\n"
-            f"{model['name']}: {model['type']}, {model['layers']} layers, {model['dtype']}, "
+            f"{model['name']}: {model['type']}, {_layers(model)}, {model['dtype']}, "
             f"{model['kv_bytes_per_token']:,} KV bytes per token, "
             f"context {model['context_length']:,}\n"
         )
@@ -166,14 +169,26 @@ def _comparison(document: dict[str, Any]) -> str:
     return markdown(["", "Shared", "One per sample", "Times less"], rows, right=(1, 2, 3))
 
 
+def _layers(model: dict[str, Any]) -> str:
+    if not model["recurrent_layers"]:
+        return f"{model['layers']} layers"
+    return (
+        f"{model['layers']} layers that attend and {model['recurrent_layers']} recurrent ones "
+        f"with {_bytes(model['state_bytes'])} of state per sequence"
+    )
+
+
 def _fit(document: dict[str, Any]) -> str:
     if document["num_pages"] is None:
         return "memory: not given; 90% of what is free on the GPU once the model is loaded"
     fit, rows = document["rows_that_fit"], document["rows"]
     limit = min(fit, document["max_rows"], rows)
+    states = document["num_states"]
     return (
         f"memory: {_bytes(document['memory'])} is {document['num_pages']:,} pages of "
-        f"{document['page_size']} tokens, so {fit:,} of {rows:,} rows fit at full length "
+        f"{document['page_size']} tokens"
+        + (f" and {states:,} recurrent states" if states is not None else "")
+        + f", so {fit:,} of {rows:,} rows fit at full length "
         f"(max_tokens {document['max_tokens']:,}); up to {limit:,} are decoded at once"
         + (f" (max-rows {document['max_rows']:,})" if limit == document["max_rows"] else "")
     )

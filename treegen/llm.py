@@ -94,7 +94,8 @@ class LLM:
         impl: how attention is computed: "auto", "cpu", "triton" (with cuDNN for a long trunk),
         "flash", "xformers" or "reference"; "auto" is what a `Model` was loaded with.
         eager: on a GPU, start at once, without compiling and without CUDA graphs, and run slower.
-        compile: compile the decoder layers, on a GPU, which takes some seconds at first use.
+        compile: compile the decoder layers, on a GPU, which takes some seconds at first use. Models
+        with recurrent layers run without compiling and without CUDA graphs.
         run_ahead: launch each pass before the last one's tokens are known; see `Scheduler`.
         None for these two: on a GPU (compile: unless eager).
         check: compare with stock transformers at load.
@@ -164,6 +165,9 @@ class LLM:
                 self.model.compile_layers(self.cache.layers)
         self._impl = self.model.impl if impl == "auto" else impl
         self._run_ahead = on_gpu if run_ahead is None else run_ahead
+        # A row that was run ahead of its end has lost the recurrent state that a search goes on
+        # from, which is then computed anew.
+        self._searches_ahead = self._run_ahead and not (is_hybrid and run_ahead is None)
         self._kept = KeptPrefixes(self.cache, max_pages=num_pages // 2)
         self._num_named = 0
         self._before = DrawnBefore()
@@ -363,8 +367,7 @@ class LLM:
                 max_rows=self.max_rows,
                 prefill_chunk=self.prefill_chunk,
                 impl=self._impl,
-                run_ahead=self._run_ahead,
-                **options,
+                **{"run_ahead": self._run_ahead, **options},
             )
             # Weak, so that a run that nobody holds any more ends.
             self._running = weakref.ref(scheduler)
@@ -534,7 +537,12 @@ class LLM:
             max_rows=self.max_rows,
             stopping_of=self._stopping_of,
             make_scheduler=lambda stopping, on_grown: self._scheduler(
-                empty, params=params, stopping=stopping, samples=[], on_grown=on_grown
+                empty,
+                params=params,
+                stopping=stopping,
+                samples=[],
+                on_grown=on_grown,
+                run_ahead=self._searches_ahead,
             ),
             make_plan=self._plan,
             before=self._before,

@@ -18,6 +18,7 @@ from cli_cases import (
     run_light,
     write_jsonl,
 )
+from tiny_models import save_tiny_model
 
 from treegen.cli import progress
 from treegen.evals.progress import Progress
@@ -142,6 +143,20 @@ def test_a_plan_needs_no_weights(treegen: Command, tiny: Path, tmp_path: Path) -
     assert "|Level|Segments|" in done.out and "reading once pays (1)" in done.out
     off = treegen("plan", "gsm8k", "-M", bare, "--sharing", "off").document["plans"][0]
     assert off["key_tokens_per_step"]["shared"] == off["key_tokens_per_step"]["unshared"]
+
+
+def test_a_plan_counts_recurrent_states(treegen: Command, tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "qwen3_next", max_position_embeddings=8192)
+    (tmp_path / "model.safetensors").unlink()
+    done = treegen("plan", "gsm8k", "-M", tmp_path, "-n", 40, "--memory", "1MiB")
+    (plan,) = done.document["plans"]
+    assert plan["model"]["layers"] == 1 and plan["model"]["recurrent_layers"] == 3
+    assert plan["model"]["state_bytes"] == 3 * 4 * (64 * 4 + 4 * 8 * 8)
+    # A quarter of the memory, and a slot that stands for no state.
+    assert plan["num_states"] == 2**18 // plan["model"]["state_bytes"] - 1
+    assert 0 < plan["rows_that_fit"] < plan["num_states"]
+    assert "1 layers that attend and 3 recurrent ones with 6.0 KiB of state" in done.out
+    assert f"and {plan['num_states']} recurrent states, so" in done.out
 
 
 @pytest.mark.parametrize("args", [(), ("list",), ("ls",)])

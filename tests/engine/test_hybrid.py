@@ -271,6 +271,6 @@ def test_a_search_keeps_the_state_before_the_last_token(saved: Callable[[str], P
     with llm.session(params) as session:
         root = session.root(TRUNK)
         children = session.sample({root: 3})[root]
-        session.sample({child: 2 for child in children})
+        session.sample(dict.fromkeys(children, 2))
         session.sample({root: 2})
         assert root.search.usage.tokens_prefilled == root.num_context_tokens + 3 + 1

@@ -4,6 +4,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from treegen.model.batch import Batch
 from treegen.model.check import check_model
 from treegen.model.config import load_spec
 from treegen.model.files import load_tokenizer
-from treegen.model.hook import ATTENTION, read_call
+from treegen.model.hook import ATTENTION, NO_NUMBER, read_call
 from treegen.model.load import load_model
 from treegen.model.model import Model
 
@@ -386,10 +387,22 @@ def test_what_would_change_the_result_is_never_dropped(options: dict[str, Any]) 
         call(**options)
 
 
-def test_a_layer_without_a_number_is_refused() -> None:
+def test_a_layer_may_have_no_number() -> None:
     x_11TK = torch.zeros(1, 1, 2, 4)
-    with pytest.raises(ModelError, match="layer_idx"):
-        read_call(torch.nn.Identity(), x_11TK, x_11TK, x_11TK, None)
+    assert read_call(torch.nn.Identity(), x_11TK, x_11TK, x_11TK, None).layer == NO_NUMBER
+
+
+def test_layers_without_a_number_are_refused_unless_some_are_recurrent(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = model_attention.read_call
+
+    def unnumbered(module: torch.nn.Module, *args: Any, **options: Any) -> Any:
+        return replace(read(module, *args, **options), layer=NO_NUMBER)
+
+    monkeypatch.setattr(model_attention, "read_call", unnumbered)
+    with pytest.raises(ModelError, match=r"LlamaAttention has no layer number \(layer_idx\)"):
+        load_spec(copy)
 
 
 # --- loaded models -------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treegen.errors import InputError
+from treegen.errors import CapacityError, InputError
 from treegen.plan.cost import DEVICE_COSTS, SHARING, CostModel, Sharing
 from treegen.plan.plan import Plan, Request, compile_plan
 
@@ -165,3 +165,15 @@ def test_ten_thousand_leaves_plan_quickly() -> None:
     assert time.process_time() - start < 5
     assert [level.segments for level in levels] == [1, 10, 100, 1000, 10_000]
     assert plan.stored_tokens == 2000 + 10 * 20 + 100 * 30 + 1000 * 20 + 10_000 * 50
+
+
+def test_recurrent_states_are_counted_beside_pages() -> None:
+    plan = plan_of([[1, 2, 3], [1, 2, 4], [5]], samples=3)
+    # Two segments above a sample, or one, and the sample's own.
+    assert [plan.alone_states(i) for i in range(3)] == [3, 3, 2]
+    assert plan.rows_that_fit(1000, 4) == 9
+    for states, rows in ((3, 1), (5, 3), (6, 3), (7, 4), (9, 6), (13, 9), (99, 9)):
+        assert plan.rows_that_fit(1000, 4, states) == rows, states
+    plan.check_fits(1000, 4, 3)
+    with pytest.raises(CapacityError, match=r"prompt 'p0' needs 3 recurrent states .* 2 fit"):
+        plan.check_fits(1000, 4, 2)

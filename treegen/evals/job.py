@@ -78,6 +78,7 @@ class ModelFacts:
     """A model's shape, tokenizer and cache size, found without its weights.
 
     num_pages: None where only the loaded model can say, as with a GPU's free memory.
+    num_states: slots for recurrent states, likewise; None too for a model without any.
     """
 
     engine: EngineOptions
@@ -89,6 +90,7 @@ class ModelFacts:
     page_size: int
     memory: int | None
     num_pages: int | None
+    num_states: int | None
 
     def plan(self, requests: "Sequence[Request]") -> Plan:
         """Return how requests are laid out; raise CacheFullError for one that never fits."""
@@ -102,7 +104,7 @@ class ModelFacts:
             max_rows=self.max_rows,
         )
         if self.num_pages is not None:
-            plan.check_fits(self.num_pages, self.page_size)
+            plan.check_fits(self.num_pages, self.page_size, self.num_states)
         return plan
 
 
@@ -148,6 +150,7 @@ def look_at_model(engine: EngineOptions) -> ModelFacts:
     size = engine.cache_bytes
     if size is None and device.type == "cpu":
         size = memory.default_bytes(device)
+    room = None if size is None else memory.cache_size(size, spec, page_size, max_rows)
     return ModelFacts(
         engine=engine,
         spec=spec,
@@ -157,7 +160,8 @@ def look_at_model(engine: EngineOptions) -> ModelFacts:
         max_rows=max_rows,
         page_size=page_size,
         memory=size,
-        num_pages=None if size is None else memory.pages_in(size, spec, page_size),
+        num_pages=None if room is None else room.pages,
+        num_states=None if room is None else room.states,
     )
 
 

@@ -46,11 +46,8 @@ REFUSED: Final = {
     "rwkv": _NO_ATTENTION,
     "xlstm": _NO_ATTENTION,
 }
-_ATTENTION: Final = frozenset({"full_attention", "sliding_attention"})
-# Layers with a state, with a state and attention, and with neither.
-_LAYER_TYPES: Final = _ATTENTION | {
-    "linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding", "mlp", "moe",
-}  # fmt: skip
+_RECURRENT: Final = frozenset({"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding"})
+_LAYER_TYPES: Final = _RECURRENT | {"full_attention", "sliding_attention", "mlp", "moe"}
 # Expanded to 16 bits by transformers while the weights load; the rest need kernels of their own.
 DEQUANTISED: Final = ("mxfp4", "fp8")
 
@@ -65,8 +62,7 @@ def refuse_family(config: PretrainedConfig) -> None:
         raise ModelError(
             f"{config.model_type} is an encoder-decoder; only decoder-only models can be used"
         )
-    layer_types = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
-    unknown = sorted(set(layer_types or ()) - _LAYER_TYPES)
+    unknown = sorted(_layer_types(text) - _LAYER_TYPES)
     if unknown:
         raise ModelError(
             f"{text.model_type} has layers of type {', '.join(unknown)}; only those that attend "
@@ -83,6 +79,16 @@ def refuse_family(config: PretrainedConfig) -> None:
             "weights in FP8 are expanded by accelerate, which is not installed: pip install "
             "'treegen[fp8]'"
         )
+
+
+def recurrent_types(config: PretrainedConfig) -> list[str]:
+    """Types of a model's layers that keep a state."""
+    return sorted(_layer_types(config.get_text_config(decoder=True)) & _RECURRENT)
+
+
+def _layer_types(text: PretrainedConfig) -> set[str]:
+    found = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
+    return set(found or ())
 
 
 def quantisation_of(config: PretrainedConfig) -> str | None:

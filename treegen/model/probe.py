@@ -4,6 +4,7 @@ And which states its recurrent layers keep, if it has any.
 """
 
 import copy
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,9 +17,10 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PretrainedConfig
+from transformers.integrations import hub_kernels
 
 from treegen.errors import ModelError
-from treegen.model.families import OWN_ATTENTION
+from treegen.model.families import OWN_ATTENTION, recurrent_types
 from treegen.model.files import one_line
 from treegen.model.hook import NO_NUMBER, PROBE, Probe
 from treegen.model.recurrent import StateProbe, on_states, wrap_recurrent
@@ -111,7 +113,9 @@ def probe_layers(config: PretrainedConfig, dtype: torch.dtype, trust_remote_code
             )
         states = StateProbe()
         recurrent = wrap_recurrent(model)
-        with _calls() as called, on_states(states if recurrent else None):
+        if not recurrent and (types := recurrent_types(config)):
+            raise ModelError(f"no layer of type {', '.join(types)} keeps its state in a cache")
+        with _calls() as called, on_states(states if recurrent else None), _torch_alone():
             probe, vocab_size = _pass(model)
         unreached = unreached_parts(model, probe.modules, called)
         if unreached and not _does_without(model, unreached):
@@ -156,6 +160,23 @@ def _pass(model: nn.Module) -> tuple[Probe, int]:
             input_ids=ids_1T, position_ids=ids_1T, use_cache=False, treegen=probe
         ).logits
     return probe, logits.shape[-1]
+
+
+@contextmanager
+def _torch_alone() -> Iterator[None]:
+    """Let recurrent layers do without the kernels of other packages, which want data.
+
+    So they do when a model is exported. They would also tell that these are not installed.
+    """
+    name, logger = "is_torchdynamo_exporting", logging.getLogger(hub_kernels.__name__)
+    before, level = getattr(hub_kernels, name), logger.level
+    setattr(hub_kernels, name, lambda: True)
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        setattr(hub_kernels, name, before)
+        logger.setLevel(level)
 
 
 @contextmanager
