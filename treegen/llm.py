@@ -312,7 +312,7 @@ class LLM:
     @property
     def num_states(self) -> int | None:
         """Recurrent states that there is room for; None for a model without recurrent layers."""
-        return None if self.cache.states is None else self.cache.states.pool.num_pages
+        return None if self.cache.states is None else self.cache.states.num_slots
 
     def _plan(self, requests: Sequence[Request]) -> Plan:
         return plan_requests(

@@ -30,10 +30,13 @@ def test_each_slot_has_one_owner() -> None:
         cache.check([np.array(mine[1:])])
     with pytest.raises(AssertionError):
         cache.check([np.array(mine), np.array(mine[:1])])
-    cache.free(mine[0], NO_STATE)
+    cache.free([mine[0], NO_STATE])
     cache.check([np.array(mine[1:])])
     with pytest.raises(AssertionError):
-        cache.free(mine[0])
+        cache.free(mine[:1])
+    assert set(cache.allocate(2).tolist()) == {1, 2, 3, 4} - set(mine[1:])
+    cache.reset(np.array(mine[1:]))
+    cache.check([np.array(mine[1:])])
 
 
 def test_a_copy_has_all_layers() -> None:

@@ -195,6 +195,7 @@ def test_whatever_runs_together_comes_out_as_if_alone(
         small.score(pairs), map(alone.score, ([pair] for pair in pairs)), strict=True
     ):
         assert some.logprobs == pytest.approx(one[0].logprobs, abs=1e-3)
+    assert small.cache.states is not None
     small.cache.states.check([small._kept.states()])
 
 
@@ -238,6 +239,7 @@ def test_a_kept_prefix_is_gone_on_from(family: str, saved: Callable[[str], Path]
         assert whole.usage.prompt_tokens_computed == 1
         # No state was kept within it, so what parts from it there is computed anew, and is right.
         inside = llm.generate([TRUNK[:20], TRUNK[:20] + "?"], GREEDY)
+    assert llm.cache.states is not None
     assert not llm.kept() and llm.cache.states.num_free == llm.num_states
     fresh = load(saved(family)).generate([TRUNK[:20], TRUNK[:20] + "?"], GREEDY)
     assert [c.tokens for each in inside for c in each] == [c.tokens for each in fresh for c in each]
@@ -248,7 +250,7 @@ def test_prefixes_that_are_kept_have_half_of_the_states(saved: Callable[[str], P
     for number in range(4):
         llm.keep(f"{number} {TRUNK}", name=f"p{number}")
     assert [name for name, _ in llm.kept()] == ["p2", "p3"]
-    assert llm.cache.states.num_free == 6
+    assert llm.cache.states is not None and llm.cache.states.num_free == 6
     many = Node("", children=[Node(f"{i} {TRUNK}") for i in range(6)], samples=0)
     with pytest.raises(CapacityError, match="24 recurrent states"):
         llm.keep(many)

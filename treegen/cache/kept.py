@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from treegen.cache.pool import PagedCache, Pages
-from treegen.cache.states import NO_STATE
+from treegen.cache.states import NO_STATE, Slots
 from treegen.prompts.radix import Tokens
 
 
@@ -73,7 +73,7 @@ class KeptPrefixes:
         if self.num_pages > self.max_pages:
             return True
         states = self._cache.states
-        return states is not None and len(self.states()) > states.pool.num_pages // 2
+        return states is not None and len(self.states()) > states.num_slots // 2
 
     def touch(self, prefix: KeptPrefix) -> None:
         """Note that a prefix was used now."""
@@ -115,16 +115,16 @@ class KeptPrefixes:
             self._cache.pool.free(prefix.pages)
             prefix.pages = None
             if self._cache.states is not None:
-                self._cache.states.free(prefix.end_state, prefix.last_state)
+                self._cache.states.free([prefix.end_state, prefix.last_state])
 
     def tables(self) -> Iterator[Pages]:
         """Page tables of all prefixes."""
         return (prefix.pages for prefix in self._prefixes if prefix.pages is not None)
 
-    def states(self) -> Pages:
+    def states(self) -> Slots:
         """Slots of the recurrent states of all prefixes."""
         owned = [slot for p in self._prefixes for slot in (p.end_state, p.last_state)]
-        return np.array([slot for slot in owned if slot != NO_STATE], dtype=np.int32)
+        return np.array([slot for slot in owned if slot != NO_STATE], dtype=np.int64)
 
     @property
     def num_pages(self) -> int:

@@ -11,17 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from treegen.cache.states import StateCache
 from treegen.device import to_device
-
-if TYPE_CHECKING:
-    from treegen.cache.states import StateCache
 
 Pages = NDArray[np.int32]
 

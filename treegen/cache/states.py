@@ -11,40 +11,47 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
-
-from treegen.cache.pool import PagePool, Pages
 
 NO_STATE = 0
 """The slot of a sequence of no tokens."""
+
+Slots = NDArray[np.int64]
 
 
 class StateCache:
     """Slots with the tensors that they lie in.
 
-    layers: of each recurrent layer its tensors, [slots, ...] each.
-    pool: which slots are free.
+    layers: of each recurrent layer its tensors, [num_slots + 1, ...] each.
+    num_slots: usable slots. num_free: those without an owner.
     """
 
     def __init__(self, layers: Sequence[Sequence[Tensor]], num_slots: int) -> None:
-        """The tensors of `layers` have room for num_slots + 1 slots, with slot 0."""
+        """All slots are free; their numbers are 1 to `num_slots`."""
         self.layers = layers
-        self.pool = PagePool(num_slots)
+        self.num_slots = self.num_free = num_slots
+        self._is_owned = np.zeros(num_slots + 1, dtype=np.bool_)
+        self._is_owned[NO_STATE] = True
 
-    @property
-    def num_free(self) -> int:
-        """Slots without an owner."""
-        return self.pool.num_free
+    def allocate(self, count: int) -> Slots:
+        """Take `count` free slots; the caller has checked `num_free`."""
+        assert count <= self.num_free, f"{count} slots wanted, {self.num_free} free"
+        slots = np.flatnonzero(~self._is_owned)[:count]
+        self._is_owned[slots] = True
+        self.num_free -= count
+        return slots
 
     def take(self) -> int:
-        """One free slot; the caller has checked that there is one."""
-        return int(self.pool.allocate(1)[0])
+        """One free slot."""
+        return int(self.allocate(1)[0])
 
-    def free(self, *slots: int) -> None:
-        """Give slots back; slot 0 is nobody's."""
-        owned = [slot for slot in slots if slot != NO_STATE]
-        if owned:
-            self.pool.free(np.array(owned, dtype=np.int32))
+    def free(self, slots: Iterable[int]) -> None:
+        """Give different slots back; NO_STATE among them is nobody's."""
+        owned = np.array([slot for slot in slots if slot != NO_STATE], dtype=np.int64)
+        assert self._is_owned[owned].all(), "freed a free slot"
+        self._is_owned[owned] = False
+        self.num_free += len(owned)
 
     def copy(self, source: int, target: int) -> None:
         """Copy the state in one slot to another, in all layers."""
@@ -52,12 +59,18 @@ class StateCache:
             for tensor in tensors:
                 tensor[target].copy_(tensor[source])
 
-    def check(self, slots: Iterable[Pages]) -> None:
-        """Assert that the slots in use are those of `slots`, each owned once."""
-        owned = [np.asarray(each, dtype=np.int64) for each in slots]
-        owned = [each[each != NO_STATE] for each in owned]
-        for each in owned:
-            assert (self.pool.num_references(each.astype(np.int32)) == 1).all(), (
-                "a state has several owners"
-            )
-        self.pool.check([each.astype(np.int32) for each in owned])
+    def reset(self, slots: Slots) -> None:
+        """Forget all owners but those of some slots."""
+        self._is_owned[:] = False
+        self._is_owned[[NO_STATE, *slots]] = True
+        self.num_free = int((~self._is_owned).sum())
+
+    def check(self, owned: Iterable[Slots]) -> None:
+        """Assert that slots with an owner are those in `owned`, once each, beside NO_STATE."""
+        counts = np.zeros(len(self._is_owned), dtype=np.int64)
+        for slots in owned:
+            np.add.at(counts, slots, 1)
+        counts[NO_STATE] = 1
+        wrong = np.flatnonzero(counts != self._is_owned)
+        assert not len(wrong), f"states {wrong[:8].tolist()} are lost or have several owners"
+        assert self.num_free == int((~self._is_owned).sum()), "free slots are miscounted"

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from treegen.cache.pool import Pages
-from treegen.cache.states import NO_STATE, StateCache
+from treegen.cache.states import NO_STATE, Slots, StateCache
 from treegen.engine.layout import Ints
 from treegen.engine.rows import RowTable
 from treegen.engine.segment_states import StateSpan
@@ -34,26 +33,24 @@ class RowStates:
         """Rows that there are slots for."""
         return self._cache.num_free // self.per_row
 
-    def take(self, slots: Ints, source: Ints) -> None:
-        """Give rows their slots. source: where the states of their prompts are."""
+    def take(self, slots: Ints, source: int) -> None:
+        """Give rows their slots. source: where the state of their prompt is."""
         rows = self._rows
-        taken = self._cache.pool.allocate(len(slots) * self.per_row).reshape(self.per_row, -1)
+        taken = self._cache.allocate(len(slots) * self.per_row).reshape(self.per_row, -1)
         rows.state_from[slots], rows.state_now[slots] = source, taken[0]
         rows.state_before[slots] = taken[1] if self.per_row > 1 else NO_STATE
         rows.inputs[slots] = 0
 
     def give_back(self, slots: Ints) -> None:
         """Take the slots of rows that leave."""
-        owned = self.of(slots)
-        self._cache.pool.free(owned[owned != NO_STATE])
+        self._cache.free(self.of(slots).tolist())
         for array in (self._rows.state_from, self._rows.state_now, self._rows.state_before):
             array[slots] = NO_STATE
 
-    def of(self, slots: Ints) -> Pages:
-        """Slots that rows own."""
+    def of(self, slots: Ints) -> Slots:
+        """Slots that rows own; NO_STATE where they own none."""
         rows = self._rows
-        owned = np.concatenate([rows.state_now[slots], rows.state_before[slots]])
-        return owned.astype(np.int32)
+        return np.concatenate([rows.state_now[slots], rows.state_before[slots]])
 
     def step(self, order: Ints) -> StateBatch:
         """What a decode step of rows reads and writes."""
@@ -93,6 +90,6 @@ class RowStates:
             found = inputs, now, before if inputs > 1 else NO_STATE
         elif 1 < inputs == num_generated + 1 and before != NO_STATE:
             found = num_generated, before, NO_STATE
-        self._cache.free(*({now, before} - set(found[1:])))
+        self._cache.free({now, before} - set(found[1:]))
         rows.state_now[slot] = rows.state_before[slot] = NO_STATE
         return found

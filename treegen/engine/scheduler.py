@@ -292,7 +292,7 @@ class Scheduler:
         # One run at a time: whatever an interrupted step had taken goes with the rest.
         self.run.pool.reset(self.run.kept.tables())
         if self.run.cache.states is not None:
-            self.run.cache.states.pool.reset([self.run.kept.states()])
+            self.run.cache.states.reset(self.run.kept.states())
         self.run.store.clear()
         self.live.clear()
         self._admission.clear()

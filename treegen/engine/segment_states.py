@@ -46,7 +46,7 @@ class SegmentStates:
     def fit(self, depth: int, requests: Sequence[LiveRequest]) -> bool:
         """Whether there are slots for any of some requests alone, below so many segments."""
         has_rows = any(request.spec.rows for request in requests)
-        return 2 * (depth + has_rows) <= self.cache.pool.num_pages or not requests
+        return 2 * (depth + has_rows) <= self.cache.num_slots or not requests
 
     def rewound(self, segment: LiveSegment) -> int:
         """The position from which a segment is computed again for the logits of its last token."""
@@ -69,7 +69,7 @@ class SegmentStates:
 
     def free(self, segment: LiveSegment) -> None:
         """Give up the slots of a segment."""
-        self.cache.free(segment.end_state, segment.last_state)
+        self.cache.free([segment.end_state, segment.last_state])
         segment.end_state = segment.last_state = NO_STATE
 
     def span(self, segment: LiveSegment, start: int, stop: int) -> StateSpan:
@@ -94,7 +94,7 @@ class SegmentStates:
             keeps_last = self._keeps_last(segment)
             segment.end_state = now
             segment.last_state, spare = (before, NO_STATE) if keeps_last else (NO_STATE, before)
-        self.cache.free(spare)
+        self.cache.free([spare])
 
     # Kept prefixes
 
@@ -118,5 +118,5 @@ class SegmentStates:
             if is_whole and prefix.last_state:
                 self.cache.copy(prefix.last_state, segment.last_state)
             else:
-                self.cache.free(segment.last_state)
+                self.cache.free([segment.last_state])
                 segment.last_state = NO_STATE

@@ -13,7 +13,7 @@ import numpy as np
 
 from treegen.cache.kept import KeptPrefix, KeptPrefixes
 from treegen.cache.pool import PagedCache, Pages, table_slots
-from treegen.cache.states import NO_STATE
+from treegen.cache.states import NO_STATE, Slots
 from treegen.engine.segment import LiveRequest, LiveSegment
 from treegen.engine.segment_states import SegmentStates
 from treegen.plan.cost import keep_or_fold
@@ -455,10 +455,10 @@ class SegmentStore:
         """All page tables, for the pool's check."""
         return (s.table for s in self.segments.values() if s.table is not None)
 
-    def owned_states(self) -> Pages:
+    def owned_states(self) -> Slots:
         """All slots of recurrent states, for the check of these."""
         slots = [slot for s in self.segments.values() for slot in (s.end_state, s.last_state)]
-        return np.array(slots, dtype=np.int32)
+        return np.array(slots, dtype=np.int64)
 
     def _usable(self, prefix: KeptPrefix, shared: int) -> int:
         """How much of a kept prefix can be used of which so many tokens are shared."""

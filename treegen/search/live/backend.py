@@ -385,10 +385,10 @@ class LiveBackend:
             return
         # After the last token of each segment and before it, and so for a row.
         states = 2 * (sum(1 for _ in segment.path()) + bool(spec.rows))
-        if states > cache.states.pool.num_pages:
+        if states > cache.states.num_slots:
             raise CacheFullError(
                 f"node {spec.id!r} needs {states:,} recurrent states even alone, but "
-                f"{cache.states.pool.num_pages:,} fit; give more memory"
+                f"{cache.states.num_slots:,} fit; give more memory"
             )
 
     def close(self) -> None:
