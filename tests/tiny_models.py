@@ -475,6 +475,7 @@ HYBRID: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_on_text": ("qwen3_5", {**_HEAD, **_GATED_DELTA, **_MROPE}),
     "qwen3_5_moe_on_text": ("qwen3_5_moe", {**_HEAD, **_GATED_DELTA, **_SHARED_EXPERT, **_MROPE}),
     "lfm2_vl_on_text": ("lfm2_vl", _CONV),
+    "lfm3_vl_on_text": ("lfm3_vl", _CONV),
 }  # fmt: skip
 
 

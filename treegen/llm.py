@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from treegen.attention.api import choose
 from treegen.cache.kept import KeptPrefix, KeptPrefixes
@@ -53,6 +53,9 @@ if TYPE_CHECKING:
     from treegen.search.result import Found, SearchResult
     from treegen.search.run import SearchRun
     from treegen.search.session import Session
+
+
+_HYBRID: Final = "the model has recurrent layers"  # whose steps find their states by slot
 
 
 class LLM:
@@ -141,8 +144,10 @@ class LLM:
         self._graphs: DecodeGraphs | None = None
         on_gpu = self.model.device.type == "cuda"
         is_hybrid = bool(self.spec.states)
-        if on_gpu and not eager and not is_hybrid:
+        if on_gpu and not eager:
             self._graphs = DecodeGraphs(self.model.forward)
+            if is_hybrid:
+                self._graphs.off = _HYBRID
             self.model.watch_weights()
         page_size, self.max_rows, self.prefill_chunk = options.sizes(self.model.device.type)
         size = options.cache_bytes
@@ -160,7 +165,7 @@ class LLM:
         )
         if on_gpu and (not eager if compile is None else compile):
             if is_hybrid:
-                self.model.uncompiled_because = "the model has recurrent layers"
+                self.model.uncompiled_because = _HYBRID
             else:
                 self.model.compile_layers(self.cache.layers)
         self._impl = self.model.impl if impl == "auto" else impl

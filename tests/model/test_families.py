@@ -268,6 +268,22 @@ def test_the_documented_families_are_those_tested_here(repository: Path) -> None
     assert told in " ".join((repository / "README.md").read_text(encoding="utf-8").split())
 
 
+def test_the_documented_recurrent_families_are_those_tested_here(repository: Path) -> None:
+    text = section(repository, "Exact with recurrent layers")
+    rows = re.findall(r"^\| (.+?) \| (.+?) \|$", text, re.MULTILINE)[1:]
+    names = [name for _, names in rows for name in names_in(names)]
+    assert sorted(names) == sorted({model_type for model_type, _ in HYBRID.values()})
+    assert f"{len(names)} families whose layers are partly recurrent" in text
+    told = f"and {len(names)} with recurrent layers"
+    assert told in " ".join((repository / "README.md").read_text(encoding="utf-8").split())
+
+
+def test_the_table_of_families_counts_those_listed_below(repository: Path) -> None:
+    page = (repository / "docs" / "models.md").read_text(encoding="utf-8")
+    for title, count in re.findall(r"^\| \[(.+?)\]\(#.+?\) \| (\d+) \|", page, re.MULTILINE):
+        assert f"{count} families" in section(repository, title)
+
+
 def test_the_documented_refusals_are_those_of_the_code(repository: Path) -> None:
     rows = re.findall(r"^\| (.+?) \| (.+?) \|$", section(repository, "Refused"), re.MULTILINE)[1:]
     documented = {name: reason for reason, names in rows for name in names_in(names)}

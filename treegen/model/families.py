@@ -40,6 +40,7 @@ REFUSED: Final = {
     "diffllama": "it subtracts two attentions in each layer (differential attention)",
     "llama4": "its chunked attention layers are not supported",
     "llama4_text": "its chunked attention layers are not supported",
+    "falcon_mamba": _NO_ATTENTION,
     "mamba": _NO_ATTENTION,
     "mamba2": _NO_ATTENTION,
     "recurrent_gemma": _OWN_STATE,
