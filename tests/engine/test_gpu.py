@@ -28,6 +28,7 @@ QUESTIONS = [
 ]
 FAMILIES = ["llama", "gemma2", "gpt_oss", "deepseek_v3", "mistral_swa", "gpt2", "cohere2", "qwen3"]
 FAMILIES += ["gemma3_on_text", "llava_on_text", "mistral3_on_text", "qwen2_5_vl_on_text"]
+FAMILIES += ["qwen3_next", "lfm2", "bamba", "jamba", "minimax", "kimi_linear"]  # partly recurrent
 
 
 def tree_of(samples: int) -> Node:
@@ -59,6 +60,13 @@ def test_greedy_tokens_equal_stock_generation(family: str, tmp_path: Path) -> No
             out = stock.generate(ids, do_sample=False, max_new_tokens=12, eos_token_id=None)
             want = out[0, ids.shape[1] :].tolist()
             assert [list(c.tokens) for c in result.of(str(index))] == [want] * 3
+
+
+def test_models_with_recurrent_layers_say_why_they_run_eagerly(tmp_path: Path) -> None:
+    tiny_models.save_tiny_model(tmp_path, "qwen3_next")
+    llm = LLM(str(tmp_path), dtype="bfloat16", device="cuda", memory="32MiB")
+    usage = llm.run(tree_of(60), SamplingParams(max_tokens=9, seed=1)).usage
+    assert usage.eager_because == usage.uncompiled_because == "the model has recurrent layers"
 
 
 def test_replayed_steps_draw_what_eager_steps_draw(tmp_path: Path) -> None:

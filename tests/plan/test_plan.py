@@ -168,12 +168,17 @@ def test_ten_thousand_leaves_plan_quickly() -> None:
 
 
 def test_recurrent_states_are_counted_beside_pages() -> None:
-    plan = plan_of([[1, 2, 3], [1, 2, 4], [5]], samples=3)
+    plan = plan_of([[1, 2, 3], [1, 2, 4], [5]], samples=3, state_bytes=2048)
+    told = "recurrent states: one for each segment (8.0 KiB) and one for each row that is live"
+    assert f"{told} (2.0 KiB each)" in str(plan)
+    assert "recurrent" not in str(plan_of([[1, 2]]))
     # Two segments above a sample, or one, and the sample's own.
     assert [plan.alone_states(i) for i in range(3)] == [3, 3, 2]
     assert plan.rows_that_fit(1000, 4) == 9
     for states, rows in ((3, 1), (5, 3), (6, 3), (7, 4), (9, 6), (13, 9), (99, 9)):
         assert plan.rows_that_fit(1000, 4, states) == rows, states
     plan.check_fits(1000, 4, 3)
-    with pytest.raises(CapacityError, match=r"prompt 'p0' needs 3 recurrent states .* 2 fit"):
+    with pytest.raises(
+        CapacityError, match=r"prompt 'p0' needs 3 recurrent states of 2\.0 KiB .* 2 fit"
+    ):
         plan.check_fits(1000, 4, 2)

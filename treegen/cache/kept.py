@@ -90,13 +90,9 @@ class KeptPrefixes:
     def evict_one(self) -> bool:
         """Drop the least recently used prefix of which some page is used by kept prefixes alone.
 
-        Such a page is free once no other kept prefix has it. A prefix with recurrent states frees
-        their slots in any case. Returns False if there is no such prefix.
+        Such a page is free once no other kept prefix has it. If there is none, any prefix with
+        recurrent states frees the slots of these. Returns False if there is no such prefix.
         """
-        if self._cache.states is not None:
-            for prefix in self:
-                self.remove(prefix)
-                return True
         tables = list(self.tables())
         if not tables:
             return False
@@ -104,6 +100,10 @@ class KeptPrefixes:
         only_kept = pages[self._cache.pool.num_references(pages) == count]
         for prefix in self:
             if prefix.pages is not None and np.isin(prefix.pages, only_kept).any():
+                self.remove(prefix)
+                return True
+        for prefix in self:
+            if self._cache.states is not None:
                 self.remove(prefix)
                 return True
         return False

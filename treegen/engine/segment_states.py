@@ -46,7 +46,7 @@ class SegmentStates:
     def fit(self, depth: int, requests: Sequence[LiveRequest]) -> bool:
         """Whether there are slots for any of some requests alone, below so many segments."""
         has_rows = any(request.spec.rows for request in requests)
-        return 2 * (depth + has_rows) <= self.cache.num_slots or not requests
+        return not requests or 2 * (depth + has_rows) <= self.cache.num_slots
 
     def rewound(self, segment: LiveSegment) -> int:
         """The position from which a segment is computed again for the logits of its last token."""

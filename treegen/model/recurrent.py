@@ -9,6 +9,7 @@ states. These are gathered from slots before and go back into slots after it.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -194,6 +195,7 @@ def wrap_recurrent(module: nn.Module) -> list[RecurrentLayer]:
     return layers
 
 
+@functools.cache
 def _keeps_state(kind: type[nn.Module]) -> bool:
     """Whether some method of a class tells a cache of a new state."""
     for each in kind.__mro__:

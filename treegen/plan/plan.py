@@ -113,6 +113,7 @@ class Plan:
     token_bytes: bytes of a token's keys and values in all layers together.
     layer_bytes: the same in one layer, on average.
     generated: levels that are declared to be generated below the prompts, if any.
+    state_bytes: bytes of one recurrent state; 0 for a model without any.
     """
 
     requests: tuple[Request, ...]
@@ -124,6 +125,7 @@ class Plan:
     sharing: Sharing
     cost: CostModel
     generated: tuple[LevelBound, ...] = ()
+    state_bytes: int = 0
 
     def __str__(self) -> str:
         """The tree level by level, and what sharing saves, for people to read."""
@@ -145,6 +147,12 @@ class Plan:
             lines.append(
                 f"prompt tokens {what}: {shared:,} ({size}) instead of {apart:,} "
                 f"({format_bytes(apart * self.token_bytes)})"
+            )
+        if self.state_bytes:
+            size = format_bytes(len(self.segments) * self.state_bytes)
+            lines.append(
+                f"recurrent states: one for each segment ({size}) and one for each row that is "
+                f"live ({format_bytes(self.state_bytes)} each)"
             )
         lines += [
             f"generated level {bound.level}: at most {bound.rows:,} rows, {bound.tokens:,} tokens"
@@ -298,9 +306,9 @@ class Plan:
         if num_states is not None and max(states, default=0) > num_states:
             request = self.requests[states.index(max(states))]
             raise CapacityError(
-                f"prompt {request.id!r} needs {max(states):,} recurrent states even alone, one for "
-                f"each level of its tree and one for a sample, but {num_states:,} fit; give more "
-                "memory"
+                f"prompt {request.id!r} needs {max(states):,} recurrent states of "
+                f"{format_bytes(self.state_bytes)} even alone, one for each level of its tree and "
+                f"one for a sample, but {num_states:,} fit; give more memory"
             )
 
 
@@ -325,6 +333,7 @@ def compile_plan(
     cost: CostModel = DEVICE_COSTS["cpu"],
     max_rows: int | None = None,
     split_at: Sequence[radix.Tokens] = (),
+    state_bytes: int = 0,
 ) -> Plan:
     """Build the plan of some requests.
 
@@ -332,6 +341,7 @@ def compile_plan(
     segment, "one" the roots only, "off" none: every row then reads its whole prompt.
     max_rows: rows that are decoded at once at most, which bounds what sharing can save.
     split_at: further token sequences, such as kept prefixes. Segments are split where they end.
+    state_bytes: of one recurrent state, for a model with recurrent layers.
 
     Raises:
         InputError: `sharing` is none of these words.
@@ -380,6 +390,7 @@ def compile_plan(
         layer_bytes=layer_bytes,
         sharing=sharing,
         cost=cost,
+        state_bytes=state_bytes,
     )
 
 

@@ -208,4 +208,5 @@ def plan_requests(
         cost=DEVICE_COSTS["cpu" if device_type == "cpu" else "cuda"],
         max_rows=max_rows,
         split_at=list(split_at),
+        state_bytes=spec.state_bytes,
     )
