@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_models import HYBRID, known, save_tiny_model
+from transformers import AutoConfig
 
 from treegen import LLM, Node, SamplingParams
 from treegen.cache.kept import KeptPrefixes
@@ -75,8 +76,9 @@ def tokens_of(completions: Any) -> dict[tuple[str, int], tuple[int, ...]]:
 
 
 def stock_of(path: Path) -> Any:
-    config = load(path).model.module.config
-    stock = auto_class(config).from_pretrained(path, attn_implementation="eager")
+    stock = auto_class(AutoConfig.from_pretrained(path)).from_pretrained(
+        path, attn_implementation="eager"
+    )
     stock.generation_config.eos_token_id = None
     return stock
 
@@ -128,7 +130,7 @@ def test_samples_are_the_same_whatever_the_budget(
     want = llm.run(ragged(5), params)
     assert len({c.tokens for c in want.completions}) > 15
     others = [
-        load(saved(family), **options)
+        LLM(llm.model, tokenizer=llm.tokenizer, memory="8MiB", **options)
         for options in (
             {"max_rows": 1}, {"max_rows": 7, "prefill_chunk": 5, "page_size": 3},
             {"sharing": "off"}, {"sharing": "all", "run_ahead": True},
