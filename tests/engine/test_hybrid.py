@@ -127,19 +127,18 @@ def test_samples_are_the_same_whatever_the_budget(
 ) -> None:
     params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=12, seed=3, stop=["\n", "Q"])
     llm = load(saved(family))
-    want = llm.run(ragged(5), params)
-    assert len({c.tokens for c in want.completions}) > 15
+    want = llm.run(ragged(3), params)
+    assert len({c.tokens for c in want.completions}) > 9
     others = [
         LLM(llm.model, tokenizer=llm.tokenizer, memory="8MiB", **options)
         for options in (
-            {"max_rows": 1}, {"max_rows": 7, "prefill_chunk": 5, "page_size": 3},
-            {"sharing": "off"}, {"sharing": "all", "run_ahead": True},
-            {"sharing": "one", "max_rows": 4},
+            {"max_rows": 1}, {"max_rows": 7, "prefill_chunk": 5, "page_size": 3, "sharing": "off"},
+            {"sharing": "all", "run_ahead": True},
         )
     ]  # fmt: skip
-    others += [with_room(llm, pages, states) for pages, states in ((20, 5), (34, 40), (100, 6))]
+    others += [with_room(llm, pages, states) for pages, states in ((20, 5), (34, 40))]
     for other in others:
-        got = other.run(ragged(5), params)
+        got = other.run(ragged(3), params)
         assert len(got.completions) == len(want.completions)
         for a, b in zip(want.completions, got.completions, strict=True):
             assert (a.prompt_id, a.sample_index, a.seed) == (b.prompt_id, b.sample_index, b.seed)
@@ -148,8 +147,7 @@ def test_samples_are_the_same_whatever_the_budget(
             assert a.logprobs == pytest.approx(b.logprobs, abs=1e-3)
 
 
-@pytest.mark.parametrize("family", SOME)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("family", "seed"), list(zip(SOME, range(3), strict=True)))
 def test_whatever_runs_together_comes_out_as_if_alone(
     family: str, seed: int, saved: Callable[[str], Path]
 ) -> None:
@@ -162,11 +160,11 @@ def test_whatever_runs_together_comes_out_as_if_alone(
     trunk = rng.integers(3, 320, 40).tolist()
     prompts = [
         trunk[: rng.integers(0, 40)] + rng.integers(3, 320, rng.integers(1, 9)).tolist()
-        for _ in range(12)
+        for _ in range(8)
     ]
     small.keep(small.tokenizer.decode(trunk[:10]))
     params = [
-        SamplingParams(n=int(rng.integers(1, 6)), seed=seed, max_tokens=int(rng.integers(1, 20)))
+        SamplingParams(n=int(rng.integers(1, 5)), seed=seed, max_tokens=int(rng.integers(1, 15)))
         for _ in prompts
     ]
     preempted = 0
@@ -181,7 +179,7 @@ def test_whatever_runs_together_comes_out_as_if_alone(
         scheduler, got = stream.scheduler, []
         while stream.has_work:
             got += stream.step()
-            if rng.random() < 0.2:
+            if rng.random() < 0.3:
                 scheduler._land()
                 preempted += scheduler._admission.give_way()
             scheduler.check()

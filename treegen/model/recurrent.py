@@ -9,7 +9,6 @@ states. These are gathered from slots before and go back into slots after it.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -179,8 +178,9 @@ def wrap_recurrent(module: nn.Module) -> list[RecurrentLayer]:
         ModelError: a layer that keeps a state has no argument for it.
     """
     layers: list[RecurrentLayer] = []
+    kinds = {kind for kind in {type(part) for part in module.modules()} if _keeps_state(kind)}
     for part in module.modules():
-        if not _keeps_state(type(part)):
+        if type(part) not in kinds:
             continue
         layer = getattr(part, _WRAPPED, None)
         if layer is None:
@@ -195,7 +195,6 @@ def wrap_recurrent(module: nn.Module) -> list[RecurrentLayer]:
     return layers
 
 
-@functools.cache
 def _keeps_state(kind: type[nn.Module]) -> bool:
     """Whether some method of a class tells a cache of a new state."""
     for each in kind.__mro__:
