@@ -8,7 +8,7 @@ from transformers import PretrainedConfig
 from treegen.errors import ModelError
 
 _OWN_STATE: Final = "its recurrent layers keep their states in themselves, not in a cache"
-_NO_ATTENTION: Final = "none of its layers attends; treegen is for models with attention layers"
+NO_ATTENTION: Final = "none of its layers attends; treegen is for models with attention layers"
 OWN_ATTENTION: Final = "its layers compute attention without transformers' attention interface"
 _DROPS: Final = "its layers drop the keyword arguments that carry the batch to attention"
 
@@ -40,12 +40,12 @@ REFUSED: Final = {
     "diffllama": "it subtracts two attentions in each layer (differential attention)",
     "llama4": "its chunked attention layers are not supported",
     "llama4_text": "its chunked attention layers are not supported",
-    "falcon_mamba": _NO_ATTENTION,
-    "mamba": _NO_ATTENTION,
-    "mamba2": _NO_ATTENTION,
+    "falcon_mamba": NO_ATTENTION,
+    "mamba": NO_ATTENTION,
+    "mamba2": NO_ATTENTION,
     "recurrent_gemma": _OWN_STATE,
-    "rwkv": _NO_ATTENTION,
-    "xlstm": _NO_ATTENTION,
+    "rwkv": NO_ATTENTION,
+    "xlstm": NO_ATTENTION,
 }
 _RECURRENT: Final = frozenset({"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding"})
 _LAYER_TYPES: Final = _RECURRENT | {"full_attention", "sliding_attention", "mlp", "moe"}

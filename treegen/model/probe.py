@@ -20,7 +20,7 @@ from transformers import PretrainedConfig
 from transformers.integrations import hub_kernels
 
 from treegen.errors import ModelError
-from treegen.model.families import OWN_ATTENTION, recurrent_types
+from treegen.model.families import NO_ATTENTION, OWN_ATTENTION, recurrent_types
 from treegen.model.files import one_line
 from treegen.model.hook import NO_NUMBER, PROBE, Probe
 from treegen.model.recurrent import StateProbe, on_states, wrap_recurrent
@@ -115,7 +115,7 @@ def probe_layers(config: PretrainedConfig, dtype: torch.dtype, trust_remote_code
         recurrent = wrap_recurrent(model)
         if not recurrent and (types := recurrent_types(config)):
             raise ModelError(f"no layer of type {', '.join(types)} keeps its state in a cache")
-        with _calls() as called, on_states(states if recurrent else None), _torch_alone():
+        with _calls() as called, on_states(states if recurrent else None):
             probe, vocab_size = _pass(model)
         unreached = unreached_parts(model, probe.modules, called)
         if unreached and not _does_without(model, unreached):
@@ -155,7 +155,7 @@ def _pass(model: nn.Module) -> tuple[Probe, int]:
     ids_1T = torch.zeros(1, _NUM_TOKENS, dtype=torch.int64, device="meta")
     # torch's modes have no annotations.
     chosen = _NothingChosen()  # type: ignore[no-untyped-call]
-    with chosen, _NothingHolds(), torch.inference_mode():
+    with chosen, _NothingHolds(), _torch_alone(), torch.inference_mode():
         logits: Tensor = model(
             input_ids=ids_1T, position_ids=ids_1T, use_cache=False, treegen=probe
         ).logits
@@ -218,7 +218,7 @@ def _check_hybrid(
     layers = [call.layer for call in probe.calls]
     silent = sorted({*range(num_recurrent)} - states.found.keys())
     if not layers:
-        reason = "none of its layers attends; treegen is for models with attention layers"
+        reason = NO_ATTENTION
     elif layers != sorted(layers):
         reason = "its layers do not attend in order"
     elif silent or not all(states.found.values()):
