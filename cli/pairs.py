@@ -29,6 +29,7 @@ MODEL_ARGS: Final[Mapping[str, Reader]] = {
     "eager": _bool,
     "compile": _bool,
     "run_ahead": _bool,
+    "reproducible": _bool,
     "check": _bool,
     "revision": str,
     "trust_remote_code": _bool,

@@ -24,6 +24,7 @@ from treegen.model.config import resolve_device
 from treegen.model.files import load_tokenizer
 from treegen.model.load import load_model
 from treegen.model.model import Model
+from treegen.model.reproducible import ALIGN, IMPL, check_dtype, check_reproducible
 from treegen.options import LOADING, EngineOptions
 from treegen.outputs import Completion, Score, Usage
 from treegen.params import SamplingParams, check_int
@@ -76,6 +77,7 @@ class LLM:
         eager: bool = False,
         compile: bool | None = None,
         run_ahead: bool | None = None,
+        reproducible: bool = False,
         check: bool = True,
         revision: str | None = None,
         trust_remote_code: bool = False,
@@ -95,6 +97,9 @@ class LLM:
         compile: compile the decoder layers, on a GPU, which takes some seconds at first use.
         run_ahead: launch each pass before the last one's tokens are known; see `Scheduler`.
         None for these two: on a GPU (compile: unless eager).
+        reproducible: on a GPU, compute each sample to the bit as if it were alone, for a few
+        percent of the speed; see docs/reproducibility.md. It sets how torch computes matrix
+        products in this process.
         check: compare with stock transformers at load.
 
         Raises InputError for an option that cannot be used, ModelError for a model that cannot,
@@ -113,6 +118,7 @@ class LLM:
             eager=eager,
             compile=compile,
             run_ahead=run_ahead,
+            reproducible=reproducible,
             check=check,
             revision=revision,
             trust_remote_code=trust_remote_code,
@@ -137,6 +143,13 @@ class LLM:
         self._stoppings = Stoppings()
         self._graphs: DecodeGraphs | None = None
         on_gpu = self.model.device.type == "cuda"
+        self._impl = self.model.impl if impl == "auto" else impl
+        self._align = 1
+        if reproducible:
+            check_dtype(self.model.dtype, self.model.device)
+            if on_gpu:
+                self._impl, self._align = IMPL, ALIGN
+                self.model.make_reproducible()
         if on_gpu and not eager:
             self._graphs = DecodeGraphs(self.model.forward)
             self.model.watch_weights()
@@ -152,7 +165,6 @@ class LLM:
         )
         if on_gpu and (not eager if compile is None else compile):
             self.model.compile_layers(self.cache.layers)
-        self._impl = self.model.impl if impl == "auto" else impl
         self._run_ahead = on_gpu if run_ahead is None else run_ahead
         self._kept = KeptPrefixes(self.cache, max_pages=num_pages // 2)
         self._num_named = 0
@@ -302,6 +314,7 @@ class LLM:
             device_type=self.model.device.type,
             sharing=self.sharing,
             max_rows=self.max_rows,
+            align=self._align,
             # "one" level is the root as it is; a kept prefix then supplies a part of it.
             split_at=[p.tokens for p in self._kept] if self.sharing != "one" else [],
         )
@@ -591,6 +604,8 @@ class LLM:
 def check_machine(options: EngineOptions, device: torch.device) -> None:
     """Raise InputError or CapacityError for what a device cannot do, whatever the model."""
     choose(options.impl, device)
+    if options.reproducible:
+        check_reproducible(device, options.impl, options.sizes(device.type).page_size)
     if options.cache_bytes is not None:
         mem.check_cache_bytes(options.cache_bytes, device)
 

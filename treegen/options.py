@@ -44,6 +44,7 @@ class EngineOptions:
     eager: bool = False
     compile: bool | None = None
     run_ahead: bool | None = None
+    reproducible: bool = False
     check: bool = True
     revision: str | None = None
     trust_remote_code: bool = False
@@ -53,7 +54,7 @@ class EngineOptions:
         for name in Sizes._fields:
             if (value := getattr(self, name)) is not None:
                 check_int(name, value, least=1)
-        for name in ("eager", "compile", "run_ahead", "check", "trust_remote_code"):
+        for name in ("eager", "compile", "run_ahead", "reproducible", "check", "trust_remote_code"):
             if (flag := getattr(self, name)) is not None:
                 check_bool(name, flag)
         if self.memory is not None:

@@ -36,6 +36,14 @@ def _load_triton() -> Implementation:
     return Triton()
 
 
+def _load_invariant() -> Implementation:
+    try:
+        from treegen.attention.gpu.invariant import Invariant
+    except ImportError:
+        return Missing("invariant", "triton is not installed")
+    return Invariant()
+
+
 def _load_flash() -> Implementation:
     from treegen.attention.libraries.varlen import Flash
 
@@ -63,6 +71,7 @@ LOADERS: Final[dict[str, Callable[[], Implementation]]] = {
     "cpu": _load_cpu,
     "triton": _load_triton,
     "reference": _load_reference,
+    "invariant": _load_invariant,
     "flash": _load_flash,
     "xformers": _load_xformers,
 }

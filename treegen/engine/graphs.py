@@ -125,7 +125,7 @@ class DecodeGraphs:
         self._padding[size] = 0.0
         if self.num_graphs >= _MAX_GRAPHS:
             del self._graphs[0]
-        static_state = StaticState(state.levels, state.device)
+        static_state = StaticState(state.levels, state.device, invariant=state.invariant)
         static = _static_step(step, size, static_state, self._drawn_P1)
         draws = self._draws(self._compute(static), step)
         state.kernels = static_state.kernels

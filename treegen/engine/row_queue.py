@@ -173,7 +173,9 @@ class LiveRows:
             rows.set_chain(mine, segment.chain)
             if above[run.start]:
                 assert segment.table is not None
-                source[run] = segment.table[-1]
+                first = int(rows.base[mine[0]]) - segment.base + full * size
+                page = segment.table[min(first // size, len(segment.table) - 1)]
+                source[run] = int(page) * size + first % size
                 for _ in mine:
                     pool.share(segment.table[:full])
                 rows.add_pages(mine, np.tile(segment.table[:full], len(mine)), full)
@@ -184,7 +186,7 @@ class LiveRows:
         offset = np.arange(size)
         within = offset < num_copied[at, None]
         self._run.cache.copy_tokens(
-            (source[at, None] * size + offset)[within], (target[:, None] * size + offset)[within]
+            (source[at, None] + offset)[within], (target[:, None] * size + offset)[within]
         )
         # Keys of all but the last token are computed again; decoding computes that one.
         again = rows.count[slots] > 1

@@ -44,6 +44,7 @@ class LiveSegment:
     kept: bool
     base: int
     above: tuple[int, ...]
+    align: int = 1
     table: Pages | None = None
     computed: int = 0
     was_computed: int = 0
@@ -71,11 +72,11 @@ class LiveSegment:
     @property
     def base_below(self) -> int:
         """First position of the table of a row or segment that starts below it now."""
-        return self.stop if self.kept else self.base
+        return self.stop // self.align * self.align if self.kept else self.base
 
     @property
     def reads_on(self) -> bool:
-        """Whether its table goes on from the one above, which is folded into it."""
+        """Whether its table begins with keys of the one above, which are folded into it."""
         return self.base < self.start
 
     def path(self) -> Iterator[LiveSegment]:

@@ -163,6 +163,7 @@ class SegmentStore:
             kept=kept,
             base=parent.base_below if parent is not None else 0,
             above=parent.chain if parent is not None else (),
+            align=self._plan.align,
             computed=start,
             was_computed=start,
         )
@@ -178,8 +179,9 @@ class SegmentStore:
         What hangs below it already goes on reading through its own pages.
         """
         plan = self._plan
+        keys = segment.stop // plan.align * plan.align - segment.base
         segment.kept = segment.kept or keep_or_fold(
-            plan.sharing, rows, segment.stop - segment.base, plan.layer_bytes, plan.cost,
+            plan.sharing, rows, keys, plan.layer_bytes, plan.cost,
             root=segment.parent is None, live_rows=rows,
         )[0]  # fmt: skip
 
@@ -220,7 +222,7 @@ class SegmentStore:
         """Page table, number of keys and first position of a kept segment."""
         segment = self.segments[index]
         assert segment.table is not None
-        return segment.table, segment.stop - segment.base, segment.base
+        return segment.table, segment.base_below - segment.base, segment.base
 
     def pages_to_open(self, request: LiveRequest) -> int:
         """Pages that opening a request takes at most."""
@@ -333,19 +335,16 @@ class SegmentStore:
         segment.was_computed = max(segment.was_computed, stop)
 
     def continue_parent(self, segment: LiveSegment) -> None:
-        """Copy the partly filled last page of a folded parent into a segment's first page."""
+        """Copy what is folded of the parent and fills no page into a segment's own page."""
         if segment.continued or not segment.reads_on:
             return
         segment.continued = True
-        table, above = segment.table, segment.parent.table if segment.parent else None
-        assert table is not None and above is not None
-        self._copy_tail(above, table, segment.start - segment.base)
-
-    def _copy_tail(self, source: Pages, target: Pages, length: int) -> None:
-        start = length - length % self.cache.page_size
+        parent, size = segment.parent, self.cache.page_size
+        assert parent is not None and parent.table is not None and segment.table is not None
+        start = segment.start - (segment.start - segment.base) % size
         self.cache.copy_tokens(
-            table_slots(source, start, length, self.cache.page_size),
-            table_slots(target, start, length, self.cache.page_size),
+            table_slots(parent.table, start - parent.base, segment.start - parent.base, size),
+            table_slots(segment.table, start - segment.base, segment.start - segment.base, size),
         )
 
     def close(self, request: LiveRequest) -> list[LiveSegment]:

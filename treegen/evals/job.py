@@ -78,6 +78,7 @@ class ModelFacts:
     """A model's shape, tokenizer and cache size, found without its weights.
 
     num_pages: None where only the loaded model can say, as with a GPU's free memory.
+    align: attention parts begin at multiples of so many positions.
     """
 
     engine: EngineOptions
@@ -89,6 +90,7 @@ class ModelFacts:
     page_size: int
     memory: int | None
     num_pages: int | None
+    align: int = 1
 
     def plan(self, requests: "Sequence[Request]") -> Plan:
         """Return how requests are laid out; raise CacheFullError for one that never fits."""
@@ -100,6 +102,7 @@ class ModelFacts:
             device_type=self.device_type,
             sharing=self.engine.sharing,
             max_rows=self.max_rows,
+            align=self.align,
         )
         if self.num_pages is not None:
             plan.check_fits(self.num_pages, self.page_size)
@@ -135,6 +138,7 @@ def look_at_model(engine: EngineOptions) -> ModelFacts:
     from treegen.model import memory
     from treegen.model.config import load_spec, read_config, resolve_device, resolve_dtype
     from treegen.model.files import load_tokenizer, locate
+    from treegen.model.reproducible import ALIGN, check_dtype
 
     source: dict[str, Any] = {
         "revision": engine.revision,
@@ -144,6 +148,8 @@ def look_at_model(engine: EngineOptions) -> ModelFacts:
     directory = locate(engine.model, engine.revision, weights=False)
     dtype = resolve_dtype(engine.dtype, read_config(engine.model, directory, **source), device)
     spec = load_spec(engine.model, dtype, device=device, **source)
+    if engine.reproducible:
+        check_dtype(dtype, device)
     page_size, max_rows, _ = engine.sizes(device.type)
     size = engine.cache_bytes
     if size is None and device.type == "cpu":
@@ -158,6 +164,7 @@ def look_at_model(engine: EngineOptions) -> ModelFacts:
         page_size=page_size,
         memory=size,
         num_pages=None if size is None else memory.pages_in(size, spec, page_size),
+        align=ALIGN if engine.reproducible and device.type == "cuda" else 1,
     )
 
 

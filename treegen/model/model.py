@@ -19,6 +19,7 @@ from treegen.errors import CapacityError, InputError, ModelError
 from treegen.formats import format_bytes
 from treegen.model.batch import Batch
 from treegen.model.files import one_line
+from treegen.model.reproducible import first_batch, fix_sums, with_rows
 from treegen.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -58,12 +59,22 @@ class Model:
         self._compiled: CompiledLayers | None = None
         self._weights_at: tuple[int, ...] | None = None
         self.uncompiled_because = ""
+        self._reproducible = False
 
     def reset(self) -> None:
         """Forget compiled layers and CUDA graphs, and with them the page pools they hold."""
         self._uncompile()
         self._weights_at = None
         self.uncompiled_because = ""
+        self._reproducible = False
+
+    def make_reproducible(self) -> None:
+        """From now on, compute each row to the bit as if it were alone; attention must do so too.
+
+        It sets how torch computes matrix products in this process.
+        """
+        fix_sums()
+        self._reproducible = True
 
     def compile_layers(self, pools: Sequence[LayerKV], *, backend: str = "inductor") -> None:
         """Compile the layers. From now on the model takes batches on these page pools only.
@@ -78,6 +89,8 @@ class Model:
         except ModelError as error:
             self.uncompiled_because = str(error)
         self.watch_weights()
+        if self._compiled is not None and self._reproducible:
+            self.forward(first_batch(pools, self.device))
 
     def _uncompile(self) -> None:
         if self._compiled is not None:
@@ -156,8 +169,9 @@ class Model:
         # The last token of a text to score may stand past the context. Its logits are not used, but
         # the model's tables of positions have no entry for it.
         positions_T = batch.positions_T.clamp(max=self.spec.context_length - 1)
+        batch = replace(batch, positions_T=positions_T)
         with current(self.device):
-            return self._forward(replace(batch, positions_T=positions_T))
+            return self._forward(with_rows(batch) if self._reproducible else batch)
 
     def _forward(self, batch: Batch) -> Tensor:
         if self._compiled is None:

@@ -74,6 +74,8 @@ def keep_or_fold(
     """
     if sharing == "off":
         return False, "sharing is off"
+    if tokens < 1:
+        return False, "no whole block"
     if sharing == "one":
         return (True, "first level") if root else (False, "one level only")
     if rows <= 1:

@@ -71,6 +71,7 @@ class Segment:
     kept: whether it is an attention part of its own.
     base: first position in its page table. That is its start, or an earlier position where the
     segments above it are folded.
+    base_below: first position in the page tables of what is below it.
     reason: why it is kept or folded.
     """
 
@@ -84,6 +85,7 @@ class Segment:
     requests: tuple[int, ...]
     kept: bool
     base: int
+    base_below: int
     reason: str
 
 
@@ -113,6 +115,7 @@ class Plan:
     token_bytes: bytes of a token's keys and values in all layers together.
     layer_bytes: the same in one layer, on average.
     generated: levels that are declared to be generated below the prompts, if any.
+    align: attention parts begin at multiples of so many positions.
     """
 
     requests: tuple[Request, ...]
@@ -124,6 +127,7 @@ class Plan:
     sharing: Sharing
     cost: CostModel
     generated: tuple[LevelBound, ...] = ()
+    align: int = 1
 
     def __str__(self) -> str:
         """The tree level by level, and what sharing saves, for people to read."""
@@ -235,8 +239,9 @@ class Plan:
     def row_pages(self, request: int, page_size: int) -> int:
         """Pages that one row of a request has added when it has its last token."""
         segment = self.segments[self.segment_of[request]]
-        base = segment.stop if segment.kept else segment.base
-        return row_pages(base, segment.stop, self.requests[request].max_tokens, page_size)
+        return row_pages(
+            segment.base_below, segment.stop, self.requests[request].max_tokens, page_size
+        )
 
     def alone_pages(self, request: int, page_size: int) -> int:
         """Pages that one row of a request needs with nothing else in memory."""
@@ -300,6 +305,7 @@ def compile_plan(
     cost: CostModel = DEVICE_COSTS["cpu"],
     max_rows: int | None = None,
     split_at: Sequence[radix.Tokens] = (),
+    align: int = 1,
 ) -> Plan:
     """Build the plan of some requests.
 
@@ -307,6 +313,8 @@ def compile_plan(
     segment, "one" the roots only, "off" none: every row then reads its whole prompt.
     max_rows: rows that are decoded at once at most, which bounds what sharing can save.
     split_at: further token sequences, such as kept prefixes. Segments are split where they end.
+    align: attention parts begin at multiples of so many positions. The last tokens of a kept
+    segment that fill no such block are folded.
 
     Raises:
         InputError: `sharing` is none of these words.
@@ -324,10 +332,11 @@ def compile_plan(
     for index, (node, parent, sequences, first) in enumerate(nodes):
         above = segments[parent] if parent >= 0 else None
         start = above.stop if above else 0
-        base = start if above is None or above.kept else above.base
+        base = above.base_below if above else 0
         live = min(rows[index], max_rows or rows[index])
+        whole = node.stop // align * align
         kept, reason = keep_or_fold(
-            sharing, live, node.stop - base, layer_bytes, cost, root=above is None, live_rows=most
+            sharing, live, whole - base, layer_bytes, cost, root=above is None, live_rows=most
         )
         segments.append(
             Segment(
@@ -341,6 +350,7 @@ def compile_plan(
                 requests=tuple(sequences),
                 kept=kept,
                 base=base,
+                base_below=whole if kept else base,
                 reason=reason,
             )
         )
@@ -355,6 +365,7 @@ def compile_plan(
         layer_bytes=layer_bytes,
         sharing=sharing,
         cost=cost,
+        align=align,
     )
 
 

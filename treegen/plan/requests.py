@@ -198,6 +198,7 @@ def plan_requests(
     sharing: Sharing,
     max_rows: int | None = None,
     split_at: Collection[Any] = (),
+    align: int = 1,
 ) -> Plan:
     """The plan of some requests, for a model on a kind of device; see `compile_plan`."""
     return compile_plan(
@@ -208,4 +209,5 @@ def plan_requests(
         cost=DEVICE_COSTS["cpu" if device_type == "cpu" else "cuda"],
         max_rows=max_rows,
         split_at=list(split_at),
+        align=align,
     )
