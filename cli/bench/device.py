@@ -32,6 +32,8 @@ _MODEL: Final = (
                  f"many seconds a run. Default: {_SECONDS:g}, of a grid {_GRID_SECONDS:g}."),
     click.option("--memory", metavar="SIZE", help="For keys and values, such as 2GiB."),
     click.option("--eager", is_flag=True, help="On a GPU: no compiling, no CUDA graphs."),
+    click.option("--reproducible", is_flag=True, help="On a GPU: each row as if it were alone, to "
+                 "the bit."),
     click.option("--against", default="", metavar="NAME,...", help=f"Engines of transformers to "
                  f"time as well: {', '.join(_STOCK)}."),
     *DEVICE,
@@ -183,7 +185,8 @@ def _run(
     found = ceiling.measure(model.device, model.dtype, options["ceiling_seconds"])
     about = machine(model.device)
     echo(f"{title}{headline(about)}, {model.spec.name}\n{found}\n")
-    settings = Settings(options["repeats"], seconds, options["memory"], options["eager"])
+    names = ("repeats", "memory", "eager", "reproducible")
+    settings = Settings(time_limit=seconds, **{name: options[name] for name in names})
     bench = Bench(model, tokenizer, found, settings)
     results = []
     for result in bench.measure(cases):

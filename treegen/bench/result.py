@@ -15,12 +15,14 @@ class Settings:
     """How to measure. time_limit: seconds that one run may take at least, or it is left out.
 
     eager: without compiling, and without CUDA graphs.
+    reproducible: so that each row has the bits that it has alone.
     """
 
     repeats: int = 3
     time_limit: float = 120.0
     memory: str | None = None
     eager: bool = False
+    reproducible: bool = False
 
 
 @dataclass(frozen=True, slots=True)

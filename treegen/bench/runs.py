@@ -95,6 +95,7 @@ class Bench:
                 memory=self.settings.memory,
                 impl=impl,
                 eager=self.settings.eager,
+                reproducible=self.settings.reproducible,
             )
         return self._llm
 
