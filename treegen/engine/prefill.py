@@ -16,7 +16,7 @@ from treegen.engine.run_state import RunState
 from treegen.engine.scores import Scored, score_after
 from treegen.engine.segment import LiveRequest, LiveSegment
 from treegen.engine.spans import pick_spans
-from treegen.sampling.draw import draw
+from treegen.sampling.draw import draw, log_sum_exp
 
 _LOGITS = 2**26  # numbers in the logits of a pass at most, but
 _MIN_ROWS = 16  # so many rows of them may be wanted whatever the vocabulary
@@ -72,7 +72,7 @@ class PrefillPasses:
         usage.impl = batch.levels.impl
         usage.prefill_steps += 1
         logits = run.model.forward(batch).float()
-        lse = logits.logsumexp(dim=-1)
+        lse = log_sum_exp(logits)
         prompts: list[tuple[LiveRequest, int]] = []
         scored: list[Scored] = []
         offset = 0

@@ -38,7 +38,8 @@ def check_reproducible(device: torch.device, impl: str, page_size: int) -> None:
         return
     if impl not in ("auto", IMPL):
         raise InputError(
-            f"reproducible computes attention with impl {IMPL!r}, and impl is {impl!r}; leave one out"
+            f"reproducible computes attention with impl {IMPL!r}, but impl is {impl!r}; leave one "
+            "of them out"
         )
     if page_size % ALIGN:
         raise InputError(

@@ -242,7 +242,7 @@ def _joined(parts: list[Draws]) -> Draws:
 
 def _draw(logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: SamplingBatch) -> Draws:
     logits_PV = logits_PV.float()
-    lse_P = logits_PV.logsumexp(dim=-1)
+    lse_P = log_sum_exp(logits_PV)
     biased_PV = logits_PV
     if params.biases is not None:
         biased_PV = params.biases.add(logits_PV, steps_PN[:, 0])
@@ -259,6 +259,17 @@ def _draw(logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: Samplin
         top = logits_PV.topk(min(params.num_logprobs, logits_PV.shape[-1]), dim=-1)
         top_tokens, top_logprobs = top.indices, top.values - lse_P[:, None]
     return Draws(tokens_PN, logprobs_PN, lse_P, top_tokens, top_logprobs)
+
+
+def log_sum_exp(logits_PV: Tensor) -> Tensor:
+    """Log-sum-exp of each row, float32 [P]; not finite where some logit is no number.
+
+    Summed in float64: torch sums in another order where rows are few, which would show in the last
+    digit.
+    """
+    top_P = logits_PV.amax(dim=-1)
+    sums_P = (logits_PV - top_P[:, None]).exp().sum(dim=-1, dtype=torch.float64)
+    return (top_P + sums_P.log()).float()
 
 
 def _inverse_cdf(weights_PV: Tensor, uniform_PN: Tensor) -> Tensor:
@@ -303,7 +314,8 @@ def _weights(logits_PV: Tensor, params: SamplingBatch) -> Tensor:
 
     A token that is left out has weight 0.
     """
-    weights = (logits_PV / params.temperature_P[:, None]).softmax(dim=-1)
+    scaled_PV = logits_PV / params.temperature_P[:, None]
+    weights = (scaled_PV - scaled_PV.amax(dim=-1, keepdim=True)).exp()
     if params.min_p_P is not None:
         floor_P1 = weights.amax(dim=-1, keepdim=True) * params.min_p_P[:, None]
         weights = weights.masked_fill(weights < floor_P1, 0.0)
