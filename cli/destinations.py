@@ -182,5 +182,9 @@ _EVAL: Final = _Kind(
     "task", _task_folder, RunDir, eval_settings.settle, eval_settings.stored_choices
 )
 _SEARCH: Final = _Kind(
-    "method", str, SearchRunDir, search_settings.settle_search, search_settings.stored_choices
+    "method",
+    str,
+    SearchRunDir,
+    search_settings.settle_search,
+    search_settings.stored_search_choices,
 )

@@ -81,7 +81,7 @@ def open_judging(
 
 def judge_rest(job: "Job", run: "RunDir", judging: "Judging", *, quiet: bool) -> None:
     """Judge what is not judged yet, drawing how far it is; Interrupted if a signal came."""
-    from treegen.cli.progress import draw
+    from treegen.cli.progress import show_progress
     from treegen.runs import graceful_signals
 
     with graceful_signals() as graceful:
@@ -91,7 +91,7 @@ def judge_rest(job: "Job", run: "RunDir", judging: "Judging", *, quiet: bool) ->
 
         for record in run.records():
             judging.add(record)
-        draw(judging.rest(stop), f"{job.task.name}, judging", quiet=quiet)
+        show_progress(judging.rest(stop), f"{job.task.name}, judging", quiet=quiet)
         if signum := stop():
             raise Interrupted(signum)
 

@@ -18,7 +18,7 @@ _LINES: Final = 10  # one for each such part of all samples
 _LOOK: Final = 0.1  # seconds between looks at a run; the screen is drawn four times a second
 
 
-def draw(steps: "Iterator[Progress]", name: str, *, quiet: bool) -> None:
+def show_progress(steps: "Iterator[Progress]", name: str, *, quiet: bool) -> None:
     """Use up an iterator of progress, drawing it to stderr unless quiet."""
     if quiet:
         for _ in steps:

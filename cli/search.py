@@ -201,16 +201,22 @@ def _checked(job: "SearchJob", *, quiet: bool) -> "RunSettings":
 
 def _search_all(work: list[_Work], advice: str, *, quiet: bool) -> None:
     """Search what each run lacks."""
-    from treegen.evals.search.run import search
-    from treegen.evals.search.searcher import load_judge
+    from treegen.evals.search.run import run_searches
+    from treegen.evals.search.searcher import load_value_function
 
     # They have the same problems, so what judges the states of one can judge those of another.
-    judges = {item.job.settings.evaluate: item.job for item in work if item.run.missing > 0}
-    judge_of = {how: load_judge(job.data, job.settings) for how, job in judges.items()}
+    jobs = {item.job.settings.evaluate: item.job for item in work if item.run.missing > 0}
+    function_of = {how: load_value_function(job.data, job.settings) for how, job in jobs.items()}
 
     def steps(item: _Work, llm: "LLM", stop: Stop) -> "Iterator[Progress]":
-        judge = judge_of[item.job.settings.evaluate]
-        return search(item.job, item.run, llm, stop=stop, judge=judge, no_room=item.no_room)
+        return run_searches(
+            item.job,
+            item.run,
+            llm,
+            stop=stop,
+            value_function=function_of[item.job.settings.evaluate],
+            no_room=item.no_room,
+        )
 
     fill(work, steps, lambda: f"{kept_of(work, _UNIT)}; {advice}", quiet=quiet)
 

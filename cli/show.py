@@ -143,12 +143,12 @@ def _show_problem(
 ) -> dict[str, Any]:
     from treegen.cli.render import echo
     from treegen.cli.tables import markdown
-    from treegen.evals.votes import majority
+    from treegen.evals.votes import majority_vote
     from treegen.formats import safe_text
     from treegen.report.curves import fate
 
     answers = {s.index: _answer(s.verdicts, filter) for s in problem.samples}
-    vote = majority(answers.values())
+    vote = majority_vote(answers.values())
     document = {
         "problem": problem.id,
         "question": problem.question,

@@ -93,7 +93,7 @@ def fill(
     steps: draws one item's, polling what it is given. kept: what errors end with.
     """
     from treegen.cli.discarding import all_new
-    from treegen.cli.progress import draw
+    from treegen.cli.progress import show_progress
     from treegen.cli.render import notice
     from treegen.errors import RunError, TreegenError
     from treegen.runs import graceful_signals
@@ -112,7 +112,7 @@ def fill(
         with graceful_signals() as graceful:
             stop = _either(received, graceful)
             try:
-                draw(steps(item, llm, stop), item.title, quiet=quiet)
+                show_progress(steps(item, llm, stop), item.title, quiet=quiet)
             except RunError:
                 raise  # says itself what is kept, and how to go on
             except TreegenError as error:

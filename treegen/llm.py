@@ -501,7 +501,7 @@ class LLM:
         Raises TreeError for a tree that is malformed or generates nothing, CapacityError for a
         prompt that is too long for the model, and what `search` raises.
         """
-        from treegen.search.problems import Problem
+        from treegen.search.problems import SearchProblem
         from treegen.search.strategies.expand import expand
 
         params = _of_tree(params)
@@ -513,7 +513,7 @@ class LLM:
             return await expand(root, expansions[root.search.name].levels)
 
         problems = [
-            Problem(
+            SearchProblem(
                 request.id,
                 expansions[request.id].text or request.tokens.tolist(),
                 is_named=expansions[request.id].path[-1].id is not None,

@@ -62,7 +62,7 @@ def check_device(dtype: str, ceiling_seconds: float | None) -> None:
         raise InputError(f"--ceiling-seconds must be above 0 and below 60, got {ceiling_seconds:g}")
 
 
-def check_model(model: str | None) -> None:
+def check_checkpoint(model: str | None) -> None:
     """Raise ModelError for a checkpoint that is not there or lacks weights."""
     from treegen.model.files import check_weights, locate
 

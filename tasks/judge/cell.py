@@ -182,7 +182,7 @@ def _call(program: Program, test: Test) -> bytes:
     if program.fn_name is None:
         return b""
     try:
-        return values.encode([program.fn_name, list(test.args)]).encode()
+        return values.dumps([program.fn_name, list(test.args)]).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"the args of a test must be plain data: {error}") from None
 
@@ -193,7 +193,7 @@ def _size(program: Program, test: Test) -> int:
     if program.fn_name is None:
         return len(expected) if isinstance(expected, str | bytes) else 0
     try:
-        return len(values.encode(expected))
+        return len(values.dumps(expected))
     except (TypeError, ValueError, RecursionError):
         return 0
 

@@ -81,7 +81,7 @@ def _answer(
         if stage != "result":
             return JudgeVerdict.RUNTIME_ERROR, f"ended before {program.fn_name} returned"
         try:
-            output = values.decode(text)
+            output = values.loads(text)
         except ValueError as error:
             return JudgeVerdict.WRONG_ANSWER, f"returned a value that cannot be read: {error}"
     try:

@@ -57,7 +57,7 @@ def _run(
     except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
         report(f"compile_error {type(error).__name__}: {error}")
         return 1
-    request = None if call is None else values.decode(call)
+    request = None if call is None else values.loads(call)
     module.__dict__["__builtins__"] = builtins
     for name in [name for name in sys.modules if name.split(".")[0] == "treegen"]:
         del sys.modules[name]
@@ -152,7 +152,7 @@ def _call(module: types.ModuleType, fn_name: str, arguments: list[Any]) -> None:
         raise NameError(f"the program defines no function {fn_name}")
     result = function(*arguments)
     try:
-        text = values.encode(result)
+        text = values.dumps(result)
     except (TypeError, ValueError, RecursionError) as error:
         report(f"unreadable {error}")
     else:

@@ -1,7 +1,7 @@
 """Arguments and return values as JSON that keeps Python's types; used on both sides of the wall.
 
 None, bool, float, str, list and small int are themselves; {"int": hex}, {"tuple": [...]},
-{"set": [...]} and {"dict": [[key, value], ...]} are the rest. `decode` reads text that a hostile
+{"set": [...]} and {"dict": [[key, value], ...]} are the rest. `loads` reads text that a hostile
 program may have written, so it is linear and builds nothing but plain data.
 """
 
@@ -19,13 +19,13 @@ _MAX_INT_CHARS = 41_600  # about 50,000 decimal digits
 _MAX_SAME_HASH = 16
 
 
-def encode(value: object) -> str:
+def dumps(value: object) -> str:
     """Write a value as one line of JSON; TypeError for what is not plain data."""
     return json.dumps(_pack(value))
 
 
-def decode(text: str) -> Any:
-    """Read what `encode` wrote; ValueError for anything else."""
+def loads(text: str) -> Any:
+    """Read what `dumps` wrote; ValueError for anything else."""
     try:
         return _unpack(json.loads(text, parse_int=_small_int), 0)
     except (RecursionError, TypeError, AttributeError, OverflowError) as error:

@@ -431,8 +431,8 @@ def test_min_tokens_and_stop_strings_by_hand() -> None:
                 break
         got = None
         for count in range(1, 13):
-            if verdict := stopping.verdict([2], tokens[:count], 99):
-                got = count, verdict
+            if ending := stopping.ending([2], tokens[:count], 99):
+                got = count, ending
                 break
         assert got == wanted
         ended += wanted is not None

@@ -13,7 +13,7 @@ from treegen.engine.layout import Ints, make_level, shared_levels
 from treegen.engine.passes import slots_of
 from treegen.engine.row_queue import LiveRows
 from treegen.engine.run_state import RunState
-from treegen.engine.step import POSITION, Step
+from treegen.engine.step import POSITION, DecodeStep
 from treegen.sampling.draw import Draws, SamplingBatch
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class DecodeSteps:
         inputs_6T = to_device(inputs, device)
         levels = prepare_host([*shared, own], inputs_6T[POSITION], device, run.impl)
         drawn_P1 = before.draws.tokens_PN if before is not None else None
-        step = Step(inputs_6T, drawn_P1, levels, sampling, run.cache.layers)
+        step = DecodeStep(inputs_6T, drawn_P1, levels, sampling, run.cache.layers)
         graphs = self._graphs
         draws = step.compute(run.model.forward) if graphs is None else graphs.run(step)
         usage.impl = levels.impl

@@ -182,8 +182,8 @@ def completions_of(
     """
     found: list[tuple[int, list[Completion]]] = []
     tokens = rows.tokens(slots)
-    verdicts = _verdicts(rows, slots, tokens, requests, param_sets)
-    over = sorted(verdicts)
+    endings = _endings(rows, slots, tokens, requests, param_sets)
+    over = sorted(endings)
     slots = slots[over]
     per_row = zip(
         over,
@@ -194,7 +194,7 @@ def completions_of(
         strict=True,
     )
     for at, sample, seed, logprobs, top in per_row:
-        request, (reason, stop, text) = requests[at], verdicts[at]
+        request, (reason, stop, text) = requests[at], endings[at]
         param_set, name = param_sets[request.params], request.spec.id
         num_top = param_set.params.logprobs
         named = [(sample, seed)]
@@ -219,7 +219,7 @@ def completions_of(
     return found
 
 
-def _verdicts(
+def _endings(
     rows: RowTable,
     slots: Ints,
     tokens: Sequence[Sequence[int]],
@@ -233,10 +233,10 @@ def _verdicts(
         places = np.flatnonzero(params == index)
         limits = rows.limit[slots[places]].tolist()
         mine = places.tolist()
-        verdicts = param_sets[index].stopping.verdicts(
+        endings = param_sets[index].stopping.endings(
             [requests[at].spec.tokens for at in mine], [tokens[at] for at in mine], limits
         )
-        found.update((at, v) for at, v in zip(mine, verdicts, strict=True) if v is not None)
+        found.update((at, v) for at, v in zip(mine, endings, strict=True) if v is not None)
     return found
 
 

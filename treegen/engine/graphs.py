@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from treegen.attention.gpu.state import StaticState, TritonState
-from treegen.engine.step import NUM_INPUTS, POSITION, Step
+from treegen.engine.step import NUM_INPUTS, POSITION, DecodeStep
 from treegen.model.batch import Batch
 from treegen.sampling.draw import Draws, SamplingBatch
 
@@ -40,7 +40,7 @@ class _Graph:
     sampling: whose parameters are in place.
     """
 
-    step: Step
+    step: DecodeStep
     state: StaticState
     graph: torch.cuda.CUDAGraph
     out: Draws | Tensor
@@ -71,7 +71,7 @@ class DecodeGraphs:
         return len(self._graphs)
 
     @torch.inference_mode()
-    def run(self, step: Step) -> Draws:
+    def run(self, step: DecodeStep) -> Draws:
         """What a step draws; valid until the next step."""
         state = step.levels.state
         if self.off is not None or not isinstance(state, TritonState):
@@ -85,7 +85,7 @@ class DecodeGraphs:
         entry.graph.replay()
         return self._draws(entry.out, step)
 
-    def _take_drawn(self, step: Step) -> None:
+    def _take_drawn(self, step: DecodeStep) -> None:
         """Put the last step's tokens where graphs read them, unless a graph has done so."""
         drawn_P1 = step.drawn_P1
         rows = max(padded_rows(step.num_rows), 0 if drawn_P1 is None else len(drawn_P1))
@@ -97,7 +97,7 @@ class DecodeGraphs:
         if drawn_P1 is not None and drawn_P1 is not self._known_as:
             self._drawn_P1[: len(drawn_P1)] = drawn_P1
 
-    def _find(self, step: Step, state: TritonState) -> _Graph | None:
+    def _find(self, step: DecodeStep, state: TritonState) -> _Graph | None:
         """A graph with the step's levels in place: of its size, or for a while a larger one.
 
         Capturing takes as long as many steps, and while a run ends sizes are soon left behind.
@@ -120,7 +120,7 @@ class DecodeGraphs:
                 return entry
         return None
 
-    def _capture(self, step: Step, state: TritonState) -> Draws:
+    def _capture(self, step: DecodeStep, state: TritonState) -> Draws:
         size = padded_rows(step.num_rows)
         self._padding[size] = 0.0
         if self.num_graphs >= _MAX_GRAPHS:
@@ -145,7 +145,7 @@ class DecodeGraphs:
         return draws
 
     def _captured(
-        self, static: Step, device: torch.device
+        self, static: DecodeStep, device: torch.device
     ) -> tuple[torch.cuda.CUDAGraph, Draws | Tensor]:
         """A graph of a step, and what it computes; RuntimeError, with nothing changed, if none."""
         self._pool = self._pool or torch.cuda.graph_pool_handle()
@@ -169,7 +169,7 @@ class DecodeGraphs:
             raise
         return graph, out
 
-    def _compute(self, static: Step) -> Draws | Tensor:
+    def _compute(self, static: DecodeStep) -> Draws | Tensor:
         """What the graph of a step computes."""
         logits_TV = static.logits(self._forward)
         if not static.sampling.is_plain:
@@ -178,7 +178,7 @@ class DecodeGraphs:
         self._drawn_P1[: static.num_rows] = draws.tokens_PN
         return draws
 
-    def _draws(self, out: Draws | Tensor, step: Step) -> Draws:
+    def _draws(self, out: Draws | Tensor, step: DecodeStep) -> Draws:
         """The draws of a step's own rows."""
         if isinstance(out, Tensor):
             return step.draw(out[: step.num_rows])
@@ -231,7 +231,7 @@ def padded_rows(num_rows: int) -> int:
     return -(-num_rows // step) * step
 
 
-def _static_step(step: Step, size: int, state: StaticState, drawn_P1: Tensor) -> Step:
+def _static_step(step: DecodeStep, size: int, state: StaticState, drawn_P1: Tensor) -> DecodeStep:
     """A step of `size` rows with a graph's inputs in place of another step's.
 
     Rows past the live ones write to the padding page; what they draw is nobody's.
@@ -245,10 +245,10 @@ def _static_step(step: Step, size: int, state: StaticState, drawn_P1: Tensor) ->
     levels = replace(
         step.levels, positions_T=inputs_6T[POSITION], state=state, checked=False, seen=set()
     )
-    return Step(inputs_6T, drawn_P1, levels, sampling, step.layers)
+    return DecodeStep(inputs_6T, drawn_P1, levels, sampling, step.layers)
 
 
-def _fill(entry: _Graph, step: Step) -> None:
+def _fill(entry: _Graph, step: DecodeStep) -> None:
     """Put a step's inputs in the place of the last one's."""
     num_rows, inputs_6T = step.num_rows, entry.step.inputs_6T
     inputs_6T[:, :num_rows] = step.inputs_6T

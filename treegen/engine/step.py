@@ -23,7 +23,7 @@ NUM_INPUTS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DecodeStep:
     """One decode step of T rows.
 
     inputs_6T: int64. By first index: each row's last token; where in drawn_P1 that token is, or -1

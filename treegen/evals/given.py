@@ -44,7 +44,7 @@ class RunChoices(ABC):
     def identity(self) -> dict[str, Any]:
         """Return the choices that change a sample, as run.json groups them."""
 
-    def free(self) -> dict[str, Any]:
+    def free_choices(self) -> dict[str, Any]:
         """Return those that change no sample, or only by way of what identity has hashes of."""
         options = asdict(self.options)
         del options["seed"]

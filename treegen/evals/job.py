@@ -262,7 +262,7 @@ def run_settings(
         },
         problem_ids=[problem.id for problem in job.data.problems],
         planned=job.planned,
-        free=job.settings.free(),
+        free=job.settings.free_choices(),
         flags=flags,
     )
 

@@ -19,7 +19,7 @@ from treegen.errors import CapacityError, NumericsError, RunError
 from treegen.evals.account import Account
 from treegen.evals.choices import ChoicePrompt, choice_prompts, common_length, num_distinct
 from treegen.evals.job import Job
-from treegen.evals.progress import Glance, Progress, Tally
+from treegen.evals.progress import AccuracySoFar, Glance, Progress
 from treegen.evals.timeline import Timeline
 from treegen.outputs import Score, Usage
 from treegen.prompts.tree import Node
@@ -46,7 +46,7 @@ def sample_choices(
     choices, score = job.choices, job.settings.score
     done = {problem_id for problem_id, _ in run.done}
     prompts = [p for p in choice_prompts(job.tree, choices, llm.tokenizer) if p.id not in done]
-    tally = Tally(job)
+    tally = AccuracySoFar(job)
     if score:
         for record in run.records():
             tally.add(record)

@@ -102,7 +102,7 @@ class Glance:
         return True
 
 
-class Tally:
+class AccuracySoFar:
     """How many samples are right, by the task's first filter."""
 
     def __init__(self, job: Job) -> None:

@@ -19,7 +19,7 @@ from treegen.evals.choices import likeliest_by_length
 from treegen.evals.execution import Judging, executing
 from treegen.evals.job import AnyJob, Job, fit_job
 from treegen.evals.metrics import Report, ReportOptions
-from treegen.evals.progress import Glance, Progress, Tally
+from treegen.evals.progress import AccuracySoFar, Glance, Progress
 from treegen.evals.settings import stored_choices
 from treegen.evals.timeline import Timeline
 from treegen.evals.verdict import SampleScore, Verdict
@@ -213,7 +213,9 @@ def results_head(
 class _Watch:
     """Looks at a stream at work."""
 
-    def __init__(self, run: RunDir, stream: "Stream", tally: "Tally | Judging | None") -> None:
+    def __init__(
+        self, run: RunDir, stream: "Stream", tally: "AccuracySoFar | Judging | None"
+    ) -> None:
         """The part begins now."""
         self._run, self._stream, self._tally = run, stream, tally
         self._started, self._start = len(run.done), time.monotonic()
@@ -274,8 +276,8 @@ class _Prompts:
         return record
 
 
-def _tally(job: Job, judging: Judging | None) -> "Tally | Judging | None":
+def _tally(job: Job, judging: Judging | None) -> "AccuracySoFar | Judging | None":
     """Return what counts right samples; None where they are not scored now."""
     if judging or not job.settings.score:
         return judging
-    return None if executing(job.task) else Tally(job)
+    return None if executing(job.task) else AccuracySoFar(job)

@@ -28,7 +28,7 @@ class Vote:
     tied: tuple[str, ...]
 
 
-def majority(answers: Iterable[str | None]) -> Vote:
+def majority_vote(answers: Iterable[str | None]) -> Vote:
     """Return the most frequent answer, None never counting."""
     counts = Counter(answer for answer in answers if answer is not None)
     top = max(counts.values(), default=0)

@@ -43,7 +43,7 @@ class DrawnBefore:
         for origin, num in other._num.items():
             self._num[origin] = max(num, self._num.get(origin, 0))
 
-    def search(self, origin: str) -> str:
+    def origin_of_search(self, origin: str) -> str:
         """Count one more search of a prompt; returns an origin that no search before it had."""
         first = self.take(f"{origin} searched", 1)
         return f"{origin} {first}" if first else origin

@@ -64,11 +64,11 @@ class Stopping:
             self.may_end |= self._strings.may_end
         self.may_end[list(self.ids)] = True
 
-    def verdict(self, prompt: Tokens, tokens: Sequence[int], limit: int) -> Ending | None:
-        """How a sample ends; None if it goes on; see `verdicts`."""
-        return self.verdicts([prompt], [tokens], [limit])[0]
+    def ending(self, prompt: Tokens, tokens: Sequence[int], limit: int) -> Ending | None:
+        """How a sample ends; None if it goes on; see `endings`."""
+        return self.endings([prompt], [tokens], [limit])[0]
 
-    def verdicts(
+    def endings(
         self,
         prompts: Sequence[Tokens],
         samples: Sequence[Sequence[int]],
@@ -79,7 +79,7 @@ class Stopping:
         prompts, samples: the tokens of each sample's prompt and of the sample itself.
         limits: how many tokens each sample may have.
         """
-        verdicts: list[Ending | None] = [None] * len(samples)
+        endings: list[Ending | None] = [None] * len(samples)
         over: list[int] = []
         for at, (prompt, tokens, limit) in enumerate(zip(prompts, samples, limits, strict=True)):
             if tokens[-1] in self.ids:
@@ -92,7 +92,7 @@ class Stopping:
                 hit = self._strings.hit(prompt, tokens, num_new=1, since=self._least)
             if hit is not None:
                 text, stop = hit
-                verdicts[at] = "stop", stop, text + stop * self._include_stop
+                endings[at] = "stop", stop, text + stop * self._include_stop
             elif len(tokens) >= limit:
                 over.append(at)
         texts = self._detokenizer.texts(
@@ -101,13 +101,13 @@ class Stopping:
         for at, text in zip(over, texts, strict=True):
             token = samples[at][-1]
             if token not in self.ids:
-                verdicts[at] = "length", None, text
+                endings[at] = "length", None, text
                 continue
             name = self._named.get(token, "")
             # An end of sequence is told by its id, even where a stop string names the same token.
             end = name if name and token not in self._eos else token
-            verdicts[at] = "stop", end, text + name * self._include_stop
-        return verdicts
+            endings[at] = "stop", end, text + name * self._include_stop
+        return endings
 
     def kept(self, tokens: Sequence[int]) -> Sequence[int]:
         """The tokens of a sample that is over. Its stop token is left out unless it is to stay."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from treegen.evals.votes import majority
+from treegen.evals.votes import majority_vote
 from treegen.formats import safe_text
 from treegen.prompts.tree import Node
 from treegen.report.curves import INVALID, RIGHT, SOLVED, UNJUDGED, UNSOLVED, WRONG, fate
@@ -152,7 +152,7 @@ def _filter(view: RunView, name: str) -> dict[str, Any]:
 def _vote(problem: ProblemView, name: str) -> tuple[int, int | None]:
     """Return what a problem's vote came to, and which of its samples gave the elected answer."""
     found = [(sample.verdicts or {}).get(name) for sample in problem.samples]
-    vote = majority(verdict.answer for verdict in found if verdict is not None)
+    vote = majority_vote(verdict.answer for verdict in found if verdict is not None)
     if vote.answer is None:
         return (_LOST if any(found) else _NO_VOTE), None
     chosen, verdict = next((i, v) for i, v in enumerate(found) if v and v.answer == vote.answer)

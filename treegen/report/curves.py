@@ -7,7 +7,7 @@ from typing import Final
 
 from treegen.evals.stats import Estimate, estimate, pass_at_k
 from treegen.evals.verdict import Verdict
-from treegen.evals.votes import majority, tally
+from treegen.evals.votes import majority_vote, tally
 from treegen.report.view import RunView, Sample
 
 # Estimating maj@k costs about a millisecond per problem and k.
@@ -79,7 +79,7 @@ def vote_shares(verdicts: Mapping[str, Sequence[Verdict]]) -> list[VoteShares]:
     """Return the votes of each problem, the best solved first."""
     found = []
     for problem_id, group in verdicts.items():
-        vote = majority(verdict.answer for verdict in group)
+        vote = majority_vote(verdict.answer for verdict in group)
         right = {v.answer for v in group if v.correct}
         wrong = Counter(v.answer for v in group if v.answer is not None and not v.correct)
         leading = max(wrong.values(), default=0)

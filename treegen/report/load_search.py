@@ -54,11 +54,12 @@ def load_search_run(path: Path, *, data: str | None = None) -> RunView:
 
 def _job(run: SearchRunDir, data: str | None, notices: list[str]) -> "SearchJob | None":
     from treegen.evals.search.job import load_search_job
-    from treegen.evals.search.settings import settle_search, stored_choices
+    from treegen.evals.search.settings import settle_search, stored_search_choices
 
     try:
         asked = {} if data is None else {"data": data}
-        return load_search_job(settle_search(asked, beside(run.path, stored_choices(run.info))))
+        stored = beside(run.path, stored_search_choices(run.info))
+        return load_search_job(settle_search(asked, stored))
     except TreegenError as error:
         if data is not None:
             raise

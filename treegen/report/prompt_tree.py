@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from treegen.evals.votes import majority
+from treegen.evals.votes import majority_vote
 from treegen.prompts.tree import Node, prompts_of
 from treegen.report.trees import StoredTree
 from treegen.report.view import ProblemView
@@ -37,7 +37,7 @@ def prompt_tree(root: Node | None, problem: ProblemView, filter: str) -> StoredT
         add(problem.question or problem.id, leaf=False)
     stem = nodes[-1]["id"]
     verdicts = [(sample.verdicts or {}).get(filter) for sample in problem.samples]
-    vote = majority(verdict.answer for verdict in verdicts if verdict is not None)
+    vote = majority_vote(verdict.answer for verdict in verdicts if verdict is not None)
     best: int | None = None
     for sample, verdict in zip(problem.samples, verdicts, strict=True):
         if best is None and verdict is not None and verdict.answer == vote.answer is not None:

@@ -71,7 +71,7 @@ class ScoreRequest:
     texts: tuple[str, ...]
 
 
-Request = SampleRequest | ScoreRequest
+SearchRequest = SampleRequest | ScoreRequest
 
 
 @dataclass(slots=True)
@@ -79,9 +79,9 @@ class _Mailbox:
     """The backend: puts requests out, and waits for what they are answered with."""
 
     count_tokens: Callable[[str], int] | None
-    new: list[Request] = field(default_factory=list)
+    new: list[SearchRequest] = field(default_factory=list)
     # An answer of None is a request withdrawn.
-    waiting: dict[Request, tuple[Search, asyncio.Future[Any]]] = field(default_factory=dict)
+    waiting: dict[SearchRequest, tuple[Search, asyncio.Future[Any]]] = field(default_factory=dict)
 
     def prompt(self, content: str | Sequence[int], usage: SearchUsage) -> Context:
         if isinstance(content, str):
@@ -148,7 +148,7 @@ class _Mailbox:
     def _count(self, text: str) -> int:
         return 0 if self.count_tokens is None else self.count_tokens(text)
 
-    async def _answer(self, request: Request, search: Search) -> Any:
+    async def _answer(self, request: SearchRequest, search: Search) -> Any:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.waiting[request] = (search, future)
         self.new.append(request)
@@ -193,7 +193,7 @@ class AskTell(Closing):
         self._searches = [
             Search(
                 self._mail, each.content, name=each.name, params=params, budget=budget,
-                origin=None if each.is_named else before.search(origin_of(each.content)),
+                origin=None if each.is_named else before.origin_of_search(origin_of(each.content)),
             )
             for each in named(problems, _flat)
         ]  # fmt: skip
@@ -211,7 +211,7 @@ class AskTell(Closing):
         """Whether all searches have ended."""
         return all(result is not None for result in self.results)
 
-    def ask(self) -> list[Request]:
+    def ask(self) -> list[SearchRequest]:
         """Run the searches as far as they go, and return what they newly wait for.
 
         Nothing comes if they are done, or wait for requests that were given out before and have
@@ -225,11 +225,11 @@ class AskTell(Closing):
         new, self._mail.new = self._mail.new, []
         return [request for request in new if self.is_wanted(request)]
 
-    def is_wanted(self, request: Request) -> bool:
+    def is_wanted(self, request: SearchRequest) -> bool:
         """Whether a request is unanswered and its search still waits for it."""
         return request in self._mail.waiting and not self._mail.waiting[request][1].done()
 
-    def tell(self, request: Request, answers: Sequence[Completion | Score | str]) -> bool:
+    def tell(self, request: SearchRequest, answers: Sequence[Completion | Score | str]) -> bool:
         """Answer a request; `ask` goes on from there.
 
         answers: for samples a Completion for each index, or just the text that the node is to

@@ -13,7 +13,7 @@ from treegen.search.budget import Budget
 from treegen.search.live.backend import LiveBackend
 from treegen.search.loop import IdleLoop, end_tasks, run_apart
 from treegen.search.node import Context, Search, SearchFn
-from treegen.search.problems import Problem
+from treegen.search.problems import SearchProblem
 from treegen.search.result import SearchResult
 from treegen.search.running import Running
 
@@ -29,7 +29,7 @@ class SearchRun(Iterator[SearchResult], Closing):
         self,
         backend: LiveBackend,
         fn: SearchFn,
-        problems: Sequence[Problem],
+        problems: Sequence[SearchProblem],
         *,
         params: SamplingParams,
         concurrency: int,
@@ -42,7 +42,7 @@ class SearchRun(Iterator[SearchResult], Closing):
         self._fn, self._params, self._budget = fn, params, budget
         self._concurrency = concurrency
         contexts = backend.prompts_together([each.content for each in problems], rows=rows)
-        self._waiting: deque[tuple[Problem, Context, str | None]] = deque(
+        self._waiting: deque[tuple[SearchProblem, Context, str | None]] = deque(
             (
                 problem,
                 context,
@@ -107,7 +107,7 @@ class SearchRun(Iterator[SearchResult], Closing):
             return True
         return False  # They all wait for something else, such as a tool.
 
-    def _begin(self, problem: Problem, context: Context, origin: str | None) -> None:
+    def _begin(self, problem: SearchProblem, context: Context, origin: str | None) -> None:
         search = Search(
             self.backend, problem.content, name=problem.name, params=self._params,
             budget=self._budget, context=context, origin=origin,

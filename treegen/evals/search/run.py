@@ -1,6 +1,6 @@
 """Run searches over a task's problems: search what a run directory lacks, then add it up.
 
-Nothing here prints; `search` is an iterator of progress that its caller draws. Every finished
+Nothing here prints; `run_searches` is an iterator of progress that its caller draws. Every finished
 search is stored at once, as one record with its whole tree.
 """
 
@@ -19,11 +19,11 @@ from treegen.evals.calls import asked
 from treegen.evals.progress import Progress, RightSoFar
 from treegen.evals.run import results_head
 from treegen.evals.search.job import SearchJob
-from treegen.evals.search.settings import stored_choices
+from treegen.evals.search.settings import stored_search_choices
 from treegen.runs import SearchRunDir
 
 if TYPE_CHECKING:
-    from treegen.evals.search.judges import Judge
+    from treegen.evals.search.value_functions import ValueFunction
     from treegen.llm import LLM
     from treegen.search.result import SearchResult
 
@@ -32,19 +32,20 @@ COSTS: Final = (
 )  # fmt: skip
 
 
-def search(
+def run_searches(
     job: SearchJob,
     run: SearchRunDir,
     llm: "LLM",
     *,
     stop: Callable[[], object] = lambda: None,
-    judge: "Judge | None" = None,
+    value_function: "ValueFunction | None" = None,
     no_room: dict[str, CacheFullError] | None = None,
 ) -> Iterator[Progress]:
     """Search the problems that a run lacks and store each as it ends; yields after each.
 
-    judge: of `searcher.load_judge`. no_room: takes the searches that lack memory, which are
-    not stored: with more of it, resuming does them.
+    value_function: of `searcher.load_value_function`.
+    no_room: takes the searches that lack memory, which are not stored: with more of it, resuming
+    does them.
     stop: polled during and after every search; once it returns something true, the iteration ends.
     What had finished by then, or before an error, is in the run.
     """
@@ -60,7 +61,7 @@ def search(
     todo = [(name, root) for name, root in job.roots.items() if name not in done]
     started, start, tokens = len(done), time.monotonic(), 0
     results = llm.search_stream(
-        search_function(job.task, job.data, settings, stop, judge),
+        search_function(job.task, job.data, settings, stop, value_function),
         todo,
         settings.whole,
         concurrency=settings.concurrency,
@@ -145,7 +146,7 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
     unknown = min(max(run.missing, 0), job.settings.concurrency)
     solved = tally.estimate(unknown)
     results = {
-        **results_head(job, run, stored_choices(run.info)),
+        **results_head(job, run, stored_search_choices(run.info)),
         "method": job.settings.method,
         "solved": asdict(solved) if solved else None,
         "num_solved": tally.num_right,

@@ -14,17 +14,21 @@ from typing import Final, ParamSpec, TypeVar
 from treegen.errors import CacheFullError
 from treegen.evals.calls import asked
 from treegen.evals.problem import Problem
-from treegen.evals.search.judges import Judge, general_judge, own_judge
 from treegen.evals.search.methods import METHODS, Knobs
 from treegen.evals.search.settings import SearchSettings
 from treegen.evals.search.task import Proposer, SearchTask
+from treegen.evals.search.value_functions import (
+    ValueFunction,
+    general_value_function,
+    own_value_function,
+)
 from treegen.evals.task import TaskData
 from treegen.search.node import Search, SearchNode, ended
 from treegen.search.propose import sample_step
 from treegen.search.result import Found
 from treegen.search.strategies.majority import vote
 
-SearchFn = Callable[[SearchNode], Awaitable[Found | CacheFullError]]
+TaskSearchFn = Callable[[SearchNode], Awaitable[Found | CacheFullError]]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,21 +43,21 @@ def search_function(
     data: TaskData,
     settings: SearchSettings,
     interrupted: Callable[[], object] = lambda: None,
-    judge: Judge | None = None,
-) -> SearchFn:
+    value_function: ValueFunction | None = None,
+) -> TaskSearchFn:
     """Return what searches any of a task's problems; a search bears its problem's id as name.
 
     interrupted: polled while a search is under way; once it returns something true, it is stopped.
-    judge: of `load_judge`; by default it is loaded here.
+    value_function: of `load_value_function`; by default it is loaded here.
 
     A search that lacks memory returns that error: it has come to nothing that could stand.
     """
     problems = {problem.id: problem for problem in data.problems}
-    general = judge or load_judge(data, settings)
+    general = value_function or load_value_function(data, settings)
 
     async def search(root: SearchNode) -> Found | CacheFullError:
         problem = problems[root.search.name]
-        how = general or own_judge(task, problem, settings.evaluate)
+        how = general or own_value_function(task, problem, settings.evaluate)
         watcher = asyncio.ensure_future(_stop_when(interrupted, root.search))
         try:
             return await Searcher(task, problem, settings, root, how).search()
@@ -65,12 +69,13 @@ def search_function(
     return search
 
 
-def load_judge(data: TaskData, settings: SearchSettings) -> Judge | None:
+def load_value_function(data: TaskData, settings: SearchSettings) -> ValueFunction | None:
     """Load what judges states in a way that every task has; None for one of the task's own.
 
     A reward model takes memory, so it comes before the model that samples, which takes the rest.
     """
-    return general_judge(settings.evaluate, {problem.id: problem for problem in data.problems})
+    problems = {problem.id: problem for problem in data.problems}
+    return general_value_function(settings.evaluate, problems)
 
 
 async def _stop_when(interrupted: Callable[[], object], search: Search) -> None:
@@ -88,12 +93,12 @@ class Searcher:
         problem: Problem,
         settings: SearchSettings,
         root: SearchNode,
-        judge: Judge,
+        value_function: ValueFunction,
     ) -> None:
         self.root, self.checkable = root, task.checkable
         self.knobs: Knobs = settings
         self._task, self._problem, self._settings = task, problem, settings
-        self._judge, self._is_solved = judge, False
+        self._value, self._is_solved = value_function, False
         self._method = METHODS[settings.method]
 
     async def search(self) -> Found:
@@ -144,7 +149,7 @@ class Searcher:
         """Votes of a solution; none where the budget did not allow to judge it."""
         if node.value is None:
             return 0.0
-        return node.value if self._method.on_scale else self._judge.chance(node.value)
+        return node.value if self._method.on_scale else self._value.chance(node.value)
 
     async def step(self, node: SearchNode, n: int) -> Sequence[SearchNode]:
         """Sample next steps, and prune those that lead nowhere."""
@@ -166,16 +171,16 @@ class Searcher:
         """Judge the nodes whose worth is not plain to see."""
         self._check()
         plain = {node: value for node in nodes if (value := self._plain(node)) is not None}
-        self._is_solved |= self._judge.won in plain.values() and self.checkable
+        self._is_solved |= self._value.won in plain.values() and self.checkable
         unknown = [node for node in nodes if node not in plain]
         judged = dict(
-            zip(unknown, await self._judge.evaluate(unknown) if unknown else (), strict=True)
+            zip(unknown, await self._value.evaluate(unknown) if unknown else (), strict=True)
         )
         return [float(judged[node]) if node in judged else plain[node] for node in nodes]
 
     async def chance(self, nodes: Sequence[SearchNode]) -> list[float]:
         """Judge nodes from 0 to 1."""
-        return [self._judge.chance(value) for value in await self.evaluate(nodes)]
+        return [self._value.chance(value) for value in await self.evaluate(nodes)]
 
     def _check(self) -> None:
         """End the search if it has come to a solution that is right."""
@@ -187,9 +192,9 @@ class Searcher:
         kept = []
         for node in nodes:
             value = self._plain(node)
-            if value == self._judge.won:
+            if value == self._value.won:
                 node.value, self._is_solved = value, True
-            if value == self._judge.lost:
+            if value == self._value.lost:
                 node.value, node.pruned = value, True
                 node.drop()
             else:
@@ -200,11 +205,11 @@ class Searcher:
         """What a node is worth that has gone wrong, or that a check finds right or wrong."""
         text, checkable = node.path_text, self.checkable
         if checkable and self._solved(node):
-            return self._judge.won
+            return self._value.won
         if self._ask(self._task.done)(self._problem, text):
-            return self._judge.lost if checkable else None
+            return self._value.lost if checkable else None
         gone = self._ask(self._task.state)(self._problem, text) is None
-        return self._judge.lost if gone or (checkable and self._is_over(node)) else None
+        return self._value.lost if gone or (checkable and self._is_over(node)) else None
 
     def _solved(self, node: SearchNode) -> bool:
         return node is not self.root and self._ask(self._task.solved)(self._problem, node.path_text)

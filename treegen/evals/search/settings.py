@@ -116,7 +116,7 @@ def settle_search(
     return settled(SearchSettings, given, chosen, data=seed, also=(*_DRAW, "step_tokens"))
 
 
-def stored_choices(info: "RunInfo") -> dict[str, Any]:
+def stored_search_choices(info: "RunInfo") -> dict[str, Any]:
     """Return the choices that a run was last begun or resumed with, by name.
 
     Raises:

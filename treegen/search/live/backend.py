@@ -132,7 +132,7 @@ class LiveBackend:
         """What the randomness of one more unnamed search of a prompt belongs to."""
         assert isinstance(context, LiveContext)
         before = self._before if seed is None else self._own_before
-        return before.search(origin_of(path_tokens(context.segment)))
+        return before.origin_of_search(origin_of(path_tokens(context.segment)))
 
     def prompts_together(
         self, contents: Sequence[str | Sequence[int]], *, rows: int

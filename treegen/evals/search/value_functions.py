@@ -16,7 +16,7 @@ _LOST: Final = -1e6
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class ValueFunction:
     """A way to judge states.
 
     lost, won: what a state is worth that leads nowhere, and a right solution. chance: puts its
@@ -29,14 +29,14 @@ class Judge:
     chance: Callable[[float], float]
 
 
-def own_judge(task: SearchTask, problem: Problem, how: str) -> Judge:
+def own_value_function(task: SearchTask, problem: Problem, how: str) -> ValueFunction:
     """Return one of the task's own ways."""
     assert isinstance(task, Evaluator), "settings name only ways that the task has"
     worth = task.search_defaults.worth
-    return Judge(task.evaluate(problem, how), 0.0, worth, lambda value: value / worth)
+    return ValueFunction(task.evaluate(problem, how), 0.0, worth, lambda value: value / worth)
 
 
-def general_judge(how: str, problems: Mapping[str, Problem]) -> Judge | None:
+def general_value_function(how: str, problems: Mapping[str, Problem]) -> ValueFunction | None:
     """Return a way to judge that every task has; None if it is one of the task's own."""
     if how.startswith(REWARD):
         from treegen.search.reward import reward_model
@@ -46,8 +46,8 @@ def general_judge(how: str, problems: Mapping[str, Problem]) -> Judge | None:
             return f"{problems[node.search.name].question}\n{node.path_text}"
 
         reward = reward_model(how.removeprefix(REWARD), text_of=text_of)
-        return Judge(reward, 0.0, 1.0, lambda value: value)
+        return ValueFunction(reward, 0.0, 1.0, lambda value: value)
     found = {"logprob": mean_logprob, "min-logprob": min_logprob}.get(how)
     if found is None:
         return None
-    return Judge(found, _LOST, 0.0, lambda value: math.exp(min(0.0, value)))
+    return ValueFunction(found, _LOST, 0.0, lambda value: math.exp(min(0.0, value)))
