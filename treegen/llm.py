@@ -220,11 +220,12 @@ class LLM:
         samples = [[i for i in range(r.samples) if i not in skipped[r.id]] for r in requests]
         self._check_ready()
         resumes = any(skipped.values())
-        before = self._before if params.seed is None and not resumes else DrawnBefore()
+        before = DrawnBefore(self._before if params.seed is None and not resumes else None)
         requests = [before.continued(request) for request in requests]
-        if params.seed is None and resumes:
-            self._before.update(before)
-        return self._start(self._plan(requests), [params] * len(requests), samples)
+        stream = self._start(self._plan(requests), [params] * len(requests), samples)
+        if params.seed is None:
+            self._before.update(before)  # A call that was refused uses up none.
+        return stream
 
     def run(self, tree: Node, params: SamplingParams | None = None) -> RunResult:
         """Sample a tree to its end; completions in the order the tree declares.
@@ -268,13 +269,16 @@ class LLM:
             for request in sample_requests(tree, self.tokenizer, each, self.spec)
         ]
         self._check_ready()
+        before = DrawnBefore(self._before)
         again: dict[int, DrawnBefore] = defaultdict(DrawnBefore)
         requests = [
-            (self._before if own.seed is None else again[own.seed]).continued(request)
+            (before if own.seed is None else again[own.seed]).continued(request)
             for request, own in zip(requests, each, strict=True)
         ]
         samples = [range(request.samples) for request in requests]
-        result = _finished(self._start(self._plan(requests), each, samples))
+        stream = self._start(self._plan(requests), each, samples)
+        self._before.update(before)  # A call that was refused uses up none.
+        result = _finished(stream)
         grouped: list[list[Completion]] = [[] for _ in contents]
         for completion in result.completions:
             grouped[int(completion.prompt_id)].append(completion)
