@@ -46,6 +46,8 @@ from treegen.tasks.gsm8k.fewshot import load_examples
 _STATED: Final = re.compile(r"\banswer is\b", re.IGNORECASE)
 _STOPS: Final = {"cot": ("Q:", "</s>", "<|im_end|>"), "self-consistency": ("Q:", "\n\n")}
 _SEARCH_STOPS: Final = _STOPS["self-consistency"]
+# The temperature of the self-consistency paper, and lm-eval's length.
+_SAMPLING: Final = SamplingParams(temperature=0.7, max_tokens=256)
 
 
 class GSM8K:
@@ -62,12 +64,6 @@ class GSM8K:
         "form": "whose stops: cot (lm-eval's gsm8k_cot, the default) or self-consistency, which "
         "also stops at a blank line"
     }
-    # 40 paths at temperature 0.7 as in the self-consistency paper; lm-eval's stops and length.
-    defaults: TaskDefaults = TaskDefaults(
-        sampling=SamplingParams(temperature=0.7, max_tokens=256, stop=_STOPS["cot"]),
-        num_samples=40,
-        num_fewshot=8,
-    )
     # The reference is needed to tell whether an answer is right.
     checkable: Final = False
     search_defaults: Final = SearchDefaults(
@@ -77,14 +73,20 @@ class GSM8K:
         width=4,
         expand=4,
         step=SamplingParams(temperature=0.7, max_tokens=96, stop=(".", "\n"), include_stop=True),
-        whole=replace(defaults.sampling, stop=_SEARCH_STOPS),
+        whole=replace(_SAMPLING, stop=_SEARCH_STOPS),
         evaluator="logprob",
     )
+    _form = "cot"
+
+    @property
+    def defaults(self) -> TaskDefaults:
+        """40 paths as in the self-consistency paper, with the stops of the form."""
+        sampling = replace(_SAMPLING, stop=_STOPS[self._form])
+        return TaskDefaults(sampling=sampling, num_samples=40, num_fewshot=8)
 
     def configure(self, arguments: Mapping[str, str]) -> None:
-        """Take the stops of the form that is asked for."""
-        stop = _STOPS[one_of(arguments, "form", tuple(_STOPS), "cot")]
-        self.defaults = replace(self.defaults, sampling=replace(self.defaults.sampling, stop=stop))
+        """Take the form that is asked for."""
+        self._form = one_of(arguments, "form", tuple(_STOPS), "cot")
 
     def load(self, options: TaskOptions) -> TaskData:
         """Read problems and examples; a problem is never among its own examples."""
