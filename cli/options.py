@@ -32,6 +32,8 @@ FLAGS: Final = {
     "num_samples": "--n-samples",
     "sampling.stop_token_ids": "--gen-kwargs",
     "sampling.ignore_eos": "--gen-kwargs",
+    "sampling.min_tokens": "set by the task",
+    "sampling.logit_bias": "set by the task",
     "treegen": "",
     "problem_ids": "--limit or --sample-id",
     "planned": "",

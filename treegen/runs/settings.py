@@ -26,9 +26,9 @@ class RunSettings:
     treegen's version): resuming with another value is refused. `free` holds the rest (memory,
     devices, paths): it is only noted. Both may be nested.
 
-    `flags` says how a user sets a field, by its dotted name (`{"sampling.n": "-n"}`); a field that
-    is not in it is taken for `--` and the last part of its name with hyphens, and one with an
-    empty text has no flag.
+    `flags` says how a user sets a field, by its dotted name or that of a mapping it is in
+    (`{"sampling.n": "-n"}`); a field that is not in it is taken for `--` and the last part of its
+    name with hyphens, and one with an empty text has no flag.
     """
 
     identity: Mapping[str, Any]
@@ -198,7 +198,10 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _flag(name: str, flags: Mapping[str, str]) -> str:
     # The problems and their number follow from other flags, which only the caller knows.
     derived = "" if name in ("problem_ids", "planned") else _derived(name)
-    flag = flags.get(name, derived)
+    around = name
+    while around and around not in flags:
+        around = around.rpartition(".")[0]
+    flag = flags.get(around, derived)
     return f" ({flag})" if flag else ""
 
 
