@@ -1,10 +1,10 @@
 """One HTML page for one or more runs: self-contained, inert, and as quick with 50,000 samples."""
 
 import base64
+import glob
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -28,6 +28,7 @@ from treegen.report.tables import (
     sharing,
 )
 from treegen.report.view import RunView
+from treegen.runs.leftovers import replacing, sweep
 
 _SCRIPTS: Final = ("data.js", "elements.js", "tree.js", "samples.js", "main.js")
 _DPI: Final = 96  # of a browser's pixels
@@ -98,15 +99,13 @@ def write_page(views: Sequence[RunView], path: Path, *, plots: bool = True) -> l
     }
     across = [_Picture.of(plot) for plot in _across(views)]
     page = _render(views, drawn, across)
-    scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with scratch.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(page)
-        scratch.replace(path)
+        # What a report that was killed has left of this page.
+        sweep(path.parent, f"{glob.escape(path.name)}.[0-9]*.tmp")
+        with replacing(path, path.with_name(f"{path.name}.{os.getpid()}.tmp")) as file:
+            file.writelines(piece.encode() for piece in page)
     except OSError as error:
-        with suppress(OSError):
-            scratch.unlink()
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None
     written = [path]
     folder = path.with_name(f"{path.stem}_plots")

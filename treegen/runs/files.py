@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from treegen.errors import InputError, RunError
-from treegen.runs.leftovers import hold, is_at
+from treegen.runs.leftovers import is_at, replacing
 
 # Some file systems cannot fsync a directory, and say so with one of these; EACCES is a parent that
 # may be searched but not read.
@@ -104,17 +104,8 @@ def write_json(path: Path, value: object) -> None:
         plain(value, path.name)  # says which field it is
         raise InputError(f"{path.name} cannot be written as JSON: {error}") from None
     try:
-        scratch = path.with_name(f"{path.stem}.{os.getpid()}.tmp")
-        with hold(scratch) as fd:
-            try:
-                os.ftruncate(fd, 0)
-                with open(fd, "wb", closefd=False) as file:
-                    file.write(f"{text}\n".encode())
-                os.fsync(fd)
-                os.replace(scratch, path)
-            except BaseException:
-                scratch.unlink(missing_ok=True)
-                raise
+        with replacing(path, path.with_name(f"{path.stem}.{os.getpid()}.tmp")) as file:
+            file.write(f"{text}\n".encode())
         sync_directory(path.parent)
     except OSError as error:
         raise RunError(f"cannot write {path}: {reason(error)}; what it held is kept") from error

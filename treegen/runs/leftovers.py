@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 
 @contextmanager
@@ -36,6 +37,25 @@ def hold(path: Path, *, folder: bool = False) -> Iterator[int]:
                 return
         finally:
             os.close(fd)
+
+
+@contextmanager
+def replacing(path: Path, scratch: Path) -> Iterator[BinaryIO]:
+    """Write a file whole or not at all; yields `scratch`, which takes the place of `path` at last.
+
+    Raises OSError where it cannot be written; what `path` held is kept then.
+    """
+    with hold(scratch) as fd:
+        try:
+            os.ftruncate(fd, 0)
+            with open(fd, "wb", closefd=False) as file:
+                yield file
+            os.fsync(fd)
+            os.replace(scratch, path)
+        except BaseException:
+            with suppress(OSError):
+                scratch.unlink(missing_ok=True)
+            raise
 
 
 def sweep(folder: Path, pattern: str) -> None:
