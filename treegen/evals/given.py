@@ -92,8 +92,8 @@ def settled(
     options = TaskOptions(**_take(given, TaskOptions), **data)
     if not given.get("model"):
         raise InputError(
-            "no model is given; name one with --model: a directory made by save_pretrained, or a "
-            "hub name"
+            "no model is given; name one with --model: a directory made by save_pretrained, a hub "
+            "name, or --model demo for the small one that comes with treegen"
         )
     engine = EngineOptions(**_take(given, EngineOptions))
     settings = kind(task=task, options=options, engine=engine, **chosen, **_take(given, kind))
