@@ -10,6 +10,7 @@ from treegen.evals.metrics import (
 )
 from treegen.evals.problem import Problem, Skipped
 from treegen.evals.registry import TaskInfo, get_task, list_tasks
+from treegen.evals.selection import select
 from treegen.evals.task import Task, TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.evals.votes import Vote, majority_vote
@@ -33,5 +34,6 @@ __all__ = [
     "get_task",
     "list_tasks",
     "majority_vote",
+    "select",
     "summarise",
 ]

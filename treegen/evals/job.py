@@ -16,6 +16,7 @@ from treegen.evals.choices import by_likelihood, check_settings, choice_prompts,
 from treegen.evals.fitting import fit
 from treegen.evals.given import RunChoices
 from treegen.evals.registry import get_task
+from treegen.evals.selection import select_if_more
 from treegen.evals.settings import EvalSettings, default_sampling
 from treegen.evals.task import Task, TaskData, TaskOptions
 from treegen.options import EngineOptions
@@ -112,7 +113,9 @@ class ModelFacts:
 def load_task_data(task: Task, options: TaskOptions) -> TaskData:
     """Return a task's problems; raise DataError or InputError for what the user must mend."""
     check_arguments(task.name, options.extra, known_arguments(task))
-    return load_data(task, asked(task.load, task.name)(options))
+    data = load_data(task, asked(task.load, task.name)(options))
+    chosen = select_if_more(data.problems, options)
+    return data if chosen is data.problems else replace(data, problems=tuple(chosen))
 
 
 def load_job(settings: EvalSettings) -> Job:

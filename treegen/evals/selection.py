@@ -3,6 +3,7 @@
 import difflib
 import math
 import re
+import sys
 from collections.abc import Iterable, Sequence
 
 from treegen.errors import InputError
@@ -11,11 +12,35 @@ from treegen.evals.task import TaskOptions
 
 
 def select(problems: Sequence[Problem], options: TaskOptions) -> tuple[Problem, ...]:
-    """Return the problems that `options.limit` or `options.ids` ask for; all without either."""
+    """Return the problems that `options.limit` or `options.ids` ask for; all without either.
+
+    For a task's `load`.
+
+    Raises:
+        InputError: the limit means nothing or starts after the last problem; the ids are none,
+            one is there twice, or no problem has it.
+    """
     if options.ids is not None:
         return _by_id(problems, options.ids)
     start, stop = parse_limit(options.limit, len(problems))
     return tuple(problems[start:stop])
+
+
+def select_if_more(problems: Sequence[Problem], options: TaskOptions) -> Sequence[Problem]:
+    """Select where there are more problems than were asked for, as of a task that does not.
+
+    Whether a task has taken a fraction, or a range wider than all that it has, cannot be seen:
+    then all problems stay.
+
+    Raises:
+        InputError: as for `select`.
+    """
+    if options.ids is not None:
+        most = len(options.ids)
+    else:
+        start, stop = parse_limit(options.limit, sys.maxsize)
+        most = stop - start
+    return problems if len(problems) <= most else select(problems, options)
 
 
 def parse_limit(limit: int | float | str | None, num_problems: int) -> tuple[int, int]:

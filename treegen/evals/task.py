@@ -106,7 +106,9 @@ class Task(Protocol):
     """What treegen needs of a task; any class with these members will do.
 
     The class is made without arguments. `filters` names the ways in which an answer is read from a
-    text; the first is the one that headlines use. A task that reads `TaskOptions.extra` has one
+    text; the first is the one that headlines use. `version` changes with the prompts: runs of
+    another version are neither resumed nor compared. A change of `score` alone needs none, because
+    stored samples are scored anew. A task that reads `TaskOptions.extra` has one
     more member, `arguments`: a mapping from the names that it knows to a line of help each. One
     whose defaults depend on them has a method `configure` that takes them before all else. One
     whose prompts can be made shorter says how in `shorter`, for prompts that do not fit.
@@ -125,7 +127,11 @@ class Task(Protocol):
     def defaults(self) -> TaskDefaults: ...
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Read the problems; raise DataError for data that cannot be used."""
+        """Read the problems that `options` ask for; `select` of treegen.tasks chooses them.
+
+        Raises:
+            DataError: the data cannot be used.
+        """
         ...
 
     def tree(self, data: TaskData, num_samples: int) -> Node:
