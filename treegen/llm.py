@@ -102,8 +102,10 @@ class LLM:
         products in this process.
         check: compare with stock transformers at load.
 
-        Raises InputError for an option that cannot be used, ModelError for a model that cannot,
-        CapacityError if no page fits or memory is more than the machine has.
+        Raises:
+            InputError: an option cannot be used.
+            ModelError: the model cannot be used.
+            CapacityError: no page fits, or memory is more than the machine has.
         """
         options = EngineOptions(
             model=model.spec.name if isinstance(model, Model) else model,
@@ -180,8 +182,10 @@ class LLM:
         For a tree that declares generated levels, its prompts as if all rows of the largest level
         were drawn below them; `generated` says what the levels come to.
 
-        Raises TreeError for a malformed tree, InputError for a prompt that the tokenizer or the
-        chat template refuses, CapacityError for one that is too long for the model.
+        Raises:
+            TreeError: the tree is malformed.
+            InputError: the tokenizer or the chat template refuses a prompt.
+            CapacityError: a prompt is too long for the model.
         """
         params = _of_tree(params)
         if not generates(tree):
@@ -205,9 +209,13 @@ class LLM:
         skip: (prompt id, sample index) pairs that are not wanted, as when a run is resumed; the
         other samples are the same with or without them.
 
-        Raises what `plan` raises, InputError for params or skip that cannot be used and while
-        another run of this LLM is not finished, CacheFullError for a prompt that the cache cannot
-        hold even alone. The iterator raises NumericsError for logits that are not numbers.
+        Raises:
+            TreeError: as for `plan`.
+            InputError: as for `plan`; params or skip cannot be used; another run of this LLM is
+                not finished.
+            CapacityError: as for `plan`.
+            CacheFullError: the cache cannot hold a prompt even alone.
+            NumericsError: by the iterator, if logits are not numbers.
         """
         params = _of_tree(params)
         requests = sample_requests(tree, self.tokenizer, params, self.spec)
@@ -230,7 +238,8 @@ class LLM:
     def run(self, tree: Node, params: SamplingParams | None = None) -> RunResult:
         """Sample a tree to its end; completions in the order the tree declares.
 
-        Raises what `stream` and its iterator raise.
+        Raises:
+            TreegenError: as for `stream` and its iterator.
         """
         return _finished(self.stream(tree, params))
 
@@ -251,8 +260,9 @@ class LLM:
         that this LLM has drawn of it. With a seed each call draws the same ones. A prompt that is
         given twice in one call has samples of its own each time.
 
-        Raises what `stream` and its iterator raise, and InputError unless params are as many as
-        prompts.
+        Raises:
+            InputError: params are not as many as prompts, and as for `stream`.
+            TreegenError: as for `stream` and its iterator.
         """
         contents = as_list("prompts", prompts)
         each = _of_each(params, len(contents))
@@ -290,9 +300,10 @@ class LLM:
         A context that is empty, or whose tokens all merge with the continuation's, is that of the
         tokenizer's beginning-of-sequence token, or else of its end-of-sequence token.
 
-        Raises InputError for pairs that cannot be used and while another run of this LLM is not
-        finished, CapacityError for a pair that is too long for the model or for the cache,
-        NumericsError for logits that are not numbers.
+        Raises:
+            InputError: pairs cannot be used, or another run of this LLM is not finished.
+            CapacityError: a pair is too long for the model or for the cache.
+            NumericsError: logits are not numbers.
         """
         pairs = as_list("pairs", pairs)
         if not pairs:
@@ -304,7 +315,10 @@ class LLM:
     def score_stream(self, pairs: Iterable[tuple[ScoreInput, ScoreInput]]) -> ScoreStream:
         """What `score` returns, as it is known; an iterator over (index of the pair, score).
 
-        Raises what `score` raises; NumericsError comes from the iterator.
+        Raises:
+            InputError: as for `score`.
+            CapacityError: as for `score`.
+            NumericsError: by the iterator, if logits are not numbers.
         """
         requests = score_requests(as_list("pairs", pairs), self.tokenizer, self.spec)
         plan = self._plan(requests)
@@ -399,8 +413,8 @@ class LLM:
 
         params: what nodes sample with unless they are asked otherwise.
 
-        Raises InputError for params that cannot be used and while another run of this LLM is not
-        finished.
+        Raises:
+            InputError: params cannot be used, or another run of this LLM is not finished.
         """
         from treegen.search.session import Session
 
@@ -432,7 +446,10 @@ class LLM:
         of its own. tools, chat_template_kwargs: for the chat template.
 
         Of a search that fails, the result has the error and the tree so far; where all fail, that
-        is warned of. Raises what `search_stream` and its iterator raise.
+        is warned of.
+
+        Raises:
+            TreegenError: as for `search_stream` and its iterator.
         """
         from treegen.search.result import warn_if_all_failed
 
@@ -465,9 +482,11 @@ class LLM:
     ) -> SearchRun:
         """Results of `search`, which says what is taken, as they finish.
 
-        Raises InputError for an argument that cannot be used, two problems with one name, and
-        while another run of this LLM is not finished. Errors of the model itself, such as
-        NumericsError, come from the iterator and end all searches.
+        Raises:
+            InputError: an argument cannot be used, two problems have one name, or another run of
+                this LLM is not finished.
+            NumericsError: by the iterator, if logits are not numbers; it ends all searches, as all
+                errors of the model itself do.
         """
         from treegen.search.budget import check_budget
         from treegen.search.problems import named
@@ -502,8 +521,10 @@ class LLM:
 
         rows: by default those of the largest level. For concurrency and budget see `search`.
 
-        Raises TreeError for a tree that is malformed or generates nothing, CapacityError for a
-        prompt that is too long for the model, and what `search` raises.
+        Raises:
+            TreeError: the tree is malformed or generates nothing.
+            CapacityError: a prompt is too long for the model.
+            TreegenError: as for `search`.
         """
         from treegen.search.problems import SearchProblem
         from treegen.search.strategies.expand import expand
@@ -552,9 +573,10 @@ class LLM:
         the same tokens prefill nothing of them. Use it in a `with` statement, or `drop` it by
         name. At most half of the cache is kept; the least recently used prefix leaves first.
 
-        Raises InputError for a name that is taken and while another run of this LLM is not
-        finished, TreeError for a malformed tree, CapacityError for a prefix that is too long for
-        the model or for half of the cache.
+        Raises:
+            InputError: the name is taken, or another run of this LLM is not finished.
+            TreeError: the tree is malformed.
+            CapacityError: the prefix is too long for the model or for half of the cache.
         """
         tree = Node(prefix) if isinstance(prefix, str) else prefix
         if not name:
@@ -598,7 +620,8 @@ class LLM:
     def drop(self, name: str) -> None:
         """Forget a kept prefix; its pages are free once no running work needs them.
 
-        Raises InputError if no prefix has the name.
+        Raises:
+            InputError: no prefix has the name.
         """
         if not self._kept.drop(name):
             names = ", ".join(sorted({kept for kept, _ in self.kept()})) or "none"

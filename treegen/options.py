@@ -28,8 +28,11 @@ _SIZES: Final = {"cpu": Sizes(16, 256, 2048), "cuda": Sizes(64, 4096, 8192)}
 class EngineOptions:
     """A model, by directory or hub name, and how it computes; `LLM` tells what each option means.
 
-    Raises InputError for what no machine takes. `treegen.llm.check_machine` checks what depends on
-    the machine, and loading what depends on the model.
+    `treegen.llm.check_machine` checks what depends on the machine, and loading what depends on the
+    model.
+
+    Raises:
+        InputError: no machine takes a value.
     """
 
     model: str

@@ -43,7 +43,10 @@ class SamplingParams:
     100.
 
     presence_penalty, frequency_penalty, repetition_penalty and bad_words are known by name and
-    refused. Raises InputError for a value out of range.
+    refused.
+
+    Raises:
+        InputError: a value is out of range.
     """
 
     temperature: float = 1.0

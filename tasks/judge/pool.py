@@ -34,12 +34,16 @@ _STARTING_SECONDS = 0.05
 class Judge:
     """Judges programs in a sandbox that has shown, at the start, that it holds.
 
-    `sandbox` is "auto" (the strongest that works here, or JudgeError saying what is missing),
-    "bubblewrap", "landlock", or "none": no protection, to be asked for by name. `report` says
-    which it is and belongs in every record. `packages` are installed packages, such as "numpy",
-    that programs may import besides the standard library.
+    `sandbox` is "auto" (the strongest that works here), "bubblewrap", "landlock", or "none": no
+    protection, to be asked for by name. `report` says which it is and belongs in every record.
+    `packages` are installed packages, such as "numpy", that programs may import besides the
+    standard library.
 
     Threads only wait for sandboxes, so judging leaves the interpreter to whoever samples.
+
+    Raises:
+        JudgeError: no sandbox works here; the message says what is missing.
+        InputError: an argument cannot be used.
     """
 
     def __init__(
@@ -78,8 +82,11 @@ class Judge:
     ) -> Future[ProgramResult]:
         """Judge a program as soon as a core is free; the future never holds a verdict by accident.
 
-        It raises only for errors of the caller's. When the judge itself fails, the result's verdict
-        is `judge_error`, and its `accepted` raises.
+        When the judge itself fails, the result's verdict is `judge_error`, and its `accepted`
+        raises.
+
+        Raises:
+            InputError: the program and its tests cannot be judged.
         """
         check_program(program, tests)
         return self._executor.submit(self._judge, program, tuple(tests), compare, stop_at_failure)
@@ -92,7 +99,11 @@ class Judge:
         *,
         stop_at_failure: bool = False,
     ) -> ProgramResult:
-        """Judge one program and wait for it; JudgeError if the judge fails."""
+        """Judge one program and wait for it.
+
+        Raises:
+            JudgeError: the judge fails.
+        """
         future = self.submit(program, tests, compare, stop_at_failure=stop_at_failure)
         result = future.result()
         if result.verdict is JudgeVerdict.JUDGE_ERROR:

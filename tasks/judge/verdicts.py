@@ -78,7 +78,11 @@ class TestResult:
 
     @property
     def accepted(self) -> bool:
-        """Whether the test passed; raises JudgeError when that is not known."""
+        """Whether the test passed.
+
+        Raises:
+            JudgeError: that is not known.
+        """
         if self.verdict is JudgeVerdict.JUDGE_ERROR:
             raise JudgeError(f"the judge failed, so the test has no score: {self.detail}")
         return self.verdict is JudgeVerdict.ACCEPTED
@@ -106,7 +110,11 @@ class ProgramResult:
 
     @property
     def accepted(self) -> bool:
-        """Whether every test ran and passed; raises JudgeError when that is not known."""
+        """Whether every test ran and passed.
+
+        Raises:
+            JudgeError: that is not known.
+        """
         if self.verdict is JudgeVerdict.JUDGE_ERROR:
             raise JudgeError(f"the judge failed, so there is no score: {self.tests[-1].detail}")
         return self.verdict is JudgeVerdict.ACCEPTED and len(self.tests) == self.num_tests

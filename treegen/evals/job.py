@@ -94,7 +94,11 @@ class ModelFacts:
     align: int = 1
 
     def plan(self, requests: "Sequence[Request]") -> Plan:
-        """Return how requests are laid out; raise CacheFullError for one that never fits."""
+        """Return how requests are laid out.
+
+        Raises:
+            CacheFullError: one never fits.
+        """
         from treegen.plan.requests import plan_requests
 
         plan = plan_requests(
@@ -111,7 +115,13 @@ class ModelFacts:
 
 
 def load_task_data(task: Task, options: TaskOptions) -> TaskData:
-    """Return a task's problems; raise DataError or InputError for what the user must mend."""
+    """Return a task's problems.
+
+    Raises:
+        DataError: the data cannot be used.
+        InputError: an argument, a limit or ids cannot be used.
+        TaskError: the task's own code fails.
+    """
     check_arguments(task.name, options.extra, known_arguments(task))
     data = load_data(task, asked(task.load, task.name)(options))
     chosen = select_if_more(data.problems, options)
@@ -119,7 +129,13 @@ def load_task_data(task: Task, options: TaskOptions) -> TaskData:
 
 
 def load_job(settings: EvalSettings) -> Job:
-    """Return a task's problems and tree; raise DataError or InputError for what cannot be run."""
+    """Return a task's problems and tree.
+
+    Raises:
+        DataError: the data cannot be used.
+        InputError: a setting cannot be used, or the tree is not one of the problems.
+        TaskError: the task's own code fails.
+    """
     task = configured(get_task(settings.task), settings.options.extra)
     data = load_task_data(task, settings.options)
     if by_likelihood(data):
@@ -182,8 +198,8 @@ def check_machine(engine: EngineOptions) -> None:
 def plan_job(job: Job, facts: ModelFacts) -> Plan:
     """Return how a job's prompts are laid out.
 
-    Raises CapacityError for a prompt that is too long for the model, and for one that would not
-    fit in memory even alone.
+    Raises:
+        CapacityError: a prompt is too long for the model, or would not fit in memory even alone.
     """
     try:
         return _planned(job, facts)
@@ -239,7 +255,11 @@ def fit_job(job: Job, tokenizer: Any, spec: "ModelSpec") -> Job:
 
 
 def weights_fingerprint(engine: EngineOptions) -> str:
-    """Return what stands for a model's weights; raise ModelError if there are none to load."""
+    """Return what stands for a model's weights.
+
+    Raises:
+        ModelError: there are none to load.
+    """
     from treegen.model.files import check_weights, fingerprint, locate
 
     directory: Path = locate(engine.model, engine.revision, weights=True)
@@ -281,7 +301,11 @@ def check_same_data(job: Job, stored: Mapping[str, Any], name: str) -> None:
 
 
 def load_llm(engine: EngineOptions, fingerprint: str) -> "LLM":
-    """Load a model; raise ModelError if its files changed since `weights_fingerprint`."""
+    """Load a model.
+
+    Raises:
+        ModelError: its files changed since `weights_fingerprint`, or it cannot be used.
+    """
     from treegen.llm import LLM
 
     llm = LLM(**asdict(engine))

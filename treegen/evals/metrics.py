@@ -108,7 +108,11 @@ class Report:
         return found if self.label else {name: found[name] for name in found if name != "label"}
 
     def value(self, metric: str, filter: str) -> float | None:
-        """Return one metric of the table; InputError if it is not there."""
+        """Return one metric of the table.
+
+        Raises:
+            InputError: it is not there.
+        """
         for row in self.metrics:
             if (row.metric, row.filter) == (metric, filter):
                 return row.value

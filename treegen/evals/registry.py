@@ -61,7 +61,11 @@ def list_tasks() -> list[TaskInfo]:
 
 
 def get_task(name: str) -> Task:
-    """Return a new task: a known name, or `path/to/file.py:ClassName`."""
+    """Return a new task: a known name, or `path/to/file.py:ClassName`.
+
+    Raises:
+        InputError: there is none, or it is no task.
+    """
     path, colon, class_name = name.rpartition(":")
     if colon and path.endswith(".py"):
         return _make(_class_in_file(Path(path), class_name), name)

@@ -84,8 +84,9 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False, seed: int = 0
     partial: leave out problems that either run has not finished, instead of refusing. seed: of
     resampling, so that the same runs give the same numbers.
 
-    Raises InputError for runs that cannot be compared: other problems, another task or version of
-    it, samples without verdicts.
+    Raises:
+        InputError: the runs cannot be compared: other problems, another task or version of it,
+            samples without verdicts.
     """
     _check_same_problems(a, b)
     unfinished = tuple(

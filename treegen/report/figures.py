@@ -48,9 +48,12 @@ class Plot:
         return self._render("png")
 
     def save(self, folder: Path, svg: bytes | None = None) -> list[Path]:
-        """Write NAME.svg and NAME.png; raise InputError if the folder cannot be written.
+        """Write NAME.svg and NAME.png.
 
         svg: what `svg` returned, so that it is not drawn again.
+
+        Raises:
+            InputError: matplotlib is missing, or the folder cannot be written.
         """
         paths = [folder / f"{self.name}.svg", folder / f"{self.name}.png"]
         try:

@@ -38,7 +38,11 @@ def draw_text(grid: Grid, *, ascii: bool = False) -> str:
 
 
 def save_png(grid: Grid, path: str | os.PathLike[str]) -> None:
-    """Write the grid as a picture; InputError without matplotlib, or if it cannot be written."""
+    """Write the grid as a picture.
+
+    Raises:
+        InputError: matplotlib is missing, or the file cannot be written.
+    """
     figure = _figure(grid)
     try:
         figure.savefig(path, format="png", dpi=120)

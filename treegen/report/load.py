@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 def find_runs(paths: Sequence[Path]) -> list[Path]:
     """Return the run directories that some paths are, or hold one level down.
 
-    Raises RunError for a path that neither is nor holds a run.
+    Raises:
+        RunError: a path neither is nor holds a run.
     """
     found: list[Path] = []
     for path in paths:

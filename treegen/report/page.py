@@ -91,7 +91,8 @@ def write_page(views: Sequence[RunView], path: Path, *, plots: bool = True) -> l
 
     plots: write that folder, named like the page.
 
-    Raises InputError if jinja2 or matplotlib is missing, or the files cannot be written.
+    Raises:
+        InputError: jinja2 or matplotlib is missing, or the files cannot be written.
     """
     drawn = {
         _key(number): [_Picture.of(plot) for plot in run_plots(view)]

@@ -52,7 +52,11 @@ def plain(value: object, name: str = "") -> Any:
 
 
 def check_id(problem_id: str) -> None:
-    """Refuse an id that JSON would give back as another one; raise InputError."""
+    """Refuse an id that JSON would give back as another one.
+
+    Raises:
+        InputError: it is such an id.
+    """
     # Two surrogates in a row come back as the one character they stand for.
     if not problem_id.isascii() and json.loads(json.dumps(problem_id)) != problem_id:
         raise InputError(f"the problem id {problem_id!r} has a surrogate pair; use the character")
@@ -67,7 +71,11 @@ _decoder: Final = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def parse_json(text: str) -> Any:
-    """Return the value of strict JSON `text`; raise ValueError for anything else."""
+    """Return the value of strict JSON `text`.
+
+    Raises:
+        ValueError: it is not strict JSON.
+    """
     try:
         return _decoder.decode(text)
     except RecursionError:
@@ -140,7 +148,11 @@ class Lock:
     __slots__ = ("__weakref__", "_fd", "path")
 
     def __init__(self, path: Path) -> None:
-        """Take the lock file `path`; raise RunError, naming the holder, when it is taken."""
+        """Take the lock file `path`.
+
+        Raises:
+            RunError: it is taken, by whom the message names, or cannot be made.
+        """
         self.path = path
         self._fd = -1
         while self._fd < 0:

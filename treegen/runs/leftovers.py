@@ -18,7 +18,10 @@ from typing import BinaryIO
 def hold(path: Path, *, folder: bool = False) -> Iterator[int]:
     """Make a file, or a folder, and hold it meanwhile; yields its descriptor.
 
-    It is the caller's to remove or rename. Raises OSError where it cannot be made.
+    It is the caller's to remove or rename.
+
+    Raises:
+        OSError: it cannot be made.
     """
     while True:
         if folder:
@@ -43,7 +46,8 @@ def hold(path: Path, *, folder: bool = False) -> Iterator[int]:
 def replacing(path: Path, scratch: Path) -> Iterator[BinaryIO]:
     """Write a file whole or not at all; yields `scratch`, which takes the place of `path` at last.
 
-    Raises OSError where it cannot be written; what `path` held is kept then.
+    Raises:
+        OSError: it cannot be written; what `path` held is kept.
     """
     with hold(scratch) as fd:
         try:

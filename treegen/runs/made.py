@@ -30,7 +30,11 @@ class Made:
 
     @classmethod
     def directory(cls, path: Path) -> Self:
-        """Make the directory; raise RunError if it cannot be made."""
+        """Make the directory.
+
+        Raises:
+            RunError: it cannot be made.
+        """
         missing = [each for each in (path, *path.parents) if not os.path.exists(each)][::-1]
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -41,7 +45,11 @@ class Made:
             raise RunError(f"cannot make the directory {path}: {reason(error)}") from error
 
     def lock(self) -> Lock:
-        """Take the run's lock; raise RunError, and undo all, if that cannot be."""
+        """Take the run's lock; if that cannot be, undo all.
+
+        Raises:
+            RunError: it is taken, or cannot be made.
+        """
         try:
             return Lock(self.path / "run.lock")
         except RunError:

@@ -53,7 +53,11 @@ def encode_record(record: Mapping[str, Any]) -> bytes:
 
 
 def decode_record(line: bytes) -> dict[str, Any]:
-    """Return the record of `line`, its crc checked and taken out; raise ValueError if it is bad."""
+    """Return the record of `line`, its crc checked and taken out.
+
+    Raises:
+        ValueError: the line is bad.
+    """
     line = line.removesuffix(b"\n")
     body = line[:-_CRC_SIZE] + b"}"
     if line[-_CRC_SIZE:] != b'%b%08x"}' % (_CRC_START, zlib.crc32(body)):
@@ -66,7 +70,11 @@ def decode_record(line: bytes) -> dict[str, Any]:
 
 
 def key_of(record: Mapping[str, Any]) -> Key:
-    """Return the key of `record`; raise InputError when it has none."""
+    """Return the key of `record`.
+
+    Raises:
+        InputError: it has none.
+    """
     problem_id, index = record.get("problem_id"), record.get("sample_index")
     if not isinstance(problem_id, str):
         raise InputError(f"problem_id must be text, got {problem_id!r}")

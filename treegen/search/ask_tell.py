@@ -186,7 +186,10 @@ class AskTell(Closing):
 
         problems: prompts, or pairs of a name and a prompt; unnamed ones are named by their number.
         budget: of each. count_tokens: tokens of a text, for the account and the budget; without it
-        only those of Completions count. Raises InputError where two problems have one name.
+        only those of Completions count.
+
+        Raises:
+            InputError: two problems have one name.
         """
         self._mail = _Mailbox(count_tokens)
         before = DrawnBefore()
@@ -239,8 +242,11 @@ class AskTell(Closing):
         A text is taken to end as it shows: with a stop string that the request includes, after
         max_tokens tokens (by count_tokens), or else by the model itself. Where stop strings are
         not included, a text does not show which it was, and counts as one that goes on; give a
-        Completion with stop=MODEL_END if the model ended it. Raises InputError for texts under a
-        budget of tokens without count_tokens, for nothing would ever reach it.
+        Completion with stop=MODEL_END if the model ended it.
+
+        Raises:
+            InputError: the answers are not what was asked for, or they are texts under a budget of
+                tokens without count_tokens, which nothing would ever reach.
         """
         if not self.is_wanted(request):
             return False

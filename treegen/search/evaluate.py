@@ -25,7 +25,11 @@ _NUMBER: Final = re.compile(r"(?<![0-9])[0-9]{1,9}(?![0-9])")
 
 
 async def values_of(nodes: Sequence[SearchNode], evaluate: Evaluate) -> list[float]:
-    """Return what an evaluation makes of nodes; raise InputError unless that is numbers."""
+    """Return what an evaluation makes of nodes.
+
+    Raises:
+        InputError: that is not one finite number for each.
+    """
     values = [float(value) for value in await evaluate(nodes)] if nodes else []
     if len(values) != len(nodes):
         raise InputError(f"evaluate gave {len(values)} values for {len(nodes)} nodes")

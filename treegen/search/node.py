@@ -171,7 +171,10 @@ class Search(Uncopied):
     def drawing(self, n: int) -> Iterator[int]:
         """Draw samples inside; gives how many of n the budget has room for.
 
-        Each is a node, and has a token. Raises BudgetReached if there is no room for one.
+        Each is a node, and has a token.
+
+        Raises:
+            BudgetReached: there is no room for one.
         """
         self.check()
         granted = min(n, self.check_room("nodes", "tokens"))
@@ -184,7 +187,8 @@ class Search(Uncopied):
     def check_room(self, *names: Literal["nodes", "tokens"]) -> int:
         """How many samples the named limits have room for beside those under way.
 
-        Raises BudgetReached if there is none for one.
+        Raises:
+            BudgetReached: there is none for one.
         """
         spent = {"nodes": self.usage.nodes, "tokens": self.usage.tokens_decoded}
         room = sys.maxsize
@@ -312,8 +316,11 @@ class SearchNode(Uncopied):
         """Draw n children; overrides replace fields of the search's SamplingParams.
 
         A child's text ends before the stop string unless include_stop is set. Further calls draw
-        further children. Raises BudgetReached when the search's budget is used up or the search
-        is stopped, also while it waits; children that had ended by then are in the tree.
+        further children.
+
+        Raises:
+            BudgetReached: the search's budget is used up or the search is stopped, also while it
+                waits; children that had ended by then are in the tree.
         """
         children = await self._sample(n, overrides)
         if len(children) < n:
@@ -396,7 +403,8 @@ class SearchNode(Uncopied):
     def extend(self, text: str) -> SearchNode:
         """Append given text: a tool's result, a question, a delimiter. Computed when needed.
 
-        Raises BudgetReached where the budget has no room for a further node.
+        Raises:
+            BudgetReached: the budget has no room for a further node.
         """
         self.search.check_room("nodes")
         context = self.search.backend.extend(self._live(), text)

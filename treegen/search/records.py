@@ -102,7 +102,11 @@ class SearchTree:
 
     @staticmethod
     def from_jsonl(text: str) -> SearchTree:
-        """The tree of which `to_jsonl` made a text; raise DataError where it is none."""
+        """The tree of which `to_jsonl` made a text.
+
+        Raises:
+            DataError: the text is of no tree.
+        """
         records = []
         # Not splitlines, which also splits at characters that JSON may hold as they are.
         for number, line in enumerate(text.split("\n"), start=1):
@@ -116,7 +120,11 @@ class SearchTree:
 
     @staticmethod
     def from_json(records: Iterable[Mapping[str, Any]]) -> SearchTree:
-        """The tree that some JSON objects are the nodes of; raise DataError where it is none."""
+        """The tree that some JSON objects are the nodes of.
+
+        Raises:
+            DataError: they are not the nodes of a tree.
+        """
         nodes: list[NodeRecord] = []
         for index, record in enumerate(records):
             reason = _wrong(record, index, nodes)

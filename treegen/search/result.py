@@ -121,7 +121,11 @@ class SearchResult:
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> SearchResult:
-        """The result of which `to_json` made a record; raise DataError where it is none."""
+        """The result of which `to_json` made a record.
+
+        Raises:
+            DataError: the record is of no result.
+        """
         try:
             return SearchResult(
                 name=record["name"],

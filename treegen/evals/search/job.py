@@ -26,7 +26,13 @@ class SearchJob(AnyJob):
 
 
 def load_search_job(settings: SearchSettings) -> SearchJob:
-    """Return a task's problems and prompts; raise DataError or InputError for what cannot run."""
+    """Return a task's problems and prompts.
+
+    Raises:
+        DataError: the data cannot be used.
+        InputError: a setting cannot be used.
+        TaskError: the task's own code fails.
+    """
     task = get_search_task(settings.task)
     data = load_task_data(task, settings.options)
     roots = {

@@ -100,7 +100,11 @@ _OPTIONAL: Final = {"propose": Proposer, "evaluate": Evaluator}
 
 
 def get_search_task(name: str) -> SearchTask:
-    """Return a new task that can be searched; raise InputError for one that cannot."""
+    """Return a new task that can be searched.
+
+    Raises:
+        InputError: there is none, or it cannot be searched.
+    """
     task = get_task(name)
     if isinstance(task, SearchTask):
         for member, protocol in _OPTIONAL.items():
