@@ -50,6 +50,7 @@ def command(write_out: bool, quiet: bool, **params: Any) -> None:
 
 
 def _document(job: "Job", facts: "ModelFacts", plan: "Plan") -> dict[str, Any]:
+    from treegen.evals.account import describe_levels
     from treegen.evals.choices import num_distinct
 
     spec, each = facts.spec, plan.token_bytes
@@ -79,16 +80,8 @@ def _document(job: "Job", facts: "ModelFacts", plan: "Plan") -> dict[str, Any]:
         },
         "sharing": plan.sharing,
         "levels": [
-            {
-                "depth": level.depth,
-                "segments": level.segments,
-                "tokens": level.tokens,
-                "rows": level.rows,
-                "kept": level.kept,
-                "folded": level.segments - level.kept,
-                "reasons": dict(level.reasons),
-            }
-            for level in plan.levels()
+            {**level, "folded": level["segments"] - level["kept"]}
+            for level in describe_levels(plan)
         ],
         "longest_prompt": longest,
         "max_tokens": job.settings.sampling.max_tokens,

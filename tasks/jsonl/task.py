@@ -21,7 +21,7 @@ from treegen.errors import DataError, InputError
 from treegen.evals.arguments import check_arguments, one_of
 from treegen.evals.chat import Turn
 from treegen.evals.metrics import Report, ReportOptions, summarise
-from treegen.evals.problem import Problem, Skipped
+from treegen.evals.problem import Problem
 from treegen.evals.selection import did_you_mean, select
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
@@ -29,6 +29,7 @@ from treegen.params import SamplingParams
 from treegen.prompts.tree import Node
 from treegen.tasks.common.answers import canonical_number, numeric_answer
 from treegen.tasks.common.jsonl import read_rows
+from treegen.tasks.common.problems import problems_of, split_file
 from treegen.tasks.common.tree import examples_above_problems
 from treegen.tasks.jsonl.patterns import Pattern
 from treegen.tasks.jsonl.templates import Template, field_text, parse_template
@@ -83,12 +84,15 @@ class QuestionAnswer:
             raise InputError("jsonl has no problems of its own; give --data a JSONL file")
         self._choose(options.extra)
         template = parse_template(_unescape(options.extra.get("template", _TEMPLATE)))
-        path = _path(options)
+        assert options.data is not None
+        path = split_file(options.data, options.split)
         rows = list(read_rows(path))
         answer_field = options.extra.get("answer_field", "answer")
         _check_fields([*template.fields, answer_field], rows, str(path))
         _check_free(rows, str(path))
-        loaded, skipped = self._problems(rows, str(path), template, options)
+        loaded, skipped = problems_of(
+            rows, str(path), lambda row, line: self._problem(row, line, template, options.extra)
+        )
         problems = select(loaded, options)
         turns = _examples(options, template, answer_field, problems)
         return TaskData(
@@ -137,33 +141,14 @@ class QuestionAnswer:
         elif metric == "regex":
             self._find = Pattern(extra["pattern"]).last
 
-    def _problems(
-        self, rows: Numbered, source: str, template: Template, options: TaskOptions
-    ) -> tuple[list[Problem], tuple[Skipped, ...]]:
-        problems: list[Problem] = []
-        skipped: list[Skipped] = []
-        line_of: dict[str, int] = {}
-        for line, row in rows:
-            try:
-                answers = _answers(row, options.extra.get("answer_field", "answer"))
-                if all(self._canonical(answer) is None for answer in answers):
-                    raise ValueError(f"answer {answers[0][:40]!r} is not one that can be compared")
-                problem_id = _id(row, line, options.extra.get("id_field"))
-                question = template.fill(row)
-            except ValueError as error:
-                skipped.append(Skipped(source, line, str(error)))
-                continue
-            if problem_id in line_of:
-                first = line_of[problem_id]
-                raise DataError(
-                    f"{source}, lines {first} and {line} have the same id {problem_id!r}"
-                )
-            line_of[problem_id] = line
-            answer = json.dumps(answers)
-            problems.append(Problem(problem_id, question, answer, {"line": line}))
-        if not problems:
-            raise DataError(f"{source} has no usable problem; {skipped[0]}")
-        return problems, tuple(skipped)
+    def _problem(
+        self, row: dict[str, Any], line: int, template: Template, extra: Mapping[str, str]
+    ) -> Problem:
+        answers = _answers(row, extra.get("answer_field", "answer"))
+        if all(self._canonical(answer) is None for answer in answers):
+            raise ValueError(f"answer {answers[0][:40]!r} is not one that can be compared")
+        problem_id = _id(row, line, extra.get("id_field"))
+        return Problem(problem_id, template.fill(row), json.dumps(answers), {"line": line})
 
 
 def _plain(text: str) -> str | None:
@@ -182,16 +167,6 @@ def _number(text: str) -> str | None:
 def _unescape(text: str) -> str:
     # A shell has no easy way to type these.
     return text.replace(r"\n", "\n").replace(r"\t", "\t")
-
-
-def _path(options: TaskOptions) -> Path:
-    assert options.data is not None
-    path = Path(options.data)
-    if path.is_dir():
-        return path / f"{options.split or 'test'}.jsonl"
-    if options.split is not None:
-        raise InputError(f"split {options.split!r} needs a directory, not {options.data!r}")
-    return path
 
 
 def _check_fields(fields: Sequence[str], rows: Sequence[tuple[int, Mapping[str, Any]]],

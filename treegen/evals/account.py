@@ -88,18 +88,23 @@ def describe(plan: "Plan") -> dict[str, Any]:
         "unshared_tokens": plan.unshared_tokens,
         "read_tokens": plan.read_tokens,
         "unshared_read_tokens": plan.unshared_read_tokens,
-        "levels": [
-            {
-                "depth": level.depth,
-                "segments": level.segments,
-                "tokens": level.tokens,
-                "rows": level.rows,
-                "kept": level.kept,
-                "reasons": dict(level.reasons),
-            }
-            for level in plan.levels()
-        ],
+        "levels": describe_levels(plan),
     }
+
+
+def describe_levels(plan: "Plan") -> list[dict[str, Any]]:
+    """Return a plan's levels, as JSON holds them."""
+    return [
+        {
+            "depth": level.depth,
+            "segments": level.segments,
+            "tokens": level.tokens,
+            "rows": level.rows,
+            "kept": level.kept,
+            "reasons": dict(level.reasons),
+        }
+        for level in plan.levels()
+    ]
 
 
 def stored_parts(run: RunDir) -> list[dict[str, Any]]:
