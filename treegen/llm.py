@@ -232,7 +232,7 @@ class LLM:
         requests = [before.continued(request) for request in requests]
         stream = self._start(self._plan(requests), [params] * len(requests), samples)
         if params.seed is None:
-            self._before.update(before)  # A call that was refused uses up none.
+            self._before.update(before)  # Only now, because a call that is refused draws nothing.
         return stream
 
     def run(self, tree: Node, params: SamplingParams | None = None) -> RunResult:
@@ -287,7 +287,7 @@ class LLM:
         ]
         samples = [range(request.samples) for request in requests]
         stream = self._start(self._plan(requests), each, samples)
-        self._before.update(before)  # A call that was refused uses up none.
+        self._before.update(before)  # Only now, because a call that is refused draws nothing.
         result = _finished(stream)
         grouped: list[list[Completion]] = [[] for _ in contents]
         for completion in result.completions:

@@ -86,8 +86,11 @@ def test_a_limit_holds_whether_or_not_a_task_applies_it(
             f'        return TaskData({chosen}, "here")',
         )
     )
-    data = load_task_data(get_task(f"{path}:Echo"), TaskOptions(**options))
+    task = get_task(f"{path}:Echo")
+    data = load_task_data(task, TaskOptions(**options))
     assert "".join(problem.id for problem in data.problems) == want
+    with pytest.raises(InputError, match="no problem 'x'"):
+        load_task_data(task, TaskOptions(ids=[*"abcd", "x"]))
 
 
 def test_fingerprint_follows_what_prompts_and_scores_depend_on() -> None:

@@ -16,7 +16,7 @@ from treegen.evals.choices import by_likelihood, check_settings, choice_prompts,
 from treegen.evals.fitting import fit
 from treegen.evals.given import RunChoices
 from treegen.evals.registry import get_task
-from treegen.evals.selection import select_if_more
+from treegen.evals.selection import select_if_needed
 from treegen.evals.settings import EvalSettings, default_sampling
 from treegen.evals.task import Task, TaskData, TaskOptions
 from treegen.options import EngineOptions
@@ -124,7 +124,7 @@ def load_task_data(task: Task, options: TaskOptions) -> TaskData:
     """
     check_arguments(task.name, options.extra, known_arguments(task))
     data = load_data(task, asked(task.load, task.name)(options))
-    chosen = select_if_more(data.problems, options)
+    chosen = select_if_needed(data.problems, options)
     return data if chosen is data.problems else replace(data, problems=tuple(chosen))
 
 

@@ -26,8 +26,8 @@ def select(problems: Sequence[Problem], options: TaskOptions) -> tuple[Problem, 
     return tuple(problems[start:stop])
 
 
-def select_if_more(problems: Sequence[Problem], options: TaskOptions) -> Sequence[Problem]:
-    """Select where there are more problems than were asked for, as of a task that does not.
+def select_if_needed(problems: Sequence[Problem], options: TaskOptions) -> Sequence[Problem]:
+    """Select where other problems are there than were asked for, as of a task that does not.
 
     Whether a task has taken a fraction, or a range wider than all that it has, cannot be seen:
     then all problems stay.
@@ -36,11 +36,11 @@ def select_if_more(problems: Sequence[Problem], options: TaskOptions) -> Sequenc
         InputError: as for `select`.
     """
     if options.ids is not None:
-        most = len(options.ids)
-    else:
-        start, stop = parse_limit(options.limit, sys.maxsize)
-        most = stop - start
-    return problems if len(problems) <= most else select(problems, options)
+        return (
+            problems if [p.id for p in problems] == list(options.ids) else select(problems, options)
+        )
+    start, stop = parse_limit(options.limit, sys.maxsize)
+    return problems if len(problems) <= stop - start else select(problems, options)
 
 
 def parse_limit(limit: int | float | str | None, num_problems: int) -> tuple[int, int]:

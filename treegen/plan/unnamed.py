@@ -29,7 +29,7 @@ class DrawnBefore:
     """Counts the samples, and the searches, of each unnamed prompt."""
 
     def __init__(self, earlier: DrawnBefore | None = None) -> None:
-        """Nothing was drawn yet, or what another has counted, which stays as it is."""
+        """Nothing was drawn yet, or only what `earlier` has counted, which is not changed."""
         self._earlier = earlier
         self._num: dict[str, int] = {}
 
