@@ -97,7 +97,7 @@ class ModelFacts:
         """Return how requests are laid out.
 
         Raises:
-            CacheFullError: one never fits.
+            CacheFullError: a request would not fit even alone.
         """
         from treegen.plan.requests import plan_requests
 
@@ -133,7 +133,7 @@ def load_job(settings: EvalSettings) -> Job:
 
     Raises:
         DataError: the data cannot be used.
-        InputError: a setting cannot be used, or the tree is not one of the problems.
+        InputError: a setting cannot be used, or the tree does not sample the problems.
         TaskError: the task's own code fails.
     """
     task = configured(get_task(settings.task), settings.options.extra)
