@@ -45,7 +45,7 @@ class DrawnBefore:
         return first
 
     def update(self, other: DrawnBefore) -> None:
-        """Take over the counts of another where they are higher."""
+        """Take over the counts of another `DrawnBefore` where they are higher."""
         for origin, num in other._num.items():
             self._num[origin] = max(num, self.num(origin))
 
@@ -55,7 +55,10 @@ class DrawnBefore:
         return f"{origin} {first}" if first else origin
 
     def continued(self, request: Request) -> Request:
-        """The request with its samples counted on from earlier ones; a named one is not changed."""
+        """Return the request, its samples numbered on from earlier draws of its origin.
+
+        A named prompt's request has no origin, and is returned as it is.
+        """
         if request.origin is None:
             return request
         return replace(request, first=self.take(request.origin, request.samples))

@@ -46,16 +46,16 @@ def uniforms(seeds: Tensor, steps: Tensor) -> Tensor:
 NO_END = 2**62  # more tokens than any sample has
 _MAX_TOP_K = 2**24  # more than any vocabulary has, and exact as a float
 _BLOCK = 64  # tokens of the vocabulary in one block of the cumulative distribution
-_AT_ONCE = 2**24  # logits that are drawn from together, where the GPU's kernel does not draw
+_AT_ONCE = 2**24  # logits at most that `_draw` gets in one call
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bias:
     """What is added to the logits of K tokens.
 
-    token: their ids.
-    value: what is added to each.
-    until: as long as a sample has fewer tokens than this.
+    token: the ids of the tokens.
+    value: what is added to the logit of each.
+    until: the value is added as long as the sample has fewer tokens than this.
     """
 
     token: NDArray[np.int64]
@@ -148,7 +148,10 @@ class SamplingBatch:
         )
 
     def load(self, other: SamplingBatch) -> None:
-        """Write the parameters of plain draws over those of the first rows, in place."""
+        """Write the parameters of plain draws over those of the first rows, in place.
+
+        CUDA graphs read these tensors where they lie.
+        """
         assert self.is_plain and other.is_plain and self.greedy_P is not None
         num = len(other.temperature_P)
         self.temperature_P[:num] = other.temperature_P
@@ -295,10 +298,13 @@ def _inverse_cdf(weights_PV: Tensor, uniform_PN: Tensor) -> Tensor:
 
 
 def _search(cdf: Tensor, share: Tensor) -> Tensor:
-    """Index of the first cumulative weight past a share of the last one; it has weight itself."""
-    # A share below 1 times a total is below that total, in float64 too.
+    """Index of the first cumulative weight that exceeds a share of the last one.
+
+    The entry there has weight itself, because its cumulative weight exceeds the one before it.
+    """
+    # In float64 too, a share below 1 times the total is below the total.
     target = share.clamp(min=0.0, max=1 - 2.0**-53) * cdf[..., -1:]
-    # The caller refuses weights that are not numbers. They must not lead out of the table here.
+    # The caller refuses weights that are not numbers. Here they must not lead out of the table.
     return torch.searchsorted(cdf, target, right=True).clamp_(max=cdf.shape[-1] - 1)
 
 

@@ -15,7 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 4096
-# Where they start depends on the number of rows; none needs a kernel of its own for that.
+# The number of rows decides where these arrays start in memory. Triton need not compile a kernel
+# for each alignment.
 SUMS = ("tops", "plain", "tempered")
 
 
@@ -33,7 +34,7 @@ def _block_sums(
     weight = tl.sum(tl.exp(x - floor), 0)
     tl.store(tops + row * B + block, top)
     tl.store(plain + row * B + block, weight)
-    # Exponentials take as long as reading the logits does.
+    # Exponentials take as long as reading the logits does, so at temperature 1 they are taken once.
     if inverse != 1.0:
         weight = tl.sum(tl.exp((x - floor) * inverse), 0)
     tl.store(tempered + row * B + block, weight)
@@ -69,8 +70,8 @@ def _pick(
     reached = tl.cumsum(weights, 0)
     uniform = _uniform(tl.load(seeds + row), tl.load(steps + row)).to(tl.float32)
     target = uniform * tl.sum(weights, 0)
-    # Of blocks with any weight, the first that reaches past the target; the last if rounding
-    # leaves none.
+    # The block is the first whose cumulative weight exceeds the target. Rounding may leave no such
+    # block; then it is the last block with any weight.
     last = tl.max(tl.where(weights > 0, b, 0), 0)
     block = tl.minimum(tl.sum(tl.where(reached <= target, 1, 0), 0), last)
     is_greedy = HAS_GREEDY and tl.load(greedy + row) != 0
@@ -87,7 +88,7 @@ def _pick(
     index = tl.where(is_greedy, tl.min(tl.where(x == best, n, BLOCK), 0), index)
     index = tl.minimum(index, BLOCK - 1)
     chosen = tl.max(tl.where(n == index, x, float("-inf")), 0)
-    # Of logits that are not numbers, which the caller refuses, a token of the vocabulary too.
+    # The caller refuses logits that are not numbers, but the token must be one of the vocabulary.
     tl.store(tokens + 2 * row, tl.minimum(block * BLOCK + index, V - 1).to(tl.int64))
     tl.store(logprobs + 4 * row, chosen - lse)
     tl.store(lses + 4 * row, lse)
@@ -99,8 +100,13 @@ def draw_blocks(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Tokens [P] (int64), their logprobs and the logits' LSE [P] (float32), natural log.
 
-    logits of any floating type; seeds and steps int64, dense; temperature is not 0 where greedy_P
-    is false. A row with a NaN has an LSE that is not finite. The results are one piece of memory.
+    logits_PV: of any floating type.
+    seeds_P, steps_P: int64, dense.
+    temperature_P: not 0 where greedy_P is false.
+    greedy_P: which rows take the likeliest token; None for none.
+
+    A row with a NaN has an LSE that is not finite. The results are views of one piece of memory, so
+    they go to the host in one copy.
     """
     rows, size = logits_PV.shape
     blocks = triton.cdiv(size, BLOCK)
