@@ -14,7 +14,7 @@ from treegen.report.view import RunView, Sample
 _MAX_KS: Final = 12
 
 RIGHT, WRONG, INVALID, UNJUDGED = "right", "wrong", "invalid", "not judged"
-# Of searches: one without a solution has no answer that could be invalid.
+# Searches have these two: a search without a solution has no answer that could be invalid.
 SOLVED, UNSOLVED = "solved", "unsolved"
 FATES: Final = (RIGHT, WRONG, INVALID, UNJUDGED, SOLVED, UNSOLVED)
 
@@ -32,8 +32,12 @@ class Curve:
 class VoteShares:
     """How the samples of one problem voted, as shares of all its samples.
 
-    leading: of the wrong answer that most gave. tied: whether no answer has most votes alone.
-    won: whether a right answer has the most.
+    right: the share of right answers.
+    leading: the share of the most frequent wrong answer.
+    other: the share of all other wrong answers.
+    invalid: the share of samples without an answer.
+    tied: whether several answers have the most votes.
+    won: whether a right answer is among those with the most votes.
     """
 
     problem_id: str
@@ -56,7 +60,7 @@ def some_ks(num_samples: int) -> tuple[int, ...]:
 def k_curves(verdicts: Mapping[str, Sequence[Verdict]], *, votes: bool = True) -> list[Curve]:
     """Return pass@k and maj@k up to the fewest samples that any problem has.
 
-    votes: whether answers can agree at all; programs cannot, so they have no maj@k.
+    votes: whether there is a maj@k. Programs have none, because no two of them agree.
     """
     groups = list(verdicts.values())
     most = min(map(len, groups), default=0)

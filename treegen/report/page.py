@@ -1,4 +1,4 @@
-"""One HTML page for one or more runs: self-contained, inert, and as quick with 50,000 samples."""
+"""One HTML page for one or more runs. It loads nothing else, and 50,000 samples do not slow it."""
 
 import base64
 import glob
@@ -36,7 +36,11 @@ _DPI: Final = 96  # of a browser's pixels
 
 @dataclass(frozen=True, slots=True)
 class _Picture:
-    """A plot that is drawn, as the template takes it."""
+    """A plot that was drawn, as the template takes it.
+
+    drawn: its SVG.
+    width, height: in pixels of a browser.
+    """
 
     plot: Plot
     drawn: bytes
@@ -89,7 +93,7 @@ class _Section:
 def write_page(views: Sequence[RunView], path: Path, *, plots: bool = True) -> list[Path]:
     """Write the page of some runs, and beside it a folder with its plots; returns the files.
 
-    plots: write that folder, named like the page.
+    plots: whether to write that folder; it is named like the page.
 
     Raises:
         InputError: jinja2 or matplotlib is missing, or the files cannot be written.
@@ -121,7 +125,7 @@ def write_page(views: Sequence[RunView], path: Path, *, plots: bool = True) -> l
 def _render(
     views: Sequence[RunView], drawn: dict[str, list[_Picture]], across: Sequence[_Picture]
 ) -> Iterable[str]:
-    """Return the page piece by piece; a piece holds one part of the data at most."""
+    """Return the page piece by piece. A piece holds one part of the data at most."""
     try:
         import jinja2
         from markupsafe import Markup
@@ -131,7 +135,7 @@ def _render(
         ) from None
 
     def finalize(value: Any) -> Any:
-        # What the template prints is made safe to look at, whoever wrote it; then escaped.
+        # Everything that the template prints is made safe to look at, and then escaped.
         return value if isinstance(value, Markup) else safe_text(str(value))
 
     environment = jinja2.Environment(

@@ -11,8 +11,10 @@ from treegen.report.view import ProblemView
 def prompt_tree(root: Node | None, problem: ProblemView, filter: str) -> StoredTree:
     """Return one problem's prompt with its samples below, as a tree like that of a search.
 
-    root: the declared prompts; None leaves the prompt's text out. The best node is the first
-    sample whose answer by `filter` the vote elects; a right sample scores 1, others 0.
+    The best node is the first sample whose answer, read by `filter`, the vote elects. A right
+    sample scores 1, another 0, and one that is not judged has no score.
+
+    root: the declared prompts; if None, the problem's question stands in place of the prompt.
     """
     nodes: list[dict[str, Any]] = []
 
