@@ -17,13 +17,13 @@ HUB_NAMES: Final = ("hf", "openai/gsm8k")
 _HUB_SPLITS: Final = ("train", "test")
 _BUNDLED: Final = "gsm8k_sample.jsonl"
 
-# "<<48/2=24>>": notes for a calculator, which the data's authors say to remove from prompts.
+# Notes for a calculator, such as "<<48/2=24>>". The data's authors say to remove them from prompts.
 _ANNOTATION: Final = re.compile(r"<<[^>]*>>")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedProblems:
-    """All usable problems of a source, and the rows that are not."""
+    """All usable problems of a source, and the rows that cannot be used."""
 
     problems: tuple[Problem, ...]
     skipped: tuple[Skipped, ...]
@@ -35,7 +35,7 @@ def load_problems(data: str | None, split: str | None) -> LoadedProblems:
 
     Raises:
         DataError: the data cannot be read, or have no usable problem.
-        InputError: `split` goes with a directory or a named data set only.
+        InputError: a split is named, but `data` is neither a directory nor a named data set.
     """
     if data is None:
         if split not in (None, "test"):
@@ -56,7 +56,7 @@ def read_bundled(name: str) -> bytes:
 def reasoning_and_number(answer: str) -> tuple[str, str]:
     """Split a reference answer at its last "####", without its calculator notes.
 
-    An answer that has none is all number.
+    An answer without "####" is a number as a whole.
     """
     reasoning, _, number = _ANNOTATION.sub("", answer).rpartition("####")
     return reasoning.rstrip(), number.strip()

@@ -114,7 +114,7 @@ class GSM8K:
         return examples_above_problems(data, num_samples, lambda p: _ask(p.question))
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Return a verdict per filter on a text that ends where a stop string began."""
+        """Return a verdict per filter. The text ends where a stop string began."""
         number = numeric_answer(text)
         return {
             "numeric": Verdict(number, number is not None and number == _gold(problem)),
@@ -123,7 +123,7 @@ class GSM8K:
         }
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
-        """Return accuracy, pass@k, maj@k, the rates of unreadable and cut-off samples, by steps."""
+        """Return accuracy (also by steps), pass@k, maj@k, and unreadable and cut-off samples."""
         report = summarise(
             scores, options, task=self.name, version=self.version, filters=self.filters
         )
@@ -136,13 +136,13 @@ class GSM8K:
         return f"{data.fewshot}{_ask(problem.question)}"
 
     def state(self, problem: Problem, text: str) -> str | None:
-        """Return the reasoning so far; None if the model has begun with nothing."""
+        """Return the reasoning so far; None if the model has written nothing but spaces."""
         return text if text.strip() or not text else None
 
     def done(self, problem: Problem, text: str) -> bool:
-        """Return whether the answer is stated and its line ended, or a text has ended otherwise.
+        """Return whether the answer is stated and its line has ended, or a stop string has come.
 
-        A period may be that of 3.50, so the sentence with the answer is not the end yet.
+        A period does not end the line with the answer, because it may be that of 3.50.
         """
         return _own(text) != text or (text.endswith("\n") and bool(_STATED.search(text)))
 
@@ -160,7 +160,7 @@ def _ask(question: str) -> str:
 
 
 def _own(text: str) -> str:
-    """Return a text up to where it would go on to a problem of its own."""
+    """Return a text up to the first stop string, after which the model makes up a new problem."""
     ends = [at for stop in _SEARCH_STOPS if (at := text.find(stop)) >= 0]
     return text[: min(ends, default=len(text))]
 
@@ -171,7 +171,8 @@ def _gold(problem: Problem) -> str | None:
 
 def _exact_match(problem: Problem, found: str | None) -> Verdict:
     form = None if found is None else exact_match_form(found)
-    # lm-eval counts ".." as an answer, a wrong one. It must not win a vote; its score is the same.
+    # lm-eval counts ".." as a wrong answer. Here it is no answer, so that it cannot win a vote. The
+    # score is the same.
     if form is None or not any(c in "0123456789" for c in form):
         return Verdict(None, False)
     return Verdict(form, form == exact_match_form(problem.answer))

@@ -2,13 +2,13 @@ r"""Questions and answers of your own in a JSONL file, without any code.
 
     treegen eval jsonl --data questions.jsonl --task-arg metric=numeric
 
-One row; which fields there are is up to the file, and the template names them:
+One row. The file may have any fields, and the template names those to use:
 
     {"question": "What is 6 times 7?", "answer": 42}
 
 The default template makes the prompt "Q: What is 6 times 7?\nA:". Solved examples, from a file of
-such rows, stand before every problem, each as its prompt, a space and its "target", or its answer
-where it has no target, with a blank line after it.
+such rows, stand before every problem. Each is its prompt, a space, its "target" (or its answer, if
+it has no target) and a blank line.
 """
 
 import hashlib
@@ -43,9 +43,10 @@ Numbered = Iterable[tuple[int, dict[str, Any]]]
 class QuestionAnswer:
     """A JSONL file of questions with one right answer each, or a list of right answers.
 
-    metric: "exact" compares the whole text, "contains" looks for the answer anywhere in it,
-    "numeric" compares the number that it gives as its answer, "regex" what a pattern finds last.
-    Spacing around and within answers does not count, nor does case if it is ignored.
+    There are four metrics. "exact" compares the whole text. "contains" looks for the answer
+    anywhere in it. "numeric" compares the number that the text gives as its answer. "regex"
+    compares what a pattern finds last. Spacing around and within answers does not count. Case does
+    not count if `ignore_case` is set.
     """
 
     name: Final = "jsonl"
@@ -160,12 +161,12 @@ def _folded(text: str) -> str | None:
 
 
 def _number(text: str) -> str | None:
-    # "... #### 18", as in GSM8K, or the number alone.
+    # An answer is "... #### 18", as in GSM8K, or the number alone.
     return canonical_number(text.rpartition("####")[2])
 
 
 def _unescape(text: str) -> str:
-    # A shell has no easy way to type these.
+    # A newline or a tab is hard to type in a shell.
     return text.replace(r"\n", "\n").replace(r"\t", "\t")
 
 
@@ -179,7 +180,7 @@ def _check_fields(fields: Sequence[str], rows: Sequence[tuple[int, Mapping[str, 
 
 
 def _check_free(rows: Sequence[tuple[int, Mapping[str, Any]]], source: str) -> None:
-    """Raise DataError for multiple choice, which other scores than those of a text are for."""
+    """Raise DataError for multiple choice, which is not scored by sampled text."""
     for line, row in rows:
         if isinstance(row.get("choices"), list):
             raise DataError(
@@ -256,5 +257,5 @@ def _gap(prompt: str) -> str:
 
 
 def _key(prompt: str) -> str:
-    """Return what two prompts share that differ in spacing or case only."""
+    """Return a text that is the same for prompts that differ in spacing or case only."""
     return " ".join(prompt.split()).casefold()
