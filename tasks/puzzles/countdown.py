@@ -31,7 +31,7 @@ class Countdown(PuzzleTask):
         """Return the puzzles of a file, or those that come with treegen.
 
         Raises:
-            InputError: `split` goes with a directory or a named data set only.
+            InputError: a split is named, but `data` is no directory.
             DataError: the file cannot be read, or has no usable puzzle.
         """
         if options.data is None:
