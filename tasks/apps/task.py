@@ -85,7 +85,12 @@ class APPS:
         self.cases = lru_cache(maxsize=16)(self._cases)
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Read problems and examples; a problem is never among its own examples."""
+        """Read problems and examples. A problem is never among its own examples.
+
+        Raises:
+            InputError: an option cannot be used, or no problem or too few examples are left.
+            DataError: problems or examples cannot be read, or an example is a problem.
+        """
         extra = options.extra
         check_arguments(self.name, extra, self.arguments)
         form = one_of(extra, "prompt", PROMPTS, "train")

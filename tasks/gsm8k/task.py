@@ -89,7 +89,12 @@ class GSM8K:
         self._form = one_of(arguments, "form", tuple(_STOPS), "cot")
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Read problems and examples; a problem is never among its own examples."""
+        """Read problems and examples. A problem is never among its own examples.
+
+        Raises:
+            InputError: an option cannot be used, or there are too few examples.
+            DataError: problems or examples cannot be read, or an example is a problem.
+        """
         check_arguments(self.name, options.extra, self.arguments)
         loaded = load_problems(options.data, options.split)
         problems = select(loaded.problems, options)

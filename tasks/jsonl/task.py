@@ -74,11 +74,12 @@ class QuestionAnswer:
         self._contains = False
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Read problems and examples; a problem is never among its own examples.
+        """Read problems and examples. A problem is never among its own examples.
 
         Raises:
-            InputError: no file is given, or a template or pattern cannot be used.
-            DataError: the file cannot be read, or has no usable problem.
+            InputError: no file is given, an option cannot be used, or there are too few examples.
+            DataError: the file or the template cannot be read, no problem can be used, or an
+                example is a problem.
         """
         check_arguments(self.name, options.extra, self.arguments)
         if options.data is None:

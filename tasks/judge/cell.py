@@ -53,7 +53,11 @@ class CellOutcome:
 
 
 class SandboxCell:
-    """A running helper, which runs one program at a time. Only one thread may use it."""
+    """A running helper, which runs one program at a time. Only one thread may use it.
+
+    Raises:
+        JudgeError: the helper does not start.
+    """
 
     def __init__(self, tier: Tier, runtime: Runtime, limits: Limits) -> None:
         self.limits = limits

@@ -23,6 +23,9 @@ class Limits:
     scratch: bytes in the scratch directory.
     files: files in the scratch directory.
     open_files: open files at once.
+
+    Raises:
+        InputError: a limit is too low.
     """
 
     cpu_seconds: float = 4.0

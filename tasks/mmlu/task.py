@@ -66,7 +66,12 @@ class MMLU:
     )
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Read the questions, and each subject's examples from the dev split in their order."""
+        """Read the questions, and each subject's examples from the dev split in their order.
+
+        Raises:
+            InputError: an option cannot be used, or there are too few examples.
+            DataError: the data cannot be read, or have no usable question.
+        """
         check_arguments(self.name, options.extra, self.arguments)
         form = one_of(options.extra, "form", _FORMS, _FORMS[0])
         choices = tuple(f" {letter}" for letter in LETTERS)
@@ -124,7 +129,12 @@ class MMLUGenerate:
     )
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Read the questions, and each subject's examples from the dev split in their order."""
+        """Read the questions, and each subject's examples from the dev split in their order.
+
+        Raises:
+            InputError: an option cannot be used, or there are too few examples.
+            DataError: the data cannot be read, or have no usable question.
+        """
         check_arguments(self.name, options.extra, self.arguments)
         return _load(
             self.name,

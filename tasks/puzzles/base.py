@@ -98,7 +98,12 @@ class PuzzleTask:
     )
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Read puzzles and examples; a puzzle is never among its own examples."""
+        """Read puzzles and examples. A puzzle is never among its own examples.
+
+        Raises:
+            InputError: an option cannot be used, or there are too few examples.
+            DataError: puzzles or examples cannot be read, or an example is a problem.
+        """
         loaded, skipped, source = self.read(options)
         problems = select(loaded, options)
         examples = self._examples(options, problems)

@@ -40,7 +40,12 @@ class Game24(PuzzleTask):
         self._form = "steps"
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Read puzzles and examples; a puzzle is never among its own examples."""
+        """Read puzzles and examples, as `PuzzleTask.load` does.
+
+        Raises:
+            InputError: an option cannot be used, or there are too few examples.
+            DataError: puzzles or examples cannot be read, or an example is a problem.
+        """
         check_arguments(self.name, options.extra, self.arguments)
         self._form = one_of(options.extra, "form", FORMS, "steps")
         return super().load(options)

@@ -34,6 +34,9 @@ class Workload:
     equal: if max_rows is None, decode as many in each mode as memory admits in all modes compared.
     random_ends: each token ends its sample with a chance of one in new_tokens, if all tokens are
     about as likely, as with random weights. A stop string is looked for too.
+
+    Raises:
+        InputError: a number is too low, or several problems have no tokens.
     """
 
     name: str

@@ -97,7 +97,7 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False, seed: int = 0
 
     Raises:
         InputError: the runs cannot be compared: they have other problems, another task or version
-            of it, no common filter, or unfinished problems.
+            of it, no common filter, or unfinished problems. Or scipy is not installed.
     """
     _check_same_problems(a, b)
     unfinished = tuple(

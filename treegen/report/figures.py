@@ -43,11 +43,19 @@ class Plot:
     size: tuple[float, float] = (6.4, 3.6)
 
     def svg(self) -> bytes:
-        """Return the picture as SVG: transparent, with text and lines in the page's colour."""
+        """Return the picture as SVG: transparent, with text and lines in the page's colour.
+
+        Raises:
+            InputError: matplotlib is not installed.
+        """
         return _light_or_dark(self._render("svg"))
 
     def png(self) -> bytes:
-        """Return the picture as PNG, on white."""
+        """Return the picture as PNG, on white.
+
+        Raises:
+            InputError: matplotlib is not installed.
+        """
         return self._render("png")
 
     def save(self, folder: Path, svg: bytes | None = None) -> list[Path]:
@@ -56,7 +64,7 @@ class Plot:
         svg: what `svg` returned, so that it is not drawn again.
 
         Raises:
-            InputError: the folder cannot be written.
+            InputError: the folder cannot be written, or matplotlib is not installed.
         """
         paths = [folder / f"{self.name}.svg", folder / f"{self.name}.png"]
         try:

@@ -85,7 +85,7 @@ class Cpu:
             plans.append(state.plan(index, num_rows, shape))
         complete = [whole for plan in plans for whole in plan.complete] or [False]
         # Jobs write every row of a complete part. The rows that they leave out of another part have
-        # no key there.
+        # no key there: out 0, LSE -inf.
         out_PTHV = q_THD.new_empty(len(complete), num_rows, q_heads, v_dim, dtype=dtype)
         lse_PTH = q_THD.new_empty(len(complete), num_rows, q_heads, dtype=dtype)
         for p, whole in enumerate(complete):

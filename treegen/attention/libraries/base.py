@@ -5,8 +5,8 @@ pool. So nothing is gathered, whatever the page size. Windows and causality are 
 which keys a unit has. Where all rows of a unit see all its keys, the query heads of a key head
 count as rows. A key is then read once for all of them.
 
-The kernels' own paths for pages and for split keys are never taken, and that for grouped heads in
-causal units only: such paths have returned wrong LSEs.
+The kernels' own paths for pages, split keys and grouped heads have returned wrong LSEs. They are
+never taken, except the one for grouped heads in causal units.
 
 Legend: T query rows, N packed rows, H query heads, K key heads, R query heads per key head, D
 dimension, U units, P parts, S slots.
