@@ -22,8 +22,8 @@ _GROUPS: Final = "|".join(
 )
 # A minus after a digit, a letter or a bracket subtracts, so it is no part of the number.
 # Possessive repeats (++, ?+) never give back what they matched, which keeps the scan linear. The
-# groups of three give back one group at most. Without that, 1,000,000,...,0000 would be read again
-# from each group.
+# groups of three give back one group at most. If they could give back none, the scan would read
+# 1,000,000,...,0000 again from each group.
 # A comma before one or two digits is a decimal comma, unless there are several, as in a list.
 _NUMBER_PATTERN: Final = rf"""
     (?P<minus>(?<![\w)\]}}%$])[-\u2212])?+

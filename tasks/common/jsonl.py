@@ -69,7 +69,7 @@ def text_field(row: dict[str, Any], name: str) -> str:
     """Return a text field of a row.
 
     Raises:
-        ValueError: the field is missing, blank, no text, or half of a surrogate pair is in it.
+        ValueError: the field is missing, blank or not text, or holds half of a surrogate pair.
     """
     value = row.get(name)
     if value is None:

@@ -44,7 +44,7 @@ def ruleset(
     be removed. So it stays flat, and what is in it can be counted from outside.
 
     read: what is below these paths may be read.
-    hidden: what is below these may not be read, though directories that lead there may be listed.
+    hidden: files below these may not be read, but their names may.
     shown: what is below these may be read all the same.
     devices: these may be read and written.
     scratch: files may be made and written here.

@@ -27,7 +27,7 @@ from treegen.tasks.judge.verdicts import (
     check_program,
 )
 
-# CPU seconds that starting takes. A program that used no more has waited for something that is no
+# CPU seconds that starting takes. A program that used no more has waited for something other than a
 # core.
 _STARTING_SECONDS = 0.05
 

@@ -43,7 +43,7 @@ class Expression:
 
 
 def parse(text: str) -> Expression | None:
-    """Return the expression that the whole text is; None if it is none. Signs are binary only."""
+    """Return the expression that the whole text is; None if it is none. It has no unary signs."""
     output: list[Number | str] = []
     waiting: list[str] = []
     operand_next, at = True, 0

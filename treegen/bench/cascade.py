@@ -1,6 +1,6 @@
 """Attention over a cascade of levels, and how long the operator takes beside its roofline.
 
-A level has some groups, each with as many keys. The rows are divided evenly among the groups.
+A level has some groups, all with the same number of keys. The rows are divided evenly among them.
 
 Legend: R rows, H query heads, G groups, P pages, D width.
 """
