@@ -1,4 +1,4 @@
-"""Choosing some of a task's problems: a limit, a range, or ids."""
+"""Choose some of a task's problems: by a limit, a range, or ids."""
 
 import difflib
 import math
@@ -46,8 +46,11 @@ def select_if_needed(problems: Sequence[Problem], options: TaskOptions) -> Seque
 def parse_limit(limit: int | float | str | None, num_problems: int) -> tuple[int, int]:
     """Return the half-open range of problems that a limit stands for.
 
-    An integer takes the first so many, a number below 1 that fraction of all (rounded up), and
-    "10-20" the tenth to the twentieth.
+    An integer takes that many from the first on, a number below 1 that fraction of all (rounded
+    up), and "10-20" the tenth to the twentieth.
+
+    Raises:
+        InputError: the limit is none of these, or the range starts after the last problem.
     """
     if limit is None:
         return 0, num_problems
@@ -69,7 +72,7 @@ def parse_limit(limit: int | float | str | None, num_problems: int) -> tuple[int
 
 
 def _number(text: str) -> float:
-    # Plain ASCII numbers only: float() would also take 1_000, digits of other scripts and "nan".
+    # Only plain ASCII numbers: float() would also take 1_000, digits of other scripts and "nan".
     if not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{0,20})?|\.[0-9]{1,20}", text):
         raise InputError(f"limit must be a count, a fraction below 1 or a range, got {text!r}")
     return float(text)

@@ -64,7 +64,7 @@ class Made:
         with suppress(OSError):
             tidy(self.path)
             for file in [each for each in self.path.iterdir() if each.name not in self.before]:
-                # An empty file was made to hold verdicts. Their file may have any name.
+                # An empty file was made to hold verdicts, whose file has a name of its task's own.
                 if file.name in _WRITTEN or (file != lock.path and _is_empty(file)):
                     file.unlink()
         lock.remove()
