@@ -1,4 +1,4 @@
-"""Names of the problems that are searched; what a search draws belongs to its name."""
+"""Names of the problems that are searched; the seeds of a search follow from its name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from treegen.prompts.tree import as_list
 class SearchProblem:
     """A prompt to search from, as text or token ids.
 
-    is_named: whether the name was given. If not, what the search draws belongs to its prompt.
+    name: unique in a run.
+    content: the prompt.
+    is_named: whether the name was given. If not, the seeds of the search follow from its prompt.
     """
 
     name: str
@@ -28,7 +30,9 @@ def named(
 ) -> list[SearchProblem]:
     """Problems with names: pairs as they are, others by their number.
 
-    flat: text or token ids of a problem's content.
+    flat: gives the text or token ids of a prompt.
+
+    Raises InputError if two problems have one name.
     """
     found = []
     for index, problem in enumerate(as_list("problems", problems)):

@@ -1,6 +1,6 @@
-"""Run searches over a task's problems: search what a run directory lacks, then add it up.
+"""Run searches over a task's problems: search those that a run directory lacks, then add up.
 
-Nothing here prints; `run_searches` is an iterator of progress that its caller draws. Every finished
+Nothing here prints: `search` is an iterator of progress, which its caller shows. Every finished
 search is stored at once, as one record with its whole tree.
 """
 
@@ -43,11 +43,11 @@ def run_searches(
 ) -> Iterator[Progress]:
     """Search the problems that a run lacks and store each as it ends; yields after each.
 
-    value_function: of `searcher.load_value_function`.
-    no_room: takes the searches that lack memory, which are not stored: with more of it, resuming
-    does them.
     stop: polled during and after every search; once it returns something true, the iteration ends.
-    What had finished by then, or before an error, is in the run.
+    Searches that had finished by then, or before an error, are in the run.
+    judge: from `searcher.load_judge`; by default it is loaded here.
+    no_room: a dict to fill with the errors of searches that lack memory, by problem id. These are
+    not stored; a resume with more memory searches them again.
     """
     if run.missing <= 0:
         return
@@ -106,7 +106,7 @@ def run_searches(
 def make_record(job: SearchJob, result: "SearchResult") -> dict[str, Any]:
     """Return the line of trees.jsonl for one finished search.
 
-    Only a whole solution has an answer and can be solved: what a budget cut short has none.
+    Only a whole solution has an answer and can be right. A text that a budget cut short has none.
     """
     task = job.task
     problem = next(problem for problem in job.data.problems if problem.id == result.name)
@@ -142,7 +142,8 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
         for name in COSTS:
             costs[name].append(record["usage"][name])
     parts = stored_parts(run)
-    # Of those that were under way when a run was stopped, more are hard than of those that ended.
+    # A search that is solved ends early. So those that were under way when a run was stopped are
+    # more often hard ones than those that have ended.
     unknown = min(max(run.missing, 0), job.settings.concurrency)
     solved = tally.estimate(unknown)
     results = {

@@ -1,4 +1,4 @@
-"""Ways to judge states: those that every task has, and a task's own."""
+"""Ways to judge states: those that all tasks share, and a task's own."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from treegen.evals.search.task import Evaluator, SearchTask
 from treegen.search.evaluate import Evaluate, mean_logprob, min_logprob
 from treegen.search.node import SearchNode
 
-# Less than any mean of log-probabilities that a state which leads somewhere has.
+# It is less than the mean log-probability of any state that leads somewhere.
 _LOST: Final = -1e6
 
 
@@ -19,8 +19,10 @@ _LOST: Final = -1e6
 class ValueFunction:
     """A way to judge states.
 
-    lost, won: what a state is worth that leads nowhere, and a right solution. chance: puts its
-    values on a scale from 0 to 1.
+    evaluate: gives the values of nodes.
+    lost: the value of a state that leads nowhere.
+    won: the value of a right solution.
+    chance: puts a value on a scale from 0 to 1.
     """
 
     evaluate: Evaluate
@@ -42,7 +44,7 @@ def general_value_function(how: str, problems: Mapping[str, Problem]) -> ValueFu
         from treegen.search.reward import reward_model
 
         def text_of(node: SearchNode) -> str:
-            # Without the solved examples, which say nothing of this solution.
+            # The solved examples are left out, because they say nothing of this solution.
             return f"{problems[node.search.name].question}\n{node.path_text}"
 
         reward = reward_model(how.removeprefix(REWARD), text_of=text_of)
