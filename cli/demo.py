@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from treegen.evals.metrics import Report
     from treegen.llm import LLM
 
-# What each part of the tour takes beside the defaults for the model, as given on a command line.
+# What a user would give for each part of the tour; the rest is the demo model's defaults.
 _WORDS: Final = {"task": "gsm8k", "limit": "20"}
 _GRID: Final = {
     "task": "needle-grid",
@@ -134,7 +134,7 @@ def command(output_path: str | None) -> None:
 
 
 def _leave_cores_to_the_judge() -> None:
-    """Compute in one thread: of so small a model, threads wait for each other most of the time."""
+    """Compute in one thread: with so small a model, threads mostly wait for each other."""
     import torch
 
     torch.set_num_threads(1)
@@ -147,7 +147,7 @@ def _load() -> "LLM":
     from treegen.llm import LLM
 
     logging.disable_progress_bar()
-    return LLM(demo.NAME, compile=False)  # which would take longer than most parts of the tour
+    return LLM(demo.NAME, compile=False)  # compiling takes longer than most parts of the tour
 
 
 def _job(asked: dict[str, Any]) -> "Job":

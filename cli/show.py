@@ -226,7 +226,7 @@ def _show_tree(
         told = {True: ", solved", False: ", not solved", None: ""}[tree.solved]
         answer = "" if tree.answer is None else f", answer {tree.answer}"
         echo(safe_text(f"{problem.id}, {tree.method}: {len(tree.nodes):,} nodes{told}{answer}"))
-        # In a file or a pipe there is no width to keep to.
+        # A file or a pipe has no width, so a wide one is taken.
         width = None if sys.stdout.isatty() else _WIDTH
         drawn = draw_tree(tree.nodes, tree.best, full=full)
         Console(file=sys.stdout, width=width, highlight=False).print(drawn)

@@ -1,4 +1,4 @@
-"""The parts of `treegen bench` that hold the engine against what the device can do."""
+"""The parts of `treegen bench` that compare the engine with the limits of the device."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _STOCK: Final = ("generate", "continuous")
 _SECONDS: Final = 120.0
-_GRID_SECONDS: Final = 5.0  # so that the whole of it is a matter of minutes
+_GRID_SECONDS: Final = 5.0  # so that a whole grid takes minutes
 _MODEL: Final = (
     click.option("--model", metavar="DIR|NAME", help="A checkpoint instead of a shape."),
     click.option("--repeats", default=3, show_default=True, help="Runs that are timed, after one "
@@ -158,7 +158,7 @@ def _experiments(names: tuple[str, ...], options: dict[str, Any]) -> None:
 def _run(
     cases: "list[Case]", shape: str | None, options: dict[str, Any], title: str = ""
 ) -> "tuple[list[Result], dict[str, Any]]":
-    """Measure cases on a shape or a checkpoint and print the table; also as JSON holds it."""
+    """Measure cases on a shape or a checkpoint and print a table; returns the results."""
     from treegen.bench.shapes import build_model, load, shape_of
     from treegen.formats import parse_bytes
 
