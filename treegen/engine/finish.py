@@ -163,7 +163,7 @@ class Endings:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Switch the garbage collector off: thousands of new tuples would start it many times."""
+    """Switch the garbage collector off meanwhile: so many new tuples would start it often."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

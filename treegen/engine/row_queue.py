@@ -135,7 +135,7 @@ class LiveRows:
             self.order = self.order[staying]
 
     def _by_segment(self, slots: Ints) -> Iterator[tuple[LiveSegment, slice]]:
-        """The segment of each request of slots, and the run of slots below it."""
+        """For each request of slots: its segment, and the slice of its slots."""
         requests = self._run.rows.request[slots]
         starts = np.flatnonzero(np.diff(requests, prepend=-1)).tolist()
         for start, stop in zip(starts, [*starts[1:], len(slots)], strict=True):

@@ -52,7 +52,7 @@ class RowTable:
     stop: number of prompt tokens.
     limit: most tokens to generate.
     params: index of the sampling parameters.
-    serial: a number that no other row of the run has; -1 for a free slot.
+    serial: a number that no other row of the run has; -1 once the slot is given back.
     count: tokens generated so far. last: the last of them.
     table: the row's own pages. num_pages: how many there are. base: position of their first token.
     chain: kept segments that the row reads above that table, root first, then -1.

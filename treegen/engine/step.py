@@ -1,7 +1,7 @@
 """A decode step as one computation: the last drawn tokens go in, the next ones come out.
 
-All that changes from step to step is in one tensor, `inputs_6T`. One copy brings it to the device,
-and a CUDA graph reads it from a fixed address.
+All numbers of the rows are in one tensor, `inputs_6T`. One copy brings it to the device, and a CUDA
+graph reads it from a fixed address.
 """
 
 from __future__ import annotations
