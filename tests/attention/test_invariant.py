@@ -151,7 +151,7 @@ def test_bits_of_a_row_are_its_own(
 ) -> None:  # fmt: skip
     """In prefill and decoding, alone and beside others, shared or not, in units of any height."""
     rng = np.random.default_rng(heads[0])
-    length = 900 if CUDA else 53
+    length = 900 if CUDA else 75
     monkeypatch.setattr(fold, "PART", 256 if CUDA else 32)
     sequence = Sequence16(length, heads, 128 if CUDA else 16, dtype)
     rows = sorted(rng.choice(np.arange(length // 2, length), 7, replace=False).tolist())
