@@ -20,7 +20,7 @@ from treegen.attention import Level, attend
 from treegen.errors import InputError
 
 try:
-    from treegen.attention.gpu import fold
+    from treegen.attention.gpu import fold, units
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
 
@@ -59,7 +59,8 @@ def check_same(a: Tensor, b: Tensor) -> None:
 
 def on_device(level: Level) -> Level:
     tensors = (level.q_start_G, level.q_stop_G, level.pages_GP, level.kv_len_G, level.kv_start_G)
-    return Level(*(tensor.to(DEVICE) for tensor in tensors), level.causal)
+    start, stop, pages, kv_len, kv_start = (tensor.to(DEVICE) for tensor in tensors)
+    return Level(start, stop, pages, kv_len, kv_start, level.causal)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -101,7 +102,7 @@ class Sequence16:
         self, rows: Sequence[int], cuts: Sequence[int], *, causal: bool = False, **options: Any
     ) -> tuple[Tensor, Tensor]:
         """Rows' out and LSE where keys up to the cuts are shared by all of them."""
-        size, pages, levels = 16, 1, []
+        size, next_page, levels = 16, 1, []
         pools = [torch.full((size, *x.shape[1:]), torch.nan) for x in (self.k, self.v)]
         bounds = [0, *cuts]
         spans = [(0, len(rows), start, stop) for start, stop in zip(bounds, cuts, strict=False)]
@@ -112,25 +113,23 @@ class Sequence16:
             table = []
             for _, _, start, stop in groups:
                 num = -(-(stop - start) // size)
-                table.append([*range(pages, pages + num)])
-                pages += num
+                table.append([*range(next_page, next_page + num)])
+                next_page += num
                 for at, pool in enumerate(pools):
                     part = torch.full((num * size, *pool.shape[1:]), torch.nan)
                     part[: stop - start] = (self.k, self.v)[at][start:stop].cpu()
                     pools[at] = torch.cat([pool, part])
             width = max(map(len, table))
-            columns = [[group[i] for group in groups] for i in (0, 1)]
-            lengths = [stop - start for _, _, start, stop in groups]
-            starts = [start for _, _, start, _ in groups]
-            levels.append(
-                Level(
-                    *(torch.tensor(c, dtype=torch.int32, device=DEVICE) for c in columns),
-                    torch.tensor([t + [0] * (width - len(t)) for t in table], dtype=torch.int32,
-                                 device=DEVICE),
-                    *(torch.tensor(c, dtype=torch.int32, device=DEVICE) for c in (lengths, starts)),
-                    causal and groups is own,
-                )
+            first, last = ([group[at] for group in groups] for at in (0, 1))
+            columns = (
+                first, last, [[*pages, *[0] * (width - len(pages))] for pages in table],
+                [high - low for *_, low, high in groups], [low for *_, low, _ in groups],
             )  # fmt: skip
+            q_start, q_stop, pages_GP, kv_len, kv_start = (
+                torch.tensor(column, dtype=torch.int32, device=DEVICE) for column in columns
+            )
+            is_own = causal and groups is own
+            levels.append(Level(q_start, q_stop, pages_GP, kv_len, kv_start, is_own))
         keys, values = (
             pool.to(DEVICE, self.q.dtype).unflatten(0, (-1, size)).contiguous() for pool in pools
         )
@@ -157,7 +156,7 @@ def test_bits_of_a_row_are_its_own(
     rows = sorted(rng.choice(np.arange(length // 2, length), 7, replace=False).tolist())
     whole = sequence.attend(range(length), [], causal=True, **options)
     want = [tensor[rows] for tensor in whole]
-    choose = fold.kind_of
+    choose = units.kind_of
     for turn in range(12 if CUDA else 5):
         kind = [1, 2, 3, None][turn % 4]
         monkeypatch.setattr(fold, "kind_of", choose if kind is None else lambda *_, k=kind: k)

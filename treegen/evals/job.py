@@ -288,7 +288,25 @@ def run_settings(
         planned=job.planned,
         free=job.settings.free_choices(),
         flags=flags,
+        computing=_computing(job.settings.engine),
     )
+
+
+def _computing(engine: EngineOptions) -> dict[str, str]:
+    """What the last bits of logits depend on beside weights, dtype and versions."""
+    import torch
+
+    from treegen.model.config import resolve_device
+
+    device = resolve_device(engine.device)
+    if device.type == "cpu":
+        return {"device": "cpu"}
+    compiled = not engine.eager if engine.compile is None else engine.compile
+    return {
+        "device": torch.cuda.get_device_name(device),
+        "attention": "invariant" if engine.reproducible else engine.impl,
+        "layers": "compiled" if compiled else "as they are",
+    }
 
 
 def check_same_data(job: Job, stored: Mapping[str, Any], name: str) -> None:
