@@ -1,4 +1,4 @@
-"""What `treegen eval` and `treegen search` do alike: check, open runs, load a model, fill runs."""
+"""The steps that `treegen eval` and `treegen search` share: check, open runs, load, fill."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -25,7 +25,7 @@ class Work:
 
     @property
     def title(self) -> str:
-        """What stands before its progress."""
+        """The name that its progress shows."""
         return self.job.task.name
 
 
@@ -35,7 +35,7 @@ Stop = Callable[[], int | None]
 
 
 def look_at(job: "AnyJob", *, quiet: bool) -> "ModelFacts":
-    """Check a job's machine and return what its model is like, without its weights."""
+    """Check that the machine can run a job; returns the facts about its model, without weights."""
     from treegen.cli.render import skipped_rows
     from treegen.evals.job import check_machine, look_at_model
 
@@ -47,7 +47,7 @@ def look_at(job: "AnyJob", *, quiet: bool) -> "ModelFacts":
 
 
 def wanted(job: "AnyJob", facts: "ModelFacts", flags: Mapping[str, str]) -> "RunSettings":
-    """Return what a job's run is asked for. flags: how the user sets each field."""
+    """Return the settings of a job's run. flags: how the user sets each field."""
     from treegen.evals.job import run_settings, weights_fingerprint
 
     fingerprint = weights_fingerprint(job.settings.engine)
@@ -62,7 +62,7 @@ def open_runs(
     unit: str,
     quiet: bool,
 ) -> list[_Run]:
-    """Begin or continue runs, which `stack` closes. unit: what they hold, such as samples."""
+    """Begin or continue runs, which `stack` closes. unit: what they have, such as samples."""
     from treegen.cli.discarding import discarding
     from treegen.cli.render import notice
 
@@ -88,12 +88,13 @@ def fill(
     *,
     quiet: bool,
 ) -> None:
-    """Draw what each run lacks; the model is loaded once if there is anything to draw.
+    """Draw what each run lacks. The model is loaded only if something is to be drawn.
 
-    steps: draws one item's, polling what it is given. kept: what errors end with.
+    steps: draws what one item lacks; it is given a function to poll for a signal.
+    kept: gives the end of error messages: what is stored, and how to go on.
     """
     from treegen.cli.discarding import all_new
-    from treegen.cli.progress import draw
+    from treegen.cli.progress import show_progress
     from treegen.cli.render import notice
     from treegen.errors import RunError, TreegenError
     from treegen.runs import graceful_signals
@@ -105,16 +106,16 @@ def fill(
         if item.run.missing <= 0:
             continue
         if llm is None or loaded != engine:
-            llm = None  # gives its memory back before the next one is loaded
+            llm = None  # its memory is free before the next model is loaded
             if not quiet:
                 notice(f"loading {engine.model}")
             llm, loaded = _load(engine, item.run.info.identity["model"]["fingerprint"]), engine
         with graceful_signals() as graceful:
             stop = _either(received, graceful)
             try:
-                draw(steps(item, llm, stop), item.title, quiet=quiet)
+                show_progress(steps(item, llm, stop), item.title, quiet=quiet)
             except RunError:
-                raise  # says itself what is kept, and how to go on
+                raise  # the message says what is stored, and how to go on
             except TreegenError as error:
                 if all_new([each.run for each in work]):
                     raise  # there is nothing to continue
@@ -124,7 +125,7 @@ def fill(
 
 
 def kept_of(work: Sequence[Work], unit: str) -> str:
-    """Return how much of all runs is stored."""
+    """Return a text on how much of all runs is stored."""
     done = sum(len(item.run.done) for item in work)
     planned = sum(item.run.info.planned for item in work)
     return f"{done:,} of {planned:,} {unit} are kept"
@@ -135,7 +136,7 @@ def _load(engine: "EngineOptions", fingerprint: str) -> "LLM":
 
     from treegen.evals.job import load_llm
 
-    # transformers' bars and advice would stand between ours.
+    # Progress bars and advice of transformers would mix with our own lines.
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     return load_llm(engine, fingerprint)

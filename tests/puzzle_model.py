@@ -11,7 +11,7 @@ from functools import cache, lru_cache
 
 from toy_search import ToyBackend, ToyModel, run_all
 
-from treegen.evals.search.searcher import SearchFn
+from treegen.evals.search.searcher import TaskSearchFn
 from treegen.outputs import Status
 from treegen.params import SamplingParams
 from treegen.search.budget import Budget
@@ -113,7 +113,7 @@ class ToyLLM:
 
     def search_stream(
         self,
-        fn: SearchFn,
+        fn: TaskSearchFn,
         problems: Sequence[tuple[str, str]],
         params: SamplingParams,
         *,
@@ -124,7 +124,7 @@ class ToyLLM:
 
     def _results(
         self,
-        fn: SearchFn,
+        fn: TaskSearchFn,
         problems: Sequence[tuple[str, str]],
         params: SamplingParams,
         budget: Budget,

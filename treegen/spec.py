@@ -9,8 +9,10 @@ from dataclasses import dataclass
 class LayerSpec:
     """The keys and values of one attention layer.
 
-    shared_with: an earlier layer whose keys and values this one uses as they are; it needs no
-    memory of its own.
+    kv_heads: key heads, and as many value heads.
+    k_dim, v_dim: numbers in one head's key and value.
+    shared_with: an earlier layer whose keys and values this one uses as they are. Such a layer
+    needs no memory of its own.
     """
 
     kv_heads: int
@@ -23,8 +25,11 @@ class LayerSpec:
 class StateSpec:
     """One tensor of the state that a recurrent layer keeps of a sequence.
 
-    kind: what it is to the layer, "conv", "recurrent" or "linear". index: which of that kind.
-    shape: of one sequence. dtype: its type by torch's name. itemsize: bytes of one number.
+    kind: what it is to the layer: "conv", "recurrent" or "linear".
+    index: which of that kind.
+    shape: its shape for one sequence.
+    dtype: its type by torch's name.
+    itemsize: bytes of one number.
     is_stepwise: whether the layer goes on from it by one token at a time only.
     """
 
@@ -45,8 +50,14 @@ class StateSpec:
 class ModelSpec:
     """One model: its layers, its vocabulary, its context.
 
-    layers: those that attend. itemsize: bytes of one number in the cache.
-    windows: the sliding window of each layer that attends.
+    name: what messages call it: its directory or its hub name.
+    model_type: what transformers calls its family.
+    layers: its layers that attend.
+    vocab_size: logits of a token.
+    context_length: tokens of a text at most.
+    eos_token_ids: the ids that end a text.
+    itemsize: bytes of one number in the cache.
+    windows: the sliding window of each layer that attends; None for a layer that sees all keys.
     unreached: parts of the model that a text never reaches (image and sound towers).
     states: what each recurrent layer keeps of a sequence; empty for a model without any.
     """

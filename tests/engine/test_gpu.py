@@ -14,7 +14,10 @@ from transformers import AutoConfig
 
 from treegen import LLM, Node, SamplingParams
 from treegen.attention import attend
+from treegen.errors import InputError
+from treegen.evals.job import look_at_model
 from treegen.model.text_part import auto_class
+from treegen.options import EngineOptions
 from treegen.plan.cost import Sharing
 
 pytestmark = pytest.mark.gpu
@@ -67,6 +70,12 @@ def test_models_with_recurrent_layers_say_why_they_run_eagerly(tmp_path: Path) -
     llm = LLM(str(tmp_path), dtype="bfloat16", device="cuda", memory="32MiB")
     usage = llm.run(tree_of(60), SamplingParams(max_tokens=9, seed=1)).usage
     assert usage.eager_because == usage.uncompiled_because == "the model has recurrent layers"
+    with pytest.raises(InputError, match="its recurrent layers are not reproducible"):
+        LLM(str(tmp_path), dtype="bfloat16", device="cuda", memory="32MiB", reproducible=True)
+    for weights in tmp_path.glob("*.safetensors"):
+        weights.unlink()
+    with pytest.raises(InputError, match="its recurrent layers are not reproducible"):
+        look_at_model(EngineOptions(model=str(tmp_path), device="cuda", reproducible=True))
 
 
 def test_replayed_steps_draw_what_eager_steps_draw(tmp_path: Path) -> None:
@@ -120,3 +129,36 @@ def test_attention_runs_where_its_tensors_are() -> None:
         out = attend(q, keys.to(device), values.to(device), moved, positions, impl="triton")
         outs.append(out.cpu())
     assert torch.equal(*outs)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_reproducible_samples_depend_on_nothing_else(eager: bool) -> None:
+    """In bfloat16 and to the bit: in part, alone, with few rows or pages, shared or not."""
+    problems = {
+        f"p{i}": f"Q: Ann has {7 * i % 31} apples{' or so' * (i % 3)}.\nA:" for i in range(9)
+    }
+    params = SamplingParams(max_tokens=40, seed=5)
+
+    def run(names: list[str], samples: int = 8, **options: Any) -> dict[Any, Any]:
+        llm = LLM(
+            "demo", device="cuda", dtype="bfloat16", reproducible=True, eager=eager,
+            **{"memory": "64MiB", **options},
+        )  # fmt: skip
+        leaves = [Node(problems[name], samples=samples, id=name) for name in names]
+        result = llm.run(Node(FEW_SHOT, children=leaves), params)
+        assert result.usage.impl == "invariant"
+        return {(c.prompt_id, c.sample_index): (c.tokens, c.logprob) for c in result.completions}
+
+    names = list(problems)
+    whole = run(names)
+    parts: list[dict[Any, Any]] = [
+        run(names[::-1]),
+        run(names[2:4]),
+        run(names[5:6], samples=1),
+        run(names, max_rows=5),
+        run(names, memory="900KiB", page_size=16),
+        run(names, sharing="off"),
+        run(names, sharing="all", prefill_chunk=40),
+    ]
+    for part in parts:
+        assert part == {key: whole[key] for key in part}

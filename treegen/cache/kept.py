@@ -19,10 +19,14 @@ from treegen.prompts.radix import Tokens
 
 @dataclass(slots=True, eq=False)
 class KeptPrefix:
-    """One kept prefix; `pages` is None once it has been dropped.
+    """One kept prefix.
 
-    end_state, last_state: slots of the recurrent states after its last token and before it, which
-    the prefix owns; NO_STATE for none.
+    name: what the caller calls it; several prefixes may have one name.
+    tokens: its token ids.
+    pages: its page table; None once it has been dropped.
+    last_used: when it was last used, by the clock of `KeptPrefixes`.
+    end_state: slot of its recurrent state after its last token, which it owns; NO_STATE for none.
+    last_state: slot of its recurrent state before its last token, likewise.
     """
 
     name: str
@@ -56,9 +60,9 @@ class KeptPrefixes:
         end_state: int = NO_STATE,
         last_state: int = NO_STATE,
     ) -> KeptPrefix:
-        """Keep a prefix, and drop others that there is no room for.
+        """Keep a prefix, and drop prefixes of other names while there are too many pages or states.
 
-        The caller's references on `pages` and slots of states are the prefix's from now on.
+        The prefix takes over the caller's references on `pages`, and the slots of its states.
         """
         prefix = KeptPrefix(name, tokens, pages, end_state=end_state, last_state=last_state)
         self._prefixes.append(prefix)
@@ -88,7 +92,7 @@ class KeptPrefixes:
         return len(chosen)
 
     def evict_one(self) -> bool:
-        """Drop the least recently used prefix of which some page is used by kept prefixes alone.
+        """Drop the least recently used prefix that has a page which only kept prefixes use.
 
         Such a page is free once no other kept prefix has it. If there is none, any prefix with
         recurrent states frees the slots of these. Returns False if there is no such prefix.

@@ -24,7 +24,8 @@ class StateCache:
     """Slots with the tensors that they lie in.
 
     layers: of each recurrent layer its tensors, [num_slots + 1, ...] each.
-    num_slots: usable slots. num_free: those without an owner.
+    num_slots: usable slots.
+    num_free: slots without an owner.
     """
 
     def __init__(self, layers: Sequence[Sequence[Tensor]], num_slots: int) -> None:

@@ -18,8 +18,9 @@ from treegen.engine.segment import LiveRequest, LiveSegment
 class StateSpan(NamedTuple):
     """Slots of the states around consecutive tokens of a segment or row.
 
-    reads: before the first token. leaves: for the state before the last one, NO_STATE if it is not
-    wanted or there already. writes: for the state after the last one.
+    reads: slot of the state before the first token.
+    leaves: slot for the state before the last token; NO_STATE if it is not wanted or there already.
+    writes: slot for the state after the last token.
     """
 
     reads: int

@@ -1,7 +1,7 @@
-"""Runs by likelihood: of a problem's choices, the likeliest after its prompt is its sample.
+"""Runs by likelihood: the sample of a problem is the likeliest of its choices after its prompt.
 
-Nothing is drawn, so a problem has one sample. All that follows is as with sampling: records,
-resuming, scoring and reports.
+Nothing is drawn, so a problem has one sample. Records, resuming, scoring and reports are as with
+sampling.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from treegen.errors import CapacityError, NumericsError, RunError
 from treegen.evals.account import Account
 from treegen.evals.choices import ChoicePrompt, choice_prompts, common_length, num_distinct
 from treegen.evals.job import Job
-from treegen.evals.progress import Glance, Progress, Tally
+from treegen.evals.progress import AccuracySoFar, Glance, Progress
 from treegen.evals.timeline import Timeline
 from treegen.outputs import Score, Usage
 from treegen.prompts.tree import Node
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from treegen.llm import LLM
     from treegen.prompts.radix import Tokens
 
-# A prefix that one call shares with the next is worth keeping between them from this length on.
+# A prefix that one call shares with the next is worth keeping if it has this many tokens.
 _MIN_KEPT: Final = 64
-# New tokens per call, in prompt chunks of the model: enough to fill it, few enough to stop soon.
+# New tokens per call, in prefill chunks: enough to fill the GPU, few enough to stop soon.
 _CHUNKS: Final = 2
 _NONE: Final = np.zeros(0, dtype=np.int32)
 
@@ -39,14 +39,14 @@ _NONE: Final = np.zeros(0, dtype=np.int32)
 def sample_choices(
     job: Job, run: RunDir, llm: "LLM", *, stop: Callable[[], object] = lambda: None
 ) -> Iterator[Progress]:
-    """Score the choices of problems that a run lacks, and store each problem's likeliest.
+    """Score the choices of the problems that a run lacks; store the likeliest of each problem.
 
-    stop: polled after every step of a few thousand tokens; see `treegen.evals.run.sample`.
+    stop: polled after every call of a few thousand tokens; see `treegen.evals.run.sample`.
     """
     choices, score = job.choices, job.settings.score
     done = {problem_id for problem_id, _ in run.done}
     prompts = [p for p in choice_prompts(job.tree, choices, llm.tokenizer) if p.id not in done]
-    tally = Tally(job)
+    tally = AccuracySoFar(job)
     if score:
         for record in run.records():
             tally.add(record)
@@ -84,7 +84,7 @@ def sample_choices(
             if stop():
                 break
     except BaseException:
-        # What went wrong first is what the user must hear of, as on a full disk.
+        # The user must see the first error, such as a full disk, and not one that follows from it.
         with suppress(RunError):
             account.save(now=True)
         raise
@@ -97,9 +97,9 @@ def sample_choices(
 def _scored(
     prompts: Sequence[ChoicePrompt], llm: "LLM", usage: Usage
 ) -> Iterator[tuple[list[ChoicePrompt], list[list[Score]]]]:
-    """Yield chunks of prompts with the scores of their choices, adding up what they cost.
+    """Yield chunks of prompts with the scores of their choices; add to `usage` what they cost.
 
-    What a chunk shares with the next, such as a subject's examples, is kept for both.
+    A prefix that a chunk shares with the next, such as a subject's examples, is kept for both.
     """
     chunks = _chunks(prompts, _CHUNKS * llm.prefill_chunk)
     held = _NONE
@@ -110,7 +110,7 @@ def _scored(
             if len(wanted) and not _covers(held, wanted):
                 shelf.close()
                 held = _NONE
-                # Too long to be kept, it is computed for each chunk.
+                # A prefix that is too long to be kept is computed for each chunk.
                 with suppress(CapacityError):
                     kept = shelf.enter_context(llm.keep(Node(wanted.tolist())))
                     usage.prompt_tokens_computed += kept.usage.prompt_tokens_computed
@@ -129,7 +129,7 @@ def _scored(
 
 
 def _chunks(prompts: Sequence[ChoicePrompt], budget: int) -> list[list[ChoicePrompt]]:
-    """Cut prompts where there are `budget` new tokens, and where they stop sharing much."""
+    """Cut prompts into chunks: after `budget` new tokens, and where prompts share much less."""
     chunks: list[list[ChoicePrompt]] = []
     size, shared = budget, 0
     for before, prompt in zip([None, *prompts], prompts, strict=False):
@@ -145,8 +145,8 @@ def _chunks(prompts: Sequence[ChoicePrompt], budget: int) -> list[list[ChoicePro
 
 
 def _shared(last: ChoicePrompt, first: ChoicePrompt) -> "Tokens":
-    """Return what is worth keeping from one prompt to the next; may be empty."""
-    # Less than a whole prompt: where a prompt ends, the model is asked what follows.
+    """Return the prefix of two prompts that is worth keeping from one to the next; may be empty."""
+    # It is less than a whole prompt, because the last token of a prompt must give logits.
     limit = min(len(last.context), len(first.context)) - 1
     length = min(limit, common_length(last.context, first.context))
     return first.context[:length] if length >= _MIN_KEPT else _NONE
@@ -160,7 +160,7 @@ def _covers(held: "Tokens", wanted: "Tokens") -> bool:
 def _record(
     prompt: ChoicePrompt, choices: Sequence[str], scores: Sequence[Score], log_tokens: bool
 ) -> dict[str, Any]:
-    """Return the line of samples.jsonl for one problem; of equal choices, the first is chosen."""
+    """Return the line of samples.jsonl for one problem; of equally likely choices, the first."""
     logprobs = [score.logprob for score in scores]
     if not all(map(math.isfinite, logprobs)):
         raise NumericsError(

@@ -144,7 +144,8 @@ _pass: ContextVar[_Pass | None] = ContextVar("treegen_recurrent_pass", default=N
 class RecurrentLayer:
     """A module of transformers that keeps a state; calling it is what its `forward` is.
 
-    index: its place among those of the model. name: of its class.
+    index: its place among the recurrent layers of the model.
+    name: the name of its class.
     """
 
     def __init__(self, module: nn.Module, index: int, cache_name: str) -> None:

@@ -30,8 +30,10 @@ _MOST_BYTES: Final = 2**28  # of one layer's states that run together
 class Piece(NamedTuple):
     """Consecutive tokens of one sequence.
 
-    start: row of its first token in the pass. num: its tokens. reads: slot of the state that they
-    go on from, NO_STATE at the start of a text. writes: slot for the state after them.
+    start: row of its first token in the pass.
+    num: its tokens.
+    reads: slot of the state that they go on from; NO_STATE at the start of a text.
+    writes: slot for the state after them.
     """
 
     start: int
@@ -44,7 +46,9 @@ class Piece(NamedTuple):
 class StateRun:
     """Pieces of equal length that run together.
 
-    num, length: N and L. rows: where their tokens are among those of the pass, N * L of them.
+    num: N, the pieces.
+    length: L, the tokens of each.
+    rows: where their N * L tokens are among those of the pass.
     reads_N: int64, slots of the states that they go on from; None at the start of texts.
     writes_N: int64, slots for the states after them.
     """
@@ -58,7 +62,11 @@ class StateRun:
 
 @dataclass(frozen=True, slots=True)
 class StateBatch:
-    """All runs of a pass, in order, on the tensors of each recurrent layer."""
+    """What a pass does to recurrent states.
+
+    runs: its runs, in order.
+    layers: the tensors of each recurrent layer.
+    """
 
     runs: Sequence[StateRun]
     layers: Sequence[Sequence[Tensor]]
