@@ -108,7 +108,9 @@ class SelfCheck:
         page = 16  # the last one of each segment or row may not be full
         rows = _ROWS // 2 * (self._params.max_tokens // 2 + page)
         tokens = plan.stored_tokens + page * (len(plan.segments) + 2) + rows
-        return tokens * self._llm.spec.kv_bytes_per_token
+        size, state = tokens * self._llm.spec.kv_bytes_per_token, self._llm.spec.state_bytes
+        # Recurrent states get a quarter of the memory or more; see `cache_size`.
+        return 2 * size + 4 * _ROWS * state if state else size
 
 
 def _problems(num: int) -> _Problems:

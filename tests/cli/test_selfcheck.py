@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_models
 from cli_cases import Command
 
 import treegen.selfcheck as checks
+from treegen.options import EngineOptions
 
 WORDS = ["selfcheck", "--problems", "3", "--device", "cpu", "--dtype", "float32"]
 
@@ -20,6 +23,15 @@ def test_on_a_cpu_samples_stay_the_same(treegen: Command) -> None:
     names = [each["name"] for each in found["arrangements"]]
     assert "problem 2 alone" in names and "few pages" in names
     assert "|few pages " in done.out
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "bamba"])
+def test_models_with_recurrent_layers_are_checked_too(family: str, tmp_path: Path) -> None:
+    tiny_models.save_tiny_model(tmp_path, family, max_position_embeddings=1024)
+    options = EngineOptions(model=str(tmp_path), device="cpu", dtype="float32", check=False)
+    check = checks.SelfCheck(options, problems=3, max_tokens=8)
+    found = {each.name: each for each in check.arrangements()}
+    assert found["few pages"].samples == found["again"].to_the_bit == 24
 
 
 def test_a_sample_that_differs_is_told(treegen: Command, monkeypatch: pytest.MonkeyPatch) -> None:
