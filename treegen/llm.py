@@ -33,11 +33,12 @@ from treegen.plan.plan import Plan, Request
 from treegen.plan.requests import (
     ScoreInput,
     expand_requests,
+    flat_requests,
     plan_requests,
     sample_requests,
     score_requests,
 )
-from treegen.plan.unnamed import DrawnBefore, origin_of
+from treegen.plan.unnamed import DrawnBefore
 from treegen.prompts.expansion import sum_levels
 from treegen.prompts.stops import Stopping, Stoppings
 from treegen.prompts.tree import Message, Node, as_list, chat_arguments, expansions_of, generates
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
     from treegen.search.budget import Budget
     from treegen.search.live.backend import LiveBackend
+    from treegen.search.live.run import LiveRun
     from treegen.search.node import SearchFn, SearchNode
     from treegen.search.result import Found, SearchResult
     from treegen.search.run import SearchRun
@@ -274,22 +276,10 @@ class LLM:
         if not contents:
             return []
         template = chat_arguments(tools, chat_template_kwargs)
-        leaves = [
-            Node(content, samples=own.n, id=str(i), template=template)
-            for i, (content, own) in enumerate(zip(contents, each, strict=True))
-        ]
-        tree = Node("", children=leaves, samples=0)
-        requests = [
-            replace(request, origin=origin_of(request.tokens))
-            for request in sample_requests(tree, self.tokenizer, each, self.spec)
-        ]
+        requests = flat_requests(contents, each, self.tokenizer, self.spec, template)
         self._check_ready()
         before = DrawnBefore(self._before)
-        again: dict[int, DrawnBefore] = defaultdict(DrawnBefore)
-        requests = [
-            (before if own.seed is None else again[own.seed]).continued(request)
-            for request, own in zip(requests, each, strict=True)
-        ]
+        requests = before.continued_flat(requests, [own.seed for own in each])
         samples = [range(request.samples) for request in requests]
         stream = self._start(self._plan(requests), each, samples)
         self._before.update(before)  # Only now, because a call that is refused draws nothing.
@@ -358,7 +348,7 @@ class LLM:
         # Equal params become one set, so that their rows are drawn and ended together.
         sets = {each.drawing: each for each in params or [SamplingParams()]}
         place = {drawing: index for index, drawing in enumerate(sets)}
-        first, *further = (ParamSet(each, self._stopping_of(each)) for each in sets.values())
+        first, *further = (ParamSet(each, self.stopping_of(each)) for each in sets.values())
         scheduler = self._scheduler(
             plan,
             params=first.params,
@@ -390,7 +380,26 @@ class LLM:
             self._running = weakref.ref(scheduler)
         return scheduler
 
-    def _stopping_of(self, params: SamplingParams) -> Stopping:
+    def open(self) -> LiveRun:
+        """A run that takes flat prompts while it goes; see `treegen.search.live.run.LiveRun`.
+
+        Raises:
+            InputError: another run of this LLM is not finished.
+        """
+        from treegen.search.live.run import LiveRun
+
+        params = SamplingParams()
+        scheduler = self._scheduler(
+            self._plan([]), params=params, stopping=self.stopping_of(params), samples=[]
+        )
+        return LiveRun(scheduler, self.spec, stopping_of=self.stopping_of, before=self._before)
+
+    def stopping_of(self, params: SamplingParams) -> Stopping:
+        """What ends the samples of some parameters; it takes a while for new stop strings.
+
+        Raises:
+            InputError: logit_bias names a token that the model does not have.
+        """
         spec = self.spec
         if params.biases and (token := params.biases[-1][0]) >= spec.vocab_size:
             raise InputError(
@@ -559,7 +568,7 @@ class LLM:
             spec=self.spec,
             params=params,
             max_rows=self.max_rows,
-            stopping_of=self._stopping_of,
+            stopping_of=self.stopping_of,
             make_scheduler=lambda stopping, on_grown: self._scheduler(
                 empty, params=params, stopping=stopping, samples=[], on_grown=on_grown
             ),

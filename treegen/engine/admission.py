@@ -88,9 +88,9 @@ class Admission:
         """Open a request if its pages fit beside what active rows are expected to need."""
         if self._open:
             pages = self._run.store.pages_to_open(request) + request.row_pages(self._page_size)
-            # A search keeps idle segments in memory. They leave before this request has to wait.
+            # A run that takes requests keeps idle segments. They leave before this one waits.
             while pages > self._pool.num_free - growth:
-                if not request.grows or not self._run.store.evict_idle(request):
+                if not request.added or not self._run.store.evict_idle(request):
                     return False
                 pages = self._run.store.pages_to_open(request) + request.row_pages(self._page_size)
         else:
