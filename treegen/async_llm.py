@@ -157,6 +157,19 @@ class AsyncLLM(Closing):
         scores = {place: score async for place, score in self._results(call)}
         return [scores[place] for place in range(len(scores))]
 
+    async def encode(self, prompts: Iterable[Prompt]) -> list[Tokens]:
+        """The token ids of prompts.
+
+        Raises:
+            TreegenError: as for `LLM.generate`.
+        """
+        contents, loop = as_list("prompts", prompts), asyncio.get_running_loop()
+        self._check_open()
+        requests = await loop.run_in_executor(
+            self._encoder, self._requests, contents, SamplingParams(), {}
+        )
+        return [request.tokens for request in requests]
+
     @property
     def num_waiting(self) -> int:
         """Samples that wait to be decoded, about."""
@@ -190,16 +203,13 @@ class AsyncLLM(Closing):
         call = Call(params, streams, asyncio.get_running_loop(), each, due)
         with self._changed:
             self._check_open()
-            waiting = self.num_waiting
+            waiting, most = self.num_waiting, self.max_waiting + self.llm.max_rows
+            if due > most:
+                raise InputError(f"one call asks for {due:,} samples; ask for {most:,} at most")
             if waiting and waiting + each > self.max_waiting:
                 raise BusyError(
                     f"{waiting:,} samples wait, and at most {self.max_waiting:,} may; try again "
                     "later"
-                )
-            if each > self.max_waiting + self.llm.max_rows:
-                raise InputError(
-                    f"one call asks for {each:,} samples; ask for at most "
-                    f"{self.max_waiting + self.llm.max_rows:,} at a time"
                 )
             self._open_rows += each
             self._encoder.submit(self._encode, call, contents, template)
@@ -237,15 +247,19 @@ class AsyncLLM(Closing):
 
     # The thread that encodes
 
+    def _requests(
+        self, contents: list[Any], params: SamplingParams, template: dict[str, Any]
+    ) -> list[Request]:
+        each = [params] * len(contents)
+        return flat_requests(contents, each, self.tokenizer, self.llm.spec, template)
+
     def _encode(self, call: Call, contents: list[Any], template: dict[str, Any]) -> None:
         try:
             if call.is_over:
                 return
             params = call.params or SamplingParams()
             self.llm.stopping_of(params)  # made here, because its table may take a while
-            call.requests = flat_requests(
-                contents, [params] * len(contents), self.tokenizer, self.llm.spec, template
-            )
+            call.requests = self._requests(contents, params, template)
             call.prompts = [request.tokens for request in call.requests]
         except Exception as error:
             failure = error
@@ -355,7 +369,8 @@ class AsyncLLM(Closing):
 
         def check() -> None:
             try:
-                done.set_result(self._run.check())
+                self._run.check()
+                done.set_result(None)
             except BaseException as error:
                 done.set_exception(error)
 

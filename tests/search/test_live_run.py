@@ -88,9 +88,9 @@ def test_whatever_comes_between_steps_is_drawn_as_if_alone(seed: int) -> None:
                 params_of(draw),
             )
             numbers = run.add([request_of(p, params) for p in prompts], [params] * len(prompts))
-            of_call: Counter[tuple[int, ...]] = Counter()
+            drawn_in_call: Counter[tuple[int, ...]] = Counter()
             for number, prompt in zip(numbers, prompts, strict=True):
-                before = drawn_before if params.seed is None else of_call
+                before = drawn_before if params.seed is None else drawn_in_call
                 wanted[number] = prompt, params, before[tuple(prompt)]
                 before[tuple(prompt)] += params.n
         if turn < 25 and draw.random() < 0.1:
@@ -121,8 +121,8 @@ def test_whatever_comes_between_steps_is_drawn_as_if_alone(seed: int) -> None:
                 model, prompt, name, first + each.sample_index, params, limit=params.max_tokens
             )
             assert each.tokens == alone
-            before = told.get((number, each.sample_index), [])
-            assert tuple(before) == each.tokens[: len(before)]
+            so_far = told.get((number, each.sample_index), [])
+            assert tuple(so_far) == each.tokens[: len(so_far)]
             assert len(each.top_logprobs) == (len(each.tokens) if params.logprobs else 0)
     for number, tokens in scored.items():
         (score,) = found[number]
@@ -171,7 +171,8 @@ def test_parameters_that_nothing_uses_give_up_their_place() -> None:
         params = SamplingParams(seed=seed, stop=stop)
         return ParamSet(params, stopping_of(params))
 
-    table, kept = ParamTable(set_of(0)), {}
+    table = ParamTable(set_of(0))
+    kept: dict[int, int] = {}
     for seed in range(1, 1_200):
         index = table.add(set_of(seed), kept.values)
         if seed % 100 == 0:
