@@ -62,18 +62,19 @@ def command(
     body_bytes, engine = parse_bytes(max_body), EngineOptions(**given)
     name = served_model_name or Path(engine.model).name or engine.model
 
-    from treegen.llm import LLM
-    from treegen.serve.run import serve
+    from treegen.serve.sockets import bound
 
-    llm = LLM(**asdict(engine))
-    serve(
-        llm,
-        name=name,
-        host=host,
-        port=port,
-        api_key=api_key or None,
-        max_waiting=max_waiting,
-        max_body=body_bytes,
-        drain_seconds=drain_seconds,
-        on_start=lambda at: click.echo(f"{name} is served at {at}/v1", err=True),
-    )
+    with bound(host, port) as at:
+        from treegen.llm import LLM
+        from treegen.serve.run import serve
+
+        serve(
+            LLM(**asdict(engine)),
+            at,
+            name=name,
+            api_key=api_key or None,
+            max_waiting=max_waiting,
+            max_body=body_bytes,
+            drain_seconds=drain_seconds,
+            on_start=lambda url: click.echo(f"{name} is served at {url}/v1", err=True),
+        )

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -58,15 +59,27 @@ def _metrics(url: str) -> str:
         (["--model", "demo", "--max-waiting", "0"], "--max-waiting must be at least 1"),
         (["--model", "demo", "--max-body", "big"], "big"),
         (["--model", "demo", "--page-size", "0"], "page-size"),
-        (["--model", "nowhere/at/all"], "nowhere/at/all"),
+        (["--model", "nowhere/at/all", "--port", "0"], "nowhere/at/all"),
     ],
 )
 def test_what_cannot_be_served_is_refused_in_one_line(
     treegen: Command, options: list[str], told: str
 ) -> None:
+    for name in ("starlette", "uvicorn", "prometheus_client"):
+        pytest.importorskip(name)
     done = treegen("serve", *options)
     assert done.code == 2
     assert told in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def test_an_address_that_is_taken_is_refused_before_the_model_is_loaded(treegen: Command) -> None:
+    for name in ("starlette", "uvicorn", "prometheus_client"):
+        pytest.importorskip(name)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = treegen("serve", "--model", "nowhere", "--port", taken.getsockname()[1])
+    assert done.code == 2
+    assert "cannot listen at 127.0.0.1" in done.err
     assert len(done.err.splitlines()) == 1
 
 

@@ -14,7 +14,8 @@ from treegen.evals.arguments import known_arguments
 from treegen.tasks import get_task, list_tasks
 
 # A page of programs that is not here is docs/search.md, which has a test of its own.
-_PAGES = ("README.md", *(f"docs/{name}.md" for name in ("index", "concepts", "runs", "tasks")),
+_PAGES = ("README.md", *(f"docs/{name}.md" for name in (
+    "index", "concepts", "integrations", "runs", "tasks")),
           *(f"docs/tutorials/{name}.md" for name in (
     "gsm8k", "own-task", "own-search", "own-attention", "prompts"
 )))  # fmt: skip

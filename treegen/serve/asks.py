@@ -223,8 +223,9 @@ def _message(message: Any) -> Message:
     found = {name: value for name, value in message.items() if value is not None}
     content = found.get("content")
     if isinstance(content, list):
-        texts = [part.get("text") for part in content if isinstance(part, dict)]
-        if len(texts) < len(content) or any(not isinstance(text, str) for text in texts):
+        parts = [part.get("text") for part in content if isinstance(part, dict)]
+        texts = [text for text in parts if isinstance(text, str)]
+        if len(texts) < len(content):
             raise AskError("only parts of type text are supported in messages", "messages")
         found["content"] = "".join(texts)
     for call in _typed(found, "tool_calls", list, []):

@@ -1,4 +1,4 @@
-"""The server process: listens until a signal, then finishes what it has begun."""
+"""The server process: answers until a signal, then finishes what it has begun."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import uvicorn
 from treegen.async_llm import AsyncLLM
 from treegen.llm import LLM
 from treegen.serve.app import Server
+from treegen.serve.sockets import url_of
 
 
 class _Listening(uvicorn.Server):
@@ -23,9 +24,8 @@ class _Listening(uvicorn.Server):
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         await super().startup(sockets)
-        if self.started and self.servers:
-            host, port, *_ = self.servers[0].sockets[0].getsockname()
-            self._on_start(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+        if self.started and sockets:
+            self._on_start(url_of(sockets[0]))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.force_exit = self.should_exit
@@ -34,31 +34,31 @@ class _Listening(uvicorn.Server):
 
 def serve(
     llm: LLM,
+    at: socket,
     *,
     name: str,
-    host: str = "127.0.0.1",
-    port: int = 8000,
     api_key: str | None = None,
     max_waiting: int | None = None,
     max_body: int = 16 * 2**20,
     drain_seconds: int = 60,
-    on_start: Callable[[str], None] = lambda at: None,
+    on_start: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve a model until SIGTERM or SIGINT. Then answer what was asked, and return.
 
-    drain_seconds: how long answering may take then; what is not done by then is dropped.
-    on_start: called with the address once requests are taken.
+    at: where to listen.
+    drain_seconds: how long answering may take after the signal; the rest is dropped.
+    on_start: called with the URL once requests are taken.
 
     Raises:
         InputError: max_waiting cannot be used.
     """
-    served = AsyncLLM(llm, max_waiting=max_waiting)
-    try:
+    with AsyncLLM(llm, max_waiting=max_waiting) as served:
         server = Server(served, name=name, api_key=api_key, max_body=max_body)
         config = uvicorn.Config(
-            server.app(), host=host, port=port, log_level="warning", lifespan="off",
+            server.app(), log_level="warning", lifespan="off",
             timeout_graceful_shutdown=drain_seconds,
         )  # fmt: skip
-        asyncio.run(_Listening(config, on_start).serve())
-    finally:
-        served.close(drain=False)
+        try:
+            asyncio.run(_Listening(config, on_start).serve([at]))
+        finally:
+            served.close(drain=False)

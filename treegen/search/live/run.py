@@ -201,7 +201,7 @@ class LiveRun(Closing, Uncopied):
                     store.part(array, slot, start, stop).tolist()
                     for array in (arrays if num_top else (*arrays[:2], *arrays[:2]))
                 )
-                top = ()
+                top: tuple[tuple[tuple[int, float], ...], ...] = ()
                 if num_top:
                     pairs = zip(ids, values, strict=True)
                     top = tuple(tuple(zip(*each, strict=True))[:num_top] for each in pairs)
