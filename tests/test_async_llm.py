@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from treegen import LLM, Completion, InputError, SamplingParams
-from treegen.async_llm import AsyncLLM
+from treegen import LLM, AsyncLLM, Completion, InputError, SamplingParams
 from treegen.demo import model_path
 from treegen.errors import BusyError, NumericsError
 from treegen.search.live.run import News

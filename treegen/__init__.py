@@ -4,8 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from treegen.async_llm import AsyncLLM
     from treegen.engine.stream import RunResult, ScoreStream, Stream
     from treegen.errors import (
+        BusyError,
         CapacityError,
         DataError,
         InputError,
@@ -30,6 +32,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
+    "BusyError",
     "CapacityError",
     "Completion",
     "DataError",
@@ -62,6 +66,8 @@ __all__ = [
 # Where each public name lives. Its module is imported when the name is first asked for, so that
 # `import treegen` and `treegen --help` do not pay for torch.
 _MODULE_OF: Final = {
+    "AsyncLLM": "treegen.async_llm",
+    "BusyError": "treegen.errors",
     "CapacityError": "treegen.errors",
     "Completion": "treegen.outputs",
     "DataError": "treegen.errors",
