@@ -327,9 +327,9 @@ class AsyncLLM(Closing):
             call, place = self._calls[news.number]
             out.setdefault(call, []).append((place, news))
         for call, batch in out.items():
-            self._hand_out(call, batch)
             if not call.due:
-                self._finish(call)
+                self._finish(call)  # first, so that who gets this answer can ask at once again
+            self._hand_out(call, batch)
 
     def _hand_out(self, call: Call, batch: list[tuple[int, Any]] | Exception) -> None:
         try:
