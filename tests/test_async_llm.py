@@ -11,7 +11,7 @@ import pytest
 from treegen import LLM, AsyncLLM, Completion, InputError, SamplingParams
 from treegen.demo import model_path
 from treegen.errors import BusyError, NumericsError
-from treegen.search.live.run import News
+from treegen.search.live.run import LiveRun, News
 
 PROMPT = "Tom has 3 apples and buys 5 more. How many apples does Tom have?\n"
 LONG = SamplingParams(max_tokens=600, ignore_eos=True)
@@ -168,3 +168,30 @@ def test_after_a_run_has_failed_others_are_served(
     with AsyncLLM(loaded) as served:
         asyncio.run(ask())
         served.check()
+
+
+def test_a_failure_while_a_call_is_dropped_stops_nobody_else(
+    served: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancel, fails = LiveRun.cancel, [True]
+
+    def bad(run: LiveRun, number: int) -> None:
+        if fails and fails.pop():
+            raise NumericsError("the pass under way has failed")
+        cancel(run, number)
+
+    async def ask() -> None:
+        left = asyncio.create_task(served.generate([PROMPT], LONG))
+        other = asyncio.create_task(served.generate([PROMPT], LONG))
+        while served.status().rows < 2:
+            await asyncio.sleep(0.005)
+        monkeypatch.setattr(LiveRun, "cancel", bad)
+        left.cancel()
+        with pytest.raises(NumericsError):
+            await other
+        found = await served.generate([PROMPT], SamplingParams(max_tokens=3))
+        assert found[1][0][0].num_tokens
+        assert served.num_waiting == 0
+
+    asyncio.run(ask())
+    served.check()

@@ -278,13 +278,15 @@ class AsyncLLM(Closing):
                 tasks, self._inbox = self._inbox, deque()
                 if not tasks and self._is_drained:
                     break
-            for task in tasks:
-                task()
             try:
+                while tasks:
+                    tasks.popleft()()
                 if self._run.has_work:
                     self._step()
             except Exception as error:  # every caller is told, and others can be served
                 self._start_again(error)
+                with self._changed:
+                    self._inbox.extendleft(reversed(tasks))
             self._status = self._run.status()
         self._run.close()
 
@@ -342,13 +344,14 @@ class AsyncLLM(Closing):
         if call.is_over:
             return
         call.is_over = True
-        for number in call.numbers:
-            self._run.cancel(number)
-            self._calls.pop(number, None)
         with self._changed:
             self._open_rows -= call.rows
         if failure is not None:
             self._hand_out(call, failure)
+        for number in call.numbers:
+            self._calls.pop(number, None)
+        for number in call.numbers:
+            self._run.cancel(number)  # it may note a pass under way, and so may fail
 
     def _start_again(self, error: Exception) -> None:
         """Tell all callers that their calls have failed, and open another run."""
@@ -364,7 +367,12 @@ class AsyncLLM(Closing):
     # Its end
 
     def check(self) -> None:
-        """Assert that pages, rows and requests are accounted for."""
+        """Assert that pages, rows and requests are accounted for.
+
+        Raises:
+            InputError: it is closed.
+        """
+        self._check_open()
         done: Future[None] = Future()
 
         def check() -> None:
