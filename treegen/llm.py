@@ -203,7 +203,7 @@ class LLM:
     def stream(
         self,
         tree: Node,
-        params: SamplingParams | None = None,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         skip: Collection[tuple[str, int]] = (),
     ) -> Stream:
@@ -213,6 +213,7 @@ class LLM:
         without an id they follow from the prompt's tokens. Then, as with `generate`, another call
         with the same prompt draws further samples, unless params have a seed or `skip` is given.
 
+        params: of all sampled nodes, or one for each in the order that the tree declares.
         skip: (prompt id, sample index) pairs that are not wanted, as when a run is resumed. The
         other samples are the same with or without them.
 
@@ -221,8 +222,9 @@ class LLM:
         hold even alone. The iterator raises NumericsError for logits that are not numbers, and
         CapacityError if the GPU's memory is full.
         """
-        params = _of_tree(params)
-        requests = sample_requests(tree, self.tokenizer, params, self.spec)
+        given = _of_nodes(params)
+        requests = sample_requests(tree, self.tokenizer, given, self.spec)
+        each = [given] * len(requests) if isinstance(given, SamplingParams) else given
         known = {request.id: request.samples for request in requests}
         skipped = defaultdict(set)
         for prompt_id, index in skip:
@@ -231,16 +233,18 @@ class LLM:
             skipped[prompt_id].add(index)
         samples = [[i for i in range(r.samples) if i not in skipped[r.id]] for r in requests]
         self._check_ready()
-        resumes = any(skipped.values())
-        before = DrawnBefore(self._before if params.seed is None and not resumes else None)
-        requests = [before.continued(request) for request in requests]
-        stream = self._start(self._plan(requests), [params] * len(requests), samples)
-        if params.seed is None:
-            self._before.update(before)  # Only now, because a call that is refused draws nothing.
+        before = DrawnBefore(None if any(skipped.values()) else self._before)
+        requests = _continued(requests, each, before)
+        stream = self._start(self._plan(requests), each, samples)
+        self._before.update(before)  # Only now, because a call that is refused draws nothing.
         return stream
 
-    def run(self, tree: Node, params: SamplingParams | None = None) -> RunResult:
+    def run(
+        self, tree: Node, params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> RunResult:
         """Sample a tree to its end; completions in the order the tree declares.
+
+        params: as for `stream`.
 
         Raises:
             TreegenError: as for `stream` and its iterator.
@@ -285,11 +289,7 @@ class LLM:
         ]
         self._check_ready()
         before = DrawnBefore(self._before)
-        again: dict[int, DrawnBefore] = defaultdict(DrawnBefore)
-        requests = [
-            (before if own.seed is None else again[own.seed]).continued(request)
-            for request, own in zip(requests, each, strict=True)
-        ]
+        requests = _continued(requests, each, before)
         samples = [range(request.samples) for request in requests]
         stream = self._start(self._plan(requests), each, samples)
         self._before.update(before)  # Only now, because a call that is refused draws nothing.
@@ -661,6 +661,29 @@ def _of_tree(params: SamplingParams | None) -> SamplingParams:
             "search what it samples (node.sample(n))"
         )
     return params
+
+
+def _of_nodes(
+    params: SamplingParams | Sequence[SamplingParams] | None,
+) -> SamplingParams | list[SamplingParams]:
+    """Check the parameters of all nodes of a tree, or of each node."""
+    if params is None or isinstance(params, SamplingParams):
+        return _of_tree(params)
+    return [_of_tree(own) for own in as_list("params", params)]
+
+
+def _continued(
+    requests: Sequence[Request], params: Sequence[SamplingParams], before: DrawnBefore
+) -> list[Request]:
+    """Number the samples of unnamed prompts on, from earlier calls or, with a seed, in this one.
+
+    before: the samples without a seed that earlier calls have drawn; these are added.
+    """
+    seeded: dict[int, DrawnBefore] = defaultdict(DrawnBefore)
+    return [
+        (before if own.seed is None else seeded[own.seed]).continued(request)
+        for request, own in zip(requests, params, strict=True)
+    ]
 
 
 def _of_each(
