@@ -314,18 +314,20 @@ def test_arguments_that_a_loaded_model_cannot_take_are_refused(tiny_llm: LLM) ->
 # Caches
 
 
-def test_lm_evals_own_cache_holds_every_kind_of_answer(tiny_llm: LLM, tmp_path: Path) -> None:
+def test_lm_evals_own_cache_holds_every_kind_of_answer(
+    tiny_llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     requests = {
         "loglikelihood": [Instance("loglikelihood", {}, ("a", f" {n}"), 0) for n in "bcd"],
         "loglikelihood_rolling": [Instance("loglikelihood_rolling", {}, ("a b c",), 0)],
         "generate_until": [request(text, {"max_gen_toks": 5}) for text in "ab"],
     }
-    first = {}
+    first: dict[str, Any] = {}
     for wrapped in (TreegenLM(tiny_llm), None):
         lm = TreegenLM(tiny_llm) if wrapped is None else wrapped
         cached = CachingLM(lm, str(tmp_path / "cache.db"))
         if wrapped is None:  # What is cached asks nothing of the model.
-            lm._answers = None
+            monkeypatch.setattr(lm, "_answers", None)
         answers = {kind: getattr(cached, kind)(asked) for kind, asked in requests.items()}
         cached.dbdict.close()
         first = first or answers
