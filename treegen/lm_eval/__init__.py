@@ -5,7 +5,8 @@ others, `python -m treegen.lm_eval` is lm-eval's own command with the model regi
 """
 
 try:
-    import lm_eval.models  # noqa: F401 (fills the registry of models, which is only done while it is empty)
+    # It fills the registry of models, which lm-eval itself does only while that is empty.
+    import lm_eval.models  # noqa: F401
 except ModuleNotFoundError as error:
     if error.name not in ("lm_eval", "lm_eval.models"):
         raise
