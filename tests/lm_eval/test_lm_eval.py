@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -195,6 +196,45 @@ def test_stop_strings_and_thoughts_are_cut_as_by_hf(tiny_llm: LLM, checkpoint: P
         # Stop strings cut the answer, and not the thoughts before it.
         until = [request(text, {"max_gen_toks": 24, "until": "i"}) for text in texts]
         assert ours.generate_until(until) == [answer.split("i")[0] for answer in answers]
+
+
+@pytest.mark.parametrize(
+    ("family", "add_bos_token"),
+    [("llama", True), ("qwen3", None), ("gemma2", False), ("gpt2", True), ("mistral_swa", None)],
+)
+def test_any_mixture_of_requests_is_answered_as_by_hf(
+    family: str, add_bos_token: bool | None, tmp_path: Path
+) -> None:
+    path = tiny_models.save_tiny_model(tmp_path, family, seed=1)
+    arguments: dict[str, Any] = {"max_length": 56, "add_bos_token": add_bos_token}
+    llm = LLM(str(path), device="cpu", memory="32MiB", check=False)
+    ours, theirs = TreegenLM(llm, **arguments), hf(path, logits_cache=False, **arguments)
+    letters = "the quick brown fox it was a dark and <s> </s> stormy night 12 \xe9 \u6f22"
+    words = [*letters.split(), "\n"]
+
+    def text(most: int) -> str:
+        return " ".join(random.choices(words, k=random.randint(1, most)))
+
+    prefixes = [text(20) for _ in range(4)]
+    stops: list[Any] = [[], ["e"], ["\n", "th"], ["</s>"], "qu"]
+    asked = [
+        request(
+            random.choice(prefixes) + random.choice(["", " ", "\n", text(5)]),
+            {"until": random.choice(stops), "max_gen_toks": random.choice([3, 9, 20])},
+        )
+        for _ in range(30)
+    ]
+    assert ours.generate_until(asked) == theirs.generate_until(asked)
+    pairs = [
+        (random.choice([*prefixes, ""]), random.choice([" ", ""]) + text(6)) for _ in range(30)
+    ]
+    scored = [Instance("loglikelihood", {}, pair, 0) for pair in pairs]
+    got, want = ours.loglikelihood(scored), theirs.loglikelihood(scored)
+    assert [greedy for _, greedy in got] == [greedy for _, greedy in want]
+    assert [value for value, _ in got] == pytest.approx([value for value, _ in want], abs=1e-3)
+    rolled = [Instance("loglikelihood_rolling", {}, (text(60),), 0) for _ in range(8)]
+    wanted = theirs.loglikelihood_rolling(rolled)
+    assert ours.loglikelihood_rolling(rolled) == pytest.approx(wanted, abs=1e-3)
 
 
 # Samples

@@ -1,5 +1,6 @@
 """Texts to tokens and back, as lm-eval's `hf` does it."""
 
+import copy
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,6 +25,10 @@ class Texts:
         chat_template_args: Mapping[str, Any] | None,
     ) -> None:
         """Use a tokenizer; the arguments are those of lm-eval's `hf`."""
+        if add_bos_token is not None:
+            # A tokenizer may add no first token even where special tokens are asked for.
+            tokenizer = copy.deepcopy(tokenizer)
+            tokenizer.add_bos_token = add_bos_token
         thinking = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         self._tokenizer = tokenizer
         self._add_bos_token = add_bos_token
