@@ -10,6 +10,7 @@ import numpy as np
 
 from treegen.closing import Closing
 from treegen.engine.graphs import DecodeGraphs
+from treegen.engine.layout import Ints
 from treegen.engine.scheduler import Scheduler
 from treegen.errors import InputError
 from treegen.model.model import Model
@@ -40,13 +41,21 @@ class Stream(Iterator[Completion], Closing):
         """What was computed so far."""
         return self.scheduler.usage
 
+    @property
+    def scores(self) -> dict[int, Score]:
+        """Scores that are known, by the index of the request, for whoever takes them from here."""
+        return self.scheduler.scores
+
     def status(self) -> Status:
         """What is under way now."""
         return status_of(self.scheduler)
 
     def levels(self) -> tuple[LevelRows, ...]:
         """Which levels of the tree the rows being decoded read now."""
-        decoded = self.scheduler.run.rows.request[self.scheduler.live.order]
+        return self._levels_of(self.scheduler.run.rows.request[self.scheduler.live.order])
+
+    def _levels_of(self, decoded: Ints) -> tuple[LevelRows, ...]:
+        """The levels that rows of some requests read, each request once for each of its rows."""
         requests, counts = np.unique(decoded, return_counts=True)
         below: Counter[int] = Counter()
         for request, rows in zip(requests.tolist(), counts.tolist(), strict=True):
@@ -137,7 +146,7 @@ class ScoreStream(Iterator[tuple[int, Score]], Closing):
         return self._stream.usage
 
     def __next__(self) -> tuple[int, Score]:
-        scores = self._stream.scheduler.scores
+        scores = self._stream.scores
         while not self._known:
             if not self._stream.has_work:
                 self.close()

@@ -16,11 +16,13 @@ class Problem:
     """A prompt to search from, as text or token ids.
 
     is_named: whether the name was given. If not, what the search draws belongs to its prompt.
+    origin: what it belongs to then, where that is known already.
     """
 
     name: str
     content: str | Sequence[int]
     is_named: bool
+    origin: str | None = None
 
 
 def named(problems: Iterable[Any], flat: Callable[[Any], str | Sequence[int]]) -> list[Problem]:
