@@ -164,6 +164,11 @@ class LLM:
         self._starting = threading.Lock()
         self._running: weakref.ref[Scheduler] | None = None
 
+    @property
+    def fingerprint(self) -> str:
+        """What stands for the weights."""
+        return self.model.fingerprint
+
     # Sampling
 
     def plan(self, tree: Node, params: SamplingParams | None = None) -> Plan:

@@ -77,8 +77,10 @@ class DealtStream(Stream):
                 continue
             if spec.rows == spec.samples:
                 samples = samples[-most:]
-            for sample in samples or [None]:
+            for sample in samples:
                 self.scheduler.cancel(index, sample)
+            if not samples:
+                self.scheduler.cancel(index)
             self.usage.prompt_tokens_unshared -= len(spec.tokens) * max(len(samples), 1)
             most -= max(len(samples), 1)
             taken.append((self._place_of[index], samples))
@@ -103,16 +105,19 @@ class DealtStream(Stream):
         parent: LiveSegment | None = None
         for segment in reversed(list(self.plan.path(place))):
             live = self._live.get(segment.index)
-            gone = live is None or store.segments.get(live.index) is not live
-            if gone or (parent is not None and live.parent is not parent):
-                live = None
-            elif score_from is not None and live.stop >= score_from > 0:
-                # Its logits are there only while it is computed.
-                fresh = live.was_computed <= max(live.start, score_from - 1)
-                live = live if fresh else None
-            if live is None:
-                live = store.add_planned(parent, segment)
-                self._live[segment.index] = live
+            if live is None or not self._can_use(live, parent, score_from):
+                live = self._live[segment.index] = store.add_planned(parent, segment)
             parent = live
         assert parent is not None
         return parent
+
+    def _can_use(
+        self, live: LiveSegment, parent: LiveSegment | None, score_from: int | None
+    ) -> bool:
+        """Whether a segment is still there below a parent, with all logits that are wanted."""
+        there = self.scheduler.run.store.segments.get(live.index) is live
+        if not there or live.parent is not parent:
+            return False
+        # Its logits are there only while it is computed.
+        wanted = score_from is not None and live.stop >= score_from
+        return not wanted or live.was_computed <= max(live.start, (score_from or 1) - 1)

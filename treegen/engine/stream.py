@@ -14,7 +14,7 @@ from treegen.engine.layout import Ints
 from treegen.engine.scheduler import Scheduler
 from treegen.errors import InputError
 from treegen.model.model import Model
-from treegen.outputs import Completion, LevelRows, Score, Status, Usage
+from treegen.outputs import Completion, LevelRows, Score, Status, Usage, WorkerStatus
 from treegen.plan.plan import Plan
 
 
@@ -49,6 +49,10 @@ class Stream(Iterator[Completion], Closing):
     def status(self) -> Status:
         """What is under way now."""
         return status_of(self.scheduler)
+
+    def workers(self) -> tuple[WorkerStatus, ...]:
+        """What each worker does now; none where one LLM does all."""
+        return ()
 
     def levels(self) -> tuple[LevelRows, ...]:
         """Which levels of the tree the rows being decoded read now."""
@@ -145,15 +149,32 @@ class ScoreStream(Iterator[tuple[int, Score]], Closing):
         """What was computed so far."""
         return self._stream.usage
 
+    def status(self) -> Status:
+        """What is under way now."""
+        return self._stream.status()
+
+    def workers(self) -> tuple[WorkerStatus, ...]:
+        """What each worker of a cluster does now."""
+        return self._stream.workers()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is left to do."""
+        return self._stream.has_work
+
+    def step(self) -> list[tuple[int, Score]]:
+        """Run one forward pass; returns the scores that are known now, as `Stream.step` does."""
+        self._stream.step()
+        known = sorted(self._stream.scores.items())
+        self._stream.scores.clear()
+        return known
+
     def __next__(self) -> tuple[int, Score]:
-        scores = self._stream.scores
         while not self._known:
-            if not self._stream.has_work:
+            if not self.has_work:
                 self.close()
                 raise StopIteration
-            self._stream.step()
-            self._known = sorted(scores.items(), reverse=True)
-            scores.clear()
+            self._known = self.step()[::-1]
         return self._known.pop()
 
     def close(self) -> None:

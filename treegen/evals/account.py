@@ -6,18 +6,19 @@ seconds, so a process that is killed loses at most the account of those, never a
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.errors import RunError
 from treegen.formats import format_bytes
-from treegen.outputs import Usage, in_order
+from treegen.outputs import Usage, WorkerStatus, in_order
 from treegen.runs import RunDir
 
 if TYPE_CHECKING:
     from treegen.plan.plan import Plan
 
+Workers = Callable[[], Sequence[WorkerStatus]]
 _SAVE_SECONDS: Final = 10.0
 _LARGEST: Final = ("peak_rows", "peak_pages", "num_pages", "page_size")
 # Of all planned samples of a part, finished or not; `add_up` counts those that finished.
@@ -27,15 +28,23 @@ _REPLACED: Final = "prompt_tokens_unshared"
 class Parts:
     """The parts of one run; the last is the one under way, of which this knows how long it is."""
 
-    def __init__(self, run: RunDir) -> None:
-        """Take over the parts that the run's results.json tells of; a part begins now."""
-        self._run, self._before = run, stored_parts(run)
+    def __init__(self, run: RunDir, workers: Workers = lambda: ()) -> None:
+        """Take over the parts that the run's results.json tells of; a part begins now.
+
+        workers: says what each worker of a cluster has done.
+        """
+        self._run, self._before, self._workers = run, stored_parts(run), workers
         self._start, self._save_due = time.monotonic(), 0.0
 
     @property
     def parts(self) -> list[dict[str, Any]]:
         """Every part, as JSON holds it."""
-        return [*self._before, {"seconds": time.monotonic() - self._start}]
+        return [*self._before, self._with_workers({"seconds": time.monotonic() - self._start})]
+
+    def _with_workers(self, part: dict[str, Any]) -> dict[str, Any]:
+        if workers := self._workers():
+            part["workers"] = described(workers)
+        return part
 
     def save(self, *, now: bool = False) -> None:
         """Write the parts to results.json, if that is due or must be."""
@@ -57,9 +66,14 @@ class Account(Parts):
         self._plan: dict[str, Any] | None = None
         self._num_samples = 0
 
-    def begin(self, usage: Usage, plan: "Plan | None" = None) -> None:
-        """Start a part that a scheduler keeps `usage` of; plan: what it follows, if it has one."""
-        self._usage = usage
+    def begin(
+        self, usage: Usage, plan: "Plan | None" = None, workers: Workers = lambda: ()
+    ) -> None:
+        """Start a part that a scheduler keeps `usage` of; plan: what it follows, if it has one.
+
+        workers: says what each worker of a cluster has done.
+        """
+        self._usage, self._workers = usage, workers
         self._plan = describe(plan) if plan else None
         self._save_due = time.monotonic() + _SAVE_SECONDS
 
@@ -76,7 +90,14 @@ class Account(Parts):
         del now[_REPLACED]
         if self._plan is not None:
             now["plan"] = self._plan
-        return [*self._before, {"samples": self._num_samples, **now}]
+        return [*self._before, self._with_workers({"samples": self._num_samples, **now})]
+
+
+def described(workers: Sequence[WorkerStatus]) -> list[dict[str, Any]]:
+    """Return what each worker has done, as JSON holds it."""
+    return [
+        {"name": w.name, "where": w.where, "tokens": w.tokens, "deaths": w.deaths} for w in workers
+    ]
 
 
 def describe(plan: "Plan") -> dict[str, Any]:

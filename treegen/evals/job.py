@@ -2,12 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import treegen
+from treegen.closing import Closing
 from treegen.errors import CapacityError, InputError, ModelError
 from treegen.evals.arguments import check_arguments, configured, known_arguments
 from treegen.evals.calls import asked, load_data
@@ -25,6 +26,7 @@ from treegen.runs import RunSettings
 
 # Importing torch takes seconds, and nothing up to the data's faults needs it.
 if TYPE_CHECKING:
+    from treegen.cluster import Places
     from treegen.llm import LLM
     from treegen.plan.plan import Request
     from treegen.spec import ModelSpec
@@ -130,8 +132,13 @@ def load_job(settings: EvalSettings) -> Job:
     return Job(settings, task, data, _dressed(tree, settings), tree)
 
 
-def look_at_model(engine: EngineOptions) -> ModelFacts:
-    """Return what a model is like, from its configuration and tokenizer alone."""
+def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> ModelFacts:
+    """Return what a model is like, from its configuration and tokenizer alone.
+
+    places: of workers that do the work, on devices that this machine need not have.
+    """
+    import torch
+
     from treegen.model import memory
     from treegen.model.config import load_spec, read_config, resolve_device, resolve_dtype
     from treegen.model.files import load_tokenizer, locate
@@ -140,10 +147,10 @@ def look_at_model(engine: EngineOptions) -> ModelFacts:
         "revision": engine.revision,
         "trust_remote_code": engine.trust_remote_code,
     }
-    device = resolve_device(engine.device)
+    device = torch.device(places.device) if places else resolve_device(engine.device)
     directory = locate(engine.model, engine.revision, weights=False)
     dtype = resolve_dtype(engine.dtype, read_config(engine.model, directory, **source), device)
-    spec = load_spec(engine.model, dtype, device=device, **source)
+    spec = load_spec(engine.model, dtype, device="cpu", **source)  # the type is settled
     page_size, max_rows, _ = engine.sizes(device.type)
     size = engine.cache_bytes
     if size is None and device.type == "cpu":
@@ -161,12 +168,16 @@ def look_at_model(engine: EngineOptions) -> ModelFacts:
     )
 
 
-def check_machine(engine: EngineOptions) -> None:
-    """Raise InputError or CapacityError for what this machine cannot do, whatever the model."""
+def check_machine(engine: EngineOptions, places: "Places | None" = None) -> None:
+    """Raise InputError or CapacityError for what this machine cannot do, whatever the model.
+
+    Workers check their own machines.
+    """
     from treegen import llm
     from treegen.model.config import resolve_device
 
-    llm.check_machine(engine, resolve_device(engine.device))
+    if places is None:
+        llm.check_machine(engine, resolve_device(engine.device))
 
 
 def plan_job(job: Job, facts: ModelFacts) -> Plan:
@@ -270,12 +281,29 @@ def check_same_data(job: Job, stored: Mapping[str, Any], name: str) -> None:
         )
 
 
-def load_llm(engine: EngineOptions, fingerprint: str) -> "LLM":
-    """Load a model; raise ModelError if its files changed since `weights_fingerprint`."""
+def load_llm(
+    engine: EngineOptions,
+    fingerprint: str,
+    places: "Places | None" = None,
+    before: Sequence[Callable[[], object]] = (),
+) -> "LLM":
+    """Load a model; raise ModelError if its files changed since `weights_fingerprint`.
+
+    places: of workers; what is returned is then a Cluster, to be closed. before: what each worker
+    calls before it loads the model.
+    """
     from treegen.llm import LLM
 
-    llm = LLM(**asdict(engine))
-    if llm.model.fingerprint != fingerprint:
+    llm: LLM
+    if places is None:
+        llm = LLM(**asdict(engine))
+    else:
+        from treegen.cluster import Cluster
+
+        llm = Cluster.at(places, engine, before)
+    if llm.fingerprint != fingerprint:
+        if isinstance(llm, Closing):
+            llm.close()
         raise ModelError(f"the files of {engine.model} changed while they were read; start again")
     return llm
 

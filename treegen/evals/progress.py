@@ -8,7 +8,7 @@ from typing import Any, Final
 from treegen.evals.calls import verdicts_of
 from treegen.evals.job import Job
 from treegen.evals.stats import Estimate, estimate
-from treegen.outputs import LevelRows
+from treegen.outputs import LevelRows, WorkerStatus
 
 # What costs more than a glance (intervals, rows by level) is looked at this often, in seconds.
 GLANCE: Final = 0.25
@@ -24,7 +24,7 @@ class Progress:
     began. estimate: the accuracy as a mean over problems, with its interval, and levels: the rows
     by level, both as of the last glance. unit: what is counted. unknown: how many more are under
     way that do not end independently of how they turn out, as searches end when they are solved;
-    the estimate then counts them as open either way.
+    the estimate then counts them as open either way. workers: what each of a cluster's does.
     """
 
     done: int
@@ -40,6 +40,7 @@ class Progress:
     levels: tuple[LevelRows, ...] = ()
     unit: str = "samples"
     unknown: int = 0
+    workers: tuple[WorkerStatus, ...] = ()
 
     @property
     def tokens_per_second(self) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from treegen.closing import Closing
 from treegen.engine.stream import status_of
-from treegen.outputs import Status
+from treegen.outputs import Status, WorkerStatus
 from treegen.params import SamplingParams
 from treegen.search.budget import Budget
 from treegen.search.live.backend import LiveBackend
@@ -66,6 +66,10 @@ class SearchRun(Iterator[SearchResult], Closing):
     def status(self) -> Status:
         """What is under way now."""
         return status_of(self.backend.scheduler)
+
+    def workers(self) -> tuple[WorkerStatus, ...]:
+        """What each worker does now; none where one LLM does all."""
+        return ()
 
     @property
     def num_running(self) -> int:

@@ -66,22 +66,29 @@ def search(
         concurrency=settings.concurrency,
         budget=settings.budget,
     )
-    parts = Parts(run)
+    parts = Parts(run, results.workers)
+    stopped = False
     with closing(results):
-        for result in results:
-            if result.stopped == INTERRUPTED:
-                break
-            if isinstance(result.value, CacheFullError):
-                if no_room is not None:
-                    no_room[result.name] = result.value
-                continue
-            record = make_record(job, result)
-            run.append(record)
-            tally.count(record["problem_id"], record["solved"])
-            tokens += record["usage"]["tokens_decoded"]
+        while results.has_work and not stopped:
+            results.step()
+            stopped = bool(stop())
+            found = results.ended()
+            for result in found:
+                if result.stopped == INTERRUPTED:
+                    continue
+                if isinstance(result.value, CacheFullError):
+                    if no_room is not None:
+                        no_room[result.name] = result.value
+                    continue
+                record = make_record(job, result)
+                run.append(record)
+                tally.count(record["problem_id"], record["solved"])
+                tokens += record["usage"]["tokens_decoded"]
             parts.save()
+            if not found:
+                continue
             unknown = results.num_unknown
-            found, status = tally.estimate(unknown), results.status()
+            solved, status = tally.estimate(unknown), results.status()
             yield Progress(
                 done=len(run.done),
                 planned=run.info.planned,
@@ -90,14 +97,13 @@ def search(
                 num_pages=status.num_pages,
                 tokens=tokens,
                 seconds=time.monotonic() - start,
-                accuracy=found.value if found else None,
+                accuracy=solved.value if solved else None,
                 started=started,
-                estimate=found,
+                estimate=solved,
                 unit="searches",
                 unknown=unknown,
+                workers=results.workers(),
             )
-            if stop():
-                break
         parts.save(now=True)
     run.sync()
 

@@ -48,21 +48,38 @@ def search_function(
 
     A search that lacks memory returns that error: it has come to nothing that could stand.
     """
-    problems = {problem.id: problem for problem in data.problems}
-    general = judge or load_judge(data, settings)
+    return _TaskSearch(task, data, settings, interrupted, judge)
 
-    async def search(root: SearchNode) -> Found | CacheFullError:
-        problem = problems[root.search.name]
-        how = general or own_judge(task, problem, settings.evaluate)
-        watcher = asyncio.ensure_future(_stop_when(interrupted, root.search))
+
+class _TaskSearch:
+    """Searches any of a task's problems. In another process it loads its judge there."""
+
+    def __init__(
+        self,
+        task: SearchTask,
+        data: TaskData,
+        settings: SearchSettings,
+        interrupted: Callable[[], object] = lambda: None,
+        judge: Judge | None = None,
+    ) -> None:
+        self._task, self._data, self._settings = task, data, settings
+        self._problems = {problem.id: problem for problem in data.problems}
+        self._interrupted, self._general = interrupted, judge or load_judge(data, settings)
+
+    def __reduce__(self) -> tuple[type["_TaskSearch"], tuple[object, ...]]:
+        # Whoever sent it is who is interrupted.
+        return _TaskSearch, (self._task, self._data, self._settings)
+
+    async def __call__(self, root: SearchNode) -> Found | CacheFullError:
+        problem = self._problems[root.search.name]
+        how = self._general or own_judge(self._task, problem, self._settings.evaluate)
+        watcher = asyncio.ensure_future(_stop_when(self._interrupted, root.search))
         try:
-            return await Searcher(task, problem, settings, root, how).search()
+            return await Searcher(self._task, problem, self._settings, root, how).search()
         except CacheFullError as error:
             return error
         finally:
             watcher.cancel()
-
-    return search
 
 
 def load_judge(data: TaskData, settings: SearchSettings) -> Judge | None:
