@@ -292,6 +292,7 @@ class LLM:
             return []
         with self.score_stream(pairs) as stream:
             scores = dict(stream)
+            stream.check_whole()
         return [scores[index] for index in range(len(scores))]
 
     def score_stream(self, pairs: Iterable[tuple[ScoreInput, ScoreInput]]) -> ScoreStream:
@@ -638,6 +639,7 @@ def _finished(stream: Stream) -> RunResult:
     """A run to its end; completions in the order that its prompts have."""
     with stream:
         completions = list(stream)
+        stream.check_whole()
     place = {request.id: i for i, request in enumerate(stream.plan.requests)}
     completions.sort(key=lambda c: (place[c.prompt_id], c.sample_index))
     return RunResult(tuple(completions), stream.usage, stream.plan)

@@ -3,17 +3,19 @@
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from treegen import LLM, Found, Node, SamplingParams, SearchNode
+from treegen import LLM, Node, SamplingParams
 from treegen.cluster import Cluster
-from treegen.errors import CapacityError, InputError
+from treegen.errors import CapacityError, InputError, ModelWarning
 from treegen.outputs import Completion
+from treegen.search import Found, SearchNode
 
-pytest.importorskip("ray")
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")
 OPTIONS: dict[str, Any] = {"memory": "4MiB", "max_rows": 8}
 TREE = Node(
     "Solve it.\n",
@@ -76,18 +78,14 @@ def test_both_workers_work_and_are_told_of(cluster: Cluster) -> None:
 
 def test_what_is_skipped_is_not_drawn(llm: LLM, cluster: Cluster) -> None:
     skip = [("q0", 1), ("q3", 0), *(("q5", index) for index in range(7))]
-    with (
-        llm.stream(TREE, PARAMS, skip=skip) as one,
-        cluster.stream(TREE, PARAMS, skip=skip) as many,
-    ):
-        assert sorted(_drawn(list(many))) == sorted(_drawn(list(one)))
+    one, many = (sorted(_drawn(list(m.stream(TREE, PARAMS, skip=skip)))) for m in (llm, cluster))
+    assert many == one
 
 
 def test_greedy_samples_and_flat_prompts(llm: LLM, cluster: Cluster) -> None:
     greedy = SamplingParams(max_tokens=9, temperature=0.0)
-    assert _drawn(cluster.run(TREE, greedy).completions) == _drawn(
-        llm.run(TREE, greedy).completions
-    )
+    first, second = (_drawn(each.run(TREE, greedy).completions) for each in (llm, cluster))
+    assert second == first
     prompts = ["One", "Two", "Three", "One"]
     params = [SamplingParams(n=n, max_tokens=9) for n in (2, 3, 1, 2)]
     for _ in range(2):  # the second call draws further samples
@@ -139,7 +137,7 @@ def test_a_stream_that_is_left_is_over(cluster: Cluster) -> None:
         cluster.run(TREE, PARAMS)
     stream.close()
     assert not stream.has_work
-    assert len(cluster.run(TREE, PARAMS).completions) == 71
+    assert len(cluster.run(TREE, PARAMS).completions) == 72
 
 
 def test_bad_input_is_told_as_by_one_engine(cluster: Cluster) -> None:
@@ -153,16 +151,31 @@ def test_bad_input_is_told_as_by_one_engine(cluster: Cluster) -> None:
 
 
 def test_a_worker_that_is_killed_gives_back_what_it_had(llm: LLM, cluster: Cluster) -> None:
-    """Twice, so that a worker that was started again is killed too."""
     wanted = llm.run(TREE, PARAMS).completions
     found: list[Completion] = []
     with cluster.stream(TREE, PARAMS) as stream:
+        found += stream.step()
+        _kill_one(cluster)
         while stream.has_work:
             found += stream.step()
-            loaded = cluster._crew.slots[0].loaded
-            if loaded is not None and cluster._crew.slots[0].life < 3:
-                _kill_one(cluster)
         workers = stream.workers()
     assert sorted(_drawn(found)) == sorted(_drawn(wanted))
-    assert workers[0].deaths >= 1 and workers[1].deaths == 0
-    assert len(cluster.run(TREE, PARAMS).completions) == len(wanted)
+    assert [worker.deaths for worker in workers] == [1, 0]
+
+
+async def _breaks(root: SearchNode) -> Found:
+    await root.sample(1, max_tokens=2)
+    if root.search.name == "bad":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Found(None)
+
+
+@pytest.mark.slow
+def test_a_problem_that_breaks_workers_is_reported_and_left_out(cluster: Cluster) -> None:
+    problems = [(name, "Go") for name in ("a", "b", "bad", "c", "d", "e")]
+    with pytest.warns(ModelWarning, match="'bad' is left out: it broke workers 3 times"):
+        results = cluster.search(_breaks, problems)
+    assert [result.name for result in results if result.error] == ["bad"]
+    assert results[2].stopped == "left out"
+    # The cluster goes on after that.
+    assert len(cluster.run(TREE, PARAMS).completions) == 72

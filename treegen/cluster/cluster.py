@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from treegen.closing import Closing
 from treegen.cluster.crew import Crew, cores, cpus_of
 from treegen.cluster.dealer import Dealer, Item
-from treegen.cluster.importing import send_loose_modules
 from treegen.cluster.jobs import Job, SampleJob, ScoreJob, SearchJob
 from treegen.cluster.order import sample_items, score_groups, score_items
 from treegen.cluster.packed import PackedPlan
@@ -179,14 +178,13 @@ class Cluster(LLM, Closing):
         self, fn: SearchFn, problems: Sequence[Problem], *, params: SamplingParams, **how: Any
     ) -> ClusterSearchRun:
         self._check_ready()
-        send_loose_modules()
         problems = self._with_origins(problems, params.seed)
         job = SearchJob(fn, problems, params, **how)
         names = [problem.name for problem in problems]
         # A search is one piece, and how long it takes nobody knows.
         items = [Item(key, (0,)) for key in range(len(problems))]
         run = self._run(job, items, names, parts=how["concurrency"])
-        return ClusterSearchRun(names, run)
+        return ClusterSearchRun(problems, run)
 
     def _run(
         self, job: Job, items: Sequence[Item], names: Sequence[str], *, parts: int | None = None

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from treegen.cluster.crew import Crew, Slot
 from treegen.cluster.dealer import MOST_DEATHS, Dealer
+from treegen.cluster.importing import packed_job
 from treegen.cluster.jobs import Job, Result
 from treegen.cluster.worker import Batch
 from treegen.errors import ModelWarning, TreegenError, WorkerError
@@ -45,8 +46,8 @@ class _Share:
 class Run:
     """Work that is dealt to a crew; `step` brings what is done.
 
-    usage: of all workers, one object that each step brings up to date. left_out: names of what
-    breaks workers.
+    usage: of all workers, one object that each step brings up to date. left_out: keys that
+    break workers, and what is known of each.
     """
 
     _number = 0
@@ -65,13 +66,13 @@ class Run:
         parts: how many keep one worker busy; None for as many as it decodes rows at once.
         """
         Run._number += 1
-        self._id, self._crew, self._dealer, self._name_of = Run._number, crew, dealer, name_of
-        self._job, self._parts = crew.session.ray.put(job), parts
+        self._id, self._crew, self._dealer, self.name_of = Run._number, crew, dealer, name_of
+        self._job, self._parts = crew.session.ray.put(packed_job(job)), parts
         self._shares: dict[Slot, _Share] = {}
         self._past: list[tuple[Slot, Usage]] = []  # of workers that are dead
         self._start = time.monotonic()
         self._error: TreegenError | None = None
-        self.usage, self.left_out = Usage(), list[str]()
+        self.usage, self.left_out = Usage(), dict[int, str]()
         self.closed = False
         for slot in crew.slots:
             if slot.loaded is not None:
@@ -218,13 +219,9 @@ class Run:
         self._crew.failed(slot, told)
         self._dealer.lost(slot.number, for_good=slot.over)
         for key in self._dealer.left_out - before:
-            name = self._name_of(key)
-            self.left_out.append(name)
-            warnings.warn(
-                f"problem {name!r} broke workers {MOST_DEATHS} times; it is left out ({slot.told})",
-                ModelWarning,
-                stacklevel=2,
-            )
+            self.left_out[key] = f"it broke workers {MOST_DEATHS} times ({slot.told})"
+            name = self.name_of(key)
+            warnings.warn(f"{name!r} is left out: {self.left_out[key]}", ModelWarning, stacklevel=2)
 
     # What is told
 

@@ -75,6 +75,7 @@ class RaySession:
                     **options,
                 )
             except Exception as error:
+                self.ray.shutdown()
                 told = " ".join(str(error).split())
                 raise WorkerError(f"Ray does not start: {told:.300}") from error
 
@@ -92,9 +93,9 @@ class RaySession:
 
 def _imported(*, private: bool) -> Any:
     """Import Ray, which reads its environment then; what the user has set there stands."""
-    values = _QUIET | _PRIVATE if private else _QUIET
+    values = _QUIET
     if private and "ray" not in sys.modules:
-        values = values | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        values = _QUIET | _PRIVATE | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
     for name, value in values.items():
         os.environ.setdefault(name, value)
     import ray

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from treegen.cluster.run import Run
 from treegen.engine.stream import Stream
-from treegen.errors import InputError
+from treegen.errors import InputError, WorkerError
 from treegen.outputs import Completion, LevelRows, Score, Status, Usage, WorkerStatus
 from treegen.plan.plan import Plan
+from treegen.search.problems import Problem
 from treegen.search.result import SearchResult
 from treegen.search.run import SearchRun
 
@@ -36,10 +37,12 @@ class ClusterStream(Stream):
         """Scores that are known, by the index of the request."""
         return self._known
 
-    @property
-    def left_out(self) -> Sequence[str]:
-        """Prompts that broke workers and were left out."""
-        return self._run.left_out
+    def check_whole(self) -> None:
+        """Raise WorkerError if prompts were left out, for they broke workers."""
+        if left := self._run.left_out:
+            key, told = next(iter(left.items()))
+            more = f" and {len(left) - 1:,} more" if len(left) > 1 else ""
+            raise WorkerError(f"prompt {self._run.name_of(key)!r}{more} is left out: {told}")
 
     def status(self) -> Status:
         """What is under way now, on all workers together."""
@@ -107,9 +110,11 @@ class ClusterScores(ClusterStream):
 class ClusterSearchRun(SearchRun):
     """Results of searches as workers finish them."""
 
-    def __init__(self, names: Sequence[str], run: Run) -> None:
+    def __init__(self, problems: Sequence[Problem], run: Run) -> None:
         """Made by `Cluster.search_stream`."""
-        self.names = list(names)
+        self.names = [problem.name for problem in problems]
+        self._problems = problems
+        self._left_out = 0  # whose results have come out
         self._run = run
         self._found: list[SearchResult] = []
         self.closed = False
@@ -118,11 +123,6 @@ class ClusterSearchRun(SearchRun):
     def usage(self) -> Usage:
         """What all workers have computed so far."""
         return self._run.usage
-
-    @property
-    def left_out(self) -> Sequence[str]:
-        """Problems that broke workers and were left out."""
-        return self._run.left_out
 
     def status(self) -> Status:
         """What is under way now, on all workers together."""
@@ -156,6 +156,9 @@ class ClusterSearchRun(SearchRun):
         """Wait for what workers send, a fifth of a second at most."""
         try:
             self._found += [result for _, _, result in self._run.step()]
+            for key, told in list(self._run.left_out.items())[self._left_out :]:
+                self._left_out += 1
+                self._found.append(SearchResult.left_out(self._problems[key], told))
         except BaseException:
             self.close()
             raise

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from treegen.cluster.importing import unpacked_job
 from treegen.cluster.jobs import Job, Part, Result, Task
 from treegen.errors import CapacityError, InternalError, ModelWarning, TreegenError
 from treegen.options import EngineOptions
@@ -108,12 +109,13 @@ class Worker:
             ),
         )
 
-    def begin(self, number: int, job: Job) -> None:
+    def begin(self, number: int, packed: bytes) -> None:
         """Begin a share of a job; what there was before ends."""
         self.end(self._number)
         self._number, self._failed = number, None
         assert self._llm is not None
         try:
+            job: Job = unpacked_job(packed)
             self._task = job.begin(self._llm)
         except Exception as error:
             self._failed = Failure.of(error)

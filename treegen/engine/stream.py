@@ -54,6 +54,9 @@ class Stream(Iterator[Completion], Closing):
         """What each worker does now; none where one LLM does all."""
         return ()
 
+    def check_whole(self) -> None:
+        """Raise WorkerError if something was left out, which one LLM never does."""
+
     def levels(self) -> tuple[LevelRows, ...]:
         """Which levels of the tree the rows being decoded read now."""
         return self._levels_of(self.scheduler.run.rows.request[self.scheduler.live.order])
@@ -156,6 +159,10 @@ class ScoreStream(Iterator[tuple[int, Score]], Closing):
     def workers(self) -> tuple[WorkerStatus, ...]:
         """What each worker of a cluster does now."""
         return self._stream.workers()
+
+    def check_whole(self) -> None:
+        """Raise WorkerError if pairs were left out."""
+        self._stream.check_whole()
 
     @property
     def has_work(self) -> bool:

@@ -51,6 +51,7 @@ def search(
     if run.missing <= 0:
         return
     from treegen.evals.search.searcher import INTERRUPTED, search_function
+    from treegen.search.result import LEFT_OUT
 
     settings = job.settings
     tally = RightSoFar()
@@ -74,7 +75,7 @@ def search(
             stopped = bool(stop())
             found = results.ended()
             for result in found:
-                if result.stopped == INTERRUPTED:
+                if result.stopped in (INTERRUPTED, LEFT_OUT):
                     continue
                 if isinstance(result.value, CacheFullError):
                     if no_room is not None:
