@@ -51,6 +51,13 @@ def test_who_is_through_takes_half_of_the_fullest_lane() -> None:
     assert [item.key for item in rest] == [10, 11, 12, 13, 14]
 
 
+def test_the_last_piece_of_one_who_is_away_is_taken_too() -> None:
+    dealer = Dealer(_items(2, 1), range(2))
+    for key, index in _parts(dealer.deal(0, low=4, high=8)):
+        dealer.done(0, key, index)
+    assert _parts(dealer.deal(0, low=4, high=8)) == [(1, 0)]
+
+
 def test_greedy_samples_are_one_piece() -> None:
     items = [Item(0, tuple(range(9)), 5.0, whole=True), Item(1, tuple(range(9)), 5.0, whole=True)]
     dealer = Dealer(items, range(2))

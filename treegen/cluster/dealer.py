@@ -66,6 +66,7 @@ class Dealer:
         self._open: dict[int, dict[int, set[int]]] = defaultdict(dict)  # worker, key, indices
         self._apart: deque[tuple[list[Item], int]] = deque()  # under suspicion; whom not to ask
         self._is_apart: set[int] = set()  # workers that have such items
+        self._away: set[int] = set()  # workers that are lost, and may come again
         self._deaths: Counter[int] = Counter()
         self._alone: Counter[int] = Counter()
         self.left_out: set[int] = set()
@@ -95,12 +96,14 @@ class Dealer:
     # Workers
 
     def add(self, worker: int) -> None:
-        """A further worker, which takes work from the others."""
+        """A further worker, or one that was lost and is back, takes work from the others."""
         self._lanes.setdefault(worker, deque())
+        self._away.discard(worker)
 
     def lost(self, worker: int, *, for_good: bool = False) -> None:
         """Take back what a worker had open, for it is dead. for_good: it does not come again."""
         mine = self._open.pop(worker, {})
+        self._away.add(worker)
         self._is_apart.discard(worker)
         self._deaths.update(mine.keys())
         back = [replace(self._items[key], indices=tuple(sorted(has))) for key, has in mine.items()]
@@ -191,22 +194,25 @@ class Dealer:
         return []
 
     def _steal(self, worker: int) -> None:
-        """Take from the lane of whoever has most, its last items first, until both have as much."""
+        """Take from the lane of whoever has most, its last items first, until both have as much.
+
+        Of one who is away, take all.
+        """
         lanes = {each: lane for each, lane in self._lanes.items() if lane and each != worker}
         if not lanes:
             return
         most, mine = max(lanes, key=self._load), self._lanes[worker]
         lane, gap = lanes[most], self._load(most) - self._load(worker)
+        if most in self._away:
+            gap = 2 * _cost(lane)
         while lane and gap > 0:
             item = lane.pop()
-            num = round(gap / 2 / item.weight)
+            num = max(round(gap / 2 / item.weight), 1)
             if not item.whole and num < item.size:
                 kept, item = item.cut(item.size - num)
                 lane.append(kept)
-            elif item.cost > gap:
+            if item.cost > gap:
                 lane.append(item)
-                return
-            if not item.indices:
                 return
             mine.appendleft(item)
             gap -= 2 * item.cost

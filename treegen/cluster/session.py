@@ -23,7 +23,12 @@ _OBJECT_STORE: Final = (
 _SECONDS: Final = 15.0  # for an address to answer
 # Read when Ray is imported. It tells its maker nothing, and listens on the loopback device alone;
 # who connects needs a token that no other process knows.
-_QUIET: Final = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_QUIET: Final = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # It prints of dead workers to stdout, where ours is for programs. We tell of them ourselves.
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
+}
 _PRIVATE: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
 
 
