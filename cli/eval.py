@@ -17,7 +17,7 @@ from treegen.cli.work import Stop, Work, fill, kept_of, look_at, open_runs, want
 from treegen.formats import safe_text
 
 if TYPE_CHECKING:
-    from treegen.cluster import Places
+    from treegen.cluster.places import Places
     from treegen.evals.execution import Judging
     from treegen.evals.job import Job
     from treegen.evals.progress import Progress

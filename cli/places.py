@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from treegen.cluster import Places
+    from treegen.cluster.places import Places
 
 _FLAGS: Final = {"gpus": "gpus", "workers": "workers", "ray": "address"}
 

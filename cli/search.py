@@ -18,7 +18,7 @@ from treegen.evals.search.methods import METHODS, having
 from treegen.formats import safe_text
 
 if TYPE_CHECKING:
-    from treegen.cluster import Places
+    from treegen.cluster.places import Places
     from treegen.errors import CacheFullError
     from treegen.evals.progress import Progress
     from treegen.evals.search.job import SearchJob

@@ -10,7 +10,7 @@ from treegen.closing import Closing
 
 if TYPE_CHECKING:
     from treegen.cli.destinations import Destination
-    from treegen.cluster import Places
+    from treegen.cluster.places import Places
     from treegen.evals.job import AnyJob, ModelFacts
     from treegen.evals.progress import Progress
     from treegen.llm import LLM

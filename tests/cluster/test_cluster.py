@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from treegen import LLM, Node, SamplingParams
-from treegen.cluster import Cluster
+from treegen import LLM, Cluster, Node, SamplingParams
 from treegen.errors import CapacityError, InputError, ModelWarning
 from treegen.outputs import Completion
 from treegen.search import Found, SearchNode

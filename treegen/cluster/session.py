@@ -21,6 +21,9 @@ _OBJECT_STORE: Final = (
     80 * 2**20
 )  # Ray takes no less than 75 MiB; pages are used as they are filled
 _SECONDS: Final = 15.0  # for an address to answer
+# How a connection of HTTP/2, which Ray speaks, begins: a preface, then settings from both sides.
+_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+_SETTINGS: Final = b"\x04"
 # Read when Ray is imported. It tells its maker nothing, and listens on the loopback device alone;
 # who connects needs a token that no other process knows.
 _QUIET: Final = {
@@ -109,15 +112,24 @@ def _imported(*, private: bool) -> Any:
 
 
 def _check_answers(address: str) -> None:
-    """Raise InputError unless something listens at an address; Ray would wait for minutes."""
+    """Raise InputError unless a gRPC server answers at an address; Ray would wait for minutes."""
+    if os.environ.get("RAY_USE_TLS", "0") != "0":
+        return  # it speaks to those alone who show a certificate
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS).close()
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS) as server:
+            server.sendall(_PREFACE)
+            answer = server.recv(9)
     except OSError as error:
-        raise InputError(
-            f"nothing answers at the Ray address {address} ({error}); start Ray there with "
-            "`ray start --head`, or leave --ray out to use this machine alone"
-        ) from None
+        told = str(error)
+    else:
+        if answer[3:4] == _SETTINGS:
+            return
+        told = "something else than Ray listens there"
+    raise InputError(
+        f"no Ray answers at the address {address} ({told}); start it there with "
+        "`ray start --head`, or leave --ray out to use this machine alone"
+    )
 
 
 @contextmanager

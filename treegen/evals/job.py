@@ -26,7 +26,7 @@ from treegen.runs import RunSettings
 
 # Importing torch takes seconds, and nothing up to the data's faults needs it.
 if TYPE_CHECKING:
-    from treegen.cluster import Places
+    from treegen.cluster.places import Places
     from treegen.llm import LLM
     from treegen.plan.plan import Request
     from treegen.spec import ModelSpec
@@ -298,7 +298,7 @@ def load_llm(
     if places is None:
         llm = LLM(**asdict(engine))
     else:
-        from treegen.cluster import Cluster
+        from treegen.cluster.cluster import Cluster
 
         llm = Cluster.at(places, engine, before)
     if llm.fingerprint != fingerprint:
