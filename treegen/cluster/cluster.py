@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from treegen.closing import Closing
-from treegen.cluster.crew import Crew, cores, cpus_of
+from treegen.cluster.crew import Crew, cores
 from treegen.cluster.dealer import Dealer, Item
 from treegen.cluster.jobs import Job, SampleJob, ScoreJob, SearchJob
 from treegen.cluster.order import sample_items, score_groups, score_items
@@ -214,20 +214,23 @@ def _crew(
     session: RaySession, places: Places, options: dict[str, Any], before: Sequence[Any]
 ) -> Crew:
     """Start the workers that are wanted; raise InputError if there are not so many GPUs."""
-    there = session.resources()
+    free = session.free()
     on_gpus = places.device == "cuda"
-    num_gpus = int(there.get("GPU", 0))
+    num_gpus = int(free.get("GPU", 0))
     count = places.count if places.count is not None else num_gpus
     if on_gpus and not num_gpus:
-        raise InputError("the Ray cluster has no GPU; use workers on its CPUs (--workers N)")
+        raise InputError("Ray has no free GPU; use workers on CPUs (--workers N)")
     if on_gpus and count > num_gpus:
-        raise InputError(f"{count} GPUs were asked for (--gpus) but Ray has {num_gpus}")
+        raise InputError(f"{count} GPUs were asked for (--gpus) but Ray has {num_gpus} free")
+    threads = 1 if on_gpus else max(1, int(free.get("CPU", 1) // count))
     crew = Crew(
         session=session,
         options=options,
         before=before,
-        cpus=cpus_of(places, count, there.get("CPU", 1.0)),
-        gpus=1.0 if on_gpus else 0.0,
+        # A Ray of this process's own has nobody to share with.
+        cpus=threads if places.address else 0,
+        gpus=1 if on_gpus else 0,
+        threads=None if on_gpus else threads,
         grows=on_gpus and places.count is None,
     )
     try:

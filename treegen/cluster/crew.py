@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from treegen.cluster.places import Places
 from treegen.cluster.session import RaySession
 from treegen.cluster.worker import Failure, Loaded, Worker
 from treegen.errors import InputError, ModelWarning, WorkerError
@@ -48,7 +47,8 @@ class Slot:
 class Crew:
     """All workers of one Cluster.
 
-    before: what each calls before it loads its model. cpus, gpus: of Ray's, for each.
+    before: what each calls before it loads its model. cpus, gpus: what each takes of Ray's.
+    threads: on CPUs, of each; None where they do not matter.
     grows: whether GPUs that join the Ray cluster become workers too.
     starting: whether the first workers load their models. devices: what they run on, by name.
     """
@@ -58,6 +58,7 @@ class Crew:
     before: Sequence[Any]
     cpus: float
     gpus: float
+    threads: int | None
     grows: bool
     slots: list[Slot] = field(default_factory=list)
     starting: bool = False
@@ -105,7 +106,7 @@ class Crew:
             )
             .remote()
         )
-        slot.loading = slot.actor.load.remote(dict(self.options), list(self.before))
+        slot.loading = slot.actor.load.remote(dict(self.options), list(self.before), self.threads)
 
     def look_at(self, slot: Slot) -> bool:
         """Whether a slot's worker has become ready to work just now."""
@@ -147,8 +148,10 @@ class Crew:
         if not self.grows or time.monotonic() < self._look_due:
             return []
         self._look_due = time.monotonic() + _LOOK
-        there = int(self.session.resources().get("GPU", 0))
-        new = [Slot(number) for number in range(len(self.slots), there)]
+        free = int(self.session.free().get("GPU", 0))
+        waiting = sum(slot.loading is not None for slot in self.slots)
+        have = len(self.slots)
+        new = [Slot(number) for number in range(have, have + max(free - waiting, 0))]
         for slot in new:
             self.begin(slot)
         self.slots += new
@@ -170,8 +173,3 @@ class Crew:
 def cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
-
-
-def cpus_of(places: Places, count: int, there: float) -> float:
-    """CPUs of each worker: a fair share, of which Ray makes its number of threads."""
-    return max(1, int(there // count)) if places.device == "cpu" else 1

@@ -65,10 +65,10 @@ def places_of(
     there = num_gpus()
     if not there:
         raise InputError("torch sees no GPU on this machine; use workers on CPUs (--workers N)")
-    chosen = chosen or tuple(range(there if count is None else count))
-    if max(chosen) >= there:
-        what = f"{len(chosen)} GPUs were" if count is not None else f"GPU {max(chosen)} was"
+    if max(count or 0, max(chosen, default=-1) + 1) > there:
+        what = f"GPU {max(chosen)} was" if chosen else f"{count} GPUs were"
         raise InputError(f"{what} asked for (--gpus) but this machine has {there}")
+    chosen = chosen or tuple(range(count or there))
     return Places("cuda", len(chosen), chosen)
 
 
@@ -92,7 +92,7 @@ def _read(gpus: str | int) -> tuple[int | None, tuple[int, ...]]:
     if "," in text:
         if len(set(numbers)) < len(numbers):
             raise InputError(f"gpus (--gpus) {text} names a GPU twice")
-        return len(numbers), numbers
+        return None, numbers
     if not numbers[0]:
         raise InputError("gpus (--gpus) must be at least 1; the first GPU alone is 0, with a comma")
     return numbers[0], ()

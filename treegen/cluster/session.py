@@ -87,9 +87,9 @@ class RaySession:
                 told = " ".join(str(error).split())
                 raise WorkerError(f"Ray does not start: {told:.300}") from error
 
-    def resources(self) -> dict[str, float]:
-        """What all nodes together have."""
-        found: dict[str, float] = self.ray.cluster_resources()
+    def free(self) -> dict[str, float]:
+        """What all nodes together have that nobody uses."""
+        found: dict[str, float] = self.ray.available_resources()
         return found
 
     def close(self) -> None:

@@ -84,11 +84,17 @@ class Worker:
         self._number = -1  # of the job
         self._failed: Failure | None = None
 
-    def load(self, options: dict[str, Any], before: Sequence[Any]) -> Loaded | Failure:
+    def load(
+        self, options: dict[str, Any], before: Sequence[Any], threads: int | None
+    ) -> Loaded | Failure:
         """Load the model. before: called first, such as what loads another model."""
+        import torch
+
         from treegen.llm import LLM
 
         try:
+            if threads is not None:
+                torch.set_num_threads(threads)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 self._before = [call() for call in before]
