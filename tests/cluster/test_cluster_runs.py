@@ -22,6 +22,7 @@ from treegen.runs import RunDir
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")
 RUN = ["-L", "6", "-n", "12", "--max-tokens", "40", "--memory", "4MiB", "-b", "6"]
+KILLS = 100
 EVAL = ["eval", "gsm8k", *RUN, "-q"]
 
 
@@ -181,8 +182,8 @@ def test_after_a_hundred_random_kills_nothing_is_lost_and_nothing_is_there_twice
             "--memory", "4MiB", "-b", "6"]  # fmt: skip
     assert command(*args, "-o", whole).code == 0
     killed = rounds = 0
-    while killed < 100:
+    while killed < KILLS:
         path = copy_part(whole, tmp_path / f"run{rounds}", chance.randrange(200))
-        killed += _go_on(path, cluster, kill=100 - killed, chance=chance)
+        killed += _go_on(path, cluster, kill=KILLS - killed, chance=chance)
         assert_same_samples(path, whole)
         rounds += 1
