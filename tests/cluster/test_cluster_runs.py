@@ -149,11 +149,16 @@ def test_a_command_that_is_killed_takes_its_ray_along(
 ) -> None:
     """And what it had stored is gone on with, without workers."""
     path = tmp_path / "run"
-    args = [sys.executable, "-m", "treegen", *EVAL, "-M", tiny, "-o", path, "--workers", "2"]
-    process = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    where: list[str] = ["-M", str(tiny), "-o", str(path), "--workers", "2"]
+    process = subprocess.Popen([sys.executable, "-m", "treegen", *EVAL, *where],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               start_new_session=True)  # fmt: skip
     _wait_for(path, 2, process)
     started = _descendants(process.pid)
-    process.send_signal(number)
+    if number == signal.SIGINT:  # as a terminal sends it, to Ray's processes too
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert b"Traceback" not in err and b"raylet" not in out + err
     if process.returncode != 0:  # else it was quicker

@@ -222,15 +222,15 @@ def _crew(
         raise InputError("Ray has no free GPU; use workers on CPUs (--workers N)")
     if on_gpus and count > num_gpus:
         raise InputError(f"{count} GPUs were asked for (--gpus) but Ray has {num_gpus} free")
-    threads = 1 if on_gpus else max(1, int(free.get("CPU", 1) // count))
+    threads = max(1, int(free.get("CPU", 1) // count))
     crew = Crew(
         session=session,
         options=options,
         before=before,
         # A Ray of this process's own has nobody to share with.
-        cpus=threads if places.address else 0,
+        cpus=(1 if on_gpus else threads) if places.address else 0,
         gpus=1 if on_gpus else 0,
-        threads=None if on_gpus else threads,
+        threads=threads,
         grows=on_gpus and places.count is None,
     )
     try:

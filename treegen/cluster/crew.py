@@ -48,7 +48,7 @@ class Crew:
     """All workers of one Cluster.
 
     before: what each calls before it loads its model. cpus, gpus: what each takes of Ray's.
-    threads: on CPUs, of each; None where they do not matter.
+    threads: of each.
     grows: whether GPUs that join the Ray cluster become workers too.
     starting: whether the first workers load their models. devices: what they run on, by name.
     """
@@ -58,7 +58,7 @@ class Crew:
     before: Sequence[Any]
     cpus: float
     gpus: float
-    threads: int | None
+    threads: int
     grows: bool
     slots: list[Slot] = field(default_factory=list)
     starting: bool = False

@@ -14,9 +14,10 @@ def packed_job(job: object) -> bytes:
     """Pickle a job. Raises InputError for one that holds what cannot be sent."""
     from ray import cloudpickle
 
-    _send_loose_modules(cloudpickle.register_pickle_by_value)
+    pickle: Any = cloudpickle  # partly without types
+    _send_loose_modules(pickle.register_pickle_by_value)
     try:
-        data: bytes = cloudpickle.dumps(job)
+        data: bytes = pickle.dumps(job)
     except Exception as error:
         told = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(

@@ -85,7 +85,7 @@ class Worker:
         self._failed: Failure | None = None
 
     def load(
-        self, options: dict[str, Any], before: Sequence[Any], threads: int | None
+        self, options: dict[str, Any], before: Sequence[Any], threads: int
     ) -> Loaded | Failure:
         """Load the model. before: called first, such as what loads another model."""
         import torch
@@ -93,8 +93,7 @@ class Worker:
         from treegen.llm import LLM
 
         try:
-            if threads is not None:
-                torch.set_num_threads(threads)
+            torch.set_num_threads(threads)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 self._before = [call() for call in before]

@@ -107,7 +107,7 @@ class SearchResult:
     def left_out(problem: Problem, told: str) -> SearchResult:
         """The record of a search that was given up before it came to anything; told: why."""
         text = problem.content if isinstance(problem.content, str) else ""
-        root = NodeRecord(0, None, 0, text, None, 0.0, 0, False, False, "")
+        root = NodeRecord(0, None, 0, text, None, 0.0, 0, False, False, "given")
         return SearchResult(
             name=problem.name, tree=SearchTree((root,)), stopped=LEFT_OUT, error=told
         )
