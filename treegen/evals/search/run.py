@@ -72,9 +72,8 @@ def search(
     with closing(results):
         while results.has_work and not stopped:
             results.step()
-            stopped = bool(stop())
             found = results.ended()
-            for result in found:
+            for number, result in enumerate(found, 1):
                 if result.stopped in (INTERRUPTED, LEFT_OUT):
                     continue
                 if isinstance(result.value, CacheFullError):
@@ -85,26 +84,25 @@ def search(
                 run.append(record)
                 tally.count(record["problem_id"], record["solved"])
                 tokens += record["usage"]["tokens_decoded"]
-            parts.save()
-            if not found:
-                continue
-            unknown = results.num_unknown
-            solved, status = tally.estimate(unknown), results.status()
-            yield Progress(
-                done=len(run.done),
-                planned=run.info.planned,
-                rows=status.rows,
-                pages=status.pages,
-                num_pages=status.num_pages,
-                tokens=tokens,
-                seconds=time.monotonic() - start,
-                accuracy=solved.value if solved else None,
-                started=started,
-                estimate=solved,
-                unit="searches",
-                unknown=unknown,
-                workers=results.workers(),
-            )
+                parts.save()
+                unknown = results.num_unknown + len(found) - number
+                solved, status = tally.estimate(unknown), results.status()
+                yield Progress(
+                    done=len(run.done),
+                    planned=run.info.planned,
+                    rows=status.rows,
+                    pages=status.pages,
+                    num_pages=status.num_pages,
+                    tokens=tokens,
+                    seconds=time.monotonic() - start,
+                    accuracy=solved.value if solved else None,
+                    started=started,
+                    estimate=solved,
+                    unit="searches",
+                    unknown=unknown,
+                    workers=results.workers(),
+                )
+            stopped = bool(stop())
         parts.save(now=True)
     run.sync()
 
