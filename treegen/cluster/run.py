@@ -6,23 +6,22 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from treegen.cluster.crew import Crew, Slot
 from treegen.cluster.dealer import MOST_DEATHS, Dealer
 from treegen.cluster.importing import packed_job
 from treegen.cluster.jobs import Job, Result
+from treegen.cluster.totals import add_up, all_levels, all_statuses
 from treegen.cluster.worker import Batch
 from treegen.errors import ModelWarning, TreegenError, WorkerError
 from treegen.outputs import LevelRows, Status, Usage, WorkerStatus
 
 _TURN: Final = 0.25  # seconds of a turn
-_QUEUED: Final = (
-    2  # turns of a worker under way: it works on one while the last one's batch travels
-)
+# Turns of a worker under way: it works on one while the batch of the last one travels.
+_QUEUED: Final = 2
 _WAIT: Final = 0.2  # seconds until a step returns even if nothing has come
-_SUMMED_APART: Final = ("seconds", "page_size", "impl", "kernels")
 
 
 @dataclass(slots=True)
@@ -232,26 +231,11 @@ class Run:
 
     def status(self) -> Status:
         """What is under way now, on all workers together."""
-        found = [share.status for share in self._shares.values()]
-        return Status(
-            sum(each.rows for each in found),
-            sum(each.pages for each in found),
-            sum(each.num_pages for each in found),
-        )
+        return all_statuses(share.status for share in self._shares.values())
 
     def levels(self) -> tuple[LevelRows, ...]:
         """Which levels of the tree rows read now; a segment counts once for each worker."""
-        found: dict[int, LevelRows] = {}
-        for share in self._shares.values():
-            for level in share.levels:
-                had = found.get(level.depth, LevelRows(level.depth, 0, 0, 0))
-                found[level.depth] = LevelRows(
-                    level.depth,
-                    had.segments + level.segments,
-                    had.rows + level.rows,
-                    had.kept + level.kept,
-                )
-        return tuple(found[depth] for depth in sorted(found))
+        return all_levels(share.levels for share in self._shares.values())
 
     def workers(self) -> tuple[WorkerStatus, ...]:
         """Each worker with what it has done of this run."""
@@ -281,25 +265,6 @@ class Run:
             self.closed = True
             for slot in self._shares:
                 slot.actor.end.remote(self._id)
-
-
-def add_up(usages: list[Usage], total: Usage) -> None:
-    """Put the sums of some workers' usage into `total`; their times are averaged."""
-    for each in fields(Usage):
-        values = [getattr(usage, each.name) for usage in usages]
-        if each.name not in _SUMMED_APART and values and isinstance(values[0], int | float):
-            count = len(values) if each.name.endswith("_seconds") else 1
-            setattr(total, each.name, sum(values) / count if count > 1 else sum(values))
-    total.page_size = max((usage.page_size for usage in usages), default=0)
-    for name in ("impl", "eager_because", "uncompiled_because"):
-        setattr(total, name, next((v for u in usages if (v := getattr(u, name))), ""))
-    kernels: dict[str, dict[str, int]] = {}
-    for usage in usages:
-        for level, steps in usage.kernels.items():
-            mine = kernels.setdefault(level, {})
-            for kernel, count in steps.items():
-                mine[kernel] = mine.get(kernel, 0) + count
-    total.kernels = kernels
 
 
 def _num_pages(slot: Slot) -> int:
