@@ -92,6 +92,18 @@ def test_one_engine_goes_on_with_the_run_of_workers(
     assert_same_samples(part, whole)
 
 
+@pytest.mark.slow
+def test_four_workers_draw_what_one_draws(
+    whole: Path, cluster: Cluster, tiny: Path, tmp_path: Path
+) -> None:
+    """In a second cluster of this process, beside the first."""
+    path = copy_part(whole, tmp_path / "run", 0)
+    with Cluster(str(tiny), workers=4, memory="4MiB", max_rows=6) as four:
+        assert (cluster.num_workers, four.num_workers) == (2, 4)
+        _go_on(path, four)
+    assert_same_samples(path, whole)
+
+
 def test_if_no_worker_is_left_the_run_says_so_and_goes_on_later(
     whole: Path, tiny: Path, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,7 +117,7 @@ class Crew:
         try:
             found: Loaded | Failure = ray.get(answer)
         except ray.exceptions.RayError as error:
-            self.failed(slot, str(error))
+            self.failed(slot, self.session.told(error))
             return False
         if isinstance(found, Failure):
             if found.error is not None and self.starting:

@@ -182,7 +182,7 @@ class Run:
             try:
                 batch: Batch = ray.get(share.turns.popleft())
             except ray.exceptions.RayError as error:
-                self._lost(slot, str(error))
+                self._lost(slot, self._crew.session.told(error))
                 break
             results += self._note(slot, share, batch)
             if batch.failure is not None:

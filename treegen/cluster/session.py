@@ -17,9 +17,8 @@ from typing import Any, Final
 from treegen.cluster.places import Places
 from treegen.errors import InputError, WorkerError
 
-_OBJECT_STORE: Final = (
-    80 * 2**20
-)  # Ray takes no less than 75 MiB; pages are used as they are filled
+# Bytes, which are used as they are filled; Ray takes no less than 75 MiB.
+_OBJECT_STORE: Final = 80 * 2**20
 _SECONDS: Final = 15.0  # for an address to answer
 # How a connection of HTTP/2, which Ray speaks, begins: a preface, then settings from both sides.
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -43,7 +42,10 @@ class RaySession:
     """
 
     def __init__(self, places: Places, cpus: int) -> None:
-        """Start Ray here with so many CPUs, or connect. Raises InputError for a bad address."""
+        """Start Ray here with so many CPUs, or connect.
+
+        A Ray that this process has already is taken as it is. Raises InputError for an address where no Ray is, WorkerError if it does not start.
+        """
         if places.address not in (None, "auto"):
             _check_answers(places.address)
         self.ray: Any = _imported(private=places.address is None)
@@ -91,6 +93,15 @@ class RaySession:
         """What all nodes together have that nobody uses."""
         found: dict[str, float] = self.ray.available_resources()
         return found
+
+    def told(self, error: Exception) -> str:
+        """Return in one line what Ray's error says of a worker."""
+        exceptions = self.ray.exceptions
+        if isinstance(error, exceptions.OutOfMemoryError):
+            return "Ray ended it, for its machine had no memory left"
+        if isinstance(error, exceptions.RayActorError | exceptions.WorkerCrashedError):
+            return "its process died; the kernel may have ended it for want of memory (see dmesg)"
+        return " ".join(str(error).split())[:300]
 
     def close(self) -> None:
         """Stop what was started here, or leave."""

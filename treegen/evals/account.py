@@ -175,6 +175,8 @@ def add_up(
     }
     for part in parts:
         for name, value in part.items():
+            if name == "workers":  # of this part alone
+                continue
             if name == "kernels":
                 total[name] = _merged(total.get(name, {}), value)
             elif isinstance(value, bool) or not isinstance(value, int | float):
@@ -211,6 +213,18 @@ def _times(fewer: float) -> str:
     if fewer >= 1.05:
         return f"{fewer:,.1f} times fewer"
     return "nothing saved" if fewer > 0.95 else f"{1 / fewer:,.1f} times more"
+
+
+def workers_line(parts: Sequence[Mapping[str, Any]]) -> str:
+    """Return in one line what each worker of the last part did; "" if there were none."""
+    workers = parts[-1].get("workers") if parts else None
+    told = []
+    for worker in workers if isinstance(workers, list) else ():
+        if isinstance(worker, Mapping) and _is_number(worker.get("tokens")):
+            lost = f", {worker['deaths']} times lost" if worker.get("deaths") else ""
+            told.append(f"{worker.get('name')} ({worker.get('where')}) {worker['tokens']:,} tokens")
+            told[-1] += lost
+    return ", ".join(told)
 
 
 def attention_line(usage: Mapping[str, Any]) -> str:
