@@ -44,7 +44,9 @@ class RaySession:
     def __init__(self, places: Places, cpus: int) -> None:
         """Start Ray here with so many CPUs, or connect.
 
-        A Ray that this process has already is taken as it is. Raises InputError for an address where no Ray is, WorkerError if it does not start.
+        A Ray that this process has already is taken as it is.
+
+        Raises InputError for an address where no Ray is, WorkerError if it does not start.
         """
         if places.address not in (None, "auto"):
             _check_answers(places.address)
