@@ -1,5 +1,6 @@
 """Runs of workers: the samples of one engine, whoever began them and whoever dies on the way."""
 
+import json
 import os
 import random
 import signal
@@ -90,6 +91,29 @@ def test_one_engine_goes_on_with_the_run_of_workers(
     part = copy_part(path, tmp_path / "part", 31)
     assert command("eval", "--resume", part, "-q").code == 0
     assert_same_samples(part, whole)
+
+
+def test_searches_of_workers_are_those_of_one_engine(
+    tiny: Path, cluster: Cluster, command: Command, tmp_path: Path
+) -> None:
+    """With the Ray that this process has already, which the command leaves as it is."""
+    args = ["search", "countdown", "-m", "beam", "-L", "6", "--budget", "tokens=150", "-M", tiny,
+            "--memory", "4MiB", "-b", "6", "-q"]  # fmt: skip
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert command(*args, "-o", one).code == 0
+    done = command(*args, "-o", two, "--workers", "2")
+    assert done.code == 0, done.err
+    assert _trees_of(two) == _trees_of(one)
+    assert len(results_of(two)["parts"][-1]["workers"]) == 2
+    assert cluster.generate(["still there"])
+
+
+def _trees_of(path: Path) -> dict[str, list[tuple[object, ...]]]:
+    records = map(json.loads, (path / "trees.jsonl").read_text().splitlines())
+    return {
+        r["problem_id"]: [(n["text"], n["parent_id"], n["n_tokens"]) for n in r["nodes"]]
+        for r in records
+    }
 
 
 @pytest.mark.slow

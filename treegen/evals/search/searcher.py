@@ -9,6 +9,7 @@ lasts.
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Final, ParamSpec, TypeVar
 
 from treegen.errors import CacheFullError
@@ -44,7 +45,7 @@ def search_function(
     """Return what searches any of a task's problems; a search bears its problem's id as name.
 
     interrupted: polled while a search is under way; once it returns something true, it is stopped.
-    judge: of `load_judge`; by default it is loaded here.
+    judge: of `load_judge`; by default it is loaded with the first search.
 
     A search that lacks memory returns that error: it has come to nothing that could stand.
     """
@@ -52,7 +53,7 @@ def search_function(
 
 
 class _TaskSearch:
-    """Searches any of a task's problems. In another process it loads its judge there."""
+    """Searches any of a task's problems. Where it is sent, it loads its judge again."""
 
     def __init__(
         self,
@@ -64,7 +65,11 @@ class _TaskSearch:
     ) -> None:
         self._task, self._data, self._settings = task, data, settings
         self._problems = {problem.id: problem for problem in data.problems}
-        self._interrupted, self._general = interrupted, judge or load_judge(data, settings)
+        self._interrupted, self._judge = interrupted, judge
+
+    @cached_property
+    def _general(self) -> Judge | None:
+        return self._judge or load_judge(self._data, self._settings)
 
     def __reduce__(self) -> tuple[type["_TaskSearch"], tuple[object, ...]]:
         # Whoever sent it is who is interrupted.
