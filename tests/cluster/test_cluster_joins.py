@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from treegen import LLM, Node, SamplingParams
-from treegen.cluster import cluster as module
+from treegen import LLM, Cluster, Node, SamplingParams
 from treegen.cluster.places import Places
+from treegen.cluster.worker import loading
 from treegen.options import EngineOptions
 
 pytestmark = [
@@ -23,9 +23,11 @@ NODE = {"num_cpus": 1, "num_gpus": 1, "object_store_memory": 80 * 2**20}
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A Ray cluster with one node, which has a GPU as far as Ray knows."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    from ray.cluster_utils import Cluster
+    from ray.cluster_utils import Cluster as RayCluster
 
-    started = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
+    started: Any = RayCluster(
+        initialize_head=True, head_node_args=NODE | {"include_dashboard": False}
+    )
     yield started
     started.shutdown()
 
@@ -33,15 +35,16 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_a_gpu_that_joins_takes_work(
     nodes: Any, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loading = module.loading
-    monkeypatch.setattr(module, "loading", lambda options, device: loading(options, "cpu"))
+    monkeypatch.setattr(
+        "treegen.cluster.cluster.loading", lambda options, device: loading(options, "cpu")
+    )
     tree = Node("Go.", samples=0, children=[
         Node(f"Question {i}?", id=str(i), samples=40) for i in range(40)
     ])  # fmt: skip
     params = SamplingParams(max_tokens=150, seed=1, ignore_eos=True)
     options = EngineOptions(model=str(tiny), memory="4MiB", max_rows=8)
     found = {}
-    with module.Cluster.at(Places("cuda", None, address=nodes.address), options) as cluster:
+    with Cluster.at(Places("cuda", None, address=nodes.address), options) as cluster:
         assert cluster.num_workers == 1
         nodes.add_node(**NODE)
         with cluster.stream(tree, params) as stream:
