@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from treegen.evals.metrics import Report
     from treegen.llm import LLM
 
-# What each part of the tour takes beside the defaults for the model, as given on a command line.
+# What a user would give for each part of the tour; the rest is the demo model's defaults.
 _WORDS: Final = {"task": "gsm8k", "limit": "20"}
 _GRID: Final = {
     "task": "needle-grid",
@@ -40,7 +40,7 @@ class _Tour:
     ) -> tuple[dict[str, Any], "Report | None"]:
         """Run one evaluation as `treegen eval` would; returns results.json and the report."""
         from treegen.cli.judging import judge_rest, open_judging
-        from treegen.cli.progress import draw
+        from treegen.cli.progress import show_progress
         from treegen.evals.job import look_at_model, run_settings, weights_fingerprint
         from treegen.evals.run import sample, write_results
         from treegen.runs import RunDir
@@ -56,7 +56,7 @@ class _Tour:
             judging = open_judging(job, run, execution, quiet=False) if execution else None
             try:
                 steps = sample(job, run, self.llm, stop=received, judging=judging)
-                draw(steps, job.task.name, quiet=False)
+                show_progress(steps, job.task.name, quiet=False)
                 _check_signals(self.path)
                 if judging:
                     judge_rest(job, run, judging, quiet=False)
@@ -68,10 +68,10 @@ class _Tour:
     def search(self, asked: dict[str, Any], method: str) -> dict[str, Any]:
         """Search a task's problems as `treegen search` would; returns results.json."""
         from treegen import demo
-        from treegen.cli.progress import draw
+        from treegen.cli.progress import show_progress
         from treegen.evals.job import look_at_model, run_settings, weights_fingerprint
         from treegen.evals.search.job import load_search_job
-        from treegen.evals.search.run import search, write_search_results
+        from treegen.evals.search.run import run_searches, write_search_results
         from treegen.evals.search.settings import settle_search
         from treegen.runs import SearchRunDir
 
@@ -84,8 +84,8 @@ class _Tour:
             flags=FLAGS,
         )
         with SearchRunDir.create(self.path / job.task.name / method, settings) as run:
-            steps = search(job, run, self.llm, stop=received)
-            draw(steps, f"{job.task.name} {method}", quiet=False)
+            steps = run_searches(job, run, self.llm, stop=received)
+            show_progress(steps, f"{job.task.name} {method}", quiet=False)
             _check_signals(self.path)
             return write_search_results(job, run)
 
@@ -134,7 +134,7 @@ def command(output_path: str | None) -> None:
 
 
 def _leave_cores_to_the_judge() -> None:
-    """Compute in one thread: of so small a model, threads wait for each other most of the time."""
+    """Compute in one thread: with so small a model, threads mostly wait for each other."""
     import torch
 
     torch.set_num_threads(1)
@@ -147,7 +147,7 @@ def _load() -> "LLM":
     from treegen.llm import LLM
 
     logging.disable_progress_bar()
-    return LLM(demo.NAME, compile=False)  # which would take longer than most parts of the tour
+    return LLM(demo.NAME, compile=False)  # compiling takes longer than most parts of the tour
 
 
 def _job(asked: dict[str, Any]) -> "Job":

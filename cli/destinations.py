@@ -1,4 +1,4 @@
-"""Where the runs of `treegen eval` and `treegen search` go, and which of them are there already."""
+"""Where the runs of `treegen eval` and `treegen search` go, and which of them exist already."""
 
 import re
 import time
@@ -22,7 +22,7 @@ _Settings = TypeVar("_Settings", bound=RunChoices)
 
 @dataclass(frozen=True, slots=True)
 class Destination(Generic[_Settings]):
-    """One run's settings and its directory; resume: a run is there that is to be continued."""
+    """One run's settings and its directory. resume: whether to continue a run that is there."""
 
     settings: _Settings
     path: Path
@@ -33,7 +33,11 @@ class Destination(Generic[_Settings]):
 class _Kind(Generic[_Settings]):
     """The runs of one command.
 
-    by: the choice that sets those of one command apart. folder: where in their directory one is.
+    by: the setting in which the runs of one command differ.
+    folder: gives the name of a run's folder from the value of that setting.
+    directory: the class of run directories.
+    settle: makes settings of a user's choices.
+    stored: reads the choices of a run.
     """
 
     by: str
@@ -43,12 +47,12 @@ class _Kind(Generic[_Settings]):
     stored: Callable[..., dict[str, Any]]
 
     def begin(self, given: Mapping[str, Any], name: str | None = None) -> _Settings:
-        """Return the settings of a new run, of one name among several."""
+        """Return the settings of a new run. name: its task or method, if there are several."""
         given = given if name is None else {**given, self.by: name}
         return self.settle(demo.completed(given, search=self.by == "method"))
 
     def proceed(self, path: Path, given: Mapping[str, Any], *name: str) -> Destination[_Settings]:
-        """Return what a run in a directory is continued with."""
+        """Return the destination that continues the run in a directory."""
         with self.directory.open(path) as run:
             stored, identity = self.stored(run.info), run.info.identity
         if "task" in given:
@@ -61,13 +65,13 @@ class _Kind(Generic[_Settings]):
     def among(
         self, path: Path, names: Sequence[str], given: Mapping[str, Any], *, must: bool
     ) -> list[Destination[_Settings]]:
-        """Return what is continued of the runs in a directory of several, and what is begun there.
+        """Return the destinations below a directory of several runs: those to continue or begin.
 
-        Nothing where there are none; must: that is an error.
+        The list is empty if there are no runs. must: raise RunError then.
         """
         there = {sub.name: sub for sub in sorted(path.glob("*")) if is_run(sub)}
         if not there and must:
-            self.directory.open(path)  # says what is wrong with it
+            self.directory.open(path)  # it raises RunError, which says what is wrong
         if not there or not names:
             return [self.proceed(sub, given) for sub in there.values()]
         found = []
@@ -83,10 +87,10 @@ class _Kind(Generic[_Settings]):
 def destinations(
     tasks: Sequence[str], given: Mapping[str, Any], output_path: str | None, resume: str | None
 ) -> list[Destination[EvalSettings]]:
-    """Return which evaluations are to be run, and where.
+    """Return which evaluations to run, and where.
 
-    resume: a run to continue, or a directory of runs of several tasks; "" continues what is in
-    output_path and begins what is not.
+    resume: a run to continue, or a directory of runs of several tasks. With "" the runs in
+    output_path are continued, and those that are not there are begun.
     """
     path = _named(output_path, resume)
     if resume is not None and path is not None:
@@ -116,11 +120,12 @@ def search_destinations(
     *,
     compare: bool,
 ) -> list[Destination[SearchSettings]]:
-    """Return what is to be searched, and where.
+    """Return which runs of searches to make, and where.
 
-    methods: several are compared, each in a directory of its own below the path; none is the
-    task's default. resume: a run to continue, or a directory of compared ones; "" continues what
-    is in output_path and begins what is not.
+    methods: names of methods; none stands for the task's default.
+    resume: a run to continue, or a directory of runs that are compared. With "" the runs in
+    output_path are continued, and those that are not there are begun.
+    compare: whether each method has a directory of its own below the path.
     """
     path = _named(output_path, resume)
     if resume is not None and path is not None:
@@ -182,5 +187,9 @@ _EVAL: Final = _Kind(
     "task", _task_folder, RunDir, eval_settings.settle, eval_settings.stored_choices
 )
 _SEARCH: Final = _Kind(
-    "method", str, SearchRunDir, search_settings.settle_search, search_settings.stored_choices
+    "method",
+    str,
+    SearchRunDir,
+    search_settings.settle_search,
+    search_settings.stored_search_choices,
 )

@@ -1,4 +1,4 @@
-"""Runs that an error ends before they have anything are not left behind."""
+"""Remove runs that an error ends before they have any record."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def discarding(runs: "Sequence[RunDir]", *, but: type[Exception] | None = None) -> Iterator[None]:
-    """Remove the runs if an error comes while all are new, so that the command can be given again.
+    """Remove the runs if an error comes while all are new. Then the command can be given again.
 
-    but: errors after which they stay, to be continued. A signal is no error.
+    but: an error after which they stay, to be continued. Signals count as no error.
     """
     try:
         yield
@@ -24,5 +24,5 @@ def discarding(runs: "Sequence[RunDir]", *, but: type[Exception] | None = None) 
 
 
 def all_new(runs: "Sequence[RunDir]") -> bool:
-    """Return whether all runs were begun by this command and have nothing yet."""
+    """Return whether all runs were begun by this command and have no record yet."""
     return all(run.is_new for run in runs)

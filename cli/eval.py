@@ -29,7 +29,7 @@ _UNIT: Final = "samples"
 
 @dataclass(frozen=True, slots=True)
 class _Work(Work):
-    """One task and its open run; judging: of programs that may be run."""
+    """One task and its open run. judging: of its programs, if they may run."""
 
     job: "Job"
     judging: "Judging | None"
@@ -86,7 +86,7 @@ def command(
         opened = zip(targets, asked, strict=True)
         runs = open_runs(RunDir, opened, stack, unit=_UNIT, quiet=quiet)
         work: list[_Work] = []
-        # After the judges are closed, which write in the run directories.
+        # It is entered first, so it ends after the judges, which write in the run directories.
         stack.enter_context(discarding(runs, but=RunError))
         for job, run in zip(jobs, runs, strict=True):
             judging = open_judging(job, run, execution, quiet=quiet)
@@ -112,7 +112,7 @@ def command(
 
 
 def _checked(job: "Job", places: "Places | None", *, write_out: bool, quiet: bool) -> "RunSettings":
-    """Check all that can be checked without weights; returns what the run is asked for."""
+    """Check all that can be checked without weights; returns the settings of the run."""
     from treegen.cli.render import show_prompt
     from treegen.evals.job import first_prompt, plan_job
 

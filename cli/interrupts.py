@@ -1,4 +1,4 @@
-"""Signals while a command is getting ready: they end it at once, but in order."""
+"""Signals while a command gets ready: the first one ends it at once, and cleans up."""
 
 import signal
 from collections.abc import Iterator
@@ -10,15 +10,15 @@ from treegen.runs.signals import StopFlag
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
-# Some libraries swallow whatever is raised while they are imported. Commands that take long poll
-# this as well, so the signal is not lost with its exception.
+# Some libraries swallow any exception while they are imported. Commands that take long also poll
+# this flag, so that the signal is not lost with the exception.
 received: Final = StopFlag()
 
 
 class Interrupted(BaseException):
-    """A signal asked the command to end; nothing but `main` catches it.
+    """A signal asked the command to end. Only `main` catches it.
 
-    Not a KeyboardInterrupt, of which click would make "Aborted!" and exit code 1.
+    It is no KeyboardInterrupt, because click would turn that into "Aborted!" and exit code 1.
     """
 
     def __init__(self, signum: int, advice: str = "") -> None:
@@ -29,7 +29,7 @@ class Interrupted(BaseException):
 
     @property
     def exit_code(self) -> int:
-        """What a shell reports for a process that the signal ended."""
+        """The exit code that a shell reports for a process that the signal ended."""
         return 128 + self.signum
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class Interrupted(BaseException):
 def raising_signals() -> Iterator[None]:
     """Make the first signal raise Interrupted; a second one ends the process at once.
 
-    Afterwards the signals have their default action, since only the interpreter's end follows.
+    Afterwards the signals have their default action, because the interpreter only ends then.
     """
 
     def on_signal(signum: int, frame: FrameType | None) -> None:
@@ -50,7 +50,7 @@ def raising_signals() -> Iterator[None]:
         raise Interrupted(signum)
 
     for number in SIGNALS:
-        # Whoever started us with it ignored (nohup, a background job) wants it so.
+        # A signal that was ignored at the start (nohup, a background job) stays ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, on_signal)
     try:

@@ -1,4 +1,4 @@
-"""What `eval` and `score` do about tasks whose samples are programs that have to be run."""
+"""How `eval` and `score` treat tasks whose samples are programs, which have to be run."""
 
 import shlex
 from collections.abc import Sequence
@@ -35,9 +35,9 @@ def take_execution(params: dict[str, Any], *, anew: bool = False) -> "Execution 
 
 
 def check_of_use(tasks: "Sequence[Task]", execution: "Execution | None") -> None:
-    """Raise InputError for a sandbox or workers of the judge where no task has programs to run.
+    """Raise InputError for --sandbox or --num-workers if no task has programs to run.
 
-    The permission alone is no fault: scripts give it for tasks of all kinds.
+    The permission alone is no mistake: scripts give it for tasks of all kinds.
     """
     from treegen.evals.execution import Execution, executing
 
@@ -55,7 +55,7 @@ def check_of_use(tasks: "Sequence[Task]", execution: "Execution | None") -> None
 def open_judging(
     job: "Job", run: "RunDir", execution: "Execution | None", *, quiet: bool
 ) -> "Judging | None":
-    """Return a started judge for a run's programs; None if it has none, or they may not run."""
+    """Return a started judge for a run's programs; None if there are none or they may not run."""
     from treegen.cli.render import notice
     from treegen.evals.execution import executing
 
@@ -81,7 +81,7 @@ def open_judging(
 
 def judge_rest(job: "Job", run: "RunDir", judging: "Judging", *, quiet: bool) -> None:
     """Judge what is not judged yet, drawing how far it is; Interrupted if a signal came."""
-    from treegen.cli.progress import draw
+    from treegen.cli.progress import show_progress
     from treegen.runs import graceful_signals
 
     with graceful_signals() as graceful:
@@ -91,13 +91,13 @@ def judge_rest(job: "Job", run: "RunDir", judging: "Judging", *, quiet: bool) ->
 
         for record in run.records():
             judging.add(record)
-        draw(judging.rest(stop), f"{job.task.name}, judging", quiet=quiet)
+        show_progress(judging.rest(stop), f"{job.task.name}, judging", quiet=quiet)
         if signum := stop():
             raise Interrupted(signum)
 
 
 def complaint(job: "Job", run: "RunDir", judging: "Judging | None") -> str | None:
-    """Return what is to be said of samples that have no score; None if all have one."""
+    """Return a sentence on samples without a score; None if all have one."""
     from treegen.evals.execution import executing
 
     if executing(job.task) is None or not job.settings.score:

@@ -1,8 +1,8 @@
 """The `treegen` command: finds its subcommands, and turns every error into one line.
 
-A command's module is imported when it runs, and the libraries that are slow to import later still,
-so that help answers at once. Exit codes: 0 done, 1 ended with less than planned, 2 something the
-user can mend, 128 plus the number of a signal.
+The module of a command is imported when the command runs. Libraries that are slow to import come
+later still. So help answers at once. Exit codes: 0 done, 1 less done than planned, 2 an error that
+the user can mend, 128 plus the number of a signal.
 """
 
 import difflib
@@ -32,11 +32,12 @@ _COMMANDS: Final = {
     "show": ("treegen.cli.show", "Show a run, one of its problems or one of its trees."),
     "tasks": ("treegen.cli.tasks", "List the tasks."),
     "demo": ("treegen.cli.demo", "Show what treegen does, with a model that comes with it."),
+    "selfcheck": ("treegen.cli.selfcheck", "Try whether samples depend on what runs beside them."),
     "bench": ("treegen.cli.bench", "Measure this machine."),
 }
 
 
-# How torch says that the host has no memory left; it has no error of its own for that.
+# The message of torch when the host has no memory left. Torch has no error class for it.
 _CPU_ALLOCATOR: Final = "DefaultCPUAllocator: can't allocate memory"
 
 
@@ -46,7 +47,7 @@ class Failure(click.ClickException):
     exit_code = 2
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print the message to stderr, whatever text of others it quotes."""
+        """Print the message to stderr, made safe for a terminal: it may quote any text."""
         click.echo(f"Error: {safe_text(' '.join(self.message.split()))}", file=file, err=True)
 
 
@@ -58,7 +59,7 @@ class LazyGroup(click.Group):
         return [name for name, (module, _) in _COMMANDS.items() if find_spec(module)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one command; None if there is no such."""
+        """Import one command; None if there is none of that name."""
         if cmd_name not in self.list_commands(ctx):
             return None
         command: click.Command = import_module(_COMMANDS[cmd_name][0]).command
@@ -70,7 +71,7 @@ class LazyGroup(click.Group):
         """Find the command that the arguments name, or suggest what may have been meant."""
         names = self.list_commands(ctx)
         unknown = args and args[0] not in names and not args[0].startswith("-")
-        if unknown and not ctx.resilient_parsing:  # a shell that completes a word asks no questions
+        if unknown and not ctx.resilient_parsing:  # a shell that completes a word gets no message
             close = difflib.get_close_matches(args[0], names, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
             raise Failure(f"there is no command {args[0]!r}; {hint}")
@@ -94,7 +95,7 @@ class LazyGroup(click.Group):
 
 @contextmanager
 def _in_one_line() -> Iterator[None]:
-    """Make errors that are the user's to mend a Failure; this is the one place that does."""
+    """Turn errors that the user can mend into a Failure. No other place does it."""
     try:
         yield
     except click.exceptions.NoArgsIsHelpError:
@@ -122,7 +123,7 @@ def cli() -> None:
 
 @contextmanager
 def _warnings_in_one_line() -> Iterator[None]:
-    """Print what there is to know about a model as one line on stderr; other warnings as ever."""
+    """Print each ModelWarning as one line on stderr, and other warnings as Python does."""
     with warnings.catch_warnings():
         show = warnings.showwarning
 
@@ -140,7 +141,7 @@ def _warnings_in_one_line() -> Iterator[None]:
 
 
 def main() -> int:
-    """Run the command line; the exit code of a command that a signal ended."""
+    """Run the command line; returns the exit code: 0, or that of a signal."""
     with guarded_streams():
         try:
             with raising_signals():

@@ -1,4 +1,4 @@
-"""The options that several commands share, and what they come to as settings of an evaluation."""
+"""The options that several commands share, and the settings that they stand for."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -15,14 +15,14 @@ def _hyphens(name: str) -> str:
     return name.replace("_", "-")
 
 
-# --top_p is --top-p.
+# --top_p counts as --top-p.
 CONTEXT: Final = {
     "token_normalize_func": _hyphens,
     "help_option_names": ["-h", "--help"],
     "max_content_width": 100,
 }
 
-# How a user sets what run.json holds, where that is not the field's own name with hyphens.
+# How a user sets a field of run.json, if not by an option that has the field's name.
 FLAGS: Final = {
     "task.name": "TASK",
     "task.version": "",
@@ -32,6 +32,8 @@ FLAGS: Final = {
     "num_samples": "--n-samples",
     "sampling.stop_token_ids": "--gen-kwargs",
     "sampling.ignore_eos": "--gen-kwargs",
+    "sampling.min_tokens": "set by the task",
+    "sampling.logit_bias": "set by the task",
     "treegen": "",
     "problem_ids": "--limit or --sample-id",
     "planned": "",
@@ -67,6 +69,8 @@ _MODEL: Final = (
                  "once at most."),
     click.option("--sharing", metavar="HOW", help="auto, all, one or off: which parts of the tree "
                  "are read once for all samples below."),
+    click.option("--reproducible", is_flag=True, help="On a GPU, compute each sample to the bit as "
+                 "if it were alone, a few percent slower."),
     click.option("--eager", is_flag=True, help="On a GPU, start at once: no compiling, no CUDA "
                  "graphs. Longer runs are slower so."),
 )  # fmt: skip
@@ -125,7 +129,7 @@ _REPORT: Final = (
     click.option("--k", "pass_ks", metavar="1,10,100", help="Report pass@k for these k."),
     click.option("--maj", "maj_ks", metavar="8,40", help="Report maj@k for these k."),
 )
-# Flags whose absence is not the same as --no-.
+# Flags for which leaving them out is not the same as --no-.
 _DENIABLE: Final = ("fewshot_as_multiturn",)
 WRITE_OUT: Final = click.option("--write-out", is_flag=True, help="Print each task's first prompt, "
                                 "as the model gets it.")  # fmt: skip
@@ -155,7 +159,7 @@ QUIET: Final = _quiet_and_json
 
 
 def json_wanted() -> bool:
-    """Return whether the command that runs was given --json or --quiet."""
+    """Return whether the running command has --json or --quiet."""
     ctx = click.get_current_context(silent=True)
     return ctx is not None and bool(ctx.meta.get(_WANTED))
 
@@ -177,8 +181,8 @@ def options_of(*groups: str) -> Decorator:
 
 
 def asked_for(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the user gave, by the names of settings; what was not given is not there."""
-    # Its package is slow to import, and help does without.
+    """Return what the user gave, by the names of settings, and nothing else."""
+    # Its package is slow to import, and help does not need it.
     from treegen.evals.arguments import read_arguments
 
     given = {
@@ -211,7 +215,7 @@ def asked_for(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def task_names(params: dict[str, Any]) -> list[str]:
-    """Take the tasks out of the parameters, in the order in which they were named."""
+    """Take the tasks out of the parameters, in the order in which the user named them."""
     words = [*params.pop("names"), *params.pop("more_names")]
     names = [name.strip() for word in words for name in word.split(",") if name.strip()]
     for number, name in enumerate(names):
@@ -221,7 +225,7 @@ def task_names(params: dict[str, Any]) -> list[str]:
 
 
 def _unescape(text: str) -> str:
-    # A shell has no easy way to type these.
+    # A shell has no easy way to type these characters.
     return text.replace(r"\n", "\n").replace(r"\t", "\t")
 
 

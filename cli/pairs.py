@@ -1,4 +1,4 @@
-"""Reading `name=value,name=value` arguments, such as --model-args and --gen-kwargs."""
+"""Read `name=value,name=value` arguments, such as --model-args and --gen-kwargs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -29,6 +29,7 @@ MODEL_ARGS: Final[Mapping[str, Reader]] = {
     "eager": _bool,
     "compile": _bool,
     "run_ahead": _bool,
+    "reproducible": _bool,
     "check": _bool,
     "revision": str,
     "trust_remote_code": _bool,
@@ -45,7 +46,7 @@ GEN_KWARGS: Final[Mapping[str, Reader]] = {
     "seed": int,
     "do_sample": _bool,
 }
-# The names that other tools have for the same.
+# Names that other tools have for these.
 ALIASES: Final = {
     "pretrained": "model",
     "batch_size": "max_rows",
@@ -62,7 +63,7 @@ _MANY: Final = ("stop", "stop_token_ids")
 
 
 def read_pairs(texts: Sequence[str], flag: str, readers: Mapping[str, Reader]) -> dict[str, Any]:
-    """Return the values of comma-separated pairs; raise InputError for what is none.
+    """Return the values of comma-separated pairs; raise InputError for any other text.
 
     stop and stop_token_ids may be given several times.
     """

@@ -50,13 +50,14 @@ def command(write_out: bool, quiet: bool, **params: Any) -> None:
 
 
 def _document(job: "Job", facts: "ModelFacts", plan: "Plan") -> dict[str, Any]:
+    from treegen.evals.account import describe_levels
     from treegen.evals.choices import num_distinct
 
     spec, each = facts.spec, plan.token_bytes
     longest = max(len(request.tokens) for request in plan.requests)
     unshared = plan.unshared_tokens
     if job.choices:
-        # One prompt is enough for all of its choices, shared or not.
+        # Without sharing, too, a prompt counts once for all its choices.
         whole: dict[str, list[Tokens]] = {}
         for request in plan.requests:
             whole.setdefault(request.id.rpartition("/")[0], []).append(request.tokens)
@@ -79,16 +80,8 @@ def _document(job: "Job", facts: "ModelFacts", plan: "Plan") -> dict[str, Any]:
         },
         "sharing": plan.sharing,
         "levels": [
-            {
-                "depth": level.depth,
-                "segments": level.segments,
-                "tokens": level.tokens,
-                "rows": level.rows,
-                "kept": level.kept,
-                "folded": level.segments - level.kept,
-                "reasons": dict(level.reasons),
-            }
-            for level in plan.levels()
+            {**level, "folded": level["segments"] - level["kept"]}
+            for level in describe_levels(plan)
         ],
         "longest_prompt": longest,
         "max_tokens": job.settings.sampling.max_tokens,
@@ -158,7 +151,7 @@ def _comparison(document: dict[str, Any]) -> str:
         ("prompt keys read per decode step, all rows live", "key_tokens_per_step", _count),
         ("their bytes, keys and values, all layers", "kv_bytes_per_step", _bytes),
     )
-    # Where the choices are given, there are no decode steps.
+    # A task with choices has no decode steps.
     for title, key, show in lines[:2] if document["choices"] else lines:
         shared, unshared = document[key]["shared"], document[key]["unshared"]
         saved = f"{unshared / shared:,.1f}" if shared else "n/a"
@@ -168,7 +161,7 @@ def _comparison(document: dict[str, Any]) -> str:
 
 def _fit(document: dict[str, Any]) -> str:
     if document["num_pages"] is None:
-        return "memory: not given; 90% of what is free on the GPU once the model is loaded"
+        return "memory: not given; up to 85% of what is free on the GPU once the model is loaded"
     fit, rows = document["rows_that_fit"], document["rows"]
     limit = min(fit, document["max_rows"], rows)
     return (

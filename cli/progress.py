@@ -1,4 +1,4 @@
-"""Drawing how far a run is: a live line on a terminal, plain lines in a log."""
+"""Show how far a run is: a live view on a terminal, plain lines in a log."""
 
 import sys
 import time
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from treegen.evals.progress import Progress
     from treegen.outputs import WorkerStatus
 
-_SECONDS: Final = 10.0  # between lines of a log, if nothing much happens
-_LINES: Final = 10  # one for each such part of all samples
-_LOOK: Final = 0.1  # seconds between looks at a run; the screen is drawn four times a second
+_SECONDS: Final = 10.0  # most seconds between lines of a log
+_LINES: Final = 10  # lines of a log at least, one for each tenth of the samples
+_LOOK: Final = 0.1  # seconds between looks at a run
 
 
-def draw(steps: "Iterator[Progress]", name: str, *, quiet: bool) -> None:
+def show_progress(steps: "Iterator[Progress]", name: str, *, quiet: bool) -> None:
     """Use up an iterator of progress, drawing it to stderr unless quiet."""
     if quiet:
         for _ in steps:
@@ -35,7 +35,7 @@ def _draw_lines(steps: "Iterator[Progress]", name: str) -> None:
     reached: int | None = None
     for now in steps:
         part = _LINES * now.done // now.planned
-        if reached is None:  # a resumed run starts somewhere in the middle
+        if reached is None:  # a resumed run may start in the middle
             reached = part
         if part > reached or time.monotonic() >= due:
             due, reached = time.monotonic() + _SECONDS, part
@@ -47,10 +47,10 @@ def _draw_lines(steps: "Iterator[Progress]", name: str) -> None:
 
 
 def _draw_live(steps: "Iterator[Progress]", name: str) -> None:
-    """Use up an iterator of progress, drawing it in place to stderr.
+    """Use up an iterator of progress and show it in place on stderr.
 
-    A bar with the time left; below it tokens per second, pages, accuracy with its interval, and
-    for each level of the tree the rows that are being decoded below it.
+    There is a bar with the time left. Below it are tokens per second, pages, the accuracy with its
+    interval, and for each level of the tree the rows that are decoded below it.
     """
     from rich.console import Console
     from rich.live import Live
@@ -73,7 +73,7 @@ def _draw_live(steps: "Iterator[Progress]", name: str) -> None:
         bar.update(task, completed=latest.done, total=latest.planned, left=time_left(latest))
         return _view(bar, latest)
 
-    # Its own thread redraws, however fast the steps are.
+    # Live redraws in a thread of its own, so the rate does not depend on the steps.
     with Live(get_renderable=draw, console=Console(stderr=True), refresh_per_second=4):
         due = 0.0
         for now in steps:
@@ -82,7 +82,7 @@ def _draw_live(steps: "Iterator[Progress]", name: str) -> None:
 
 
 def details(now: "Progress") -> str:
-    """Return what a line says of a moment beside the number of samples."""
+    """Return the details of a moment, beside the number of samples."""
     accuracy = accuracy_text(now)
     after = f", {accuracy}" if accuracy else ""
     if not now.num_pages:  # no model is at work
@@ -102,7 +102,7 @@ def _worker_text(worker: "WorkerStatus") -> str:
 
 
 def accuracy_text(now: "Progress") -> str:
-    """Return the accuracy so far with its interval; nothing where none is judged."""
+    """Return the accuracy so far with its interval; "" if no sample is judged."""
     if now.estimate is not None:
         found, least, more = now.estimate, "", ""
         if now.unknown:
@@ -112,7 +112,7 @@ def accuracy_text(now: "Progress") -> str:
 
 
 def time_left(now: "Progress") -> str:
-    """Return "1:02:03 left", nothing where that is not known or over."""
+    """Return a text like "1:02:03 left"; "" if the time is not known or the run is over."""
     seconds = now.seconds_left
     if seconds is None or now.done >= now.planned:
         return ""

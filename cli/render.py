@@ -1,4 +1,4 @@
-"""What commands print beside tables: notices, text, pictures, and the JSON line at the end."""
+"""Print notices, text, pictures, and the JSON line at the end of a command."""
 
 import json
 import sys
@@ -26,13 +26,13 @@ def notice(text: str) -> None:
 
 
 def demo_notice(given: Mapping[str, Any], models: Sequence[str]) -> None:
-    """Say on stderr that the bundled model is used, where a user named none."""
+    """Say on stderr that the bundled model is used, if the user named none."""
     if "model" not in given and demo.NAME in models:
         notice(demo.MODEL_NOTICE if "data" in given else demo.NOTICE)
 
 
 def skipped_rows(rows: Sequence[Skipped]) -> None:
-    """Say on stderr which rows of the data cannot be run."""
+    """Say on stderr which lines of the data cannot be run."""
     for row in rows[:_SHOWN]:
         notice(f"skipped: {row}")
     if len(rows) > _SHOWN:
@@ -40,7 +40,7 @@ def skipped_rows(rows: Sequence[Skipped]) -> None:
 
 
 def echo(text: str) -> None:
-    """Print to stdout, in ASCII where that is all the stream can take."""
+    """Print to stdout, in ASCII if the stream takes nothing else."""
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except UnicodeEncodeError:
@@ -49,7 +49,7 @@ def echo(text: str) -> None:
 
 
 def show_prompt(text: str, *, quiet: bool) -> None:
-    """Print a prompt; if only the JSON line may be on stdout, to stderr."""
+    """Print a prompt to stdout, or to stderr if stdout is for the JSON line alone."""
     if quiet:
         click.echo(safe_text(text), err=True)
     else:
@@ -59,16 +59,16 @@ def show_prompt(text: str, *, quiet: bool) -> None:
 def json_line(document: Mapping[str, Any]) -> None:
     """Print one JSON document in one line; nothing may be printed to stdout after it.
 
-    On a terminal, people read what stands above it: there it is printed only if it was asked for.
+    On a terminal it is printed only if the user asked for it, because people read what is above it.
     """
     if sys.stdout.isatty() and not json_wanted():
         return
-    # All control characters but DEL are escaped by the encoder.
+    # The encoder escapes all control characters but DEL.
     click.echo(json.dumps(document, allow_nan=False).replace("\x7f", "\\u007f"))
 
 
 def pictures(report: Report | None, folder: Path) -> None:
-    """Save the report's heat maps in a run directory; says so if the library for it is missing."""
+    """Save the report's heat maps in a run directory; print a notice if a library is missing."""
     for number, grid in enumerate(report.grids if report is not None else ()):
         file = folder / ("heat_map.png" if number == 0 else f"heat_map_{number + 1}.png")
         try:
@@ -80,5 +80,5 @@ def pictures(report: Report | None, folder: Path) -> None:
 
 
 def failed(error: TreegenError) -> str:
-    """Return an error's message for use within a line."""
+    """Return an error's message in one line, safe for a terminal."""
     return safe_text(" ".join(str(error).split()))

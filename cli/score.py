@@ -63,7 +63,7 @@ def _judge(
     *,
     quiet: bool,
 ) -> "Judging | None":
-    """Return the verdicts on a run of programs, judging those that lack one; None for others."""
+    """Judge the programs of a run that lack a verdict; None if the task has no programs."""
     from treegen.cli.render import notice
     from treegen.errors import InputError
     from treegen.evals.execution import executing

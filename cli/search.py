@@ -42,13 +42,13 @@ def _either(names: Iterable[str]) -> str:
 
 
 def _of(knob: str, what: str) -> str:
-    """Return the help of a setting that few methods have."""
+    """Return the help of a setting that few methods read: their names, and what it is."""
     return f"{', '.join(having(knob))}: {what}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Work(Work):
-    """One method and its open run; no_room: its searches that lacked memory."""
+    """One method and its open run. no_room: errors of searches that lacked memory, by problem."""
 
     job: "SearchJob"
     run: "SearchRunDir"
@@ -152,7 +152,7 @@ def command(
 
 
 def _no_room(work: list[_Work]) -> str:
-    """Return why searches came to nothing, where that was for want of memory."""
+    """Return how many searches lacked memory, as a part of a sentence; "" if none did."""
     found = [error for item in work for error in item.no_room.values()]
     if not found:
         return ""
@@ -171,7 +171,7 @@ def _given(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_alike(jobs: "list[SearchJob]") -> None:
-    """Refuse to put methods side by side that do not do the same for the same."""
+    """Raise InputError unless all methods have the same problems and the same budget."""
     if len({job.settings.budget for job in jobs}) > 1:
         raise InputError("the methods have different budgets; give all of them one with --budget")
     if len({(job.task.name, job.data.fingerprint) for job in jobs}) > 1:
@@ -194,7 +194,7 @@ def _methods(method: str | None, compare: str | None) -> list[str]:
 
 
 def _checked(job: "SearchJob", places: "Places | None", *, quiet: bool) -> "RunSettings":
-    """Check all that can be checked without weights; returns what the run is asked for."""
+    """Check all that can be checked without weights; returns the settings of the run."""
     from treegen.evals.search.job import check_memory, check_prompts_fit, check_reward
 
     facts = look_at(job, places, quiet=quiet)
@@ -206,18 +206,24 @@ def _checked(job: "SearchJob", places: "Places | None", *, quiet: bool) -> "RunS
 
 def _search_all(work: list[_Work], advice: str, places: "Places | None", *, quiet: bool) -> None:
     """Search what each run lacks."""
-    from treegen.evals.search.run import search
-    from treegen.evals.search.searcher import load_judge
+    from treegen.evals.search.run import run_searches
+    from treegen.evals.search.searcher import load_value_function
 
     # They have the same problems, so what judges the states of one can judge those of another.
-    judges = {item.job.settings.evaluate: item.job for item in work if item.run.missing > 0}
-    loads = {how: partial(load_judge, job.data, job.settings) for how, job in judges.items()}
+    jobs = {item.job.settings.evaluate: item.job for item in work if item.run.missing > 0}
+    loads = {how: partial(load_value_function, job.data, job.settings) for how, job in jobs.items()}
     # Workers judge for themselves.
-    judge_of = {how: load() for how, load in loads.items()} if places is None else {}
+    function_of = {how: load() for how, load in loads.items()} if places is None else {}
 
     def steps(item: _Work, llm: "LLM", stop: Stop) -> "Iterator[Progress]":
-        judge = judge_of.get(item.job.settings.evaluate)
-        return search(item.job, item.run, llm, stop=stop, judge=judge, no_room=item.no_room)
+        return run_searches(
+            item.job,
+            item.run,
+            llm,
+            stop=stop,
+            value_function=function_of.get(item.job.settings.evaluate),
+            no_room=item.no_room,
+        )
 
     fill(
         work,

@@ -143,12 +143,12 @@ def _show_problem(
 ) -> dict[str, Any]:
     from treegen.cli.render import echo
     from treegen.cli.tables import markdown
-    from treegen.evals.votes import majority
+    from treegen.evals.votes import majority_vote
     from treegen.formats import safe_text
     from treegen.report.curves import fate
 
     answers = {s.index: _answer(s.verdicts, filter) for s in problem.samples}
-    vote = majority(answers.values())
+    vote = majority_vote(answers.values())
     document = {
         "problem": problem.id,
         "question": problem.question,
@@ -226,7 +226,7 @@ def _show_tree(
         told = {True: ", solved", False: ", not solved", None: ""}[tree.solved]
         answer = "" if tree.answer is None else f", answer {tree.answer}"
         echo(safe_text(f"{problem.id}, {tree.method}: {len(tree.nodes):,} nodes{told}{answer}"))
-        # In a file or a pipe there is no width to keep to.
+        # A file or a pipe has no width, so a wide one is taken.
         width = None if sys.stdout.isatty() else _WIDTH
         drawn = draw_tree(tree.nodes, tree.best, full=full)
         Console(file=sys.stdout, width=width, highlight=False).print(drawn)

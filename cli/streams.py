@@ -1,7 +1,7 @@
-"""Standard streams that may be closed, full, or read by nobody any more.
+"""Guards for standard streams, which may be closed, full, or without a reader.
 
-What a run prints while it works goes to stderr and is lost where it cannot be written: progress
-never ends a run. Results go to stdout; where they cannot be written, one line says so.
+Progress goes to stderr. If it cannot be written it is lost: progress never ends a run. Results go
+to stdout. If they cannot be written, one line says so.
 """
 
 import errno
@@ -16,7 +16,7 @@ from treegen.errors import RunError
 
 @contextmanager
 def guarded_streams() -> Iterator[None]:
-    """Put a guard before stdout and stderr meanwhile."""
+    """Put guards around stdout and stderr meanwhile."""
     before = sys.stdout, sys.stderr
     _open_closed()
     sys.stdout = cast(TextIO, _Guarded(sys.stdout or _nowhere(), _refuse))
@@ -28,15 +28,15 @@ def guarded_streams() -> Iterator[None]:
 
 
 class _Guarded:
-    """A text stream; on_error is given what goes wrong in writing to it."""
+    """A text stream. on_error: called with the stream and the error if a write fails."""
 
     def __init__(self, stream: TextIO, on_error: Callable[[TextIO, OSError], None]) -> None:
         self._stream, self._on_error = stream, on_error
 
     def write(self, text: str | bytes) -> int:
-        if not text:  # click tries this first, and takes no error seriously
+        if not text:  # click tries an empty text first, and ignores its errors
             return 0
-        if isinstance(text, bytes):  # as click writes what a shell completes
+        if isinstance(text, bytes):  # click writes completions for a shell as bytes
             text = text.decode()
         try:
             return self._stream.write(text)
@@ -51,14 +51,14 @@ class _Guarded:
             self._on_error(self._stream, error)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "buffer":  # click would write past the guard
+        if name == "buffer":  # with it click would write past the guard
             raise AttributeError(name)
         return getattr(self._stream, name)
 
 
 def _refuse(stream: TextIO, error: OSError) -> None:
     _lose(stream, error)
-    if error.errno == errno.EPIPE:  # as of `treegen ... | head`, for click to end in silence
+    if error.errno == errno.EPIPE:  # as with `treegen ... | head`; click then ends in silence
         raise error
     raise RunError(
         f"cannot write to stdout: {(error.strerror or str(error)).lower()}; what a run has done is "
@@ -67,7 +67,7 @@ def _refuse(stream: TextIO, error: OSError) -> None:
 
 
 def _lose(stream: TextIO, error: OSError) -> None:
-    """Lead the stream's descriptor nowhere, so that what it has not written yet is no error."""
+    """Point the stream's descriptor to /dev/null, so that text in its buffer raises no error."""
     with suppress(OSError, ValueError):
         fd = os.open(os.devnull, os.O_WRONLY)
         try:
@@ -77,7 +77,10 @@ def _lose(stream: TextIO, error: OSError) -> None:
 
 
 def _open_closed() -> None:
-    """Take the places of closed streams, or files of a run would: libraries write to 1 and 2."""
+    """Open /dev/null for closed standard streams.
+
+    Otherwise files of a run would get the descriptors 1 and 2, and libraries write to these.
+    """
     for fd in range(3):
         try:
             os.fstat(fd)

@@ -22,7 +22,7 @@ _COSTS: Final = {
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> str:
-    """Return a table with pipes; right: the columns whose cells are numbers."""
+    """Return a table in Markdown. right: the columns to align on the right, as for numbers."""
     cells = [[_cell(text) for text in row] for row in (head, *rows)]
     widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(head))]
     lines = [
@@ -41,7 +41,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence
 def report_tables(
     results: Mapping[str, Any], report: Report | None, *, unit: str = "samples"
 ) -> None:
-    """Print the metrics of a run in lm-eval's shape, the votes, and what sharing did.
+    """Print the metrics of a run as lm-eval does, the votes, and what sharing saved.
 
     unit: what results["done"] counts.
     """
@@ -74,10 +74,11 @@ def report_tables(
 
 
 def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table with a row for each run, from their results.json.
+    """Return a table with one line for each run. results: the content of each results.json.
 
-    Costs are means over problems, tokens but for calls and nodes; re-prompting is what prefilling
-    each call's whole context anew would have cost. Seconds are those of the whole run.
+    Costs are means over problems. They are in tokens, except for calls and nodes. Re-prompting is
+    what prefilling the whole context of each call anew would have cost. Seconds are those of the
+    whole run.
     """
     head = ["Method", "Solved", "95% interval", *_COSTS, "Failed", "Seconds"]
     rows = [
@@ -112,7 +113,7 @@ def _mean(value: float | None) -> str:
 
 
 def _time(usage: Mapping[str, Any]) -> str:
-    if "prefill_seconds" not in usage:  # searches note the whole time only
+    if "prefill_seconds" not in usage:  # searches have only the whole time
         return f"time: {usage['seconds']:,.2f} s"
     prefill, decode = usage["prefill_seconds"], usage["decode_seconds"]
     return f"time: prefill {prefill:,.2f} s, decode {decode:,.2f} s of {usage['seconds']:,.2f} s"

@@ -28,7 +28,7 @@ def command(action: str | None, quiet: bool) -> None:
         try:
             task = get_task(info.name)
         except TreegenError as error:
-            # Somebody else's package may be broken; the other tasks are still there.
+            # A broken package of somebody else must not hide the other tasks.
             document["error"] = failed(error)
             rows.append([info.name, "", "", "", "", "", info.source, document["error"]])
         else:

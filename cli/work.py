@@ -1,4 +1,4 @@
-"""What `treegen eval` and `treegen search` do alike: check, open runs, load a model, fill runs."""
+"""The steps that `treegen eval` and `treegen search` share: check, open runs, load, fill."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -27,7 +27,7 @@ class Work:
 
     @property
     def title(self) -> str:
-        """What stands before its progress."""
+        """The name that its progress shows."""
         return self.job.task.name
 
 
@@ -37,9 +37,9 @@ Stop = Callable[[], int | None]
 
 
 def look_at(job: "AnyJob", places: "Places | None" = None, *, quiet: bool) -> "ModelFacts":
-    """Check a job's machine and return what its model is like, without its weights.
+    """Check that the machine can run a job; returns the facts about its model, without weights.
 
-    places: of workers, which check their own.
+    places: of workers. Each checks its own machine.
     """
     from treegen.cli.render import skipped_rows
     from treegen.evals.job import check_machine, look_at_model
@@ -52,11 +52,13 @@ def look_at(job: "AnyJob", places: "Places | None" = None, *, quiet: bool) -> "M
 
 
 def wanted(job: "AnyJob", facts: "ModelFacts", flags: Mapping[str, str]) -> "RunSettings":
-    """Return what a job's run is asked for. flags: how the user sets each field."""
+    """Return the settings of a job's run. flags: how the user sets each field."""
     from treegen.evals.job import run_settings, weights_fingerprint
 
     fingerprint = weights_fingerprint(job.settings.engine)
-    return run_settings(job, dtype=facts.dtype, fingerprint=fingerprint, flags=flags)
+    return run_settings(
+        job, dtype=facts.dtype, fingerprint=fingerprint, flags=flags, device_type=facts.device_type
+    )
 
 
 def open_runs(
@@ -67,7 +69,7 @@ def open_runs(
     unit: str,
     quiet: bool,
 ) -> list[_Run]:
-    """Begin or continue runs, which `stack` closes. unit: what they hold, such as samples."""
+    """Begin or continue runs, which `stack` closes. unit: what they have, such as samples."""
     from treegen.cli.discarding import discarding
     from treegen.cli.render import notice
 
@@ -95,10 +97,12 @@ def fill(
     before: Sequence[Callable[[], object]] = (),
     quiet: bool,
 ) -> None:
-    """Draw what each run lacks; the model is loaded once if there is anything to draw.
+    """Draw what each run lacks. The model is loaded only if something is to be drawn.
 
-    steps: draws one item's, polling what it is given. kept: what errors end with. places: of
-    workers that draw, and before: what each calls before it loads the model.
+    steps: draws what one item lacks; it is given a function to poll for a signal.
+    kept: gives the end of error messages: what is stored, and how to go on.
+    places: of workers that draw.
+    before: what each worker calls before it loads the model.
     """
     with ExitStack() as stack:
         _fill(work, steps, kept, _Models(places, before, stack, quiet=quiet), quiet=quiet)
@@ -156,7 +160,7 @@ def _fill(
     quiet: bool,
 ) -> None:
     from treegen.cli.discarding import all_new
-    from treegen.cli.progress import draw
+    from treegen.cli.progress import show_progress
     from treegen.errors import RunError, TreegenError
     from treegen.runs import graceful_signals
 
@@ -167,9 +171,9 @@ def _fill(
         with graceful_signals() as graceful:
             stop = _either(received, graceful)
             try:
-                draw(steps(item, llm, stop), item.title, quiet=quiet)
+                show_progress(steps(item, llm, stop), item.title, quiet=quiet)
             except RunError:
-                raise  # says itself what is kept, and how to go on
+                raise  # the message says what is stored, and how to go on
             except TreegenError as error:
                 if all_new([each.run for each in work]):
                     raise  # there is nothing to continue
@@ -179,7 +183,7 @@ def _fill(
 
 
 def kept_of(work: Sequence[Work], unit: str) -> str:
-    """Return how much of all runs is stored."""
+    """Return a text on how much of all runs is stored."""
     done = sum(len(item.run.done) for item in work)
     planned = sum(item.run.info.planned for item in work)
     return f"{done:,} of {planned:,} {unit} are kept"
@@ -195,7 +199,7 @@ def _load(
 
     from treegen.evals.job import load_llm
 
-    # transformers' bars and advice would stand between ours.
+    # Progress bars and advice of transformers would mix with our own lines.
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     if places is None:

@@ -13,7 +13,6 @@ from typing import Final
 
 from treegen import Node, SamplingParams
 from treegen.evals.arguments import check_arguments, whole_number
-from treegen.evals.selection import select
 from treegen.tasks import (
     Problem,
     Report,
@@ -23,6 +22,7 @@ from treegen.tasks import (
     TaskDefaults,
     TaskOptions,
     Verdict,
+    select,
     summarise,
 )
 from treegen.tasks.common.answers import numeric_answer

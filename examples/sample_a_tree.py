@@ -10,7 +10,7 @@ from collections import defaultdict
 import click
 
 from treegen import LLM, Node, SamplingParams
-from treegen.tasks import majority
+from treegen.tasks import majority_vote
 from treegen.tasks.common.answers import numeric_answer
 
 FEW_SHOT = (
@@ -39,7 +39,7 @@ def main(checkpoint: str, samples: int) -> None:
         for completion in stream:  # in the order in which samples finish
             answers[completion.prompt_id].append(numeric_answer(completion.text))
     for name, given in answers.items():
-        print(f"{name}: {majority(given)}")
+        print(f"{name}: {majority_vote(given)}")
     print(f"{stream.usage.tokens_per_second:,.0f} tokens per second")
 
 

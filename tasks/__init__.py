@@ -10,9 +10,10 @@ from treegen.evals.metrics import (
 )
 from treegen.evals.problem import Problem, Skipped
 from treegen.evals.registry import TaskInfo, get_task, list_tasks
+from treegen.evals.selection import select
 from treegen.evals.task import Task, TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
-from treegen.evals.votes import Vote, majority
+from treegen.evals.votes import Vote, majority_vote
 
 __all__ = [
     "Incomplete",
@@ -32,6 +33,7 @@ __all__ = [
     "Vote",
     "get_task",
     "list_tasks",
-    "majority",
+    "majority_vote",
+    "select",
     "summarise",
 ]

@@ -225,7 +225,7 @@ def sample_alone(
     one = SamplingBatch.of([params], torch.zeros(1, dtype=torch.int64), [bias])
     seed = torch.tensor([[row_seed(params.seed, name, index)]])
     tokens: list[int] = []
-    while not tokens or stopping.verdict(prompt, tokens, limit) is None:
+    while not tokens or stopping.ending(prompt, tokens, limit) is None:
         logits = model.logits([*prompt, *tokens])[None]
         tokens.append(int(draw(logits, seed, torch.tensor([[len(tokens)]]), one).tokens_PN))
     return tuple(tokens)

@@ -11,7 +11,7 @@ from functools import cache, lru_cache
 
 from toy_search import ToyBackend, ToyModel, run_all
 
-from treegen.evals.search.searcher import SearchFn
+from treegen.evals.search.searcher import TaskSearchFn
 from treegen.outputs import Status, WorkerStatus
 from treegen.params import SamplingParams
 from treegen.search.budget import Budget
@@ -126,7 +126,7 @@ class ToyLLM:
 
     def search_stream(
         self,
-        fn: SearchFn,
+        fn: TaskSearchFn,
         problems: Sequence[tuple[str, str]],
         params: SamplingParams,
         *,
@@ -137,7 +137,7 @@ class ToyLLM:
 
     def _results(
         self,
-        fn: SearchFn,
+        fn: TaskSearchFn,
         problems: Sequence[tuple[str, str]],
         params: SamplingParams,
         budget: Budget,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
-    """Meanwhile kernels and events go to this device, which may be another GPU than the first."""
+    """While open, kernels and events go to this device, which may be another GPU than the first."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
@@ -27,7 +27,7 @@ def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
 
 
 def to_device_together(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
-    """Arrays as tensors on a device, by one copy: each costs the host as much as many bytes."""
+    """Arrays as tensors on a device, by one copy, because to queue a copy costs the host time."""
     if device.type == "cpu":
         return [to_device(array, device) for array in arrays]
     pieces, stops = [np.zeros(8, np.uint8)], []  # a tensor of no bytes could not be viewed

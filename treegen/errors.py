@@ -26,7 +26,7 @@ class CapacityError(TreegenError):
 
 
 class CacheFullError(CapacityError):
-    """The work needs more key-value memory than there is; with more of it, it can be done."""
+    """The work needs more key-value memory than there is, and could be done with more."""
 
 
 class TaskError(TreegenError):
@@ -50,4 +50,4 @@ class NumericsError(TreegenError):
 
 
 class ModelWarning(UserWarning):
-    """The model can be used, but not quite as its files make one expect."""
+    """The model can be used, but not in all that its files promise."""

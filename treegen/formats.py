@@ -12,7 +12,11 @@ _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 
 
 def parse_bytes(amount: int | str) -> int:
-    """Bytes of an amount such as 2_000_000, "512MiB" or "2 GiB"; InputError if it is none."""
+    """Bytes of an amount such as 2_000_000, "512MiB" or "2 GiB".
+
+    Raises:
+        InputError: it is no such amount, or not positive.
+    """
     if isinstance(amount, int) and not isinstance(amount, bool) and amount > 0:
         return amount
     match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([a-zA-Z]*)\s*", str(amount))
@@ -32,9 +36,9 @@ def format_bytes(size: float) -> str:
     return f"{size:,.1f} TiB"
 
 
-# C0 but tab and newline, DEL, C1, the characters of Unicode's Bidi_Control property, the line and
-# paragraph separators (some terminals and pagers break lines there), and lone surrogates, which no
-# UTF-8 stream can take.
+# These are unsafe: C0 but tab and newline, DEL, C1, the characters of Unicode's Bidi_Control
+# property, the line and paragraph separators (some terminals and pagers break lines there), and
+# lone surrogates, which no UTF-8 stream can take.
 _UNSAFE: Final = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )

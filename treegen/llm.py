@@ -27,6 +27,7 @@ from treegen.model.config import resolve_device
 from treegen.model.files import load_tokenizer
 from treegen.model.load import load_model
 from treegen.model.model import Model
+from treegen.model.reproducible import ALIGN, IMPL, check_dtype, check_reproducible
 from treegen.options import LOADING, EngineOptions
 from treegen.outputs import Completion, Score, Usage
 from treegen.params import SamplingParams, check_int
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from treegen.search.budget import Budget
     from treegen.search.live.backend import LiveBackend
     from treegen.search.node import SearchFn, SearchNode
-    from treegen.search.problems import Problem
+    from treegen.search.problems import SearchProblem
     from treegen.search.result import Found, SearchResult
     from treegen.search.run import SearchRun
     from treegen.search.session import Session
@@ -60,8 +61,9 @@ if TYPE_CHECKING:
 class LLM:
     """A transformers model that samples from prompt trees.
 
-    One run at a time: `run`, `generate` and `score` finish before they return; a `stream` must be
-    used up or closed before the next call.
+    It has one run at a time. `run`, `generate`, `score`, `expand` and `search` finish before they
+    return. A `stream`, `score_stream`, `search_stream` or `session` must be used up or closed
+    before the next call.
     """
 
     def __init__(
@@ -80,29 +82,40 @@ class LLM:
         eager: bool = False,
         compile: bool | None = None,
         run_ahead: bool | None = None,
+        reproducible: bool = False,
         check: bool = True,
         revision: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
         """Load a model from a directory or by hub name, or take one that is loaded.
 
-        model: a `Model` that is loaded comes with its tokenizer, and without dtype, device, check,
-        revision and trust_remote_code. It serves the last LLM that was made of it.
-        memory: bytes of the key-value cache, such as "2GiB"; by default 85% of a GPU's free
-        memory, less where a pass needs more of it, or 1 GiB on a CPU. page_size: tokens per cache
-        page. max_rows: samples decoded at once at most. prefill_chunk: prompt tokens computed in
-        one pass at most.
+        model: a directory, a hub name, or a loaded `Model`. A loaded one serves only the last LLM
+        that was made of it. With it dtype, device, check, revision and trust_remote_code must be
+        left out.
+        tokenizer: that of a loaded `Model`; None for a name.
+        dtype: the type to compute in, such as "bfloat16".
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        memory: bytes of the key-value cache, such as "2GiB". By default 85% of a GPU's free memory,
+        or less if a pass needs more than the rest; on a CPU 1 GiB, or an eighth of the memory if
+        that is less.
+        page_size: tokens per cache page; by default 16 on a CPU, 64 on a GPU.
+        max_rows: most samples to decode at once; by default 256 on a CPU, 4,096 on a GPU.
+        prefill_chunk: most prompt tokens to compute in one pass; by default 2,048 on a CPU, 8,192
+        on a GPU.
         sharing: which tree levels are attention parts of their own; see `compile_plan`.
         impl: how attention is computed: "auto", "cpu", "triton" (with cuDNN for a long trunk),
-        "flash", "xformers" or "reference"; "auto" is what a `Model` was loaded with.
+        "flash", "xformers" or "reference". For a loaded `Model`, "auto" is what it was loaded with.
         eager: on a GPU, start at once, without compiling and without CUDA graphs, and run slower.
-        compile: compile the decoder layers, on a GPU, which takes some seconds at first use.
-        run_ahead: launch each pass before the last one's tokens are known; see `Scheduler`.
-        None for these two: on a GPU (compile: unless eager).
-        check: compare with stock transformers at load.
+        compile: compile the decoder layers, on a GPU; it takes some seconds at first use. None
+        compiles on a GPU unless eager.
+        run_ahead: launch each pass before the last one's tokens are known; see `Scheduler`. None
+        does so on a GPU.
+        check: compare the model with stock transformers when it is loaded.
+        revision: of a hub name.
+        trust_remote_code: whether code that comes with the model may run.
 
-        Raises InputError for an option that cannot be used, ModelError for a model that cannot,
-        CapacityError if no page fits or memory is more than the machine has.
+        Raises InputError for an option that cannot be used, ModelError for a model that cannot be
+        loaded, CapacityError if no page fits or memory is more than the machine has.
         """
         options = EngineOptions(
             model=model.spec.name if isinstance(model, Model) else model,
@@ -117,6 +130,7 @@ class LLM:
             eager=eager,
             compile=compile,
             run_ahead=run_ahead,
+            reproducible=reproducible,
             check=check,
             revision=revision,
             trust_remote_code=trust_remote_code,
@@ -141,6 +155,13 @@ class LLM:
         self._stoppings = Stoppings()
         self._graphs: DecodeGraphs | None = None
         on_gpu = self.model.device.type == "cuda"
+        self._impl = self.model.impl if impl == "auto" else impl
+        self._align = 1
+        if reproducible:
+            check_dtype(self.model.dtype, self.model.device)
+            if on_gpu:
+                self._impl, self._align = IMPL, ALIGN
+                self.model.make_reproducible()
         if on_gpu and not eager:
             self._graphs = DecodeGraphs(self.model.forward)
             self.model.watch_weights()
@@ -156,7 +177,6 @@ class LLM:
         )
         if on_gpu and (not eager if compile is None else compile):
             self.model.compile_layers(self.cache.layers)
-        self._impl = self.model.impl if impl == "auto" else impl
         self._run_ahead = on_gpu if run_ahead is None else run_ahead
         self._kept = KeptPrefixes(self.cache, max_pages=num_pages // 2)
         self._num_named = 0
@@ -174,11 +194,13 @@ class LLM:
     def plan(self, tree: Node, params: SamplingParams | None = None) -> Plan:
         """What running a tree would share, store and read; nothing is computed.
 
-        For a tree that declares generated levels, its prompts as if all rows of the largest level
-        were drawn below them; `generated` says what the levels come to.
+        If a tree declares generated levels, its prompts are planned as if all rows of the largest
+        level were drawn below them. `Plan.generated` then sums up the levels.
 
-        Raises TreeError for a malformed tree, InputError for a prompt that the tokenizer or the
-        chat template refuses, CapacityError for one that is too long for the model.
+        Raises:
+            TreeError: the tree is malformed.
+            InputError: the tokenizer or the chat template refuses a prompt.
+            CapacityError: a prompt is too long for the model.
         """
         params = _of_tree(params)
         if not generates(tree):
@@ -196,15 +218,17 @@ class LLM:
     ) -> Stream:
         """Sample a tree; an iterator over completions as they finish.
 
-        What a sample draws belongs to the seed, the node's id and the sample's index. Of a node
-        without an id it belongs to the prompt's tokens, and as for `generate` a further call with
-        the same prompt draws further samples, unless params have a seed or `skip` is given.
-        skip: (prompt id, sample index) pairs that are not wanted, as when a run is resumed; the
+        The draws of a sample follow from the seed, the node's id and the sample's index. For a node
+        without an id they follow from the prompt's tokens. Then, as with `generate`, another call
+        with the same prompt draws further samples, unless params have a seed or `skip` is given.
+
+        skip: (prompt id, sample index) pairs that are not wanted, as when a run is resumed. The
         other samples are the same with or without them.
 
         Raises what `plan` raises, InputError for params or skip that cannot be used and while
         another run of this LLM is not finished, CacheFullError for a prompt that the cache cannot
-        hold even alone. The iterator raises NumericsError for logits that are not numbers.
+        hold even alone. The iterator raises NumericsError for logits that are not numbers, and
+        CapacityError if the GPU's memory is full.
         """
         params = _of_tree(params)
         requests = sample_requests(tree, self.tokenizer, params, self.spec)
@@ -217,16 +241,18 @@ class LLM:
         samples = [[i for i in range(r.samples) if i not in skipped[r.id]] for r in requests]
         self._check_ready()
         resumes = any(skipped.values())
-        before = self._before if params.seed is None and not resumes else DrawnBefore()
+        before = DrawnBefore(self._before if params.seed is None and not resumes else None)
         requests = [before.continued(request) for request in requests]
-        if params.seed is None and resumes:
-            self._before.update(before)
-        return self._start(self._plan(requests), [params] * len(requests), samples)
+        stream = self._start(self._plan(requests), [params] * len(requests), samples)
+        if params.seed is None:
+            self._before.update(before)  # Only now, because a call that is refused draws nothing.
+        return stream
 
     def run(self, tree: Node, params: SamplingParams | None = None) -> RunResult:
         """Sample a tree to its end; completions in the order the tree declares.
 
-        Raises what `stream` and its iterator raise.
+        Raises:
+            TreegenError: as for `stream` and its iterator.
         """
         return _finished(self.stream(tree, params))
 
@@ -240,15 +266,17 @@ class LLM:
     ) -> list[list[Completion]]:
         """params.n completions of each flat prompt; shared prefixes are found in the tokens.
 
-        params: of all prompts, or one for each. tools, chat_template_kwargs: for the chat template.
+        params: of all prompts, or one for each.
+        tools, chat_template_kwargs: for the chat template.
 
-        What a sample draws belongs to the prompt's tokens and the sample's index. Without a seed
-        another call with the same prompt draws further samples: those of the indices after all
-        that this LLM has drawn of it. With a seed each call draws the same ones. A prompt that is
-        given twice in one call has samples of its own each time.
+        The draws of a sample follow from the prompt's tokens and the sample's index. Without a seed
+        another call with the same prompt draws further samples: its indices go on after those that
+        this LLM has drawn. With a seed each call draws the same samples. A prompt that is given
+        twice in one call gets different samples each time.
 
-        Raises what `stream` and its iterator raise, and InputError unless params are as many as
-        prompts.
+        Raises:
+            InputError: params are not as many as prompts, and as for `stream`.
+            TreegenError: as for `stream` and its iterator.
         """
         contents = as_list("prompts", prompts)
         each = _of_each(params, len(contents))
@@ -265,27 +293,32 @@ class LLM:
             for request in sample_requests(tree, self.tokenizer, each, self.spec)
         ]
         self._check_ready()
+        before = DrawnBefore(self._before)
         again: dict[int, DrawnBefore] = defaultdict(DrawnBefore)
         requests = [
-            (self._before if own.seed is None else again[own.seed]).continued(request)
+            (before if own.seed is None else again[own.seed]).continued(request)
             for request, own in zip(requests, each, strict=True)
         ]
         samples = [range(request.samples) for request in requests]
-        result = _finished(self._start(self._plan(requests), each, samples))
+        stream = self._start(self._plan(requests), each, samples)
+        self._before.update(before)  # Only now, because a call that is refused draws nothing.
+        result = _finished(stream)
         grouped: list[list[Completion]] = [[] for _ in contents]
         for completion in result.completions:
             grouped[int(completion.prompt_id)].append(completion)
         return grouped
 
     def score(self, pairs: Iterable[tuple[ScoreInput, ScoreInput]]) -> list[Score]:
-        """Log-likelihood of each continuation given its context; shared contexts computed once.
+        """Log-likelihood of each continuation given its context.
 
-        A context that is empty, or whose tokens all merge with the continuation's, is that of the
-        tokenizer's beginning-of-sequence token, or else of its end-of-sequence token.
+        A context that several pairs share is computed once. If a context is empty, or all its
+        tokens merge with the continuation's, the tokenizer's beginning-of-sequence token takes its
+        place, or else the end-of-sequence token.
 
-        Raises InputError for pairs that cannot be used and while another run of this LLM is not
-        finished, CapacityError for a pair that is too long for the model or for the cache,
-        NumericsError for logits that are not numbers.
+        Raises:
+            InputError: pairs cannot be used, or another run of this LLM is not finished.
+            CapacityError: a pair is too long for the model or for the cache.
+            NumericsError: logits are not numbers.
         """
         pairs = as_list("pairs", pairs)
         if not pairs:
@@ -296,9 +329,9 @@ class LLM:
         return [scores[index] for index in range(len(scores))]
 
     def score_stream(self, pairs: Iterable[tuple[ScoreInput, ScoreInput]]) -> ScoreStream:
-        """What `score` returns, as it is known; an iterator over (index of the pair, score).
+        """The scores of `score` as they are known; an iterator over (index of the pair, score).
 
-        Raises what `score` raises; NumericsError comes from the iterator.
+        Raises what `score` raises. NumericsError comes from the iterator.
         """
         requests = score_requests(as_list("pairs", pairs), self.tokenizer, self.spec)
         plan = self._plan(requests)
@@ -312,6 +345,7 @@ class LLM:
             device_type=self.model.device.type,
             sharing=self.sharing,
             max_rows=self.max_rows,
+            align=self._align,
             # "one" level is the root as it is; a kept prefix then supplies a part of it.
             split_at=[p.tokens for p in self._kept] if self.sharing != "one" else [],
         )
@@ -367,7 +401,7 @@ class LLM:
 
     def _scheduler(self, plan: Plan, **options: Any) -> Scheduler:
         """The scheduler of a run, which has the cache until it is closed."""
-        with self._starting:  # Threads that ask at once must not both find the cache free.
+        with self._starting:  # two threads must not both find the cache free
             self._check_ready()
             scheduler = Scheduler(
                 plan,
@@ -381,7 +415,7 @@ class LLM:
                 run_ahead=self._run_ahead,
                 **options,
             )
-            # Weak, so that a run that nobody holds any more ends.
+            # The reference is weak, so that a run ends when nothing refers to it any more.
             self._running = weakref.ref(scheduler)
         return scheduler
 
@@ -395,7 +429,7 @@ class LLM:
 
     def _check_ready(self) -> None:
         if self._is_running():
-            gc.collect()  # Searches and their event loop refer to each other.
+            gc.collect()  # a search and its event loop refer to each other
         if self._is_running():
             raise InputError("another run of this LLM is not finished; use it up or close() it")
         self.model.check_weights()
@@ -409,10 +443,10 @@ class LLM:
     def session(self, params: SamplingParams | None = None) -> Session:
         """Search trees that are sampled step by step; see `treegen.search.session.Session`.
 
-        params: what nodes sample with unless they are asked otherwise.
+        params: how nodes sample by default.
 
-        Raises InputError for params that cannot be used and while another run of this LLM is not
-        finished.
+        Raises:
+            InputError: params cannot be used, or another run of this LLM is not finished.
         """
         from treegen.search.session import Session
 
@@ -433,18 +467,22 @@ class LLM:
     ) -> list[SearchResult]:
         """Run a search of each problem, many at once; results in the order of the problems.
 
-        fn: `async def fn(root)`, which samples from the nodes of one problem's tree and may
-        return a Found, a node or nodes (the best first), or anything else; see `treegen.search`.
-        problems: prompts (text, token ids or chat messages), or (name, prompt) pairs. A search's
-        samples belong to its name and the seed, whatever runs beside it. Without a name they
-        belong to the prompt's tokens, and as for `generate` a further search of the same prompt
-        draws other samples, unless params have a seed.
-        concurrency: searches at once at most. budget: of each search. rows: how many samples one
-        search is expected to have under way, which decides what of the prompts is read as a part
-        of its own. tools, chat_template_kwargs: for the chat template.
+        fn: `async def fn(root)`, which samples from the nodes of one problem's tree. It may return
+        a Found, a node or nodes (the best first), or anything else; see `treegen.search`.
+        problems: prompts (text, token ids or chat messages), or (name, prompt) pairs.
+        params: how nodes sample by default.
+        concurrency: most searches at once.
+        budget: of each search.
+        rows: samples that one search is expected to have under way. It decides which segments of
+        the prompts are attention parts of their own.
+        tools, chat_template_kwargs: for the chat template.
 
-        Of a search that fails, the result has the error and the tree so far; where all fail, that
-        is warned of. Raises what `search_stream` and its iterator raise.
+        The draws of a search follow from its name and the seed, whatever runs beside it. Without a
+        name they follow from the prompt's tokens. Then, as with `generate`, another search of the
+        same prompt draws other samples, unless params have a seed.
+
+        The result of a search that fails has the error and the tree so far. If all searches fail,
+        a warning says so. Raises what `search_stream` and its iterator raise.
         """
         from treegen.search.result import warn_if_all_failed
 
@@ -475,9 +513,9 @@ class LLM:
         tools: Sequence[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> SearchRun:
-        """Results of `search`, which says what is taken, as they finish.
+        """The results of `search` as they finish; an iterator. The arguments are those of `search`.
 
-        Raises InputError for an argument that cannot be used, two problems with one name, and
+        Raises InputError for an argument that cannot be used, for two problems with one name, and
         while another run of this LLM is not finished. Errors of the model itself, such as
         NumericsError, come from the iterator and end all searches.
         """
@@ -500,7 +538,7 @@ class LLM:
         )
 
     def _start_searches(
-        self, fn: SearchFn, problems: Sequence[Problem], *, params: SamplingParams, **how: Any
+        self, fn: SearchFn, problems: Sequence[SearchProblem], *, params: SamplingParams, **how: Any
     ) -> SearchRun:
         """Searches of problems; how: what `SearchRun` takes."""
         from treegen.search.run import SearchRun
@@ -523,12 +561,15 @@ class LLM:
     ) -> list[SearchResult]:
         """Generate the levels that nodes of a tree declare; one result per such node.
 
-        rows: by default those of the largest level. For concurrency and budget see `search`.
+        rows: as for `search`; by default those of the largest level.
+        concurrency, budget: as for `search`.
 
-        Raises TreeError for a tree that is malformed or generates nothing, CapacityError for a
-        prompt that is too long for the model, and what `search` raises.
+        Raises:
+            TreeError: the tree is malformed or generates nothing.
+            CapacityError: a prompt is too long for the model.
+            TreegenError: as for `search`.
         """
-        from treegen.search.problems import Problem
+        from treegen.search.problems import SearchProblem
         from treegen.search.strategies.expand import expand
 
         params = _of_tree(params)
@@ -540,7 +581,7 @@ class LLM:
             return await expand(root, expansions[root.search.name].levels)
 
         problems = [
-            Problem(
+            SearchProblem(
                 request.id,
                 expansions[request.id].text or request.tokens.tolist(),
                 is_named=expansions[request.id].path[-1].id is not None,
@@ -571,13 +612,17 @@ class LLM:
     def keep(self, prefix: str | Node, *, name: str | None = None) -> Kept:
         """Compute a prefix now and keep its keys and values for later calls.
 
-        prefix: text, or a node whose leaves' whole paths are kept. Later prompts that start with
-        the same tokens prefill nothing of them. Use it in a `with` statement, or `drop` it by
-        name. At most half of the cache is kept; the least recently used prefix leaves first.
+        prefix: text, or a node; then the whole paths of its leaves are kept.
+        name: to `drop` it by; by default one is made.
 
-        Raises InputError for a name that is taken and while another run of this LLM is not
-        finished, TreeError for a malformed tree, CapacityError for a prefix that is too long for
-        the model or for half of the cache.
+        Later prompts that start with the same tokens do not compute them again. Use it in a `with`
+        statement, or `drop` it by name. Kept prefixes take at most half of the cache; the least
+        recently used one leaves first.
+
+        Raises:
+            InputError: the name is taken, or another run of this LLM is not finished.
+            TreeError: the tree is malformed.
+            CapacityError: the prefix is too long for the model or for half of the cache.
         """
         tree = Node(prefix) if isinstance(prefix, str) else prefix
         if not name:
@@ -589,7 +634,7 @@ class LLM:
             Request(r.id, r.tokens, samples=0, rows=0, max_tokens=1)
             for r in sample_requests(tree, self.tokenizer, SamplingParams(), self.spec)
         ]
-        # Without sharing a page table covers a prompt from its first token on.
+        # With sharing off, the page table of a prompt begins at its first token.
         plan = plan_requests(
             requests,
             self.spec,
@@ -619,9 +664,10 @@ class LLM:
         return [(prefix.name, len(prefix.tokens)) for prefix in self._kept]
 
     def drop(self, name: str) -> None:
-        """Forget a kept prefix; its pages are free once no running work needs them.
+        """Forget a kept prefix; its pages are free once no run needs them.
 
-        Raises InputError if no prefix has the name.
+        Raises:
+            InputError: no prefix has the name.
         """
         if not self._kept.drop(name):
             names = ", ".join(sorted({kept for kept, _ in self.kept()})) or "none"
@@ -629,14 +675,16 @@ class LLM:
 
 
 def check_machine(options: EngineOptions, device: torch.device) -> None:
-    """Raise InputError or CapacityError for what a device cannot do, whatever the model."""
+    """Raise InputError or CapacityError for options that a device cannot do with any model."""
     choose(options.impl, device)
+    if options.reproducible:
+        check_reproducible(device, options.impl, options.sizes(device.type).page_size)
     if options.cache_bytes is not None:
         mem.check_cache_bytes(options.cache_bytes, device)
 
 
 def _finished(stream: Stream) -> RunResult:
-    """A run to its end; completions in the order that its prompts have."""
+    """Use a run up; completions in the order of its prompts."""
     with stream:
         completions = list(stream)
         stream.check_whole()
@@ -646,7 +694,7 @@ def _finished(stream: Stream) -> RunResult:
 
 
 def _of_tree(params: SamplingParams | None) -> SamplingParams:
-    """Parameters for what says by itself how many samples it takes."""
+    """Check parameters for trees and searches, which say themselves how many samples they take."""
     params = _checked(params)
     if params.n != 1:
         raise InputError(
@@ -659,7 +707,7 @@ def _of_tree(params: SamplingParams | None) -> SamplingParams:
 def _of_each(
     params: SamplingParams | Sequence[SamplingParams] | None, num: int
 ) -> list[SamplingParams]:
-    """Parameters of each of some prompts."""
+    """The parameters of each of `num` prompts."""
     if params is None or isinstance(params, SamplingParams):
         return [_checked(params)] * num
     each = [_checked(own) for own in as_list("params", params)]
@@ -675,7 +723,11 @@ def _checked(params: SamplingParams | None) -> SamplingParams:
 
 
 class Kept:
-    """A kept prefix; leaving its `with` block drops it. usage: what computing it took."""
+    """A kept prefix. Leaving its `with` block drops it.
+
+    name: to drop it by.
+    usage: what was computed for it.
+    """
 
     def __init__(self, store: KeptPrefixes, prefixes: list[KeptPrefix], usage: Usage) -> None:
         """Made by `LLM.keep`."""

@@ -1,4 +1,4 @@
-"""How an LLM is loaded and computes: each option with its default and its check, once. No torch."""
+"""How an LLM is loaded and how it computes: each option, its default and its check. No torch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from treegen.params import check_bool, check_int
 from treegen.plan.cost import Sharing, check_sharing
 
 LOADING: Final = ("dtype", "device", "check", "revision", "trust_remote_code")
-"""The options that are over once a model is loaded."""
+"""The options that matter to loading alone."""
 
 
 class Sizes(NamedTuple):
-    """Tokens of a cache page, samples decoded at once, prompt tokens computed in one pass."""
+    """The sizes that an engine works in.
+
+    page_size: tokens of a cache page.
+    max_rows: samples decoded at once at most.
+    prefill_chunk: prompt tokens computed in one pass at most.
+    """
 
     page_size: int
     max_rows: int
@@ -28,8 +33,11 @@ _SIZES: Final = {"cpu": Sizes(16, 256, 2048), "cuda": Sizes(64, 4096, 8192)}
 class EngineOptions:
     """A model, by directory or hub name, and how it computes; `LLM` tells what each option means.
 
-    Raises InputError for what no machine takes. `treegen.llm.check_machine` checks what depends on
-    the machine, and loading what depends on the model.
+    `treegen.llm.check_machine` checks what depends on the machine. Loading checks what depends on
+    the model.
+
+    Raises:
+        InputError: an option has a value that is right on no machine.
     """
 
     model: str
@@ -44,6 +52,7 @@ class EngineOptions:
     eager: bool = False
     compile: bool | None = None
     run_ahead: bool | None = None
+    reproducible: bool = False
     check: bool = True
     revision: str | None = None
     trust_remote_code: bool = False
@@ -53,7 +62,7 @@ class EngineOptions:
         for name in Sizes._fields:
             if (value := getattr(self, name)) is not None:
                 check_int(name, value, least=1)
-        for name in ("eager", "compile", "run_ahead", "check", "trust_remote_code"):
+        for name in ("eager", "compile", "run_ahead", "reproducible", "check", "trust_remote_code"):
             if (flag := getattr(self, name)) is not None:
                 check_bool(name, flag)
         if self.memory is not None:

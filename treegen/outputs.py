@@ -70,7 +70,12 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What is under way now. rows: decoded at once. pages: in use, of num_pages."""
+    """What is under way now.
+
+    rows: samples that are being decoded.
+    pages: pages in use.
+    num_pages: pages of the cache.
+    """
 
     rows: int
     pages: int
@@ -99,8 +104,10 @@ class WorkerStatus:
 class LevelRows:
     """One level of the tree at work now.
 
-    segments: shared spans of tokens that rows being decoded lie below. rows: those rows.
-    kept: the rows that read their span as one attention part with others.
+    depth: segments above it, from 0.
+    segments: the segments of this depth that have rows below them.
+    rows: those rows.
+    kept: those of the rows whose segment of this depth is kept.
     """
 
     depth: int

@@ -28,22 +28,24 @@ class SamplingParams:
     min_p: keep tokens at least this fraction as likely as the likeliest, in [0, 1].
     max_tokens: generated tokens at most, the stop token included.
     min_tokens: generated tokens before a stop token may be drawn or a stop string may end.
-    stop: strings that end a sample; cut from its text, and may span tokens. One that is a special
-    token of the tokenizer stops at that token.
+    stop: strings that end a sample. They may span tokens, and are cut from its text. A string that
+    is a special token of the tokenizer stops at that token.
     stop_token_ids: token ids that end a sample, beside the model's own end-of-sequence ids.
     ignore_eos: go on after the model's end-of-sequence ids.
-    seed: with the prompt's name and the sample's index, decides every draw. None is 0, but then
-    each call with a prompt that has no name of its own goes on where the last one with that
-    prompt stopped, so that it draws further samples; see `LLM.generate`.
+    seed: decides every draw, together with the prompt's name and the sample's index. None is 0,
+    with one difference: a prompt without a name then gets further samples in each further call;
+    see `LLM.generate`.
     logprobs: how many likeliest alternatives to report per token.
     n: samples per prompt, for flat prompts (`LLM.generate`); trees say it per node.
-    include_stop: leave the stop string, or the text of the stop token, in the text; also
-    include_stop_str_in_output, as vLLM has it.
-    logit_bias: token id -> what is added to its logit, from -100 (never drawn, near enough) to
-    100.
+    include_stop: leave the stop string, or the text of the stop token, in the text. It may be
+    given as include_stop_str_in_output too, which is vLLM's name for it.
+    logit_bias: token id -> what is added to its logit, from -100 (practically never drawn) to 100.
 
-    presence_penalty, frequency_penalty, repetition_penalty and bad_words are known by name and
-    refused. Raises InputError for a value out of range.
+    presence_penalty, frequency_penalty, repetition_penalty and bad_words are known by name, and
+    refused unless they change nothing.
+
+    Raises:
+        InputError: a value is out of range or not supported.
     """
 
     temperature: float = 1.0
@@ -157,7 +159,10 @@ class SamplingParams:
 
     @property
     def drawing(self) -> tuple[object, ...]:
-        """By what rows are drawn and ended; how many and how long is each request's own."""
+        """The parameters by which rows are drawn and ended.
+
+        `n` and `max_tokens` are not among them, because each request has its own.
+        """
         return (
             self.temperature, self.top_p, self.top_k, self.min_p, self.stops,
             tuple(self.stop_token_ids), self.ignore_eos, self.seed, self.logprobs,

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 class LayerSpec:
     """The keys and values of one attention layer.
 
-    shared_with: an earlier layer whose keys and values this one uses as they are; it needs no
-    memory of its own.
+    kv_heads: key heads, and as many value heads.
+    k_dim, v_dim: numbers in one head's key and value.
+    shared_with: an earlier layer whose keys and values this one uses as they are. Such a layer
+    needs no memory of its own.
     """
 
     kv_heads: int
@@ -21,7 +23,14 @@ class LayerSpec:
 class ModelSpec:
     """One model: its layers, its vocabulary, its context.
 
-    itemsize: bytes of one number in the cache. windows: the sliding window of each layer.
+    name: what messages call it: its directory or its hub name.
+    model_type: what transformers calls its family.
+    layers: its attention layers.
+    vocab_size: logits of a token.
+    context_length: tokens of a text at most.
+    eos_token_ids: the ids that end a text.
+    itemsize: bytes of one number in the cache.
+    windows: the sliding window of each layer; None for a layer that sees all keys.
     unreached: parts of the model that a text never reaches (image and sound towers).
     """
 

@@ -9,7 +9,7 @@ import click
 from treegen.cli.bench.attention import attention
 from treegen.cli.bench.cluster import cluster
 from treegen.cli.bench.device import decode, monkeys, paper
-from treegen.cli.bench.options import at_least, check_model
+from treegen.cli.bench.options import at_least, check_checkpoint
 from treegen.cli.options import JSON
 
 
@@ -33,7 +33,7 @@ def engine(model: str | None, samples: int, problems: int, max_tokens: int) -> N
     """Host time per decode step, pages in use, and tokens per second against transformers."""
     for name, value in (("samples", samples), ("problems", problems), ("max-tokens", max_tokens)):
         at_least(name, value, 1)
-    check_model(model)
+    check_checkpoint(model)
     import torch
 
     from treegen.bench import engine as bench
@@ -101,7 +101,7 @@ def search(
         ("step-tokens", step_tokens),
     ):  # fmt: skip
         at_least(name, value, 1)
-    check_model(model)
+    check_checkpoint(model)
     import torch
 
     from treegen.bench import search as bench

@@ -104,7 +104,7 @@ def _measured(
     table: "Callable[[list[_Each]], TextTable]",
     told: str,
 ) -> list[dict[str, Any]]:
-    """Show results as they come and as a table; returns them as JSON holds them."""
+    """Show each result as it comes, then a table; returns the results as JSON holds them."""
     from treegen.cli.render import echo, notice
 
     found = []
@@ -117,7 +117,7 @@ def _measured(
 
 
 def _levels(text: str) -> list[tuple[int, int]]:
-    """Return keys and groups of each level."""
+    """Return the (keys, groups) pair of each level."""
     pairs = [word.strip().split("x") for word in text.split(",")]
     if not all(len(pair) == 2 and all(map(is_number, pair)) for pair in pairs):
         raise InputError(

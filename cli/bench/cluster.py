@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from treegen.cli.bench.options import at_least, check_model
+from treegen.cli.bench.options import at_least, check_checkpoint
 from treegen.cli.options import CONTEXT, JSON, options_of
 from treegen.cli.places import places_for, take_cluster
 from treegen.errors import InputError
@@ -40,7 +40,7 @@ def cluster(
     assert places is not None
     if places.count is None:
         raise InputError("say how many GPUs of the Ray cluster: --gpus N")
-    check_model(model)
+    check_checkpoint(model)
     from treegen.bench.cluster import ClusterJob, compare
     from treegen.bench.shapes import shape_of
     from treegen.cli.render import json_line, notice

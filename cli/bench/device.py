@@ -1,4 +1,4 @@
-"""The parts of `treegen bench` that hold the engine against what the device can do."""
+"""The parts of `treegen bench` that compare the engine with the limits of the device."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _STOCK: Final = ("generate", "continuous")
 _SECONDS: Final = 120.0
-_GRID_SECONDS: Final = 5.0  # so that the whole of it is a matter of minutes
+_GRID_SECONDS: Final = 5.0  # so that a whole grid takes minutes
 _MODEL: Final = (
     click.option("--model", metavar="DIR|NAME", help="A checkpoint instead of a shape."),
     click.option("--repeats", default=3, show_default=True, help="Runs that are timed, after one "
@@ -32,6 +32,8 @@ _MODEL: Final = (
                  f"many seconds a run. Default: {_SECONDS:g}, of a grid {_GRID_SECONDS:g}."),
     click.option("--memory", metavar="SIZE", help="For keys and values, such as 2GiB."),
     click.option("--eager", is_flag=True, help="On a GPU: no compiling, no CUDA graphs."),
+    click.option("--reproducible", is_flag=True, help="On a GPU: each row as if it were alone, to "
+                 "the bit."),
     click.option("--against", default="", metavar="NAME,...", help=f"Engines of transformers to "
                  f"time as well: {', '.join(_STOCK)}."),
     *DEVICE,
@@ -156,7 +158,7 @@ def _experiments(names: tuple[str, ...], options: dict[str, Any]) -> None:
 def _run(
     cases: "list[Case]", shape: str | None, options: dict[str, Any], title: str = ""
 ) -> "tuple[list[Result], dict[str, Any]]":
-    """Measure cases on a shape or a checkpoint and print the table; also as JSON holds it."""
+    """Measure cases on a shape or a checkpoint and print a table; returns the results."""
     from treegen.bench.shapes import build_model, load, shape_of
     from treegen.formats import parse_bytes
 
@@ -183,7 +185,8 @@ def _run(
     found = ceiling.measure(model.device, model.dtype, options["ceiling_seconds"])
     about = machine(model.device)
     echo(f"{title}{headline(about)}, {model.spec.name}\n{found}\n")
-    settings = Settings(options["repeats"], seconds, options["memory"], options["eager"])
+    names = ("repeats", "memory", "eager", "reproducible")
+    settings = Settings(time_limit=seconds, **{name: options[name] for name in names})
     bench = Bench(model, tokenizer, found, settings)
     results = []
     for result in bench.measure(cases):

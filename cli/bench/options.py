@@ -34,7 +34,7 @@ def with_options(options: tuple[Callable[..., Any], ...]) -> Callable[..., Any]:
 
 
 def numbers(text: str, name: str, least: int = 1) -> list[int]:
-    """Return different whole numbers of a text with commas; InputError if they are none."""
+    """Return the different whole numbers of a text with commas; InputError for other texts."""
     words = [word.strip() for word in text.split(",")]
     if not all(is_number(word, least) for word in words):
         raise InputError(
@@ -44,7 +44,7 @@ def numbers(text: str, name: str, least: int = 1) -> list[int]:
 
 
 def is_number(word: str, least: int = 1) -> bool:
-    """Return whether a word is a whole number, not too large to be meant."""
+    """Return whether a word is a whole number from `least` on, of at most 7 digits."""
     return word.isascii() and word.isdecimal() and len(word) < 8 and int(word) >= least
 
 
@@ -55,14 +55,14 @@ def at_least(name: str, value: int, least: int) -> None:
 
 
 def check_device(dtype: str, ceiling_seconds: float | None) -> None:
-    """Raise InputError for what the options of DEVICE cannot be."""
+    """Raise InputError for values that the options of DEVICE cannot have."""
     if dtype not in ("auto", "float32", "bfloat16", "float16"):
         raise InputError(f"--dtype must be auto, float32, bfloat16 or float16, got {dtype!r}")
     if ceiling_seconds is not None and not 0 < ceiling_seconds < 60:
         raise InputError(f"--ceiling-seconds must be above 0 and below 60, got {ceiling_seconds:g}")
 
 
-def check_model(model: str | None) -> None:
+def check_checkpoint(model: str | None) -> None:
     """Raise ModelError for a checkpoint that is not there or lacks weights."""
     from treegen.model.files import check_weights, locate
 
@@ -71,12 +71,12 @@ def check_model(model: str | None) -> None:
 
 
 def headline(about: dict[str, Any]) -> str:
-    """Return what was measured on, in one line."""
+    """Return one line on the machine that was measured."""
     return f"torch {about['torch']}, {about['threads']} threads, {about['device']}"
 
 
 def show(table: "TextTable") -> None:
-    """Print a table: drawn on a terminal, to be pasted elsewhere."""
+    """Print a table: drawn on a terminal, in Markdown elsewhere."""
     from treegen.cli.render import echo
     from treegen.cli.tables import markdown
     from treegen.formats import safe_text

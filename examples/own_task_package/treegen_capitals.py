@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from treegen import Node, SamplingParams
-from treegen.evals.selection import select
 from treegen.tasks import (
     Problem,
     Report,
@@ -18,6 +17,7 @@ from treegen.tasks import (
     TaskDefaults,
     TaskOptions,
     Verdict,
+    select,
     summarise,
 )
 

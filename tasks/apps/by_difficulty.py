@@ -19,7 +19,7 @@ from treegen.tasks.judge import JudgeVerdict
 
 NO_PROGRAM: Final = "no_program"
 
-# What can become of a program, right ones apart; judge errors are no score.
+# How a program can fail. Judge errors are not among them, because they are no score.
 _RATES: Final = (
     JudgeVerdict.WRONG_ANSWER,
     JudgeVerdict.RUNTIME_ERROR,
@@ -33,9 +33,11 @@ _RATES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ProgramVerdict(Verdict):
-    """A verdict on a program; credit is the share of its tests that passed.
+    """A verdict on a program.
 
-    answer: a short hash of the program. outcome: accepted, or how it failed first.
+    answer: a short hash of the program.
+    credit: the share of its tests that passed.
+    outcome: accepted, or how it failed first.
     """
 
     outcome: str = ""

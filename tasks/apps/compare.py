@@ -1,10 +1,10 @@
 """When a program's output counts as the expected one: two named rules.
 
-`strict` is for new results. `apps-official` accepts exactly what the published checker accepts,
-faults included, for comparing with published numbers: it takes NO/YES/YES for YES/NO/YES, 3 1 2
-for 1 2 3, and 100000001 for 100000000.
+`strict` is for new results. `apps-official` is for comparing with published numbers. It accepts
+exactly what the published checker accepts, faults included: NO/YES/YES for YES/NO/YES, 3 1 2 for
+1 2 3, and 100000001 for 100000000.
 
-Both run in the trusted process, on plain data, and are total and about linear.
+Both run in the trusted process on plain data. They return for every input, in about linear time.
 """
 
 import itertools
@@ -17,14 +17,14 @@ from typing import Any, Final
 
 import numpy as np
 
-# A number as a checker's author writes it. Whole numbers with zeros in front are texts: 0010 may
-# be a bit string.
+# A number as a checker's author writes it. A whole number with zeros in front is a text, because
+# 0010 may be a bit string.
 _INTEGER: Final = re.compile(r"[+-]?(?:0|[1-9][0-9]*)", re.ASCII)
 _NUMBER: Final = re.compile(
     r"[+-]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?", re.ASCII
 )
 _TOLERANCE: Final = 1e-6
-# Longer ones are compared as texts; a float has no more digits to tell apart.
+# Longer numbers are compared as texts. A float has no more digits to tell them apart.
 _MAX_DIGITS: Final = 400
 
 
@@ -32,9 +32,12 @@ _MAX_DIGITS: Final = 400
 class Comparer:
     """A rule for each kind of program.
 
-    stdout(output, expected): both texts. value(output, expected, may_unwrap): what a function
-    returned against the expected JSON value; may_unwrap: every expected value of the problem is a
-    list of one element, so the element itself may be meant. arguments: those of a call, from JSON.
+    name: what `comparer=` calls it.
+    stdout: (output, expected), both texts: whether the output is right.
+    value: (output, expected, may_unwrap): whether the value that a function returned is the
+    expected JSON value. may_unwrap: every expected value of the problem is a list of one element,
+    so the element itself may be meant.
+    arguments: makes the arguments of a call from JSON.
     """
 
     name: str
@@ -44,10 +47,11 @@ class Comparer:
 
 
 def strict_stdout(output: str, expected: str) -> bool:
-    """Return whether the lines hold the same tokens in the same order; blank lines are nothing.
+    """Return whether the lines hold the same tokens in the same order. Blank lines do not count.
 
-    Tokens are equal texts, or numbers not both whole that differ by at most 1e-6, absolutely or
-    relatively. Where the expected number is whole, only the absolute difference counts.
+    Two tokens are the same if they are equal texts, or numbers, not both whole, that differ by at
+    most 1e-6, absolutely or relatively. If the expected number is whole, only the absolute
+    difference counts.
     """
     found, wanted = _token_lines(output), _token_lines(expected)
     return len(found) == len(wanted) and all(
@@ -83,7 +87,7 @@ def _near(output: float, expected: float) -> bool:
 
 
 def _near_whole(output: Decimal, expected: Decimal) -> bool:
-    # Floats would round both to the same number from 2**53 on.
+    # From 2**53 on, floats would round different numbers to the same one.
     if output.adjusted() > _MAX_DIGITS:
         return False
     with localcontext() as context:
@@ -94,7 +98,7 @@ def _near_whole(output: Decimal, expected: Decimal) -> bool:
 def strict_value(output: Any, expected: Any, may_unwrap: bool) -> bool:
     """Return whether a value is the expected one, or its only element where that may be meant.
 
-    Truth values are no numbers, a tuple is a list, and floats may differ by 1e-6.
+    A truth value is no number, a tuple counts as a list, and floats may differ by 1e-6.
     """
     if _same_value(output, expected):
         return True
@@ -137,18 +141,18 @@ def _json_key(key: Any) -> Any:
         return "true" if key else "false"
     if key is None:
         return "null"
-    # Longer ints have no business being keys, and Python will not write them.
+    # Python refuses to write much longer ints, and no right key is one.
     small = isinstance(key, int) and abs(key) < 10**400
     return str(key) if small or isinstance(key, float) else key
 
 
 def strict_arguments(arguments: Sequence[Any]) -> list[Any]:
-    """Return the arguments of a call, a leading dict with its whole numbers as keys again."""
+    """Return the arguments of a call. If the first is a dict, its keys are whole numbers again."""
     return [_int_keys(value) if i == 0 else value for i, value in enumerate(arguments)]
 
 
 def _int_keys(value: Any) -> Any:
-    """Turn the text keys that JSON gave a dict into ints, if all of them are such."""
+    """Turn the text keys that JSON gave a dict into ints, if all of them are ints."""
     if not isinstance(value, dict):
         return value
     try:
@@ -158,14 +162,14 @@ def _int_keys(value: Any) -> Any:
 
 
 def official_stdout(output: str, expected: str) -> bool:
-    """Return what the published checker says; its steps, each on what the one before left."""
+    """Return what the published checker says. Each of its steps works on what the last one left."""
     lines = output.splitlines()
     wanted_text = expected.strip()
     if "\n".join(lines).strip() == wanted_text:
         return True
     if "\n".join(line.strip() for line in lines).strip() == wanted_text:
         return True
-    # Lines of white space stay as empty ones; the program's own are not stripped.
+    # Expected lines of white space stay, as empty lines. The program's lines are not stripped.
     wanted = [line.strip() for line in expected.split("\n") if line]
     if lines == wanted:
         return True
@@ -194,10 +198,10 @@ def _same_sets(lines: Sequence[str], wanted: Sequence[str]) -> bool:
 
 
 def _rounded(sets: Sequence[frozenset[str]]) -> list[list[float]]:
-    """Return the distinct sets of rounded numbers, in an order of their own.
+    """Return the distinct sets of rounded numbers, as sorted lists.
 
-    Sorted, not hashed: anybody can work out numbers whose sets have one hash, and many of them
-    would take long.
+    They are not hashed: anybody can work out many numbers whose sets have one hash, and comparing
+    these would take long.
     """
     lines = [_distinct(round(float(token), 3) for token in tokens) for tokens in sets]
     if any(math.isnan(number) for line in lines for number in line):
@@ -232,13 +236,13 @@ def _official_expected(expected: Any) -> Any:
         expected = expected if keyed is expected else [keyed]
     if isinstance(expected, list) and expected and isinstance(expected[0], dict):
         keyed = _int_keys(expected[0])
-        # All that follows the dict is lost.
+        # The published checker loses all that follows the dict, and so does this.
         expected = expected if keyed is expected[0] else [keyed]
     return expected
 
 
 def official_arguments(arguments: Sequence[Any]) -> list[Any]:
-    """Return the arguments of a call as the published checker does: after a dict, none."""
+    """Return the arguments of a call as the published checker does: none after a leading dict."""
     first = arguments[0] if arguments else None
     keyed = _int_keys(first)
     return list(arguments) if keyed is first else [keyed]

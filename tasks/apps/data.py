@@ -1,7 +1,7 @@
 """Reading APPS: the official folders, its JSON Lines, the hub, or the set that comes with treegen.
 
-Tests of the whole data set take more than a gigabyte. So a row's tests and solutions are read once
-to check them, and again when they are needed.
+The tests of the whole data set take more than a gigabyte. So a row's tests and solutions are not
+kept: they are read once to check them, and again when they are needed.
 """
 
 import hashlib
@@ -33,8 +33,11 @@ Fields = Mapping[str, Any]
 class Row:
     """One problem as the data has it.
 
-    starter is empty where there is none. digest is of its tests. read: the fields of the row anew,
-    input_output and solutions among them.
+    starter: the starter code; empty where there is none.
+    fn_name: the function that the tests call; None if programs print.
+    digest: a hash of its tests.
+    line: its line in the file, from 1.
+    read: reads the fields of the row again, input_output and solutions among them.
     """
 
     id: str
@@ -55,7 +58,11 @@ class Row:
 
     @property
     def solutions(self) -> list[str]:
-        """The reference solutions; there may be none."""
+        """The reference solutions; there may be none.
+
+        Raises:
+            ValueError: they are not a list of texts.
+        """
         text = _optional(self.read(), "solutions")
         found = json_value(text) if text.strip() else []
         if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
@@ -65,7 +72,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class LoadedRows:
-    """All usable problems of a source, and the rows that are not."""
+    """All usable problems of a source, and the rows that cannot be used."""
 
     rows: tuple[Row, ...]
     skipped: tuple[Skipped, ...]
@@ -81,7 +88,7 @@ def load_rows(data: str | None, split: str | None) -> LoadedRows:
 
     Raises:
         DataError: the data cannot be read, or have no usable problem.
-        InputError: `split` goes with a folder or a named data set only.
+        InputError: a split is named, but `data` is neither a folder nor a named data set.
     """
     if data is None:
         if split not in (None, "test"):
@@ -99,7 +106,9 @@ def load_rows(data: str | None, split: str | None) -> LoadedRows:
 
 
 def load_split(path: Path, split: str | None) -> LoadedRows:
-    """Read a split of a folder: a folder of problems or a file; or a folder of problems itself.
+    """Read a split of a folder. The split is a folder of problems, or a file of JSON Lines.
+
+    Without a split, the folder may itself be a folder of problems.
 
     Raises:
         DataError: the folder has no such split, or one that cannot be read.
@@ -174,13 +183,13 @@ def _id(fields: Fields, line: int) -> str:
         given = line - 1
     if isinstance(given, bool) or not isinstance(given, str | int):
         raise ValueError("problem_id is neither text nor a whole number")
-    # The official folders are named so.
+    # The official folders are named by four digits or more.
     text = f"{given:04d}" if isinstance(given, int) else given
     return text_field({"problem_id": text}, "problem_id")
 
 
 def _optional(fields: Fields, name: str) -> str:
-    """Return a text that may be missing; a value that is no text must be JSON, and is made text."""
+    """Return a text that may be missing. Tests and solutions may be JSON values instead of text."""
     value = fields.get(name)
     if value is None:
         return ""
@@ -192,7 +201,7 @@ def _optional(fields: Fields, name: str) -> str:
 
 
 def _lines(path: Path) -> Raw:
-    r"""Yield the rows of JSON Lines; lines end at \n alone."""
+    r"""Yield the rows of JSON Lines. Lines end at \n alone."""
     offset = 0
     try:
         with open(path, "rb") as file:
@@ -257,7 +266,7 @@ def _file(path: Path) -> str | None:
 
 
 def _hub(split: str) -> Raw:
-    # By its files: the repository also holds a loading script, which datasets refuses.
+    # The data set is read by its files, because datasets refuses the repository's loading script.
     table = load_table(
         "codeparrot/apps",
         split,

@@ -19,7 +19,7 @@ from treegen.tasks.apps.data import (
 )
 from treegen.tasks.apps.prompts import ask, with_tabs
 
-# Longer ones leave no room for anything else.
+# Longer examples leave no room for anything else.
 _MAX_CHARS: Final = 12_000
 
 
@@ -28,12 +28,15 @@ def load_shots(
 ) -> tuple[str, ...]:
     """Return the examples to show, none of which is one of the problems.
 
-    calls: examples with starter code, else ones that read stdin. From a few-shot file come its
-    first ones. Else they are drawn by seed: from fewshot_data; or from the train split that lies
-    beside the problems, if it has enough; or from those that come with treegen.
+    A few-shot file gives its first examples. Otherwise they are drawn by seed: from fewshot_data;
+    or from the train split that lies beside the problems, if it has enough; or from the examples
+    that come with treegen.
+
+    calls: take examples with starter code; else examples without it.
+    form: the form of the prompt, one of PROMPTS.
 
     Raises:
-        InputError: there are not as many examples.
+        InputError: there are fewer examples than asked for.
         DataError: an example cannot be read, or is a problem of the run.
     """
     wanted = default if options.num_fewshot is None else options.num_fewshot
@@ -107,5 +110,5 @@ def _rank(seed: int, row: Row) -> bytes:
 
 
 def _key(row: Row) -> str:
-    """Return what two questions share that differ in spacing or case only."""
+    """Return a text that is the same for questions that differ in spacing or case only."""
     return " ".join(row.question.split()).casefold()

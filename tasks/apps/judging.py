@@ -1,7 +1,7 @@
 """Judges the samples of a run in the background and stores each verdict as it comes.
 
-Verdicts go to a file of their own in the run directory, one for each way of judging, so that
-sampling, judging and judging in another way can each stop and go on at any time:
+Verdicts go to a file of their own in the run directory, one for each way of judging. So sampling,
+judging and judging in another way can each stop and go on at any time:
 
     verdicts-strict-1f0c8a2d.jsonl      {"problem_id": ..., "sample_index": ..., "verdict": ...}
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from treegen.runs import RunDir
 
 _VERSION: Final = 2
-# Programs under way for each that can run at once: enough that no core waits for the next poll.
+# Programs handed over for each that can run at once, so that no core waits for the next poll.
 _AHEAD: Final = 4
-# Tests that are handed over at once; ending a run waits for them.
+# Tests of a program that are handed over at once. Ending a run waits for them.
 _SLICE: Final = 8
 _SHOWN_ERRORS: Final = 5
 
@@ -47,17 +47,17 @@ class JudgedTask(Protocol):
 
     @property
     def comparer(self) -> Comparer:
-        """When output counts as the expected one."""
+        """The rule by which output counts as the expected one."""
         ...
 
     @property
     def limits(self) -> Limits:
-        """Of each program."""
+        """The limits of each program."""
         ...
 
     @property
     def max_timeouts(self) -> int:
-        """After so many timeouts the other tests of a program fail unrun."""
+        """After this many timeouts the other tests of a program fail without being run."""
         ...
 
     @property
@@ -76,7 +76,15 @@ class JudgedTask(Protocol):
 
 @dataclass(slots=True)
 class _Flight:
-    """A program that is being judged, for all samples that are this program."""
+    """A program to judge, once for all samples that are this program.
+
+    program: its short hash.
+    source: its text.
+    keys: the samples that are this program.
+    cases: the tests of its problem, once they are read.
+    results: the results so far.
+    future: the tests that are being run; None if none are.
+    """
 
     problem_id: str
     program: str
@@ -90,12 +98,15 @@ class _Flight:
 class ProgramJudging:
     """The verdicts on one run's samples: those stored, and those still to come.
 
-    One thread uses it; the judge's own only run programs. Programs that are the same for the same
+    Only one thread uses it. The judge's own threads only run programs. Equal programs for one
     problem are judged once.
     """
 
     def __init__(self, task: "JudgedTask", run: "RunDir", execution: Execution | None) -> None:
-        """Read the verdicts that are stored; the judge itself starts when it is needed."""
+        """Read the stored verdicts. The judge itself starts when it is needed.
+
+        execution: how programs may run; None if they may not.
+        """
         self._task = task
         self._execution = execution
         self._judge: Judge | None = None
@@ -114,7 +125,11 @@ class ProgramJudging:
             self._take_stored(record)
 
     def prepare(self) -> list[str]:
-        """Start the judge, which tries its sandbox out; return what to tell the user."""
+        """Start the judge, which tries its sandbox out. Returns lines to tell the user.
+
+        Raises:
+            JudgeError: no sandbox that may be used holds on this machine.
+        """
         if self._execution is None or self._judge is not None:
             return []
         self._judge = Judge(
@@ -126,7 +141,7 @@ class ProgramJudging:
         return self._judge.report.lines()
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Have a stored sample judged; returns at once."""
+        """Queue a stored sample to be judged; returns at once."""
         key = (record["problem_id"], record["sample_index"])
         if key in self._added:
             return
@@ -151,7 +166,7 @@ class ProgramJudging:
             self._waiting.append(flight)
 
     def poll(self) -> None:
-        """Take the verdicts that have come, and start more."""
+        """Take the verdicts that have come, and hand more programs to the judge."""
         for name, flight in list(self._flights.items()):
             if flight.future is not None and flight.future.done():
                 self._take_result(flight, flight.future.result())
@@ -167,7 +182,10 @@ class ProgramJudging:
             self._submit(flight)
 
     def rest(self, stop: Callable[[], object] = lambda: None) -> Iterator[Progress]:
-        """Wait for the verdicts on all samples added; stop: polled, as in `runner.sample`."""
+        """Wait for the verdicts on all samples added, and yield how far judging is.
+
+        stop: is asked again and again; when it returns true, waiting ends.
+        """
         start, started = time.monotonic(), self._so_far.num_judged
         glance, interval = Glance(), None
         self.poll()
@@ -208,7 +226,7 @@ class ProgramJudging:
 
     @property
     def missing(self) -> int:
-        """Samples added that have no verdict, judge errors among them."""
+        """How many of the samples added have no verdict, those with judge errors included."""
         return len(self._added) - self._so_far.num_judged
 
     def summary(self) -> dict[str, Any]:
@@ -226,7 +244,7 @@ class ProgramJudging:
         }
 
     def close(self) -> None:
-        """End every program; what is not stored by then is judged another time."""
+        """End every program. Samples without a stored verdict are judged another time."""
         try:
             if self._judge is not None:
                 self._judge.close()
@@ -252,7 +270,7 @@ class ProgramJudging:
         )
 
     def _take_result(self, flight: _Flight, result: ProgramResult) -> None:
-        """Add what came; go on with the tests that are left, or settle the program."""
+        """Add the results that came. Then go on with the tests that are left, or settle it."""
         flight.future = None
         flight.results += result.tests
         last = flight.results[-1]
@@ -294,7 +312,7 @@ class ProgramJudging:
         self._outcomes[key] = outcome
 
     def _settings(self) -> dict[str, Any]:
-        """Return everything that a verdict depends on beside program and tests."""
+        """Return everything that a verdict depends on, beside the program and its tests."""
         task, execution = self._task, self._execution
         return {
             "judge": _VERSION,
@@ -303,7 +321,7 @@ class ProgramJudging:
             "limits": {**asdict(task.limits), "wall_seconds": task.limits.wall},
             "max_timeouts": task.max_timeouts,
             "python": ".".join(map(str, sys.version_info[:2])),
-            # Without protection a program can forge its verdict, so these are kept apart.
+            # Without protection a program can forge its verdict, so such verdicts are kept apart.
             "protected": execution is None or execution.sandbox != "none",
         }
 
@@ -313,7 +331,7 @@ class ProgramJudging:
         return f"verdicts-{self._task.comparer.name}-{digest}.jsonl"
 
     def _open(self, folder: Path) -> RecordFile | None:
-        """Open the stored verdicts; to add to them if programs may run."""
+        """Open the stored verdicts. They are opened for writing if programs may run."""
         if self._execution is None:
             return RecordFile(self._path, writable=False) if self._path.exists() else None
         self._lock = Lock(folder / "verdicts.lock")

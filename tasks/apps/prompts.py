@@ -1,6 +1,6 @@
 r"""How an APPS problem is asked, and which part of the reply is the program.
 
-The form of the published training code, with its blank lines, for a problem without starter code:
+This is the form of the published training code, for a problem without starter code:
 
     \nQUESTION:\n{question}\n\n\nUse Standard Input format\n\nANSWER:\n
 
@@ -24,8 +24,12 @@ _NEW_INDENT: Final = 4
 def ask(question: str, starter: str, *, calls: bool, form: str) -> str:
     """Return the prompt of a problem, up to where the program begins.
 
-    calls: the tests call a function. The training form goes by starter code alone, the evaluation
-    form by the tests.
+    The training form says how to read input by whether there is starter code, the evaluation form
+    by what the tests do.
+
+    starter: the starter code; empty if there is none.
+    calls: whether the tests call a function.
+    form: one of PROMPTS.
     """
     if form == "train":
         kind = "Call-Based" if starter else "Standard Input"
@@ -38,8 +42,8 @@ def ask(question: str, starter: str, *, calls: bool, form: str) -> str:
 def program_in(text: str, extract: str) -> str | None:
     """Return the program in a completion; None if there is none.
 
-    raw: all of it. fenced: the first block marked as Python, else the first block that is not
-    marked, up to its closing fence or the end.
+    extract: "raw" takes all of it. "fenced" takes the first block marked as Python, else the first
+    block without a mark, up to its closing fence or the end.
     """
     program = text if extract == "raw" else _fenced(text)
     return program if program and not program.isspace() else None
@@ -68,8 +72,8 @@ def _closing(text: str, fence: str, start: int) -> tuple[int, int]:
 def with_tabs(source: str) -> str:
     """Return a solution indented by tabs, as the published training code shows it.
 
-    Lines inside of strings stay as they are. So does a source that cannot be tokenized, such as
-    one with inconsistent indentation.
+    Lines inside strings stay as they are. So does a source that cannot be tokenized, such as one
+    with inconsistent indentation.
     """
     source = "\n".join(line.rstrip("\r") for line in source.split("\n")).rstrip() + "\n"
     try:
@@ -95,7 +99,7 @@ def _layout(source: str) -> tuple[dict[int, int], set[int]]:
     depth_at: dict[int, int] = {}
     in_string: set[int] = set()
     depth, begins = 0, True
-    opened: list[int] = []  # where formatted strings begin, whose parts are tokens of their own
+    opened: list[int] = []  # rows where f-strings begin; their parts are tokens of their own
     comments: list[int] = []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         name = tokenize.tok_name[token.type]
@@ -103,7 +107,7 @@ def _layout(source: str) -> tuple[dict[int, int], set[int]]:
         if name in ("INDENT", "DEDENT"):
             depth += 1 if name == "INDENT" else -1
         elif name == "COMMENT" and begins:
-            comments.append(first)  # stands where the statement after it does
+            comments.append(first)  # a comment has the depth of the statement after it
         elif name == "NEWLINE":
             begins = True
         elif name not in ("NL", "COMMENT", "ENDMARKER"):

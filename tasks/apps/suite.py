@@ -8,10 +8,10 @@ from typing import Any, Final
 from treegen.tasks.apps.compare import Comparer
 from treegen.tasks.judge import Compare, Program, Test
 
-# From Python's own limit on, int(text) refuses; Decimal has none.
+# int(text) refuses more digits than Python's own limit. Decimal has no limit.
 _LONG: Final = 4000
 
-# What the published checker puts in front of every program. Solutions of the data count on it.
+# The published checker puts this in front of every program. Solutions of the data count on it.
 PRELUDE: Final = """\
 import collections, fractions, heapq, itertools, math, random, sys, time
 import numpy as np
@@ -27,7 +27,10 @@ PACKAGES: Final = ("numpy",)
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """What the judge is given beside a program."""
+    """What the judge is given beside a program.
+
+    fn_name: the function to call; None for programs that print.
+    """
 
     fn_name: str | None
     tests: tuple[Test, ...]
@@ -41,7 +44,11 @@ class Cases:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """All tests of one problem; fn_name is the function to call, None for programs that print."""
+    """All tests of one problem.
+
+    fn_name: the function to call; None for programs that print.
+    inputs, outputs: texts for programs that print; else lists of arguments, and expected values.
+    """
 
     fn_name: str | None
     inputs: tuple[Any, ...]
@@ -65,9 +72,10 @@ class Suite:
 
 
 def read_suite(text: str) -> Suite:
-    """Return the tests in a JSON text; ValueError with the reason if there are none to run.
+    """Return the tests in a JSON text.
 
-    A problem without tests would be passed by every program.
+    Raises:
+        ValueError: there are no tests, which every program would pass, or they cannot be run.
     """
     found = json_value(text) if text.strip() else {}
     if not isinstance(found, dict):
@@ -89,7 +97,11 @@ def read_suite(text: str) -> Suite:
 
 
 def json_value(text: str) -> Any:
-    """Return the value of a JSON text, however long its numbers; ValueError if it has none."""
+    """Return the value of a JSON text, however long its numbers.
+
+    Raises:
+        ValueError: it is no JSON, or is nested too deeply.
+    """
     try:
         return json.loads(text, parse_int=_int)
     except json.JSONDecodeError as error:
@@ -103,7 +115,7 @@ def _int(text: str) -> int:
 
 
 def _text(value: Any) -> str:
-    """Return an input or output that is a text, or a list of its lines."""
+    """Return an input or output as text. It is given as a text, or as a list of its lines."""
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
         value = "\n".join(value)
     if not isinstance(value, str):

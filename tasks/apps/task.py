@@ -8,9 +8,9 @@ Lines; all fields are text). One row, shortened:
      "input_output": "{\"inputs\": [\"1 2\\n\"], \"outputs\": [\"3\\n\"]}",
      "difficulty": "introductory", "url": "...", "starter_code": ""}
 
-The prompt is that of the published training code, solved examples before the problem. All examples
-are nodes above all problems, so they are computed once for the whole run. A sample ends where the
-model begins another problem; other tools also stop at "\n---" and "\nANSWER" (--stop).
+The prompt is that of the published training code, with solved examples before the problem. All
+examples are nodes above all problems, so they are computed once for the whole run. A sample ends
+where the model begins another problem. Other tools also stop at "\n---" and "\nANSWER" (--stop).
 """
 
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ class APPS:
         "memory": "per program, such as 512MiB; default 1GiB",
         "max_timeouts": "after so many timeouts the other tests of a program fail unrun; default 2",
     }
-    # Temperature and top_p as in Large Language Monkeys, which draws this many and more.
+    # Temperature and top_p are as in Large Language Monkeys, which draws as many samples and more.
     defaults: Final = TaskDefaults(
         sampling=SamplingParams(temperature=0.6, top_p=0.95, max_tokens=512, stop=("\nQUESTION",)),
         num_samples=128,
@@ -74,18 +74,23 @@ class APPS:
     )
 
     def __init__(self) -> None:
-        """Nothing is loaded yet."""
+        """Take the default options until `load` says otherwise."""
         self.filters: tuple[str, ...] = ("strict",)
         self.comparer: Comparer = COMPARERS["strict"]
         self.limits = Limits()
         self.max_timeouts = 2
         self.extract = "raw"
         self._rows: dict[str, Row] = {}
-        # Samples of one problem are judged about the same time.
+        # Samples of one problem are judged at about the same time, so few problems are cached.
         self.cases = lru_cache(maxsize=16)(self._cases)
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Read problems and examples; a problem is never among its own examples."""
+        """Read problems and examples. A problem is never among its own examples.
+
+        Raises:
+            InputError: an option cannot be used, or no problem or too few examples are left.
+            DataError: problems or examples cannot be read, or an example is a problem.
+        """
         extra = options.extra
         check_arguments(self.name, extra, self.arguments)
         form = one_of(extra, "prompt", PROMPTS, "train")
@@ -119,7 +124,10 @@ class APPS:
         )
 
     def tree(self, data: TaskData, num_samples: int) -> Node:
-        """Return examples -> problems -> samples; the last examples go where prompts do not fit."""
+        """Return examples -> problems -> samples.
+
+        If a prompt does not fit the model's context, its last examples are left out.
+        """
         children = [
             Node(problem.question, samples=num_samples, id=problem.id) for problem in data.problems
         ]
@@ -130,7 +138,7 @@ class APPS:
         return Node("", children=children)
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Refuse: a text alone says nothing, its program has to be run; see `judging`.
+        """Refuse, because a program has to be run to be scored.
 
         Raises:
             InputError: always; use `judging`.
@@ -142,13 +150,16 @@ class APPS:
         return program_in(text, self.extract)
 
     def judging(self, run: "RunDir", execution: Execution | None) -> Judging:
-        """Return the verdicts on a run of the loaded task; without permission, the stored ones."""
+        """Return the verdicts on a run of the loaded task.
+
+        execution: how programs may run; if None, only the stored verdicts are read.
+        """
         from treegen.tasks.apps.judging import ProgramJudging
 
         return ProgramJudging(self, run, execution)
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
-        """Return pass@k, strict accuracy, test-case average, failure rates, and by difficulty."""
+        """Return strict accuracy, pass@k, test-case average, failure rates; also by difficulty."""
         return report_programs(
             scores, options, task=self.name, version=self.version, filter=self.comparer.name
         )
@@ -170,7 +181,7 @@ def _problem(row: Row, form: str) -> Problem:
         "num_tests": row.num_tests,
         "line": row.line,
     }
-    # The tests themselves may be megabytes; what stands for them is enough to notice a change.
+    # The tests themselves may be megabytes. Their digest is enough to notice a change.
     return Problem(row.id, prompt, f"tests {row.digest}", metadata)
 
 

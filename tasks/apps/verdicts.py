@@ -24,7 +24,12 @@ _NOT_RUN: Final = "-"
 class Outcome:
     """What was found of one program.
 
-    tests: a letter for each test, A for accepted. program is None where a sample has none.
+    program: its short hash; None if the sample has no program.
+    verdict: accepted, or how it failed first.
+    tests: a letter for each test, A for accepted.
+    seconds: CPU seconds of its longest test.
+    detail: one line on the first failure.
+    sandbox: the tier of the sandbox that it ran in.
     """
 
     program: str | None
@@ -36,7 +41,7 @@ class Outcome:
 
     @property
     def verdicts(self) -> ProgramVerdict:
-        """The same as the report takes it."""
+        """The verdict as a report takes it."""
         credit = self.tests.count(_LETTERS[JudgeVerdict.ACCEPTED]) / max(1, len(self.tests))
         correct = self.verdict == JudgeVerdict.ACCEPTED
         return ProgramVerdict(self.program, correct, credit, self.verdict)
@@ -54,7 +59,7 @@ NO_OUTCOME: Final = Outcome(None, NO_PROGRAM, "")
 def outcome_of(
     program: str, results: Sequence[TestResult], num_tests: int, sandbox: str
 ) -> Outcome:
-    """Return what the results of a program come to; tests that were not run have failed."""
+    """Return the outcome of a program's results. Tests that were not run count as failed."""
     failed = next((test for test in results if test.verdict is not JudgeVerdict.ACCEPTED), None)
     letters = "".join(_LETTERS[test.verdict] for test in results)
     return Outcome(

@@ -1,7 +1,7 @@
 r"""Reading a number from model text; every function is total and takes linear time.
 
-Two of the readers are lm-eval's filters, kept bit for bit so that published numbers compare. The
-third, `numeric_answer`, is our default: it knows that 18.00, $18 and 18 are one number.
+Two of the readers are lm-eval's filters, kept as they are so that published numbers compare. The
+third, `numeric_answer`, is treegen's default. It knows that 18.00, $18 and 18 are one number.
 """
 
 import re
@@ -26,19 +26,20 @@ _STATED: Final = re.compile(
     r"\bthe\s++(?:(?:final|correct)\s++)?+answer\s++is\b", re.ASCII | re.IGNORECASE
 )
 _HASHES: Final = re.compile("####")
-# What comes right before a number that is no answer: "not 5, it is 6"; "100 m^2".
+# What comes right before a number that is no answer, as before 5 in "not 5, it is 6" and before the
+# 2 in "100 m^2".
 _DENIED: Final = re.compile(r"(?:\bnot|n['\u2019]t)[ ]{1,3}$|[A-Za-z]\^$")
 _DENIAL: Final = 8
 
 
 def strict_match(text: str) -> str | None:
-    """Return what lm-eval's gsm8k_cot filter `strict-match` finds first, as it stands there."""
+    """Return what lm-eval's gsm8k_cot filter `strict-match` finds first, unchanged."""
     match = _STRICT.search(text)
     return match[1] if match else None
 
 
 def flexible_extract(text: str) -> str | None:
-    """Return what lm-eval's filter `flexible-extract` finds last, as it stands there."""
+    """Return what lm-eval's filter `flexible-extract` finds last, unchanged."""
     last = _last(_FLEXIBLE, text)
     return last[0] if last else None
 
@@ -46,8 +47,8 @@ def flexible_extract(text: str) -> str | None:
 def exact_match_form(answer: str) -> str:
     r"""Return the string that lm-eval's exact_match compares.
 
-    It removes commas, dollar signs, everything up to the last "#### " and one final period. Done
-    without its expression `(?s).*#### `, which takes quadratic time on a long answer.
+    It removes commas, dollar signs, everything up to the last "#### " and one final period. This
+    does not use lm-eval's expression `(?s).*#### `, which takes quadratic time on a long answer.
     """
     plain = answer.replace(",", "").replace("$", "")
     return plain.rpartition("#### ")[2].removesuffix(".").lower()
@@ -56,9 +57,10 @@ def exact_match_form(answer: str) -> str:
 def numeric_answer(text: str) -> str | None:
     """Return the number that a text gives as its answer, in canonical form.
 
-    That is the number after the last "the answer is" that has one in its line, else after the last
-    "####" that has one, else the last number of all; one after "not" is none. Of a calculation, as
-    in "the answer is 20% of 50 = 10" or "3/4", it is the result, exactly.
+    That is the number after the last "the answer is" with a number in its line; else the number
+    after the last "####" with a number in its line; else the last number of the text. A number
+    after "not" does not count. A calculation, as in "the answer is 20% of 50 = 10" or "3/4", counts
+    as its exact result.
     """
     text = plain_digits(text)
     for marker in (_STATED, _HASHES):

@@ -11,19 +11,20 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Final
 
-# Longer numbers are no answer; this also keeps what is stored about a sample small.
+# Numbers of more digits are no answer. So what is stored about a sample stays small, too.
 MAX_DIGITS: Final = 100
-# Bits of a value on the way to an answer, and numbers and signs in a calculation.
+# Bits of an intermediate value at most, and numbers and signs of a calculation at most.
 _MAX_BITS: Final = 4096
 _MAX_TOKENS: Final = 500
 
 _GROUPS: Final = "|".join(
     rf"(?:{mark}[0-9]{{3}})+" for mark in (",", r"\{,\}", r"\\,", "[ \xa0\u2009\u202f]", "['_]")
 )
-# A minus after a digit, a letter or a bracket subtracts.
-# Possessive repeats (++, ?+) never give back what they matched, which keeps the scan linear; the
-# groups of three give back at most one, and must: else 1,000,000,...,0000 is read again from each.
-# A comma before one or two digits is a decimal one, unless it is one of several, as in a list.
+# A minus after a digit, a letter or a bracket subtracts, so it is no part of the number.
+# Possessive repeats (++, ?+) never give back what they matched, which keeps the scan linear. The
+# groups of three give back one group at most. If they could give back none, the scan would read
+# 1,000,000,...,0000 again from each group.
+# A comma before one or two digits is a decimal comma, unless there are several, as in a list.
 _NUMBER_PATTERN: Final = rf"""
     (?P<minus>(?<![\w)\]}}%$])[-\u2212])?+
     (?:\\?[$\u20ac\u00a3])?+ (?P<inner>(?<=[$\u20ac\u00a3])[-\u2212])?+
@@ -36,7 +37,7 @@ _NUMBER_PATTERN: Final = rf"""
     """
 _NUMBER: Final = re.compile(_NUMBER_PATTERN, re.VERBOSE)
 _UNNAMED: Final = re.sub(r"\(\?P<\w+>", "(?:", _NUMBER_PATTERN)
-# What may stand for a sign; "of" only after a share.
+# What may stand for a sign. "of" is one only after a share, as in 20% of 50.
 _POWER: Final = r"(?:\^|\*\*)"
 _SIGN: Final = (
     r"(?:=|\+|\*(?!\*)|/(?![A-Za-z])|[-\u2212\u2013\u00d7\u00f7\u00b7]"
@@ -45,7 +46,7 @@ _SIGN: Final = (
 )
 _CLOSED: Final = r"\\?%?+(?:[ ]?\)){0,8}+"
 _UNIT: Final = r"(?:[ /]?[A-Za-z]{1,20}+(?:[ /][A-Za-z]{1,20}+)?)??"
-# 2(3 + 4) is a product too.
+# A bracket right after a number is a product too, as in 2(3 + 4).
 _BETWEEN: Final = rf"(?:{_POWER}|(?=\()|{_UNIT}[ \t\xa0]{{0,4}}{_SIGN})"
 _OPENED: Final = r"(?:[ \t\xa0(*$]|\\boxed\{){0,8}"
 _CALCULATION: Final = re.compile(
@@ -60,7 +61,7 @@ _TOKEN: Final = re.compile(
     rf"(?P<number>{_UNNAMED})|{_POWER}|{_SIGN}|[()%]|(?P<name>(?<![A-Za-z])[a-z](?![A-Za-z]))",
     re.VERBOSE,
 )
-# 5-10 and 555-1234 are no differences, and 24/12/2020 is no quotient, unless a result follows.
+# 5-10 and 555-1234 are no differences, and 24/12/2020 is no quotient, unless "=" follows.
 _JOINED: Final = re.compile(
     r"\$?[0-9.,]++(?:[-\u2212\u2013]\$?[0-9.,]++)++|[0-9]++(?:/[0-9]++){2,}+"
 )
@@ -99,14 +100,14 @@ def calculations(text: str, start: int = 0, stop: int | None = None) -> Iterator
 def result(calculation: str, *, last: bool) -> str | None:
     """Return the canonical form of what a calculation comes to: the value after its last "=".
 
-    A range such as 5-10 comes to its first number, or its last.
+    last: a range such as 5-10 counts as its last number, else as its first.
     """
     value: Fraction | None = None
     if _JOINED.fullmatch(calculation):
         numbers = list(_NUMBER.finditer(calculation))
         value = _value(numbers[-1 if last else 0])
     else:
-        # Of "7 = x" the first side has the number.
+        # The last side with a number counts: of "7 = x" that is the first.
         sides = (side.lstrip(" \t\xa0*$") for side in reversed(calculation.split("=")))
         side = next(side for side in sides if _NUMBER.search(side))
         try:
@@ -121,8 +122,8 @@ def result(calculation: str, *, last: bool) -> str | None:
 def canonical_number(text: str) -> str | None:
     """Return the canonical form if the whole text is one number, as in "$1,000.50", 25% or 3/4.
 
-    Equal numbers, and no others, have equal forms: no sign on zero, no grouping, no exponent, no
-    zeros that do not count; a fraction that no decimal equals is in lowest terms, as in -1/3.
+    Equal numbers, and no others, have equal forms. A form has no sign on zero, no grouping, no
+    exponent and no needless zeros. A fraction that no decimal equals is in lowest terms, as -1/3.
     """
     bare = plain_digits(text.strip()).strip().removesuffix("%").rstrip()
     over, slash, under = bare.partition("/")
@@ -150,7 +151,7 @@ def _value(number: re.Match[str]) -> Fraction | None:
 
 def _shift(exponent: str) -> int | None:
     size = exponent[1:].lstrip("+-").lstrip("0")
-    # Before int(), which refuses thousands of digits.
+    # This comes before int(), which refuses thousands of digits.
     if len(size) > 3 or int(size or "0") > MAX_DIGITS:
         return None
     return int(size or "0") * (-1 if exponent[1] == "-" else 1)
@@ -180,13 +181,14 @@ def _form(value: Fraction) -> str | None:
 
 
 def _evaluate(side: str) -> Fraction | None:
-    """Return the value of a side of an equation; None for what is none.
+    """Return the value of a side of an equation; None if it has none.
 
-    Raises ArithmeticError for a division by zero and for a value that is too large.
+    Raises:
+        ArithmeticError: it divides by zero, or a value is too large.
     """
     values: list[Fraction] = []
     waiting: list[str] = []
-    # A share of something is a product; alone, 20% is 20.
+    # Which values are shares. In a product 20% is 0.2; elsewhere it is 20.
     shares: list[bool] = []
     value_next = True
     for count, token in enumerate(_TOKEN.finditer(side)):
@@ -231,7 +233,10 @@ def _evaluate(side: str) -> Fraction | None:
 
 
 def _reduce(values: list[Fraction], shares: list[bool], waiting: list[str], binding: int) -> bool:
-    """Apply the signs that wait and bind at least so strongly; False where a number is missing."""
+    """Apply the waiting signs that bind at least as strongly as `binding`.
+
+    Returns False if a number is missing.
+    """
     while waiting and waiting[-1] != "(" and _OPERATIONS[waiting[-1]][0] >= binding:
         sign = waiting.pop()
         if len(values) < 2:

@@ -11,9 +11,11 @@ def load_table(
 ) -> Any:
     """Return one split of a data set, a table of rows.
 
-    dataset: its name, for messages too. splits: those that it has. instead: what a user without
-    the hub may give. path, options: what `datasets.load_dataset` is given; path is the name of the
-    data set, unless it is to be read in another way.
+    dataset: the name of the data set, for messages too.
+    splits: the splits that it has.
+    instead: what a user without the hub may give, for messages.
+    path: what `datasets.load_dataset` is given in place of the name, to read it in another way.
+    options: further arguments of `datasets.load_dataset`.
 
     Raises:
         InputError: there is no such split.
@@ -23,13 +25,13 @@ def load_table(
         known = " and ".join(splits) if len(splits) == 2 else ", ".join(splits)
         raise InputError(f"{dataset} has the splits {known}, not {split!r}")
     try:
-        # Slow to import, and not needed for files.
+        # datasets is slow to import, and files do not need it.
         from datasets import load_dataset
     except ImportError:
         raise DataError(f"{dataset} needs the package datasets: pip install datasets") from None
     try:
         return load_dataset(path or dataset, split=split, **options)
     except Exception as error:
-        # No connection, no such cache, a broken download: datasets raises them as many types.
+        # datasets raises many types: no connection, nothing cached, a broken download.
         told = " ".join(f"{type(error).__name__}: {error}".split())
         raise DataError(f"cannot load {dataset}: {told}; or give {instead}") from error

@@ -15,7 +15,7 @@ _BOM = b"\xef\xbb\xbf"
 def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     r"""Yield (line number from 1, object) for every line that is not blank.
 
-    Lines end at \n alone: a text may hold U+2028 and its like, where `splitlines` would cut.
+    Lines end at \n alone: `splitlines` would also cut at U+2028 and the like, which texts may hold.
     """
     return parse_rows(_read(path), str(path))
 
@@ -44,7 +44,7 @@ def _read(path: Path) -> bytes:
 
 def _parse(line: bytes, where: str) -> dict[str, Any]:
     try:
-        # Faster decoders that jsonlines finds installed take other JSON for good.
+        # jsonlines would use a faster decoder where one is installed, which accepts other JSON.
         row: dict[str, Any] = jsonlines.Reader([line], loads=json.loads).read(type=dict)
     except jsonlines.InvalidLineError as error:
         raise DataError(f"{where} {_fault(error.__cause__)}") from None
@@ -61,12 +61,16 @@ def _fault(cause: BaseException | None) -> str:
             return "is not UTF-8"
         case json.JSONDecodeError():
             return f"is not JSON: {cause.msg} at column {cause.colno}"
-        case _:  # a number of thousands of digits
+        case _:  # such as a number of thousands of digits
             return "is JSON beyond what can be read"
 
 
 def text_field(row: dict[str, Any], name: str) -> str:
-    """Return a text of a row; ValueError with the reason if there is none to use."""
+    """Return a text field of a row.
+
+    Raises:
+        ValueError: the field is missing, blank or not text, or holds half of a surrogate pair.
+    """
     value = row.get(name)
     if value is None:
         raise ValueError(f"no {name}")

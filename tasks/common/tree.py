@@ -13,7 +13,7 @@ def examples_above_problems(
 ) -> Node:
     """Return examples -> problems -> samples: two levels that samples share.
 
-    ask: the prompt of a problem, below the examples.
+    ask: returns the prompt of a problem, as it stands below the examples.
     """
     children = [Node(ask(problem), samples=num_samples, id=problem.id) for problem in data.problems]
     return with_turns(Node(data.fewshot, children=children), data.turns)

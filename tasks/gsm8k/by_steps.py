@@ -11,7 +11,10 @@ from treegen.tasks.gsm8k.data import reasoning_and_number
 
 
 def by_steps(report: Report, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
-    """Return the report with a table by the headline filter, if problems differ in their steps."""
+    """Return the report with a table of accuracy by steps, read by the headline filter.
+
+    There is no table if all problems have equally many steps.
+    """
     ids: dict[int, list[str]] = {}
     for problem in options.problems:
         ids.setdefault(_num_steps(problem), []).append(problem.id)

@@ -4,26 +4,26 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files
-from pathlib import Path
 from typing import Any, Final
 
-from treegen.errors import DataError, InputError
+from treegen.errors import DataError
 from treegen.evals.problem import Problem, Skipped
 from treegen.tasks.common.answers import canonical_number
 from treegen.tasks.common.hub import load_table
 from treegen.tasks.common.jsonl import parse_rows, read_rows, text_field
+from treegen.tasks.common.problems import problems_of, row_id, split_file
 
 HUB_NAMES: Final = ("hf", "openai/gsm8k")
 _HUB_SPLITS: Final = ("train", "test")
 _BUNDLED: Final = "gsm8k_sample.jsonl"
 
-# "<<48/2=24>>": notes for a calculator, which the data's authors say to remove from prompts.
+# Notes for a calculator, such as "<<48/2=24>>". The data's authors say to remove them from prompts.
 _ANNOTATION: Final = re.compile(r"<<[^>]*>>")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedProblems:
-    """All usable problems of a source, and the rows that are not."""
+    """All usable problems of a source, and the rows that cannot be used."""
 
     problems: tuple[Problem, ...]
     skipped: tuple[Skipped, ...]
@@ -35,7 +35,7 @@ def load_problems(data: str | None, split: str | None) -> LoadedProblems:
 
     Raises:
         DataError: the data cannot be read, or have no usable problem.
-        InputError: `split` goes with a directory or a named data set only.
+        InputError: a split is named, but `data` is neither a directory nor a named data set.
     """
     if data is None:
         if split not in (None, "test"):
@@ -44,11 +44,7 @@ def load_problems(data: str | None, split: str | None) -> LoadedProblems:
     if data in HUB_NAMES:
         split = split or "test"
         return _collect(hub_rows(split), f"openai/gsm8k {split}")
-    path = Path(data)
-    if path.is_dir():
-        path = path / f"{split or 'test'}.jsonl"
-    elif split is not None:
-        raise InputError(f"split {split!r} needs a directory or a named data set, not {data!r}")
+    path = split_file(data, split, needs="a directory or a named data set")
     return _collect(read_rows(path), str(path))
 
 
@@ -60,31 +56,14 @@ def read_bundled(name: str) -> bytes:
 def reasoning_and_number(answer: str) -> tuple[str, str]:
     """Split a reference answer at its last "####", without its calculator notes.
 
-    An answer that has none is all number.
+    An answer without "####" is a number as a whole.
     """
     reasoning, _, number = _ANNOTATION.sub("", answer).rpartition("####")
     return reasoning.rstrip(), number.strip()
 
 
 def _collect(rows: Iterable[tuple[int, dict[str, Any]]], source: str) -> LoadedProblems:
-    problems: list[Problem] = []
-    skipped: list[Skipped] = []
-    line_of: dict[str, int] = {}
-    for line, row in rows:
-        try:
-            problem = _problem(row, line)
-        except ValueError as error:
-            skipped.append(Skipped(source, line, str(error)))
-            continue
-        if problem.id in line_of:
-            first = line_of[problem.id]
-            raise DataError(f"{source}, lines {first} and {line} have the same id {problem.id!r}")
-        line_of[problem.id] = line
-        problems.append(problem)
-    if not problems:
-        reason = f"; {skipped[0]}" if skipped else ""
-        raise DataError(f"{source} has no usable problem{reason}")
-    return LoadedProblems(tuple(problems), tuple(skipped), source)
+    return LoadedProblems(*problems_of(rows, source, _problem), source)
 
 
 def _problem(row: dict[str, Any], line: int) -> Problem:
@@ -93,17 +72,7 @@ def _problem(row: dict[str, Any], line: int) -> Problem:
     _, number = reasoning_and_number(answer)
     if canonical_number(number) is None:
         raise ValueError("answer does not end in '#### NUMBER'")
-    return Problem(_id(row, line), question, number, {"line": line, "solution": answer})
-
-
-def _id(row: dict[str, Any], line: int) -> str:
-    given = row.get("id")
-    if given is None:
-        # Lines count from 0 here, like the rows of the hub's tables, so that ids agree.
-        return f"gsm8k-{line - 1}"
-    if isinstance(given, bool) or not isinstance(given, str | int):
-        raise ValueError("id is neither text nor a whole number")
-    return text_field({"id": str(given)}, "id")
+    return Problem(row_id(row, line, "gsm8k"), question, number, {"line": line, "solution": answer})
 
 
 def hub_rows(split: str) -> Iterable[tuple[int, dict[str, Any]]]:

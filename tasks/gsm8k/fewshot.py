@@ -1,7 +1,7 @@
 """Choosing the solved examples that stand before every GSM8K problem.
 
-The eight bundled ones were written for treegen, in the style of the eight that chain-of-thought
-papers use. Scores that are to be compared with published ones need the published examples: give
+The eight bundled examples were written for treegen, in the style of the eight that chain-of-thought
+papers use. Scores that are to be compared with published ones need the published examples. Give
 them as a few-shot file, one {"question": ..., "target": "... The answer is N."} a line.
 """
 
@@ -34,11 +34,11 @@ def load_examples(
 ) -> tuple[Example, ...]:
     """Return the examples to show, none of which is one of the problems.
 
-    From a few-shot file come its first ones, and one that is a problem is an error. From a split
-    they are drawn by seed, problems left out. Else they are the bundled ones, in order.
+    A few-shot file gives its first examples; one that is a problem is an error. A split gives
+    examples drawn by seed, without the problems. Otherwise the bundled examples are taken in order.
 
     Raises:
-        InputError: there are not as many examples.
+        InputError: there are fewer examples than asked for.
         DataError: an example cannot be read, or is a problem of the run.
     """
     if options.num_fewshot == 0:
@@ -112,7 +112,7 @@ def _examples(rows: Iterable[tuple[int, dict[str, Any]]], source: str) -> list[E
 
 
 def _usable(rows: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[Example]:
-    """Yield the examples of a split; it may have bad rows, there are enough others."""
+    """Yield the examples of a split. Bad rows are left out, since there are enough others."""
     for _, row in rows:
         with suppress(ValueError):
             yield _example(row)
@@ -126,10 +126,10 @@ def _example(row: dict[str, Any]) -> Example:
     reasoning, number = reasoning_and_number(answer)
     if "####" not in answer:
         return Example(question, number)
-    # The sentence that strict-match looks for, and that the model is to copy.
+    # strict-match looks for this sentence, so the model is to copy it.
     return Example(question, f"{reasoning}\nThe answer is {number}.".lstrip("\n"))
 
 
 def _key(question: str) -> str:
-    """Return what two questions share that differ in spacing or case only."""
+    """Return a text that is the same for questions that differ in spacing or case only."""
     return " ".join(question.split()).casefold()

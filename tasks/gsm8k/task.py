@@ -46,6 +46,8 @@ from treegen.tasks.gsm8k.fewshot import load_examples
 _STATED: Final = re.compile(r"\banswer is\b", re.IGNORECASE)
 _STOPS: Final = {"cot": ("Q:", "</s>", "<|im_end|>"), "self-consistency": ("Q:", "\n\n")}
 _SEARCH_STOPS: Final = _STOPS["self-consistency"]
+# The temperature of the self-consistency paper, and lm-eval's length.
+_SAMPLING: Final = SamplingParams(temperature=0.7, max_tokens=256)
 
 
 class GSM8K:
@@ -62,12 +64,6 @@ class GSM8K:
         "form": "whose stops: cot (lm-eval's gsm8k_cot, the default) or self-consistency, which "
         "also stops at a blank line"
     }
-    # 40 paths at temperature 0.7 as in the self-consistency paper; lm-eval's stops and length.
-    defaults: TaskDefaults = TaskDefaults(
-        sampling=SamplingParams(temperature=0.7, max_tokens=256, stop=_STOPS["cot"]),
-        num_samples=40,
-        num_fewshot=8,
-    )
     # The reference is needed to tell whether an answer is right.
     checkable: Final = False
     search_defaults: Final = SearchDefaults(
@@ -77,17 +73,28 @@ class GSM8K:
         width=4,
         expand=4,
         step=SamplingParams(temperature=0.7, max_tokens=96, stop=(".", "\n"), include_stop=True),
-        whole=replace(defaults.sampling, stop=_SEARCH_STOPS),
+        whole=replace(_SAMPLING, stop=_SEARCH_STOPS),
         evaluator="logprob",
     )
+    _form = "cot"
+
+    @property
+    def defaults(self) -> TaskDefaults:
+        """40 paths as in the self-consistency paper, with the stops of the form."""
+        sampling = replace(_SAMPLING, stop=_STOPS[self._form])
+        return TaskDefaults(sampling=sampling, num_samples=40, num_fewshot=8)
 
     def configure(self, arguments: Mapping[str, str]) -> None:
-        """Take the stops of the form that is asked for."""
-        stop = _STOPS[one_of(arguments, "form", tuple(_STOPS), "cot")]
-        self.defaults = replace(self.defaults, sampling=replace(self.defaults.sampling, stop=stop))
+        """Take the form that is asked for."""
+        self._form = one_of(arguments, "form", tuple(_STOPS), "cot")
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Read problems and examples; a problem is never among its own examples."""
+        """Read problems and examples. A problem is never among its own examples.
+
+        Raises:
+            InputError: an option cannot be used, or there are too few examples.
+            DataError: problems or examples cannot be read, or an example is a problem.
+        """
         check_arguments(self.name, options.extra, self.arguments)
         loaded = load_problems(options.data, options.split)
         problems = select(loaded.problems, options)
@@ -112,7 +119,7 @@ class GSM8K:
         return examples_above_problems(data, num_samples, lambda p: _ask(p.question))
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Return a verdict per filter on a text that ends where a stop string began."""
+        """Return a verdict per filter. The text ends where a stop string began."""
         number = numeric_answer(text)
         return {
             "numeric": Verdict(number, number is not None and number == _gold(problem)),
@@ -121,7 +128,7 @@ class GSM8K:
         }
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
-        """Return accuracy, pass@k, maj@k, the rates of unreadable and cut-off samples, by steps."""
+        """Return accuracy (also by steps), pass@k, maj@k, and unreadable and cut-off samples."""
         report = summarise(
             scores, options, task=self.name, version=self.version, filters=self.filters
         )
@@ -134,13 +141,13 @@ class GSM8K:
         return f"{data.fewshot}{_ask(problem.question)}"
 
     def state(self, problem: Problem, text: str) -> str | None:
-        """Return the reasoning so far; None if the model has begun with nothing."""
+        """Return the reasoning so far; None if the model has written nothing but spaces."""
         return text if text.strip() or not text else None
 
     def done(self, problem: Problem, text: str) -> bool:
-        """Return whether the answer is stated and its line ended, or a text has ended otherwise.
+        """Return whether the answer is stated and its line has ended, or a stop string has come.
 
-        A period may be that of 3.50, so the sentence with the answer is not the end yet.
+        A period does not end the line with the answer, because it may be that of 3.50.
         """
         return _own(text) != text or (text.endswith("\n") and bool(_STATED.search(text)))
 
@@ -158,7 +165,7 @@ def _ask(question: str) -> str:
 
 
 def _own(text: str) -> str:
-    """Return a text up to where it would go on to a problem of its own."""
+    """Return a text up to the first stop string, after which the model makes up a new problem."""
     ends = [at for stop in _SEARCH_STOPS if (at := text.find(stop)) >= 0]
     return text[: min(ends, default=len(text))]
 
@@ -169,7 +176,8 @@ def _gold(problem: Problem) -> str | None:
 
 def _exact_match(problem: Problem, found: str | None) -> Verdict:
     form = None if found is None else exact_match_form(found)
-    # lm-eval counts ".." as an answer, a wrong one. It must not win a vote; its score is the same.
+    # lm-eval counts ".." as a wrong answer. Here it is no answer, so that it cannot win a vote. The
+    # score is the same.
     if form is None or not any(c in "0123456789" for c in form):
         return Verdict(None, False)
     return Verdict(form, form == exact_match_form(problem.answer))

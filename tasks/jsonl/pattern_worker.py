@@ -1,8 +1,8 @@
 """The process that matches users' patterns; see treegen.tasks.jsonl.patterns.
 
-It imports nothing of ours. The first line of input is the pattern and the seconds per text, as
+It imports nothing of treegen. The first line of input is the pattern and the seconds per text, as
 JSON. Each further line is a text as JSON, and is answered by a line of JSON: the last match, or
-null. A text that takes more of this process's time gets null.
+null. A text that takes more CPU seconds gets null, too.
 """
 
 import json
@@ -17,7 +17,7 @@ class Slow(Exception):
 
 
 def give_up(signum: int, frame: FrameType | None) -> None:
-    """Leave a match that is under way; the matcher looks for signals as it goes."""
+    """End the match that is running; the matcher looks for signals as it goes."""
     raise Slow
 
 

@@ -1,8 +1,8 @@
 """A user's regular expression on a model's text, in bounded time.
 
-Python's matcher can take exponential time, no check of a pattern can tell for sure, and a thread
-that matches cannot be stopped. So matching is done by a process of its own, which gives up on a
-text after a fixed CPU time: how busy the machine is does not change a score.
+Python's matcher can take exponential time. No check of a pattern can tell for sure, and a thread
+that matches cannot be stopped. So a process of its own does the matching. It gives up on a text
+after a fixed CPU time, so that a score does not depend on how busy the machine is.
 """
 
 import json
@@ -26,7 +26,11 @@ class Pattern:
     """A compiled pattern; the process starts with the first text and ends with this object."""
 
     def __init__(self, text: str) -> None:
-        """Raise InputError for what is no pattern."""
+        """Compile the pattern here, to check it.
+
+        Raises:
+            InputError: it is no regular expression, is too long, or has several groups.
+        """
         if len(text) > MAX_PATTERN:
             raise InputError(f"the pattern has {len(text):,} characters; at most {MAX_PATTERN:,}")
         try:
@@ -42,9 +46,10 @@ class Pattern:
         self._worker: subprocess.Popen[bytes] | None = None
 
     def last(self, text: str) -> str | None:
-        """Return what the last match in a text says is the answer; None if there is none.
+        """Return the answer that the last match in a text gives; None if nothing matches.
 
-        None as well where matching takes longer than SECONDS. Of a very long text, the end is read.
+        Returns None too if matching takes longer than SECONDS. Only the last MAX_TEXT characters of
+        a text are searched.
 
         Raises:
             TreegenError: the process that matches ended.

@@ -2,13 +2,13 @@ r"""Questions and answers of your own in a JSONL file, without any code.
 
     treegen eval jsonl --data questions.jsonl --task-arg metric=numeric
 
-One row; which fields there are is up to the file, and the template names them:
+One row. The file may have any fields, and the template names those to use:
 
     {"question": "What is 6 times 7?", "answer": 42}
 
 The default template makes the prompt "Q: What is 6 times 7?\nA:". Solved examples, from a file of
-such rows, stand before every problem, each as its prompt, a space and its "target", or its answer
-where it has no target, with a blank line after it.
+such rows, stand before every problem. Each is its prompt, a space, its "target" (or its answer, if
+it has no target) and a blank line.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from treegen.errors import DataError, InputError
 from treegen.evals.arguments import check_arguments, one_of
 from treegen.evals.chat import Turn
 from treegen.evals.metrics import Report, ReportOptions, summarise
-from treegen.evals.problem import Problem, Skipped
+from treegen.evals.problem import Problem
 from treegen.evals.selection import did_you_mean, select
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
@@ -29,6 +29,7 @@ from treegen.params import SamplingParams
 from treegen.prompts.tree import Node
 from treegen.tasks.common.answers import canonical_number, numeric_answer
 from treegen.tasks.common.jsonl import read_rows
+from treegen.tasks.common.problems import problems_of, split_file
 from treegen.tasks.common.tree import examples_above_problems
 from treegen.tasks.jsonl.patterns import Pattern
 from treegen.tasks.jsonl.templates import Template, field_text, parse_template
@@ -42,9 +43,10 @@ Numbered = Iterable[tuple[int, dict[str, Any]]]
 class QuestionAnswer:
     """A JSONL file of questions with one right answer each, or a list of right answers.
 
-    metric: "exact" compares the whole text, "contains" looks for the answer anywhere in it,
-    "numeric" compares the number that it gives as its answer, "regex" what a pattern finds last.
-    Spacing around and within answers does not count, nor does case if it is ignored.
+    There are four metrics. "exact" compares the whole text. "contains" looks for the answer
+    anywhere in it. "numeric" compares the number that the text gives as its answer. "regex"
+    compares what a pattern finds last. Spacing around and within answers does not count. Case does
+    not count if `ignore_case` is set.
     """
 
     name: Final = "jsonl"
@@ -72,23 +74,27 @@ class QuestionAnswer:
         self._contains = False
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Read problems and examples; a problem is never among its own examples.
+        """Read problems and examples. A problem is never among its own examples.
 
         Raises:
-            InputError: no file is given, or a template or pattern cannot be used.
-            DataError: the file cannot be read, or has no usable problem.
+            InputError: no file is given, an option cannot be used, or there are too few examples.
+            DataError: the file or the template cannot be read, no problem can be used, or an
+                example is a problem.
         """
         check_arguments(self.name, options.extra, self.arguments)
         if options.data is None:
             raise InputError("jsonl has no problems of its own; give --data a JSONL file")
         self._choose(options.extra)
         template = parse_template(_unescape(options.extra.get("template", _TEMPLATE)))
-        path = _path(options)
+        assert options.data is not None
+        path = split_file(options.data, options.split)
         rows = list(read_rows(path))
         answer_field = options.extra.get("answer_field", "answer")
         _check_fields([*template.fields, answer_field], rows, str(path))
         _check_free(rows, str(path))
-        loaded, skipped = self._problems(rows, str(path), template, options)
+        loaded, skipped = problems_of(
+            rows, str(path), lambda row, line: self._problem(row, line, template, options.extra)
+        )
         problems = select(loaded, options)
         turns = _examples(options, template, answer_field, problems)
         return TaskData(
@@ -137,33 +143,14 @@ class QuestionAnswer:
         elif metric == "regex":
             self._find = Pattern(extra["pattern"]).last
 
-    def _problems(
-        self, rows: Numbered, source: str, template: Template, options: TaskOptions
-    ) -> tuple[list[Problem], tuple[Skipped, ...]]:
-        problems: list[Problem] = []
-        skipped: list[Skipped] = []
-        line_of: dict[str, int] = {}
-        for line, row in rows:
-            try:
-                answers = _answers(row, options.extra.get("answer_field", "answer"))
-                if all(self._canonical(answer) is None for answer in answers):
-                    raise ValueError(f"answer {answers[0][:40]!r} is not one that can be compared")
-                problem_id = _id(row, line, options.extra.get("id_field"))
-                question = template.fill(row)
-            except ValueError as error:
-                skipped.append(Skipped(source, line, str(error)))
-                continue
-            if problem_id in line_of:
-                first = line_of[problem_id]
-                raise DataError(
-                    f"{source}, lines {first} and {line} have the same id {problem_id!r}"
-                )
-            line_of[problem_id] = line
-            answer = json.dumps(answers)
-            problems.append(Problem(problem_id, question, answer, {"line": line}))
-        if not problems:
-            raise DataError(f"{source} has no usable problem; {skipped[0]}")
-        return problems, tuple(skipped)
+    def _problem(
+        self, row: dict[str, Any], line: int, template: Template, extra: Mapping[str, str]
+    ) -> Problem:
+        answers = _answers(row, extra.get("answer_field", "answer"))
+        if all(self._canonical(answer) is None for answer in answers):
+            raise ValueError(f"answer {answers[0][:40]!r} is not one that can be compared")
+        problem_id = _id(row, line, extra.get("id_field"))
+        return Problem(problem_id, template.fill(row), json.dumps(answers), {"line": line})
 
 
 def _plain(text: str) -> str | None:
@@ -175,23 +162,13 @@ def _folded(text: str) -> str | None:
 
 
 def _number(text: str) -> str | None:
-    # "... #### 18", as in GSM8K, or the number alone.
+    # An answer is "... #### 18", as in GSM8K, or the number alone.
     return canonical_number(text.rpartition("####")[2])
 
 
 def _unescape(text: str) -> str:
-    # A shell has no easy way to type these.
+    # A newline or a tab is hard to type in a shell.
     return text.replace(r"\n", "\n").replace(r"\t", "\t")
-
-
-def _path(options: TaskOptions) -> Path:
-    assert options.data is not None
-    path = Path(options.data)
-    if path.is_dir():
-        return path / f"{options.split or 'test'}.jsonl"
-    if options.split is not None:
-        raise InputError(f"split {options.split!r} needs a directory, not {options.data!r}")
-    return path
 
 
 def _check_fields(fields: Sequence[str], rows: Sequence[tuple[int, Mapping[str, Any]]],
@@ -204,7 +181,7 @@ def _check_fields(fields: Sequence[str], rows: Sequence[tuple[int, Mapping[str, 
 
 
 def _check_free(rows: Sequence[tuple[int, Mapping[str, Any]]], source: str) -> None:
-    """Raise DataError for multiple choice, which other scores than those of a text are for."""
+    """Raise DataError for multiple choice, which is not scored by sampled text."""
     for line, row in rows:
         if isinstance(row.get("choices"), list):
             raise DataError(
@@ -281,5 +258,5 @@ def _gap(prompt: str) -> str:
 
 
 def _key(prompt: str) -> str:
-    """Return what two prompts share that differ in spacing or case only."""
+    """Return a text that is the same for prompts that differ in spacing or case only."""
     return " ".join(prompt.split()).casefold()

@@ -17,7 +17,7 @@ _FIELD: Final = re.compile(r"[^.\[\]{}!:]++")
 class Template:
     """Text with the names of fields in braces.
 
-    parts: text, and the name of the field after it; None after the last text.
+    parts: each is a text, and the name of the field after it, or None.
     """
 
     parts: tuple[tuple[str, str | None], ...]
@@ -28,16 +28,24 @@ class Template:
         return list(dict.fromkeys(name for _, name in self.parts if name is not None))
 
     def fill(self, row: Mapping[str, Any]) -> str:
-        """Return the text with a row's values; ValueError with the reason if one is not there."""
+        """Return the text with a row's values.
+
+        Raises:
+            ValueError: a field is missing, or is neither text nor a number.
+        """
         return "".join(text + (field_text(row, name) if name else "") for text, name in self.parts)
 
 
 def parse_template(text: str) -> Template:
-    """Read a template; {{ and }} are braces. Raise DataError for what is none."""
+    """Read a template, in which {{ and }} stand for braces.
+
+    Raises:
+        DataError: it is no template, or names no field.
+    """
     try:
         parsed = list(Formatter().parse(text))
     except ValueError as error:
-        # Python's words: "Single '}' encountered in format string".
+        # Python's own words, such as "Single '}' encountered in format string", are clear enough.
         raise DataError(
             f"template {text!r}: {str(error).lower()}; write {{{{ or }}}} for a brace"
         ) from None
@@ -58,7 +66,11 @@ def parse_template(text: str) -> Template:
 
 
 def field_text(row: Mapping[str, Any], name: str) -> str:
-    """Return a field of a row as text: a number as JSON has it; ValueError for anything else."""
+    """Return a field of a row as text; a number is written as in JSON.
+
+    Raises:
+        ValueError: the field is missing, or is neither text nor a number.
+    """
     value = row.get(name)
     if isinstance(value, int | float):
         return json.dumps(value)

@@ -1,7 +1,7 @@
-"""Tries to break out before anybody else does: a sandbox that lets a canary out is not used.
+"""Tries to break out of a sandbox before it is used. One that lets a canary out is never used.
 
-The same canary first runs without any sandbox. There it must get out, or else the attempt proves
-nothing and is listed as not checked.
+The same canary first runs without any sandbox. An attempt that fails even there proves nothing, and
+is listed as not checked.
 """
 
 from __future__ import annotations
@@ -129,13 +129,20 @@ thread.join()
 
 @dataclass(frozen=True, slots=True)
 class SandboxReport:
-    """Which sandbox is used, what it leaves open, and what was tried against it."""
+    """Which sandbox is used, what it leaves open, and what was tried against it.
+
+    tier: the name of the sandbox's tier.
+    missing: what it does not protect against.
+    held: the attempts that succeed outside the sandbox and failed inside.
+    not_checked: the attempts that fail on this machine even outside.
+    refused: stronger sandboxes, and why they are not used.
+    """
 
     tier: str
     missing: tuple[str, ...]
-    held: tuple[str, ...]  # attempts that succeed outside the sandbox and failed inside
-    not_checked: tuple[str, ...]  # attempts that fail on this machine even outside
-    refused: tuple[str, ...]  # stronger sandboxes and why they are not used
+    held: tuple[str, ...]
+    not_checked: tuple[str, ...]
+    refused: tuple[str, ...]
 
     def lines(self) -> list[str]:
         """The report for people, one thing a line."""
@@ -180,9 +187,12 @@ def choose_tier(sandbox: str, runtime: Runtime) -> tuple[Tier, SandboxReport]:
 
 
 def prove(tier: Tier, runtime: Runtime) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Run the canaries without and with the tier; JudgeError if one gets out.
+    """Run the canaries without and with the tier.
 
     Returns the names of the attempts that the tier stopped, and of those that prove nothing here.
+
+    Raises:
+        JudgeError: an attempt succeeds inside, or the canaries do not run.
     """
     _check_works(tier, runtime)
     with _bait() as bait:
@@ -212,7 +222,7 @@ def prove(tier: Tier, runtime: Runtime) -> tuple[tuple[str, ...], tuple[str, ...
 
 
 def _check_works(tier: Tier, runtime: Runtime) -> None:
-    """An honest program must run, or the sandbox is of no use."""
+    """Raise JudgeError if an honest program does not run in the sandbox."""
     if _run(tier, runtime, _USES_SCRATCH, "") != "works\n":
         raise JudgeError(f"an honest program does not run in the sandbox {tier.name}")
 
@@ -228,10 +238,10 @@ def _run(tier: Tier, runtime: Runtime, source: str, stdin: str) -> str:
 
 @contextlib.contextmanager
 def _bait() -> Iterator[dict[str, Any]]:
-    """Things that a program must not get at: a file, a variable, two servers, a process."""
+    """Make things that a program must not get at: a file, a variable, two servers, a process."""
     token = secrets.token_hex(16)
     above = Path(tempfile.gettempdir())
-    sweep(above, "treegen-canary-*")  # of processes that were killed
+    sweep(above, "treegen-canary-*")  # processes that were killed may have left some
     folder = above / f"treegen-canary-{secrets.token_hex(8)}"
     try:
         with (

@@ -27,24 +27,37 @@ _START_SECONDS = 60.0
 _GRACE_SECONDS = 10.0  # for the helper to report, after the wall time that it enforces
 _CHUNK = 1 << 16
 _PIPE_CHUNKS = 4
-# Right answers differ from the expected one in white space, and in digits after the point.
+# A right answer may be longer than the expected one by white space and digits after the point. It
+# may be this many times as long, and longer by `Limits.output`.
 _TIMES_EXPECTED = 4
 
 
 @dataclass(frozen=True, slots=True)
 class CellOutcome:
-    """What was seen of one run: `ended` is the helper's word, the rest is the program's."""
+    """What was seen of one run. `ended` comes from the helper, and the rest from the program.
 
-    ended: dict[str, Any]  # status, cpu, wall, memory, killed, dirty
+    ended: status, cpu, wall, memory, killed, dirty.
+    stdout: what the program printed, up to the cap.
+    stderr: the end of what it wrote there.
+    report: the lines on the descriptor for reports.
+    cap: how many bytes of stdout it was allowed to write.
+    overflow: whether it wrote more than it may.
+    """
+
+    ended: dict[str, Any]
     stdout: bytes
-    stderr: bytes  # the end of it
+    stderr: bytes
     report: bytes
-    cap: int  # how many bytes of stdout it might write
-    overflow: bool  # wrote more than it may
+    cap: int
+    overflow: bool
 
 
 class SandboxCell:
-    """A running helper; one program at a time. Never used by two threads."""
+    """A running helper, which runs one program at a time. Only one thread may use it.
+
+    Raises:
+        JudgeError: the helper does not start.
+    """
 
     def __init__(self, tier: Tier, runtime: Runtime, limits: Limits) -> None:
         self.limits = limits
@@ -57,8 +70,8 @@ class SandboxCell:
             if not launch.setup["own_filesystem"]:
                 self._scratch = launch.setup["scratch"]
             self._control.settimeout(_START_SECONDS)
-            # Before there is a helper: it finds this, and removes its directory, even if this
-            # process ends now.
+            # The message is sent before there is a helper. So the helper finds it, and removes its
+            # directory, even if this process ends now.
             self._control.send(json.dumps(launch.setup).encode())
             # No preexec_fn: this process may hold a CUDA context and must not run after a fork.
             self._process = subprocess.Popen(
@@ -93,7 +106,12 @@ class SandboxCell:
         self.close()
 
     def run(self, program: Program, test: Test) -> CellOutcome:
-        """Run a program once; JudgeError if the helper fails, InputError for what no test is."""
+        """Run a program once.
+
+        Raises:
+            JudgeError: the helper fails.
+            InputError: the args of the test are not plain data.
+        """
         stdin = test.stdin if isinstance(test.stdin, bytes) else test.stdin.encode()
         cap = self.limits.output + _TIMES_EXPECTED * _size(program, test)
         given = [_sealed(data) for data in (_source(program), _call(program, test), stdin)]
@@ -115,9 +133,9 @@ class SandboxCell:
                 os.close(handle)
 
     def _drain(self, stdout: int, stderr: int, report: int, *, cap: int) -> CellOutcome:
-        """Read everything as it comes, up to the caps, until the helper says it is over.
+        """Read everything as it comes, up to the caps, until the helper says that the run is over.
 
-        Never until end of file alone: that would be the program's choice.
+        The end of file does not end the reading, because the program could put it off.
         """
         caps = {stdout: cap, report: cap + 4096}
         taken = {stdout: bytearray(), stderr: bytearray(), report: bytearray()}
@@ -143,7 +161,7 @@ class SandboxCell:
                 if not killed and _overflow(taken, caps):
                     self._control.send(KILL)
                     killed = True
-        for handle, data in taken.items():  # what the dead process left: as much as a pipe holds
+        for handle, data in taken.items():  # read what the dead process left in its pipes
             for _ in range(_PIPE_CHUNKS):
                 if not _take(handle, data, caps.get(handle)):
                     break
@@ -156,7 +174,7 @@ class SandboxCell:
         return lines[-1] if lines else ""
 
     def close(self) -> str:
-        """End the helper and everything in its sandbox; return the last line of its log."""
+        """End the helper and everything in its sandbox. Returns the last line of its log."""
         self._control.close()
         try:
             self._process.wait(2.0)
@@ -169,12 +187,12 @@ class SandboxCell:
         return words
 
     def _drop_scratch(self) -> None:
-        if self._scratch is not None:  # the helper removes it, if it could
+        if self._scratch is not None:  # mostly the helper has removed it
             shutil.rmtree(self._scratch, ignore_errors=True)
 
 
 def _source(program: Program) -> bytes:
-    # JSON escapes lone surrogates, which a model can write and UTF-8 cannot.
+    # JSON escapes lone surrogates, which a model can write and UTF-8 cannot hold.
     return json.dumps([program.prelude, program.source, program.may_return]).encode()
 
 
@@ -182,18 +200,18 @@ def _call(program: Program, test: Test) -> bytes:
     if program.fn_name is None:
         return b""
     try:
-        return values.encode([program.fn_name, list(test.args)]).encode()
+        return values.dumps([program.fn_name, list(test.args)]).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"the args of a test must be plain data: {error}") from None
 
 
 def _size(program: Program, test: Test) -> int:
-    """Return how long the expected answer is as a program would write it; 0 where it cannot."""
+    """Return the length of the expected answer as a program would write it; 0 if it cannot."""
     expected = test.expected
     if program.fn_name is None:
         return len(expected) if isinstance(expected, str | bytes) else 0
     try:
-        return len(values.encode(expected))
+        return len(values.dumps(expected))
     except (TypeError, ValueError, RecursionError):
         return 0
 
@@ -201,7 +219,8 @@ def _size(program: Program, test: Test) -> int:
 def _one_way() -> tuple[int, int]:
     """Return the ends of a channel that nobody can read at the end for writing.
 
-    A pipe can be opened anew for reading, through /proc/self/fd, and emptied; a socket cannot.
+    A program could open a pipe again for reading, through /proc/self/fd, and empty it. It cannot
+    do so with a socket.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     ours.shutdown(socket.SHUT_WR)
@@ -217,7 +236,7 @@ def _limits(limits: Limits) -> bytes:
 
 
 def _sealed(data: bytes) -> int:
-    """A descriptor that reads `data` and that nobody can write to, however it is opened again."""
+    """Return a descriptor that reads `data`. Nobody can write to it, even if it is opened again."""
     handle = os.memfd_create("data", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with open(handle, "wb", closefd=False) as file:
         file.write(data)
@@ -228,9 +247,9 @@ def _sealed(data: bytes) -> int:
 
 
 def _take(handle: int, data: bytearray, cap: int | None) -> bool:
-    """Read once what there is; False at the end or when there is nothing now.
+    """Read once. Returns False at the end of file, or if there is nothing to read now.
 
-    Keeps one byte more than the cap, to show that it was passed; without a cap, the end.
+    cap: bytes to keep, and one more to show that there were more; None keeps the last ones.
     """
     try:
         chunk = os.read(handle, _CHUNK)

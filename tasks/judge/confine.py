@@ -16,7 +16,7 @@ from treegen.tasks.judge import landlock, seccomp
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS = 1, 4, 8
 _CAP_DAC_READ_SEARCH: Final = 1 << 2
 _CAPABILITY_VERSION: Final = 0x20080522
-_MAIN_STACK: Final = 128 << 20  # the kernel keeps this much room below the stack in any case
+_MAIN_STACK: Final = 128 << 20  # the kernel leaves this much room below the stack anyway
 
 
 def confine(
@@ -26,16 +26,21 @@ def confine(
     rules: int | None,
     parent: int,
 ) -> None:
-    """Give up every right that the program must not have; OSError if any of it fails.
+    """Give up every right that the program must not have.
 
-    code and rules are the filter of system calls and the descriptor of Landlock's rules.
+    code: the filter of system calls, if any.
+    rules: the descriptor of Landlock's rules, if any.
+    parent: the process id of the helper.
+
+    Raises:
+        OSError: a right cannot be given up.
     """
     if setup["uid"] is not None:
         _become(setup["uid"], keep_read=setup["keep_read"])
-    # After the change of user, which resets both.
+    # These come after the change of user, which resets both.
     seccomp.prctl(_PR_SET_DUMPABLE, 0)
     seccomp.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before it could take this process along
+    if os.getppid() != parent:  # the helper died before its death could end this process
         os.kill(os.getpid(), signal.SIGKILL)
     if rules is not None:
         landlock.restrict(rules)
@@ -47,8 +52,9 @@ def confine(
 def _become(uid: int, *, keep_read: bool) -> None:
     """Turn from root into a user that owns nothing.
 
-    `keep_read` keeps the right to read past file modes, for an interpreter that lives below a
-    directory of root's (such as /root/.pyenv). Only with Landlock, which decides what is read.
+    keep_read: keep the right to read past file modes, for an interpreter that lives below a
+    directory of root's (such as /root/.pyenv). It is safe with Landlock only, which decides what
+    may be read.
     """
     if keep_read:
         seccomp.prctl(_PR_SET_KEEPCAPS, 1)
@@ -66,7 +72,7 @@ def _limit(setup: Mapping[str, Any], limits: Mapping[str, Any]) -> None:
     cpu = math.ceil(limits["cpu_seconds"]) + 1
     hard = {
         resource.RLIMIT_AS: limits["memory"],
-        resource.RLIMIT_CPU: cpu,  # the parent stops it earlier; this holds without the parent
+        resource.RLIMIT_CPU: cpu,  # the parent stops it earlier; this is for a parent that died
         resource.RLIMIT_FSIZE: limits["scratch"],
         resource.RLIMIT_NOFILE: limits["open_files"],
         resource.RLIMIT_CORE: 0,
@@ -80,8 +86,8 @@ def _limit(setup: Mapping[str, Any], limits: Mapping[str, Any]) -> None:
         if ceiling != resource.RLIM_INFINITY:
             limit = min(limit, ceiling)
         resource.setrlimit(what, (limit, limit))
-    # Only the soft limit, and only now: threads got their default stack size when Python started,
-    # and programs raise this one themselves. Stacks are memory, which is limited above.
+    # Only the soft limit is set, because programs may raise it. It is set only now, because threads
+    # got their default stack size when Python started. Stacks are memory, which is limited above.
     ceiling = resource.getrlimit(resource.RLIMIT_STACK)[1]
     stack = _MAIN_STACK if ceiling == resource.RLIM_INFINITY else min(_MAIN_STACK, ceiling)
     resource.setrlimit(resource.RLIMIT_STACK, (stack, ceiling))

@@ -24,10 +24,14 @@ _STAGES = 3
 def decide(
     program: Program, test: Test, outcome: CellOutcome, limits: Limits, compare: Compare
 ) -> TestResult:
-    """Name the verdict of one run and compare its output if it has one."""
+    """Return the verdict of one run. Its output is compared if it has one.
+
+    Raises:
+        JudgeError: the comparer failed.
+    """
     ended = outcome.ended
     report = outcome.report.decode("utf-8", "replace").split("\n")
-    report += [""] * (_STAGES - len(report))  # a line that is not there says nothing
+    report += [""] * (_STAGES - len(report))  # a missing line counts as an empty one
     verdict, detail = _failure(outcome, report, limits)
     if verdict is None:
         verdict, detail = _answer(program, test, outcome, report, compare)
@@ -43,7 +47,7 @@ def decide(
 def _failure(
     outcome: CellOutcome, report: list[str], limits: Limits
 ) -> tuple[JudgeVerdict | None, str]:
-    """Return why the run is no answer, or None. Limits first: they are the helper's own word."""
+    """Return why the run gives no answer, or None. Limits come first: the helper saw them."""
     ended, status = outcome.ended, outcome.ended["status"]
     if outcome.overflow:
         return JudgeVerdict.OUTPUT_LIMIT, f"more than {outcome.cap} bytes"
@@ -63,7 +67,7 @@ def _failure(
         return None, ""
     lines = outcome.stderr.decode("utf-8", "replace").strip().splitlines()
     detail = f"{_name(status)}: {lines[-1]}" if lines else _name(status)
-    # A program killed near its limit by an allocation that its language cannot report.
+    # An allocation that Python cannot report has killed the program near its limit.
     full = status < 0 and ended["memory"] > 0.9 * limits.memory
     if "memory" in report[2:] or full:
         return JudgeVerdict.MEMORY_LIMIT, detail
@@ -81,7 +85,7 @@ def _answer(
         if stage != "result":
             return JudgeVerdict.RUNTIME_ERROR, f"ended before {program.fn_name} returned"
         try:
-            output = values.decode(text)
+            output = values.loads(text)
         except ValueError as error:
             return JudgeVerdict.WRONG_ANSWER, f"returned a value that cannot be read: {error}"
     try:

@@ -24,7 +24,7 @@ _NUM_RIGHTS: Final = (13, 14, 15, 15, 16)
 
 
 def version() -> int:
-    """The version of Landlock that the kernel offers, 0 for none."""
+    """The version of Landlock that the kernel offers; 0 for none."""
     try:
         return syscall(_CREATE, "landlock_create_ruleset", None, ctypes.c_size_t(0), 1)
     except OSError:
@@ -38,11 +38,16 @@ def ruleset(
     devices: Sequence[str],
     scratch: str,
 ) -> int:
-    """Return a descriptor of rules: read below `read` and `shown`, use `devices`, fill `scratch`.
+    """Return a descriptor of rules. Nothing is allowed but what they allow.
 
-    Nothing else is allowed, nor reading what is below `hidden`, but for the names of its files.
     Directories, links, sockets and devices cannot be made even in `scratch`, and its files cannot
-    be removed: so it stays flat, and what is in it can be counted from outside.
+    be removed. So it stays flat, and what is in it can be counted from outside.
+
+    read: what is below these paths may be read.
+    hidden: files below these may not be read, but their names may.
+    shown: what is below these may be read all the same.
+    devices: these may be read and written.
+    scratch: files may be made and written here.
     """
     abi = version()
     rights = (1 << _NUM_RIGHTS[min(abi, len(_NUM_RIGHTS)) - 1]) - 1
@@ -77,13 +82,13 @@ def restrict(rules: int) -> None:
 
 
 def _around(paths: Sequence[str], hidden: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Yield what to allow at which path, to read all of `paths` but what is hidden.
+    """Yield (path, right) to allow, so that all of `paths` can be read but what is hidden.
 
-    A right holds for all that is below, and no rule takes one away. So only the entries beside what
-    is hidden get it; above them, directories can be listed.
+    A right holds for all that is below a path, and no rule takes one away. So only the entries
+    beside what is hidden get the right to be read. The directories above can be listed.
     """
     for path in paths:
-        if os.path.islink(path) or path in hidden:  # what a link leads to stands for itself
+        if os.path.islink(path) or path in hidden:  # the target of a link has a rule of its own
             continue
         if any(inside.startswith(path + "/") for inside in hidden):
             yield path, _READ_DIR

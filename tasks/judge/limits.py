@@ -11,20 +11,30 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of one run of a program; the first one reached decides the verdict.
+    """Limits of one run of a program. The first one reached decides the verdict.
 
-    The verdict `timeout` goes by CPU time, so that scores do not depend on load. Wall time is a
-    safety net against programs that wait; by default it is three times the CPU time.
+    cpu_seconds: seconds of CPU time. The verdict `timeout` goes by it, so that scores do not depend
+    on load.
+    wall_seconds: a safety net against programs that wait; by default three times the CPU time.
+    memory: bytes of address space. The interpreter itself takes about 50 MiB.
+    output: bytes of stdout, or of the JSON of a returned value, beside four times those of the
+    expected answer.
+    threads: threads at once.
+    scratch: bytes in the scratch directory.
+    files: files in the scratch directory.
+    open_files: open files at once.
+
+    Raises:
+        InputError: a limit is too low.
     """
 
     cpu_seconds: float = 4.0
     wall_seconds: float | None = None
-    memory: int = 1024 * MIB  # address space in bytes; the interpreter itself takes about 50 MiB
-    # Bytes of stdout, or of the JSON of a returned value, beside four times the expected answer's.
+    memory: int = 1024 * MIB
     output: int = MIB
     threads: int = 64
-    scratch: int = 16 * MIB  # bytes in the scratch directory
-    files: int = 256  # files in the scratch directory
+    scratch: int = 16 * MIB
+    files: int = 256
     open_files: int = 64
 
     def __post_init__(self) -> None:

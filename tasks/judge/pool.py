@@ -27,19 +27,27 @@ from treegen.tasks.judge.verdicts import (
     check_program,
 )
 
-# CPU time that starting takes. Who used no more has waited, for something other than a core.
+# CPU seconds that starting takes. A program that used no more has waited for something other than a
+# core.
 _STARTING_SECONDS = 0.05
 
 
 class Judge:
     """Judges programs in a sandbox that has shown, at the start, that it holds.
 
-    `sandbox` is "auto" (the strongest that works here, or JudgeError saying what is missing),
-    "bubblewrap", "landlock", or "none": no protection, to be asked for by name. `report` says
-    which it is and belongs in every record. `packages` are installed packages, such as "numpy",
-    that programs may import besides the standard library.
+    Its threads only wait for sandboxes. So judging leaves the interpreter to sampling.
 
-    Threads only wait for sandboxes, so judging leaves the interpreter to whoever samples.
+    sandbox: "auto" takes the strongest that works here. "bubblewrap" and "landlock" take these.
+    "none" is no protection, and must be asked for by name.
+    limits: the limits of each run.
+    workers: programs that are judged at once; by default one for each core.
+    packages: installed packages, such as "numpy", that programs may import besides the standard
+    library.
+    report: which sandbox is used. It belongs in every record.
+
+    Raises:
+        InputError: there is no such sandbox or package, or `workers` is below 1.
+        JudgeError: no sandbox that may be used holds here. The message says what is missing.
     """
 
     def __init__(
@@ -76,10 +84,15 @@ class Judge:
         *,
         stop_at_failure: bool = False,
     ) -> Future[ProgramResult]:
-        """Judge a program as soon as a core is free; the future never holds a verdict by accident.
+        """Judge a program as soon as a worker is free.
 
-        It raises only for errors of the caller's. When the judge itself fails, the result's verdict
-        is `judge_error`, and its `accepted` raises.
+        If the judge itself fails, the result's verdict is `judge_error`, and its `accepted` raises.
+
+        compare: (output, expected): whether an output is right; see `Compare`.
+        stop_at_failure: leave out the tests after the first that fails.
+
+        Raises:
+            InputError: there are no tests, or program and tests do not fit each other.
         """
         check_program(program, tests)
         return self._executor.submit(self._judge, program, tuple(tests), compare, stop_at_failure)
@@ -92,7 +105,12 @@ class Judge:
         *,
         stop_at_failure: bool = False,
     ) -> ProgramResult:
-        """Judge one program and wait for it; JudgeError if the judge fails."""
+        """Judge one program and wait for it; see `submit`.
+
+        Raises:
+            JudgeError: the judge fails.
+            InputError: there are no tests, or program and tests do not fit each other.
+        """
         future = self.submit(program, tests, compare, stop_at_failure=stop_at_failure)
         result = future.result()
         if result.verdict is JudgeVerdict.JUDGE_ERROR:
@@ -100,7 +118,7 @@ class Judge:
         return result
 
     def close(self) -> None:
-        """Drop what has not started, wait for what has, and end every sandbox."""
+        """Drop programs that have not started, wait for the others, and end every sandbox."""
         self._executor.shutdown(cancel_futures=True)
         with self._lock:
             for cell in self._cells:
@@ -116,15 +134,15 @@ class Judge:
             with self._quiet.shared():
                 result = self._test(program, test, compare)
             if may_retry and _starved(result, self.limits):
-                # Load may be to blame; alone on the machine it is not. Once for each program: one
-                # that works and then sleeps would otherwise stop all others again at every test.
+                # Load may be to blame, so the test runs again while no other does. Each program may
+                # do this once: one that works and then sleeps would stop all others at every test.
                 may_retry = False
                 with self._quiet.alone():
                     result = self._test(program, test, compare)
                 result = dataclasses.replace(result, retried=True)
             results.append(result)
             if result.verdict is JudgeVerdict.COMPILE_ERROR:
-                results = [result] * len(tests)  # the same source, the same error
+                results = [result] * len(tests)  # the source is the same for each, so is the error
             failed = result.verdict is not JudgeVerdict.ACCEPTED
             if result.verdict is JudgeVerdict.JUDGE_ERROR or (stop_at_failure and failed):
                 break
@@ -133,7 +151,7 @@ class Judge:
         return ProgramResult(tuple(results), len(tests), self.report.tier)
 
     def _test(self, program: Program, test: Test, compare: Compare) -> TestResult:
-        """Run one test; a helper that fails is replaced, and the test is tried once more."""
+        """Run one test. A helper that fails is replaced, and the test is tried once more."""
         for attempt in range(2):
             try:
                 cell = self._cell()
@@ -146,7 +164,7 @@ class Judge:
                 result = TestResult(JudgeVerdict.JUDGE_ERROR, detail=str(error))
             except TreegenError:
                 raise
-            except Exception as error:  # a fault of ours must not end the judging of all others
+            except Exception as error:  # a bug of treegen must not end the judging of all others
                 self._discard()
                 detail = f"a bug of treegen: {type(error).__name__}: {error}"
                 result = TestResult(JudgeVerdict.JUDGE_ERROR, detail=detail)
@@ -173,7 +191,7 @@ class Judge:
 
 
 def _starved(result: TestResult, limits: Limits) -> bool:
-    """Whether a program worked, but was not given the time by when it was stopped."""
+    """Whether a program ran out of wall time though it had work to do, and CPU time left."""
     by_wall_only = result.verdict is JudgeVerdict.TIMEOUT and result.seconds <= limits.cpu_seconds
     return by_wall_only and result.seconds > _STARTING_SECONDS
 

@@ -1,7 +1,7 @@
-"""Runs one program in a confined child: from here on nothing can be trusted any more.
+"""Runs one program in a confined child. Nothing that comes from here can be trusted.
 
 The report on descriptor 3 is one line for each stage. Lines up to "compiled" were written before
-the program's first instruction; later ones may be the program's own invention.
+the program's first instruction. Later lines may be the program's own invention.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ def report(line: str) -> None:
 
 
 def run(source: str, prelude: str, call: str | None, *, may_return: bool) -> NoReturn:
-    """Run a program as Python would run a script, or call a function of it; never returns.
+    """Run a program as Python would run a script, or call a function of it. Never returns.
 
-    may_return: a source that is no script but would be the body of a function runs as one.
+    call: the function and its arguments, as `values.encode` writes them; None runs a script.
+    may_return: if the source is no script but would be the body of a function, it runs as one.
     """
     _fresh_streams()
     module = types.ModuleType("__main__" if call is None else "solution")
@@ -57,7 +58,7 @@ def _run(
     except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
         report(f"compile_error {type(error).__name__}: {error}")
         return 1
-    request = None if call is None else values.decode(call)
+    request = None if call is None else values.loads(call)
     module.__dict__["__builtins__"] = builtins
     for name in [name for name in sys.modules if name.split(".")[0] == "treegen"]:
         del sys.modules[name]
@@ -79,7 +80,7 @@ def _run(
 
 def _compile(source: str, *, may_return: bool = False) -> types.CodeType:
     try:
-        # From str: a coding cookie in the source means nothing then.
+        # The source is a str, so a coding cookie in it means nothing.
         return compile(source, _NAME, "exec", 0, True)
     except SyntaxError as error:
         if may_return:
@@ -89,10 +90,10 @@ def _compile(source: str, *, may_return: bool = False) -> types.CodeType:
 
 
 def _as_function(source: str) -> ast.Module:
-    """Make a source the body of a function and call it: `return` and `nonlocal` are legal then.
+    """Make a source the body of a function that is called: `return` and `nonlocal` are legal there.
 
-    The imports that it begins with stay outside, where `*` is legal. Names that a function of it
-    declares global are so in the body too.
+    The imports that the source begins with stay outside, where `*` is legal. Names that a function
+    in the source declares global are global in the body too.
     """
     tree = ast.parse(source, _NAME)
     places = (i for i, line in enumerate(tree.body) if not _is_import(line))
@@ -122,10 +123,10 @@ def _exit_status(error: SystemExit) -> int:
 
 
 def _finish(module: types.ModuleType, status: int) -> NoReturn:
-    """End as the interpreter would, without the milliseconds of taking all its modules apart.
+    """End as the interpreter would, but without taking all its modules apart, which takes time.
 
-    Waits for threads, runs exit handlers, drops the program's globals (files among them write what
-    they still hold) and flushes.
+    It waits for threads, runs exit handlers, drops the program's globals (so that open files among
+    them are written), and flushes.
     """
     try:
         threading._shutdown()  # type: ignore[attr-defined]
@@ -138,7 +139,7 @@ def _finish(module: types.ModuleType, status: int) -> NoReturn:
             if stream is not None and not stream.closed:
                 stream.flush()
     except BaseException:
-        status = status or 120  # Python's own for output that cannot be written
+        status = status or 120  # Python's own status for output that cannot be written
     finally:
         os._exit(status)
 
@@ -152,7 +153,7 @@ def _call(module: types.ModuleType, fn_name: str, arguments: list[Any]) -> None:
         raise NameError(f"the program defines no function {fn_name}")
     result = function(*arguments)
     try:
-        text = values.encode(result)
+        text = values.dumps(result)
     except (TypeError, ValueError, RecursionError) as error:
         report(f"unreadable {error}")
     else:
@@ -164,7 +165,7 @@ def _failed(error: BaseException) -> None:
         report("memory")
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != _NAME:
-        trace = trace.tb_next  # the judge's own frames are of no use to the reader
+        trace = trace.tb_next  # leave out the judge's own frames
     traceback.print_exception(type(error), error, trace, limit=20)
 
 
@@ -175,7 +176,7 @@ def _thread_failed(arguments: threading.ExceptHookArgs) -> None:
 
 
 def _fresh_streams() -> None:
-    """Open the standard streams anew: those of the parent remember what it was given."""
+    """Open the standard streams anew, because the parent's streams hold what it has read."""
     streams: Any = sys  # the names are read-only to a type checker
     streams.stdin = streams.__stdin__ = _builtin_open(0, encoding="utf-8", closefd=False)
     streams.stdout = streams.__stdout__ = _builtin_open(1, "w", encoding="utf-8", closefd=False)
@@ -190,7 +191,7 @@ _builtin_open: Final[Any] = builtins.open
 
 @functools.wraps(builtins.open)
 def _open(file: Any, *arguments: Any, **keywords: Any) -> Any:
-    # There is no /proc, hence no such link; some honest programs read their input by this name.
+    # Without /proc this link leads nowhere, but some honest programs read their input by this name.
     if isinstance(file, str) and file == "/dev/stdin":
         file = os.dup(0)
     return _builtin_open(file, *arguments, **keywords)

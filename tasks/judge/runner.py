@@ -1,7 +1,7 @@
 """The helper inside the sandbox: forks a child for each program and watches it.
 
-It trusts its parent, holds no program text, no input and no expected output (those go from the
-parent to the child as sealed descriptors), and answers one message for each job.
+It trusts its parent, and answers one message for each job. It holds no program text and no input:
+these go from the parent to the child as sealed descriptors. No expected output ever comes here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _children: list[int] = []
 
 
 class _Job(NamedTuple):
-    """What a child needs, and nothing of the programs before it."""
+    """What a child needs. Nothing here comes from earlier programs."""
 
     setup: dict[str, Any]
     limits: dict[str, Any]
@@ -42,8 +42,8 @@ class _Job(NamedTuple):
 
 
 def main(descriptor: int) -> None:
-    """Serve jobs until the parent hangs up; in a child, run the program of one."""
-    # The server's frames are gone by then: a program reads those that called it.
+    """Serve jobs until the parent hangs up. In a child, run the program of its job."""
+    # The frames of serving are gone when a program runs, because it can read those that called it.
     job = _serve_until_over(descriptor)
     if job is not None:
         _run(job)
@@ -52,21 +52,21 @@ def main(descriptor: int) -> None:
 def _serve_until_over(descriptor: int) -> _Job | None:
     control = socket.socket(fileno=descriptor)
     setup = json.loads(control.recv(1 << 16))
-    # Without the parent, clean up and go, even if a copy of its socket lives on in another process.
+    # When the parent ends, clean up and end, even if another process has a copy of its socket.
     signal.signal(signal.SIGTERM, lambda *_: _stop(setup["scratch"]))
     if not setup["own_filesystem"]:
         os.mkdir(setup["scratch"], 0o700)
     job = None
     try:
         job = _serve(control, setup)
-    finally:  # also where the parent is gone before it could be told anything
+    finally:  # the parent may be gone before it could be told anything
         if job is None:
             _leave(setup["scratch"])
     return job
 
 
 def _serve(control: socket.socket, setup: dict[str, Any]) -> _Job | None:
-    """Return None at the end, and in each child its job."""
+    """Serve jobs. Returns None at the end, and in each child the child's job."""
     code = seccomp.assemble(platform.machine()) if setup["seccomp"] else None
     rules = _prepare(setup)
     wake, signalled = os.pipe()
@@ -81,7 +81,7 @@ def _serve(control: socket.socket, setup: dict[str, Any]) -> _Job | None:
         message, descriptors, _, _ = socket.recv_fds(control, 1 << 16, NUM_DESCRIPTORS)
         if not message:
             return None
-        if message == KILL:  # for a child that had ended by the time it came
+        if message == KILL:  # the child had ended before the message came
             continue
         limits = json.loads(message)
         started = time.monotonic()
@@ -97,7 +97,7 @@ def _serve(control: socket.socket, setup: dict[str, Any]) -> _Job | None:
 
 
 def _prepare(setup: dict[str, Any]) -> int | None:
-    """Take on what all programs share; return the descriptor of Landlock's rules, if any."""
+    """Set up what all programs share. Returns the descriptor of Landlock's rules, if any."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     seccomp.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     if setup["parent"] not in (None, os.getppid()):
@@ -114,27 +114,27 @@ def _prepare(setup: dict[str, Any]) -> int | None:
     for name in setup["preload"]:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    # They find their own parts without; other packages there are as good as not installed.
+    # Loaded packages find their own parts without this path. Others there count as not installed.
     sys.path[:] = [path for path in sys.path if path not in setup["packages_path"]]
     os.environ.clear()
-    # As site.main() would; it did not run, since it also reads site-packages.
+    # site.main() would do this. It did not run, because it also reads site-packages.
     site.setquit()
     site.setcopyright()
     site.sethelper()
     sys.argv[:] = ["program.py"]
-    seccomp.prctl(4, 0)  # PR_SET_DUMPABLE: nobody attaches to this process
-    os.listdir(setup["scratch"])  # sets the time of access, which later looks leave as it is
+    seccomp.prctl(4, 0)  # PR_SET_DUMPABLE: nobody can attach to this process
+    os.listdir(setup["scratch"])  # sets the time of access, which later listings do not change
     if not setup["landlock"]:
         return None
     places = [setup[name] for name in ("read", "hidden", "shown", "devices", "scratch")]
     rules = landlock.ruleset(*places)
-    high = _dup_above(rules)  # out of the way of a program's streams
+    high = _dup_above(rules)  # its number must not be that of a program's stream
     os.close(rules)
     return high
 
 
 def _touched(scratch: str) -> bool:
-    """Whether a program left files, or times and numbers that tell of files that it removed."""
+    """Whether a program left files, or changed the directory's time by files that it removed."""
     return os.stat(scratch).st_mtime_ns != 0 or bool(os.listdir(scratch))
 
 
@@ -146,7 +146,7 @@ def _run(job: _Job) -> NoReturn:
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         texts = [_read_all(handle) for handle in (source, call)]
-        # Twice, since a target may be the number of a stream still to be placed.
+        # Descriptors move twice, because a target may be the number of a stream not yet moved.
         high = [_dup_above(handle) for handle in streams]
         for target, handle in enumerate(high):
             os.dup2(handle, target, inheritable=False)
@@ -158,7 +158,7 @@ def _run(job: _Job) -> NoReturn:
         confine.confine(job.setup, job.limits, job.code, job.rules, job.parent)
         program.report("ready")
     except BaseException as error:
-        # On whichever descriptor the report is by now; the parent reads nothing as a failure.
+        # The report may be on either descriptor by now. An empty report is a failure too.
         for target in (program.REPORT, streams[-1]):
             with contextlib.suppress(OSError):
                 os.write(target, f"broken {type(error).__name__}: {error}\n".encode())
@@ -168,7 +168,7 @@ def _run(job: _Job) -> NoReturn:
         prelude, source_text, may_return = json.loads(texts[0])
         program.run(source_text, prelude, texts[1] or None, may_return=may_return)
     finally:
-        os._exit(1)  # whatever fails here, a child does not go on as the helper would
+        os._exit(1)  # whatever fails, a child must not go on as if it were the helper
 
 
 def _dup_above(handle: int) -> int:
@@ -188,7 +188,7 @@ def _watch(
     control: socket.socket,
     wake: int,
 ) -> dict[str, Any]:
-    """Wait for the child and kill it at the first limit; also when the parent says so."""
+    """Wait for the child. Kill it at the first limit that it reaches, or when the parent asks."""
     killed = None
     clock = (~pid << 3) | 2  # the CPU clock of that process, as clock_getcpuclockid makes it
     while True:
@@ -233,15 +233,17 @@ def _limit_reached(
 def _scratch_use(scratch: str, *, own_filesystem: bool) -> tuple[int, int]:
     """Return the number of files and of bytes in the scratch directory.
 
-    A file system of its own limits the bytes itself and counts what no directory shows. Elsewhere
-    the directory is flat and nothing in it can be removed, so one look sees everything.
+    A file system of its own limits the bytes itself, and counts files that no directory shows. Then
+    the bytes are returned as 0. Elsewhere the directory is flat and nothing in it can be removed,
+    so a listing shows everything.
     """
     if own_filesystem:
         space = os.statvfs(scratch)
         return space.f_files - space.f_ffree - 1, 0
     with os.scandir(scratch) as entries:
         found = [entry.stat(follow_symlinks=False) for entry in entries]
-    # The greater: a hole has a size and no blocks, what is allocated beyond the end the reverse.
+    # The greater number counts. A hole has a size and no blocks; what is allocated beyond the end
+    # of a file has blocks and no size.
     return len(found), sum(max(each.st_size, 512 * each.st_blocks) for each in found)
 
 
@@ -252,10 +254,10 @@ def _stop(scratch: str) -> NoReturn:
 
 
 def _leave(scratch: str) -> None:
-    """End the running program; remove what it left, in which no directories matter."""
+    """End the running program, and remove the files that it left."""
     for pid in _children:
-        # It may be gone: the parent's end is seen twice, on its socket and as a signal, which can
-        # come at any line.
+        # The child may be gone. The parent's end is noticed twice: on its socket, and as a signal,
+        # which can come at any line.
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

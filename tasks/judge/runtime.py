@@ -17,7 +17,7 @@ from typing import Final
 
 from treegen.errors import InputError
 
-# Imported once in the helper, so that a program that uses them pays nothing.
+# The helper imports these once, so that programs which use them pay nothing.
 PRELOAD: Final = (
     "abc",
     "array",
@@ -54,12 +54,12 @@ PRELOAD: Final = (
     "traceback",
     "typing",
 )
-# Not /dev/zero: a shared mapping of it is memory that no limit counts.
+# /dev/zero is not among them: a shared mapping of it is memory that no limit counts.
 DEVICES: Final = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 _SYSTEM: Final = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo")
-# Where packages are installed: with them could come tests and expected answers.
+# Packages are installed here, and tests and expected answers could be among them.
 _PACKAGES: Final = ("site-packages", "dist-packages")
-# Prints the directories of the standard library, and of every shared library in use, which need not
+# Prints the directories of the standard library and of every shared library in use. These need not
 # be the system's.
 _PROBE: Final = (
     "import importlib,os,sys\n"
@@ -76,27 +76,36 @@ _PROBE: Final = (
 class Runtime:
     """The interpreter and what programs may read.
 
-    read: files and directories with all that is below, but for what is below `hidden`. There the
-    directories `shown` can be read all the same.
+    python: the path of the interpreter.
+    read: files and directories; programs may read all that is below them.
+    hidden: directories below `read` that they may not read.
+    shown: directories below `hidden` that they may read all the same.
+    library_path: where the interpreter's own library is, if in no standard place.
+    packages: the extra packages that programs may import.
+    packages_path: the directories that hold these packages.
     """
 
     python: str
     read: tuple[str, ...]
     hidden: tuple[str, ...]
     shown: tuple[str, ...]
-    library_path: str  # for an interpreter whose own library is in no standard place
+    library_path: str
     packages: tuple[str, ...]
     packages_path: tuple[str, ...]
 
     @property
     def keep_read(self) -> bool:
-        """Whether a user other than root could not reach the interpreter."""
+        """Whether some of the files can be reached by root only."""
         return any(not _reachable(path) for path in self.read + self.shown)
 
 
 @functools.cache
 def find_runtime(packages: tuple[str, ...] = ()) -> Runtime:
-    """Find what the base interpreter of this process needs, with some extra packages."""
+    """Find what the base interpreter of this process needs, with some extra packages.
+
+    Raises:
+        InputError: a package is not installed.
+    """
     python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     library_path = ""
     if sysconfig.get_config_var("Py_ENABLE_SHARED"):
@@ -131,7 +140,7 @@ def _hidden(roots: Sequence[str]) -> list[str]:
 def _parts(python: str) -> list[str]:
     """Return the directories of the standard library and of the shared libraries that it loads."""
     command = [python, "-s", "-S", "-P", "-B", "-c", _PROBE, *PRELOAD]
-    # The caller's library path, since without it this interpreter may not start at all.
+    # The caller's library path is kept, because without it the interpreter may not start at all.
     keep = {key: value for key, value in os.environ.items() if key == "LD_LIBRARY_PATH"}
     done = subprocess.run(
         command, env=keep, capture_output=True, text=True, check=False, timeout=60
@@ -140,7 +149,7 @@ def _parts(python: str) -> list[str]:
 
 
 def _package(name: str) -> list[str]:
-    """The directories of an installed package: itself and the libraries that its wheel brings."""
+    """Return the directories of an installed package: its own, and its wheel's libraries."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise InputError(f"package {name!r} is not installed; programs cannot be given it")

@@ -46,7 +46,11 @@ sys.modules["treegen.tasks.judge.runner"].main(int(sys.argv[1]))
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A helper that is about to be started: its command, its environment, its first message."""
+    """A helper that is about to be started.
+
+    command, environment: what to start it with.
+    setup: its first message.
+    """
 
     command: list[str]
     environment: dict[str, str]
@@ -55,16 +59,22 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """One way to confine programs."""
+    """One way to confine programs.
+
+    launch: (runtime, limits, control, sources): how to start a helper. The last two are
+    descriptors.
+    unavailable: why it cannot be used here; empty if it can.
+    missing: what it does not protect against, in words.
+    """
 
     name: str
-    launch: Callable[[Runtime, Limits, int, int], Launch]  # the two descriptors come last
-    unavailable: Callable[[], str]  # why it cannot be used here, or ""
-    missing: Callable[[], tuple[str, ...]]  # what it leaves open, in words
+    launch: Callable[[Runtime, Limits, int, int], Launch]
+    unavailable: Callable[[], str]
+    missing: Callable[[], tuple[str, ...]]
 
 
 def helper_sources() -> str:
-    """The helper as data: a sandbox need not contain treegen's own files."""
+    """Return the helper's modules as JSON, so that a sandbox need not contain treegen's files."""
     folder = Path(__file__).parent
     names = {f"treegen.tasks.judge.{name}": folder / f"{name}.py" for name in _HELPER}
     return json.dumps({name: path.read_text(encoding="utf-8") for name, path in names.items()})
@@ -77,7 +87,7 @@ def _python(runtime: Runtime, control: int, sources: int) -> list[str]:
 
 
 def _environment(runtime: Runtime) -> dict[str, str]:
-    """What the interpreter starts with; the helper empties it before any program runs."""
+    """The interpreter's environment. The helper empties it before any program runs."""
     variables = {"PYTHONHASHSEED": "0"}
     if runtime.library_path:
         variables["LD_LIBRARY_PATH"] = runtime.library_path
@@ -111,8 +121,8 @@ def _bubblewrap(runtime: Runtime, limits: Limits, control: int, sources: int) ->
     command += ["--unshare-uts", "--hostname", "judge", "--new-session", "--die-with-parent"]
     root = _can_change_user()
     if root:
-        # The real user 0 would stay 0 in a namespace. So none is made, and the child turns into an
-        # unused user for good; these capabilities are the helper's, to change user and to kill.
+        # In a user namespace the real user 0 would stay 0. So none is made, and the child turns
+        # into an unused user for good. The helper needs these capabilities to change user and kill.
         for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL"):
             command += ["--cap-add", capability]
     else:
@@ -130,9 +140,9 @@ def _bubblewrap(runtime: Runtime, limits: Limits, control: int, sources: int) ->
     command += ["--perms", "0777", "--size", str(limits.scratch), "--tmpfs", _INSIDE]
     command += ["--remount-ro", "/", "--chdir", _INSIDE, "--"]
     uid = _unused_uid() if root else None
-    # Its parent there is bwrap, which sees to its end.
+    # The helper's parent there is bwrap, which ends it.
     setup = _setup(runtime, _INSIDE, uid=uid, own_filesystem=True, parent=None)
-    # Nothing in its own environment, which pid 1 of the sandbox would show.
+    # bwrap's own environment is empty, because pid 1 of the sandbox would show it.
     return Launch(command + _python(runtime, control, sources), {}, setup)
 
 
@@ -147,7 +157,7 @@ def _mounts(paths: Sequence[str]) -> list[str]:
 
 
 def _folders(paths: Sequence[str]) -> list[str]:
-    """Make the directories above some paths; bwrap would make them for root alone."""
+    """Options that make the directories above some paths. bwrap would make them for root alone."""
     above = sorted({str(parent) for path in paths for parent in Path(path).parents} - {"/"})
     return [word for folder in above for word in ("--perms", "0755", "--dir", folder)]
 
@@ -170,21 +180,21 @@ def _unconfined(runtime: Runtime, limits: Limits, control: int, sources: int) ->
 
 
 def _new_scratch() -> str:
-    """A directory's name; the helper makes it and removes it, however early this process ends."""
+    """Name a directory. The helper makes and removes it, however early this process ends."""
     return os.path.join(tempfile.gettempdir(), f"treegen-judge-{secrets.token_hex(8)}")
 
 
 def _can_change_user() -> bool:
-    """Whether this process is root in more than name: may become, and kill, another user's."""
+    """Whether this process is root and may also become another user, and end that user's."""
     status = Path("/proc/self/status").read_text()
     capabilities = int(status.split("CapEff:")[1].split()[0], 16)
     return os.geteuid() == 0 and capabilities & _USER_CAPABILITIES == _USER_CAPABILITIES
 
 
 def _unused_uid() -> int:
-    """A user id that nobody has, so that its limits and its signals concern one helper only."""
+    """Return a user id that nobody has, so that its limits and signals concern one helper only."""
     taken = {entry.pw_uid for entry in pwd.getpwall()}
-    # Only ids that exist in this user namespace can be taken on.
+    # A process can only take ids that exist in its user namespace.
     spans = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
     top = max(int(start) + int(length) for start, _, length in spans)
     free = [uid for uid in _UIDS if uid not in taken and uid < top] or [65_534]

@@ -17,7 +17,7 @@ _REFUSE: Final = 0x00050000 | errno.EPERM
 _MISSING: Final = 0x00050000 | errno.ENOSYS
 _PRETEND: Final = 0x00050000  # an error number of 0 is success
 _ARCHITECTURES: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_X32_BIT: Final = 0x40000000  # the x32 calls of x86_64 are other calls with the same numbers
+_X32_BIT: Final = 0x40000000  # set in the numbers of x32 calls, which are other calls of x86_64
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 38, 22
 
 libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -33,7 +33,7 @@ def machines() -> tuple[str, ...]:
 
 
 def assemble(machine: str) -> bytes:
-    """Assemble the filter for a machine, with OWN_PID where the process id belongs."""
+    """Return the filter for a machine. OWN_PID stands in it where the process id belongs."""
     code = [_op(_LOAD, 4), _op(_EQUAL, _ARCHITECTURES[machine], 1, 0), _op(_RETURN, _KILL)]
     code.append(_op(_LOAD, 0))
     if machine == "x86_64":
@@ -42,7 +42,7 @@ def assemble(machine: str) -> bytes:
         code += [_op(_EQUAL, number, 0, 1), _op(_RETURN, _ALLOW)]
     for name, number in SOMETIMES[machine].items():
         if name == "clone3":
-            # Its flags lie in memory, out of reach. ENOSYS makes libc fall back to clone.
+            # Its flags lie in memory, where a filter cannot look. ENOSYS makes libc use clone.
             code += [_op(_EQUAL, number, 0, 1), _op(_RETURN, _MISSING)]
             continue
         block = [line for check in CHECKS[name] for line in _check(check)]
@@ -52,7 +52,7 @@ def assemble(machine: str) -> bytes:
 
 
 def _check(check: Check) -> list[bytes]:
-    """Fall through if the argument is one of the values, else refuse."""
+    """Return code that falls through if the argument is one of the values, and else refuses."""
     low, high = 16 + 8 * check.index, 20 + 8 * check.index  # both machines are little endian
     code = [_op(_LOAD, high), _op(_EQUAL, 0, 1, 0), _op(_RETURN, _REFUSE)] if check.wide else []
     code.append(_op(_LOAD, low))
@@ -72,7 +72,11 @@ def _op(code: int, operand: int, if_true: int = 0, if_false: int = 0) -> bytes:
 
 
 def install(code: bytes, pid: int) -> None:
-    """Put this thread, and what it starts, behind the filter for good."""
+    """Put this thread, and what it starts, behind the filter for good.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
     code = code.replace(struct.pack("=I", OWN_PID), struct.pack("=I", pid))
     program = _Filter(len(code) // 8, code)
     prctl(_PR_SET_NO_NEW_PRIVS, 1)
@@ -80,18 +84,32 @@ def install(code: bytes, pid: int) -> None:
 
 
 def prctl(option: int, first: int, second: int = 0) -> None:
-    """Call prctl; OSError if it fails."""
+    """Call prctl.
+
+    Raises:
+        OSError: it fails.
+    """
     numbers = [ctypes.c_ulong(number) for number in (first, second, 0, 0)]
     check(libc.prctl(ctypes.c_int(option), *numbers), f"prctl({option})")
 
 
 def syscall(number: int, what: str, *arguments: object) -> int:
-    """Make a system call that libc has no function for; OSError if it fails."""
+    """Make a system call that libc has no function for.
+
+    what: its name, for the error.
+
+    Raises:
+        OSError: it fails.
+    """
     return check(libc.syscall(ctypes.c_long(number), *arguments), what)
 
 
 def check(result: int, what: str) -> int:
-    """Turn -1 into the OSError that errno stands for."""
+    """Return the result of a call.
+
+    Raises:
+        OSError: the result is negative; errno says why.
+    """
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")

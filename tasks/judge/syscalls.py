@@ -1,10 +1,11 @@
 """The system calls that a program may make, and their numbers on x86_64 and aarch64.
 
-Allowed is what threads, files in the scratch directory, pipes, timers and asyncio need. Everything
-that starts a program, reaches the network, shares memory, or changes a file that Landlock does not
-watch (chmod, chown, utime, truncate by path) is refused with EPERM. Locks on files are answered as
-if they were taken: in the scratch directory there is nobody to lock out, and on a file of the host
-there is.
+Programs may do what threads, files in the scratch directory, pipes, timers and asyncio need. A call
+is refused with EPERM if it starts a program, reaches the network, shares memory, or changes a file
+in a way that Landlock does not watch (chmod, chown, utime, truncate by path).
+
+Locks on files are answered as if they were taken, but none is. In the scratch directory there is
+nobody to lock out. On a file of the host there is, and a program must not.
 """
 
 from __future__ import annotations
@@ -66,9 +67,13 @@ SOMETIMES: Final = _table(_SOMETIMES)
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Argument `index`, masked, must be one of `values`; `wide` compares all 64 bits.
+    """A check of one argument of a call.
 
-    With one of `pretended` the call does nothing and returns 0.
+    index: which argument, from 0.
+    values: the argument, masked, must be one of these.
+    mask: the bits that count.
+    wide: compare all 64 bits.
+    pretended: with one of these the call does nothing and returns 0.
     """
 
     index: int
@@ -78,15 +83,16 @@ class Check:
     pretended: tuple[int, ...] = ()
 
 
-# The access mode, O_TRUNC (not without write access: Landlock before version 3 does not see it) and
-# no O_TMPFILE (a file without a name cannot be counted).
+# Any access mode is allowed. O_TRUNC needs write access, because Landlock before version 3 does not
+# see it. O_TMPFILE is refused, because a file without a name cannot be counted.
 _OPEN_MODES = (0, 1, 2, 0o1001, 0o1002)
 _OPEN_MASK = 0o20001003
-# What pthread_create asks for, by glibc and by musl (which adds CLONE_DETACHED): a thread of this
-# process and nothing else.
+# The flags of pthread_create in glibc and in musl (which adds CLONE_DETACHED). They make a thread
+# of this process and nothing else.
 _THREAD = (0x3D0F00, 0x7D0F00)
-# A shared file; private; private and anonymous. A part of a shared anonymous mapping keeps all of
-# it in memory, and the address space counts the part alone. Huge pages are a store of the host's.
+# A mapping may be of a shared file, private, or private and anonymous. It may not be shared and
+# anonymous: a part of such a mapping keeps all of it in memory, but only the part counts as address
+# space. Huge pages are refused, because they are a store of the host's.
 _MAPPINGS = (0x01, 0x02, 0x22)
 _MAPPING_MASK = 0x4002F
 _OWN_CLOCKS = tuple(range(12))  # negative numbers name the clocks of other processes
@@ -94,17 +100,17 @@ _OWN_CLOCKS = tuple(range(12))  # negative numbers name the clocks of other proc
 CHECKS: Final[dict[str, tuple[Check, ...]]] = {
     "open": (Check(1, _OPEN_MODES, _OPEN_MASK),),
     "openat": (Check(2, _OPEN_MODES, _OPEN_MASK),),
-    # Duplicate, flags, who locks; F_SETLK and F_SETLKW. Not F_SETOWN and F_SETSIG: they send
-    # signals to others.
+    # Allowed are F_DUPFD, flags and asking who locks; F_SETLK and F_SETLKW are pretended. F_SETOWN
+    # and F_SETSIG are refused, because they send signals to others.
     "fcntl": (Check(1, (0, 1, 2, 3, 4, 5, 1030, 1032), pretended=(6, 7)),),
-    "flock": (Check(1, (), mask=0, pretended=(0,)),),  # whatever it asks for
+    "flock": (Check(1, (), mask=0, pretended=(0,)),),  # every request is pretended
     "mmap": (Check(3, _MAPPINGS, _MAPPING_MASK),),
-    # Not FALLOC_FL_KEEP_SIZE and the rest: blocks beyond the end are not in a file's size.
+    # No flags, such as FALLOC_FL_KEEP_SIZE: blocks beyond the end are not in a file's size.
     "fallocate": (Check(1, (0,)),),
-    # SO_TYPE, SO_ERROR, SO_ACCEPTCONN, SO_PROTOCOL, SO_DOMAIN. Not SO_PEERPIDFD, a handle to the
-    # process at the other end.
+    # SO_TYPE, SO_ERROR, SO_ACCEPTCONN, SO_PROTOCOL, SO_DOMAIN. SO_PEERPIDFD is refused: it gives a
+    # handle to the process at the other end.
     "getsockopt": (Check(1, (1,)), Check(2, (3, 4, 30, 38, 39))),
-    # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. Not TIOCSTI.
+    # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. TIOCSTI is refused.
     "ioctl": (Check(1, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),),
     "clone": (Check(0, _THREAD, wide=True),),
     "kill": (Check(0, (OWN_PID,)),),
@@ -118,7 +124,7 @@ CHECKS: Final[dict[str, tuple[Check, ...]]] = {
     "clock_gettime": (Check(0, _OWN_CLOCKS),),
     "clock_getres": (Check(0, _OWN_CLOCKS),),
     "clock_nanosleep": (Check(0, _OWN_CLOCKS),),
-    # asyncio wakes itself up through a pair. A pair of streams cannot be pointed elsewhere.
+    # asyncio wakes itself up through a pair of sockets. A stream pair cannot be pointed elsewhere.
     "socketpair": (Check(0, (1,)), Check(1, (1,), mask=0xF), Check(2, (0,))),
     "sendto": (Check(4, (0,), wide=True),),  # no address: only to the other end
 }

@@ -1,8 +1,8 @@
-"""Arguments and return values as JSON that keeps Python's types; used on both sides of the wall.
+"""Arguments and return values as JSON that keeps Python's types; used inside and outside a sandbox.
 
-None, bool, float, str, list and small int are themselves; {"int": hex}, {"tuple": [...]},
-{"set": [...]} and {"dict": [[key, value], ...]} are the rest. `decode` reads text that a hostile
-program may have written, so it is linear and builds nothing but plain data.
+None, bool, float, str, list and small int are themselves. The rest are {"int": hex},
+{"tuple": [...]}, {"set": [...]} and {"dict": [[key, value], ...]}. A hostile program may have
+written the text that `decode` reads. So `decode` is linear and builds nothing but plain data.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any
 _SMALL = 1 << 60
 _MAX_DEPTH = 100
 _MAX_INT_CHARS = 41_600  # about 50,000 decimal digits
-# Keys chosen to have one hash make a dict quadratic to build. By chance few have: -1 and -2 do, so
-# 16 points of four coordinates each.
+# A dict takes quadratic time to build if its keys were chosen to have one hash. By chance few keys
+# do: the hashes of -1 and -2 are equal, so up to 16 points of four coordinates may share one.
 _MAX_SAME_HASH = 16
 
 
-def encode(value: object) -> str:
+def dumps(value: object) -> str:
     """Write a value as one line of JSON; TypeError for what is not plain data."""
     return json.dumps(_pack(value))
 
 
-def decode(text: str) -> Any:
-    """Read what `encode` wrote; ValueError for anything else."""
+def loads(text: str) -> Any:
+    """Read what `dumps` wrote; ValueError for anything else."""
     try:
         return _unpack(json.loads(text, parse_int=_small_int), 0)
     except (RecursionError, TypeError, AttributeError, OverflowError) as error:
@@ -80,7 +80,7 @@ def _unpack(value: Any, depth: int) -> Any:
 
 def _keys(body: Any, depth: int) -> list[Any]:
     keys = [_unpack(key, depth + 1) for key in body]
-    # Hashes that differ cannot cost much, however they are chosen.
+    # Keys whose hashes differ cannot cost much, however they are chosen.
     if max(Counter(map(hash, keys)).values(), default=0) > _MAX_SAME_HASH:
         raise ValueError(f"more than {_MAX_SAME_HASH} keys of one hash")
     return keys

@@ -10,8 +10,9 @@ from typing import Any
 from treegen.errors import InputError, TreegenError
 
 Compare = Callable[[Any, Any], bool]
-"""`compare(output, expected)`: runs in the trusted process on what the program returned, which is
-plain data (str for a stdin program). It must be total and about linear in the size of its input."""
+"""`compare(output, expected)` returns whether an output is right. It runs in the trusted process on
+what the program returned, which is plain data (str for a stdin program). It must return for every
+input, in time about linear in the size of its input."""
 
 
 class JudgeError(TreegenError):
@@ -19,7 +20,7 @@ class JudgeError(TreegenError):
 
 
 class JudgeVerdict(StrEnum):
-    """The outcome of one program on one test; `judge_error` is about the judge, never a score."""
+    """The outcome of one program on one test. `judge_error` is about the judge, and no score."""
 
     ACCEPTED = "accepted"
     WRONG_ANSWER = "wrong_answer"
@@ -33,13 +34,17 @@ class JudgeVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Python source as a model wrote it; with `fn_name`, a function of it is called.
+    """Python source as a model wrote it.
 
-    A stdin program runs as `__main__`. A call-based one runs as a module named `solution`, so that
-    its main guard stays shut; `fn_name` is looked up in the module, then as a method of a class
-    `Solution`. `prelude` is source that runs first in the same namespace (usual imports).
-    `may_return`: a stdin program that is no script but would be the body of a function, since it
-    has a `return` or `nonlocal` at its top level, runs as one.
+    A program without `fn_name` reads stdin and runs as `__main__`. A call-based program runs as a
+    module named `solution`, so that its main guard stays shut.
+
+    source: the source.
+    fn_name: the function to call. It is looked up in the module, then as a method of a class
+    `Solution`. None for a stdin program.
+    prelude: source that runs first in the same namespace, such as the usual imports.
+    may_return: whether a stdin program may run as the body of a function, if it is no script
+    because it has a `return` or `nonlocal` at its top level.
     """
 
     source: str
@@ -50,10 +55,12 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """One input and the answer expected for it; only the trusted process ever sees `expected`.
+    """One input and the answer expected for it.
 
-    `args` are the positional arguments of a call-based program: None, bool, int, float, str and
-    lists, tuples, dicts and sets of them.
+    stdin: the input of a stdin program.
+    args: the positional arguments of a call-based program: None, bool, int, float, str and lists,
+    tuples, dicts and sets of them.
+    expected: the expected answer. Only the trusted process ever sees it.
     """
 
     __test__ = False  # not something for pytest to collect
@@ -65,20 +72,31 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class TestResult:
-    """The verdict of one test; seconds are CPU seconds, `wall_seconds` includes waiting."""
+    """The verdict of one test.
+
+    seconds: CPU seconds.
+    wall_seconds: seconds by the clock, with waiting.
+    memory: peak resident bytes.
+    detail: one line for people: exit status, last line of stderr. The text is not to be trusted.
+    retried: whether it was judged a second time, alone, after a timeout by wall time only.
+    """
 
     __test__ = False
 
     verdict: JudgeVerdict
     seconds: float = 0.0
     wall_seconds: float = 0.0
-    memory: int = 0  # peak resident bytes
-    detail: str = ""  # one line for people: exit status, last line of stderr. Untrusted text.
-    retried: bool = False  # judged a second time, alone, after a timeout by wall time only
+    memory: int = 0
+    detail: str = ""
+    retried: bool = False
 
     @property
     def accepted(self) -> bool:
-        """Whether the test passed; raises JudgeError when that is not known."""
+        """Whether the test passed.
+
+        Raises:
+            JudgeError: that is not known, because the judge failed.
+        """
         if self.verdict is JudgeVerdict.JUDGE_ERROR:
             raise JudgeError(f"the judge failed, so the test has no score: {self.detail}")
         return self.verdict is JudgeVerdict.ACCEPTED
@@ -86,10 +104,13 @@ class TestResult:
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """The results of one program, in the order of its tests.
+    """The results of one program.
 
-    Shorter than the tests when judging stopped early: at the first failure if so asked, and always
-    at a judge error. A compile error stands for every test and is repeated for each.
+    tests: results in the order of the tests. There are fewer if judging stopped early: at the first
+    failure if that was asked for, and always at a judge error. A compile error is repeated for
+    every test.
+    num_tests: how many tests there are.
+    sandbox: the tier of the sandbox.
     """
 
     tests: tuple[TestResult, ...]
@@ -98,7 +119,7 @@ class ProgramResult:
 
     @property
     def verdict(self) -> JudgeVerdict:
-        """The first verdict that is not accepted, or accepted; a judge error wins over all."""
+        """A judge error if there is one; else the first failure; else accepted."""
         verdicts = [test.verdict for test in self.tests]
         if JudgeVerdict.JUDGE_ERROR in verdicts:
             return JudgeVerdict.JUDGE_ERROR
@@ -106,14 +127,18 @@ class ProgramResult:
 
     @property
     def accepted(self) -> bool:
-        """Whether every test ran and passed; raises JudgeError when that is not known."""
+        """Whether every test ran and passed.
+
+        Raises:
+            JudgeError: that is not known, because the judge failed.
+        """
         if self.verdict is JudgeVerdict.JUDGE_ERROR:
             raise JudgeError(f"the judge failed, so there is no score: {self.tests[-1].detail}")
         return self.verdict is JudgeVerdict.ACCEPTED and len(self.tests) == self.num_tests
 
 
 def check_program(program: Program, tests: Sequence[Test]) -> None:
-    """Refuse what cannot be judged: a program without tests would pass for nothing.
+    """Refuse what cannot be judged. A program without tests would pass for nothing.
 
     Raises:
         InputError: there are no tests, or program and tests do not fit each other.

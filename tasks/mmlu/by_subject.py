@@ -20,9 +20,10 @@ def subject_of(problem_id: str) -> str:
 
 
 def by_subject(overall: Report, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
-    """Return a report with the mean over subjects after each mean over questions, and tables.
+    """Return the report with means over subjects and with tables.
 
-    The tables have each category's and each subject's mean, by the first filter.
+    The mean over subjects stands after each mean over questions. The tables have the mean of each
+    category and of each subject, by the first filter.
     """
     rows: list[MetricRow] = []
     for row in overall.metrics:
@@ -50,7 +51,8 @@ def _groups(problem_ids: Iterable[str], group_of: Callable[[str], str]) -> dict[
 def _macro(row: MetricRow, values: Mapping[str, float]) -> MetricRow:
     """Return the unweighted mean of subjects.
 
-    Its error is that of other questions on the same subjects, so the subjects' own errors add up.
+    Its standard error is for other questions on the same subjects. So the subjects' own errors add
+    up.
     """
     means = [
         estimate([values[problem_id] for problem_id in ids])

@@ -1,8 +1,8 @@
 """Reading MMLU questions from a folder of CSV files or from the hub.
 
-The original CSV files have no header and answers A to D. Copies in circulation have a header, or
-answers 0 to 3; both are understood. Cells are texts and stay as they are: a reader that guesses
-types makes nothing of the choice "None" and 0.5 of "0.50".
+The original CSV files have no header, and answers A to D. Copies in circulation have a header, or
+answers 0 to 3. Both are understood. Cells stay texts, because a reader that guesses types would
+drop the choice "None" and make 0.5 of "0.50".
 """
 
 import csv
@@ -27,7 +27,12 @@ _ANSWER_HEADS: Final = ("answer", "target", "label")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One row. index: its place in its file from 0, headers not counted."""
+    """One row.
+
+    index: its place in its file, from 0, headers not counted.
+    answer: the letter of the right choice.
+    line: its line in the file, from 1.
+    """
 
     subject: str
     index: int
@@ -44,13 +49,19 @@ class Question:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What two rows share that differ in spacing or case only."""
+        """The same for rows that differ in spacing or case only."""
         return tuple(" ".join(text.split()).casefold() for text in (self.text, *self.choices))
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedQuestions:
-    """Questions to ask and to show, by subject in alphabetical order."""
+    """The questions of a data set, by subject in alphabetical order.
+
+    test: questions to ask.
+    dev: questions to show as examples.
+    skipped: rows that cannot be used.
+    source: what to call the data set.
+    """
 
     test: dict[str, list[Question]]
     dev: dict[str, list[Question]]
@@ -61,10 +72,13 @@ class LoadedQuestions:
 def load_questions(
     data: str | None, split: str | None, subjects: Sequence[str], *, with_dev: bool
 ) -> LoadedQuestions:
-    """Read a split and, where examples are wanted, the dev split; no subjects means all.
+    """Read a split, and the dev split for examples.
+
+    subjects: the subjects to read; empty for all.
+    with_dev: whether to read the dev split.
 
     Raises:
-        InputError: no data are given, or a split or subject that there is not.
+        InputError: no data are given, or there is no such split or subject.
         DataError: the data cannot be read.
     """
     if data is None:
@@ -96,10 +110,12 @@ def load_questions(
 
 
 def read_csv(path: Path, subject: str, skipped: list[Skipped] | None) -> list[Question]:
-    """Return the usable rows of one file; the others go to skipped, or raise without it.
+    """Return the usable rows of one file.
+
+    skipped: the other rows are added to it; if None, such a row is an error.
 
     Raises:
-        DataError: the file cannot be read, or counts answers from 1.
+        DataError: the file cannot be read, counts answers from 1, or has an unusable row.
     """
     try:
         content = path.read_bytes().decode("utf-8-sig")

@@ -21,9 +21,9 @@ _ALONE: Final = re.compile(
 
 
 def first_capital(text: str) -> str | None:
-    """Return the first upper-case letter of a text, as RelayAttention's script reads answers.
+    """Return the first upper-case letter of a text; of "The answer is B" that is T.
 
-    Of "The answer is B" that is T.
+    RelayAttention's script reads answers so.
     """
     return next((character for character in text if character.isupper()), None)
 
@@ -31,8 +31,8 @@ def first_capital(text: str) -> str | None:
 def letter_answer(text: str) -> str | None:
     """Return the choice A to D that a text settles on.
 
-    That is the one after the last "answer is" or "answer:"; else the one that the text begins
-    with; else the only one that stands alone anywhere in it.
+    That is the letter after the last "answer is" or "answer:"; else the letter that the text begins
+    with; else the letter that stands alone in the text, if there is only one.
     """
     stated = [match[1] for match in _STATED.finditer(text) if match[1].isupper()]
     if stated:

@@ -48,9 +48,9 @@ _SHOTS: Final = 5
 
 
 class MMLU:
-    """MMLU by likelihood: of " A" to " D" after the prompt, the likeliest is the answer.
+    """MMLU by likelihood: the answer is the likeliest of " A" to " D" after the prompt.
 
-    Examples are left out, last one first, until a prompt fits the model's context.
+    If a prompt does not fit the model's context, its last examples are left out.
     """
 
     name: Final = "mmlu"
@@ -60,13 +60,18 @@ class MMLU:
         "form": "whose prompts: hendrycks (the original's, the default) or lm-eval",
         **_ARGUMENTS,
     }
-    # Nothing is sampled; one sample is the likeliest choice.
+    # Nothing is sampled. The one sample of a problem is its likeliest choice.
     defaults: Final = TaskDefaults(
         sampling=SamplingParams(temperature=0.0, max_tokens=1), num_samples=1, num_fewshot=_SHOTS
     )
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Read the questions, and each subject's examples from the dev split in their order."""
+        """Read the questions, and each subject's examples from the dev split in their order.
+
+        Raises:
+            InputError: an option cannot be used, or there are too few examples.
+            DataError: the data cannot be read, or have no usable question.
+        """
         check_arguments(self.name, options.extra, self.arguments)
         form = one_of(options.extra, "form", _FORMS, _FORMS[0])
         choices = tuple(f" {letter}" for letter in LETTERS)
@@ -74,7 +79,7 @@ class MMLU:
         data = _load(
             self.name, options, choices, block, lambda q: f"{block(q)}\nAnswer: {q.answer}\n\n"
         )
-        # Runs from before there was a choice know no form.
+        # The default form is stored as empty, as in runs from before there was a choice.
         return replace(data, form=form if form != _FORMS[0] else "", label=f"{form} form")
 
     def tree(self, data: TaskData, num_samples: int) -> Node:
@@ -95,8 +100,9 @@ class MMLU:
         overall = summarise(
             scores, options, task=self.name, version=self.version, filters=self.filters
         )
-        # The likeliest choice always is one, is whole, and has nothing to vote with; letters are
-        # equally long.
+        # Only accuracy means anything here: the likeliest choice is always readable and complete,
+        # and one choice has nothing to vote with. Normalising by length would change nothing,
+        # because all choices are one letter.
         accuracy = tuple(row for row in overall.metrics if row.metric in ("exact_match", "acc"))
         report = by_subject(replace(overall, metrics=accuracy, majority=()), scores, options)
         return replace(report, metrics=tuple(_as_acc(row) for row in report.metrics))
@@ -113,7 +119,7 @@ class MMLUGenerate:
     version: Final = "1"
     filters: Final = ("letter", "first-capital")
     arguments: Final = _ARGUMENTS
-    # The original has no stop string; what follows this one is the model's next question.
+    # The original has no stop string. What follows this one is a question that the model makes up.
     defaults: Final = TaskDefaults(
         sampling=SamplingParams(
             temperature=0.0, max_tokens=32, stop=("There is a single choice question",)
@@ -123,7 +129,12 @@ class MMLUGenerate:
     )
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Read the questions, and each subject's examples from the dev split in their order."""
+        """Read the questions, and each subject's examples from the dev split in their order.
+
+        Raises:
+            InputError: an option cannot be used, or there are too few examples.
+            DataError: the data cannot be read, or have no usable question.
+        """
         check_arguments(self.name, options.extra, self.arguments)
         return _load(
             self.name,
@@ -143,7 +154,7 @@ class MMLUGenerate:
         )
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Return a verdict per filter on a text that ends where a stop string began."""
+        """Return a verdict per filter. The text ends where a stop string began."""
         return {
             "letter": _verdict(letter_answer(text), problem),
             "first-capital": _verdict(first_capital(text), problem),
@@ -178,7 +189,7 @@ def _header(subject: str) -> Node:
 
 
 def _description(subject: str) -> Node:
-    # lm-eval puts it in the system turn of a chat.
+    # lm-eval puts the description in the system turn of a chat.
     words_of = subject.replace("_", " ")
     text = f"The following are multiple choice questions (with answers) about {words_of}.\n\n"
     return with_role(Node(text), "system")
@@ -266,7 +277,7 @@ def _tree(
     for subject, leaves in questions_of.items():
         children = leaves
         for shot in reversed(data.fewshot_of[subject]):
-            # A space or a newline stands before the letter that it ends with.
+            # An example ends with its letter, before which a space or a newline stands.
             shown = shot.rstrip()
             turn = (shown[:-2], shown[-1])
             children = [with_turns(droppable(Node(shot, children=children)), [turn])]

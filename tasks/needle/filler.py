@@ -1,7 +1,7 @@
 """The filler text that comes with treegen: the chronicle of a valley, put together by rule.
 
-Nothing in it is of any use for answering a question. Sentences may recur, by chance and seldom. It
-is the same text on every machine.
+Nothing in it helps to answer a question. A few sentences may recur, by chance. It is the same text
+on every machine.
 """
 
 import random
@@ -103,7 +103,7 @@ def filler() -> str:
 
 
 def _sentence(draw: random.Random) -> str:
-    # Each slot is filled by what its list says, which may have slots of its own.
+    # Each slot is filled with an entry of its list, which may have slots of its own.
     lists = {
         "place": _PLACES, "other": _PLACES, "person": _PEOPLE, "season": _SEASONS,
         "thing": _THINGS, "deed": _DEEDS, "remark": _REMARKS, "view": _VIEWS,
@@ -113,7 +113,7 @@ def _sentence(draw: random.Random) -> str:
     while "{" in text:
         before, _, rest = text.partition("{")
         slot, _, after = rest.partition("}")
-        # Nobody meets himself, and no road leads from a place to itself.
+        # No entry is used twice: nobody meets himself, and no road leads from a place to itself.
         choices = [word for word in lists[slot.lower()] if word not in used]
         word = draw.choice(choices)
         used.add(word)

@@ -9,8 +9,8 @@ The test was made popular by https://github.com/gkamradt/LLMTest_NeedleInAHaysta
     Question: What is the best thing to do in San Francisco?
     Answer:
 
-An answer is right if it contains the key facts, in whatever words they stand. Prompts of all
-lengths begin with the same text, up to the needle; the engine finds what they share.
+An answer is right if it contains the key facts, whatever else it says. Prompts of all lengths begin
+with the same text, up to the needle. The engine finds what they share.
 """
 
 import re
@@ -105,7 +105,7 @@ class NeedleGrid:
         )
 
     def tree(self, data: TaskData, num_samples: int) -> Node:
-        """Return all prompts beside each other; they share what they begin with."""
+        """Return all prompts as leaves beside each other. They share what they begin with."""
         return Node(
             children=[
                 Node(problem.question, samples=num_samples, id=problem.id)
@@ -114,7 +114,7 @@ class NeedleGrid:
         )
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Return whether the text contains every key fact, and as the answer those it has."""
+        """Return whether the text contains every key fact. The answer is the facts that it has."""
         read = _plain(text)
         facts = problem.answer.split("|")
         found = [fact for fact in facts if _contains(read, _plain(fact))]
@@ -180,10 +180,14 @@ def _needle(own: NeedleOptions) -> tuple[str, str, list[str]]:
 def _documents(
     haystack: Haystack, needle: str, depths: Sequence[int], measure: Measure, length: int
 ) -> list[tuple[int, Document]]:
-    """Return a text of one length for each depth; InputError if two depths come out the same."""
+    """Return a text of one length for each depth.
+
+    Raises:
+        InputError: the text is too short, so that two depths are the same place.
+    """
 
     def hide(size: int, depth: float) -> Document:
-        # A needle must not go back as far as the one before it.
+        # A needle moves back to the end of a sentence, but not as far as the needle one depth up.
         step = min((b - a for a, b in pairwise(depths)), default=100)
         reach = min(500, step * size // 200)
         return insert(haystack.take(size), [(depth / 100, needle)], reach=reach)
@@ -201,10 +205,10 @@ def _documents(
 
 
 def _plain(text: str) -> str:
-    """Return a text in small letters, without punctuation, its words one space apart."""
+    """Return a text in lower case, without punctuation, its words one space apart."""
     return re.sub(r"[\W_]+", " ", text.casefold()).strip()
 
 
 def _contains(text: str, fact: str) -> bool:
-    # 42 is not in 1425, but a sandwich is among sandwiches.
+    # A number must stand alone: 42 is not in 1425. A word need not: "sandwich" is in "sandwiches".
     return re.search(rf"(?<!\d){re.escape(fact)}(?!\d)", text) is not None

@@ -14,14 +14,19 @@ ARGUMENT: Final = (
     "checkpoint or hub name; lengths are then tokens of its tokenizer (default: characters)"
 )
 SHORTER: Final = "shorten them with -T lengths=N,... (characters, or tokens of -T tokenizer=DIR)"
-# What an answer takes where lengths are characters; English has a little over four.
+# Characters of a token, to convert lengths. English has a little over four.
 _CHARS_PER_TOKEN: Final = 4
 _MAX_TRIES: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A unit of length; per_token: how many of it a token takes."""
+    """A unit of length.
+
+    unit: its name, in the plural.
+    count: returns the length of a text.
+    per_token: how many units a token takes, about.
+    """
 
     unit: str
     count: Callable[[str], int]
@@ -29,11 +34,15 @@ class Measure:
 
 
 def measure_of(options: NeedleOptions) -> Measure:
-    """Return the unit of a task's lengths: tokens if its option `tokenizer` is given."""
+    """Return the unit of a task's lengths: tokens if its option `tokenizer` is given.
+
+    Raises:
+        ModelError: the tokenizer cannot be loaded.
+    """
     if "tokenizer" not in options:
         return Measure("characters", len, _CHARS_PER_TOKEN)
     name = options.text("tokenizer").strip()
-    # Brings torch and transformers, which no other way of making the problems needs.
+    # This imports torch and transformers, which are not needed otherwise to make the problems.
     from treegen.model.files import load_tokenizer
 
     tokenizer = load_tokenizer(name)
@@ -49,8 +58,10 @@ def fit_length(
 ) -> int:
     """Return a filler size, in characters, with which a text is close to `length` but not above.
 
-    build: makes the text for a filler size. what: the text's name, for the error when it is too
-    long even without filler. start: a size to try first, such as that of a similar text.
+    build: makes the text for a filler size.
+    measure: the unit of `length`.
+    what: the name of the text, for the error.
+    start: a size to try first, such as that of a similar text.
 
     Raises:
         InputError: the text is longer than `length` without any filler.
@@ -61,8 +72,9 @@ def fit_length(
             f"{what} takes {empty:,} {measure.unit} without any filler, but the length is "
             f"{length:,}; ask for a longer text or less in it"
         )
-    # Texts grow nearly in proportion to their filler, so each try is a straight line from the
-    # empty text through the last one, kept inside of what is known to fit and not to fit.
+    # Texts grow nearly in proportion to their filler. So each guess lies on the straight line from
+    # the text without filler through the last try. It stays between the largest size that is known
+    # to fit and the smallest that is known not to.
     close = max(16, length // 1000)
     fits, used = 0, empty
     too_long: int | None = None

@@ -1,4 +1,4 @@
-"""Names of dogs, none the beginning of another, and colours of fur."""
+"""Names of dogs, no one of which begins another, and colours of fur."""
 
 import random
 from typing import Final
@@ -46,13 +46,13 @@ SECOND_NAMES: Final = tuple(_SECOND_NAMES.split())
 
 
 def draw_names(draw: random.Random, num: int) -> list[str]:
-    """Return different names in random order, none of which is the beginning of another.
+    """Return `num` different names in random order, no one of which begins another.
 
-    As many as there are single names are such names. For more, every dog has two names, and the
-    first ones are spread as evenly as can be.
+    If there are enough single names, these are taken. Otherwise every dog has two names, and the
+    first names are spread as evenly as can be.
 
     Raises:
-        InputError: there are not as many names.
+        InputError: there are too few names.
     """
     if num <= len(NAMES):
         return draw.sample(NAMES, num)
@@ -70,7 +70,7 @@ def draw_names(draw: random.Random, num: int) -> list[str]:
 
 
 def draw_colours(draw: random.Random, num: int) -> list[str]:
-    """Return colours in random order, each as often as any other to within one."""
+    """Return `num` colours in random order. How often they occur differs by one at most."""
     order = draw.sample(COLOURS, len(COLOURS))
     colours = [order[index % len(order)] for index in range(num)]
     draw.shuffle(colours)

@@ -10,15 +10,18 @@ from treegen.evals.task import TaskOptions
 
 _WHOLE: Final = re.compile(r"[0-9]{1,12}")
 _STEPS: Final = re.compile(r"([0-9]{1,12})-([0-9]{1,12})/([0-9]{1,4})")
-# Options of every task that one which makes its own problems has no use for.
+# General options that no needle task has a use for, because it makes its own problems.
 _OTHERS: Final = ("split", "fewshot_file", "fewshot_data")
 
 
 class NeedleOptions:
-    """A needle task's own options; names are checked here, a value when it is read.
+    """A needle task's own options. Names are checked at once, a value when it is read.
 
-    known: the task's `arguments`. unused: general options that it has no use for, beside those
-    that no needle task has.
+    known: the task's `arguments`.
+    unused: further general options that the task has no use for.
+
+    Raises:
+        InputError: there is no such option, or the task has no use for it.
     """
 
     def __init__(
@@ -47,7 +50,11 @@ class NeedleOptions:
         return value
 
     def whole(self, name: str, default: int, low: int, high: int) -> int:
-        """Return a whole number from low to high."""
+        """Return a whole number from low to high.
+
+        Raises:
+            InputError: the argument is no such number.
+        """
         (number,) = _numbers(name, [self._extra.get(name, str(default))], low, high)
         return number
 
@@ -77,7 +84,7 @@ class NeedleOptions:
 
 
 def _numbers(name: str, words: Sequence[str], low: int, high: int) -> list[int]:
-    # Plain ASCII digits: int() would also take 1_000 and the digits of other scripts.
+    # Only plain ASCII digits count. int() would also take 1_000 and the digits of other scripts.
     if not all(_WHOLE.fullmatch(word.strip()) for word in words):
         kind = "a whole number" if len(words) == 1 else "whole numbers with commas between"
         raise InputError(f"task argument {name} must be {kind}, got {','.join(words)!r}")

@@ -1,6 +1,6 @@
 """RULER's needle tests: magic numbers for made-up keys, hidden in essays, noise or other needles.
 
-The tests are those of https://github.com/NVIDIA/RULER, with words and filler of our own. One
+The tests are those of https://github.com/NVIDIA/RULER, with treegen's own words and filler. One
 prompt, of niah_single_2:
 
     A special magic number is hidden within the following text. Make sure to memorize it. I will
@@ -9,7 +9,7 @@ prompt, of niah_single_2:
     What is the special magic number for brisk-lantern mentioned in the provided text? The special
     magic number for brisk-lantern mentioned in the provided text is
 
-The last sentence begins the answer: with a chat template it stands in the assistant's turn. The
+The last sentence begins the answer. With a chat template it stands in the assistant's turn. The
 length counts the prompt and the 128 tokens that are generated.
 """
 
@@ -37,8 +37,8 @@ _LENGTHS: Final = (16_000,)
 class Ruler:
     """One of RULER's needle tests; the classes below say which.
 
-    An answer is right if it holds every value that was asked for, wherever in it. RULER's own
-    metric, string_match_all, gives part marks for some of them.
+    An answer is right if it holds every value that was asked for, at any place. RULER's own metric,
+    string_match_all, is the share of the values that it holds.
     """
 
     variant: Variant
@@ -62,7 +62,7 @@ class Ruler:
         return f"ruler-niah-{self.variant.name}"
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Return so many problems of each length, with keys, values and places of their own.
+        """Return the problems of each length. Each has keys, values and places of its own.
 
         Raises:
             InputError: an option cannot be used.
@@ -116,7 +116,7 @@ class Ruler:
             )
 
     def tree(self, data: TaskData, num_samples: int) -> Node:
-        """Return all prompts beside each other; below each, how the answer begins."""
+        """Return all prompts beside each other. Below each stands the beginning of its answer."""
         return Node(
             children=[
                 Node(
@@ -135,7 +135,7 @@ class Ruler:
         )
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Return whether all values are in the text, and as part marks how many of them."""
+        """Return whether all values are in the text. The credit is the share that is."""
         wanted = problem.answer.split(" ")
         read = text.casefold()
         found = [value for value in wanted if value.casefold() in read]

@@ -45,8 +45,12 @@ _FOUND: Final[Mapping[Values, re.Pattern[str]]] = {
 class Variant:
     """Which of the tests: what the text is, how many needles, and how many are asked for.
 
-    num_keys: keys with a needle for each of num_values values. num_queries: keys that are asked
-    for.
+    name: the end of the task's name.
+    haystack: what the text is.
+    keys, values: what keys and values look like.
+    num_keys: how many keys there are; each has a needle for each of its values.
+    num_values: values of each key.
+    num_queries: keys that are asked for.
     """
 
     name: str
@@ -66,8 +70,8 @@ def find_values(text: str, values: Values) -> list[str]:
 class Item:
     """One problem, whose filler may still be of any size.
 
-    seed: decides everything that is drawn.
-    values: what is asked for. reply: how the answer begins.
+    values: the values that are asked for.
+    reply: the beginning of the answer.
     """
 
     def __init__(self, variant: Variant, haystack: Haystack, seed: str) -> None:
@@ -93,7 +97,7 @@ class Item:
         self.reply = self._fill(_ONE_REPLY if self._is_one else _MANY_REPLY)
 
     def question(self, size: int) -> str:
-        """Return the prompt up to where the answer begins, with so many characters of filler."""
+        """Return the prompt up to where the answer begins, with `size` characters of filler."""
         context = self._document(size).text
         return self._fill(_ONE if self._is_one else _MANY, context)
 
@@ -102,7 +106,7 @@ class Item:
         return self.question(size) + self.reply
 
     def depth(self, size: int) -> float | None:
-        """Return how far down the needle is; None if there are several."""
+        """Return how far down the needle is, from 0 to 1; None if there are several."""
         return self._document(size).depth(0) if len(self._needles) == 1 else None
 
     @property
@@ -127,7 +131,7 @@ class Item:
         return _insert_lines(lines, needles)
 
     def _distractors(self, size: int) -> list[str]:
-        """Return needles nobody asks for, the same ones for any size that has room for them."""
+        """Return needles that are not asked for. A larger size has the same ones and more."""
         draw = random.Random(f"{self._seed} distractors")
         keys = _keys(draw, self._variant)
         lines: list[str] = []
@@ -164,7 +168,11 @@ def _word_keys() -> tuple[str, ...]:
 
 
 def _keys(draw: random.Random, variant: Variant) -> Iterator[str]:
-    """Yield different keys for as long as there are any."""
+    """Yield different keys.
+
+    Raises:
+        InputError: all keys that words can make are used up.
+    """
     if variant.keys == "uuids":
         while True:
             yield _uuid(draw)

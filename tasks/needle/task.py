@@ -19,8 +19,8 @@ stand in it at even distances, from its first sentence to its last. The prompt:
     Answer:
 
 The text and the solved questions are one node above all questions, so a document of any length is
-computed and kept once. Unlike in the original, no name is the beginning of another, no dog is
-asked for twice, every colour is as frequent as any other, and the length is that of the whole text.
+computed and stored once. Some things differ from the original: no name begins another, no dog is
+asked for twice, all colours are equally frequent, and the length is that of the whole text.
 """
 
 import random
@@ -51,7 +51,13 @@ _COLOUR: Final = re.compile(rf"\b(?:{'|'.join(COLOURS)})\b")
 
 @dataclass(frozen=True, slots=True)
 class _Dogs:
-    """Dogs in the order in which they are in the text; those that are shown, and asked for."""
+    """The dogs, numbered in the order in which they stand in the text.
+
+    names: their names.
+    colours: the colour of each number.
+    shots: the numbers of dogs in solved questions.
+    asked: the numbers of dogs that are asked for.
+    """
 
     names: tuple[str, ...]
     colours: Mapping[int, str]
@@ -59,7 +65,7 @@ class _Dogs:
     asked: tuple[int, ...]
 
     def needles(self) -> list[tuple[float, str]]:
-        """Return depths and sentences."""
+        """Return (depth, sentence) of each dog."""
         last = max(1, len(self.names) - 1)
         return [
             (index / last, f"The dog named {name} has fur that is {self.colours[index]}.")
@@ -82,16 +88,16 @@ class _Dogs:
 class Needle:
     """Dogs and the colours of their fur, all in one document.
 
-    Two filters read the same texts. `strict-match`, the headline, is Hydragen's: what stands
-    between the first two ###, letter for letter. `flexible-extract` takes the first of the colours
+    Two filters read the same texts. `strict-match`, the headline, is Hydragen's: it takes what
+    stands between the first two ###, letter for letter. `flexible-extract` takes the first colour
     that the answer names.
     """
 
     name: Final = "needle"
     version: Final = "1"
     filters: Final = ("strict-match", "flexible-extract")
-    # Greedy and ten tokens, as published: a colour fits in, a chain of thought does not. What would
-    # follow the stops is the model's next question, which no filter reads.
+    # Greedy and ten tokens, as published: there is room for a colour, not for a chain of thought.
+    # What follows a stop string is a question that the model makes up, which no filter reads.
     defaults: Final = TaskDefaults(
         sampling=SamplingParams(temperature=0.0, max_tokens=10, stop=("\n\n", "Question:")),
         num_samples=1,
@@ -105,7 +111,12 @@ class Needle:
     }
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Hide the needles in the text; which dogs, colours and places is up to the seed."""
+        """Hide the needles in the text. The seed decides which dogs, colours and places.
+
+        Raises:
+            InputError: an option cannot be used.
+            DataError: the haystack cannot be read, or speaks of named dogs itself.
+        """
         own = NeedleOptions(options, self.name, self.arguments)
         num = own.whole("questions", 256, 1, 10_000)
         length = own.whole("length", 80_000, 1, 10**9)
@@ -156,7 +167,7 @@ class Needle:
         """Return a verdict per filter."""
         marked = _MARKED.search(text)
         strict = marked[1].strip().replace(",", "") if marked else ""
-        # What a base model goes on to ask is no answer.
+        # A question that a base model goes on to ask is no answer.
         named = _COLOUR.search(text.partition("Question:")[0].casefold())
         flexible = named[0].title() if named else ""
         return {
@@ -165,9 +176,9 @@ class Needle:
         }
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
-        """Return accuracy, what one and the same answer would have scored, and accuracy by depth.
+        """Return accuracy, also by depth, and what the most frequent answer would have scored.
 
-        The error bars are those of questions on this one document.
+        The error bars are for other questions on this one document.
         """
         report = summarise(
             scores, options, task=self.name, version=self.version, filters=self.filters
@@ -201,7 +212,8 @@ def _draw_dogs(draw: random.Random, num: int, num_shots: int) -> _Dogs:
     names = draw_names(draw, num + num_shots)
     order = draw.sample(range(len(names)), len(names))
     shots, asked = order[:num_shots], order[num_shots:]
-    # Balanced each for itself: what is asked must not follow from what is shown.
+    # Shown and asked dogs are balanced apart, so that what is asked does not follow from what is
+    # shown.
     colours = dict(zip(shots, draw_colours(draw, num_shots), strict=True))
     colours |= zip(asked, draw_colours(draw, num), strict=True)
     return _Dogs(tuple(names), colours, tuple(shots), tuple(asked))

@@ -12,8 +12,8 @@ from typing import Final
 from treegen.errors import DataError
 from treegen.tasks.needle.filler import filler
 
-# A stop that ends a sentence, with the quotes and brackets it closes. Not the full stop of a short
-# word with a capital, which is rather Mr. or St. or an initial.
+# A stop that ends a sentence, with the quotes and brackets that it closes. A full stop after a
+# short word with a capital ends none, because that is rather Mr. or St. or an initial.
 _END: Final = re.compile(
     r"(?<!\b[A-Z])(?<!\b[A-Z][a-z])(?<!\b[A-Z][a-z]{2})"
     r"[.!?]+[\"'\u2019\u201d)\]]*(?= |$)|[\u3002\uff01\uff1f]+[\u300d\u300f\u201d]*"
@@ -25,15 +25,18 @@ _STOPS: Final = (".", "!", "?", "\u3002", "\uff01", "\uff1f")
 
 @dataclass(frozen=True, slots=True)
 class Haystack:
-    """Filler text in one line; source: what to call it."""
+    """Filler text in one line.
+
+    source: what to call it.
+    """
 
     text: str
     source: str
 
     def take(self, size: int) -> str:
-        """Return at most `size` characters from the start, whole words that end as a sentence.
+        """Return at most `size` characters from the start.
 
-        A text that is too short is repeated.
+        They are whole words and end like a sentence. A text that is too short is repeated.
         """
         if size < 2:
             return ""
@@ -56,7 +59,10 @@ class Haystack:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Filler with needles in it; starts: where each needle begins, in characters."""
+    """Filler with needles in it.
+
+    starts: where each needle begins, in characters.
+    """
 
     text: str
     starts: tuple[int, ...]
@@ -69,7 +75,9 @@ class Document:
 def load_haystack(data: str | None) -> Haystack:
     """Read a text file, or all *.txt of a directory in the order of their names.
 
-    None is text that comes with treegen. Any run of spaces and line ends becomes one space.
+    Any run of spaces and line ends becomes one space.
+
+    data: the path; None for the text that comes with treegen.
 
     Raises:
         DataError: there is no text, or it cannot be read.
@@ -95,10 +103,12 @@ def check_absent(haystack: Haystack, phrase: str) -> None:
 
 
 def insert(text: str, needles: Sequence[tuple[float, str]], *, reach: int = 500) -> Document:
-    """Return the text with sentences put in at depths from 0 to 1, which must not descend.
+    """Return the text with needles put in.
 
     Each is put behind the last sentence that ends before its depth, or behind the last word if
     that sentence is more than `reach` characters away.
+
+    needles: (depth, sentence); depths are from 0 to 1 and must not descend.
     """
     ends = _ends(text)
     cuts = [0, *(_cut(text, ends, round(depth * len(text)), reach) for depth, _ in needles)]

@@ -49,7 +49,12 @@ _LIST_TOKENS: Final = 320
 
 @dataclass(frozen=True, slots=True)
 class Puzzle:
-    """Numbers to combine, the target, and a solution where the data have one."""
+    """A puzzle.
+
+    numbers: the numbers to combine.
+    target: the number to reach.
+    steps: a solution, if the data have one.
+    """
 
     numbers: PuzzleState
     target: int
@@ -59,8 +64,8 @@ class Puzzle:
 class PuzzleTask:
     """Combine numbers step by step until the target alone is left.
 
-    A sample's answer is the number that its steps end in; it has none where a step is illegal or
-    more than one number is left.
+    A sample's answer is the number that its steps end in. A sample has no answer if a step is
+    illegal or more than one number is left.
     """
 
     name: ClassVar[str]
@@ -68,7 +73,7 @@ class PuzzleTask:
     filters: Final = ("solved",)
     # Whether every result must be a whole number from 0 on.
     whole: ClassVar[bool]
-    # Solved puzzles in treegen.tasks.data.
+    # The file of solved puzzles in treegen.tasks.data.
     examples: ClassVar[str]
     checkable: Final = True
     defaults: TaskDefaults = TaskDefaults(
@@ -88,12 +93,17 @@ class PuzzleTask:
         worth=WORTH["sure"],
         propose=("list",),
         evaluate=("judge", "judge-sampled"),
-        # A third of what a state is worth that is likely to reach the target.
+        # A state that is "likely" to reach the target is worth three times this.
         prune_below=WORTH["likely"] / 3,
     )
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Read puzzles and examples; a puzzle is never among its own examples."""
+        """Read puzzles and examples. A puzzle is never among its own examples.
+
+        Raises:
+            InputError: an option cannot be used, or there are too few examples.
+            DataError: puzzles or examples cannot be read, or an example is a problem.
+        """
         loaded, skipped, source = self.read(options)
         problems = select(loaded, options)
         examples = self._examples(options, problems)
@@ -107,7 +117,7 @@ class PuzzleTask:
         )
 
     def read(self, options: TaskOptions) -> tuple[Sequence[Problem], tuple[Skipped, ...], str]:
-        """Return all puzzles of the data, the rows that are none, and where they are from."""
+        """Return all puzzles of the data, the rows that are no puzzles, and the source's name."""
         raise NotImplementedError
 
     def head(self, puzzle: Puzzle) -> str:
@@ -123,7 +133,7 @@ class PuzzleTask:
         return examples_above_problems(data, num_samples, lambda p: self.head(puzzle_of(p)))
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Return the number that a text comes to, and whether it is the target."""
+        """Return the number that the steps of a text end in, and whether it is the target."""
         answer = self.answer(problem, text)
         return {"solved": Verdict(answer, answer == problem.answer)}
 
@@ -143,7 +153,7 @@ class PuzzleTask:
     def state(self, problem: Problem, text: str) -> str | None:
         """Return the numbers that are left; None after an illegal or unfinished step."""
         left = self._left(problem, text)
-        # Without its newline a line is a step only if nothing need follow it.
+        # A step without its newline is unfinished, unless one number is left.
         if left is None or (len(left) > 1 and text and not _ends_a_step(text)):
             return None
         return numbers_text(left)
@@ -163,7 +173,10 @@ class PuzzleTask:
         return self.answer(problem, text) == problem.answer
 
     def propose(self, problem: Problem, how: str) -> "Propose":
-        """Return what asks for a list of steps ("list")."""
+        """Return the proposer that asks for a list of steps.
+
+        how: "list".
+        """
         from treegen.search.propose import propose_lines
 
         async def propose(node: "SearchNode") -> Sequence["SearchNode"]:
@@ -182,9 +195,9 @@ class PuzzleTask:
         return propose
 
     def evaluate(self, problem: Problem, how: str) -> "Evaluate":
-        """Return what asks whether the numbers can reach the target.
+        """Return the evaluator that asks whether the numbers can reach the target.
 
-        "judge" weighs the three judgements by how likely the model finds them; "judge-sampled"
+        how: "judge" weighs the three judgements by how likely the model finds them. "judge-sampled"
         draws three judgements, as the tree-of-thoughts paper does.
         """
         from treegen.search import evaluate
@@ -221,7 +234,7 @@ class PuzzleTask:
         if options.fewshot_file is None:
             source = "the bundled few-shot file"
             rows = parse_rows(read_bundled(self.examples), source)
-            # Others can take the place of one that is to be solved.
+            # An example that is a problem of this run is left out; others take its place.
             found = [e for e in self._solved(rows, source) if _key(e) not in taken]
             wanted = wanted or self.defaults.num_fewshot
         else:
@@ -256,7 +269,11 @@ class PuzzleTask:
 
 
 def read_puzzle(row: dict[str, Any]) -> tuple[PuzzleState, int]:
-    """Return a row's numbers and target; ValueError with the reason if it has none to use."""
+    """Return a row's numbers and target.
+
+    Raises:
+        ValueError: the row is no puzzle that can be used.
+    """
     numbers, target = row.get("numbers"), row.get("target")
     if not isinstance(numbers, list) or not all(map(_is_whole, numbers)):
         raise ValueError(f"numbers is not a list of whole numbers from 0 to {_LARGEST:,}")
@@ -286,5 +303,5 @@ def _is_whole(value: object) -> bool:
 
 
 def _ends_a_step(text: str) -> bool:
-    # A blank line is no step: the model has given up.
+    # A blank line is no step. After it the model has given up.
     return text.endswith("\n") and not text.endswith("\n\n") and text != "\n"

@@ -7,13 +7,13 @@ Data: JSON Lines, such as the puzzles that come with treegen:
 The prompt shows solved puzzles, one step a line with what is left after it (see countdown_text).
 """
 
-from pathlib import Path
 from typing import Any, Final
 
-from treegen.errors import DataError, InputError
+from treegen.errors import DataError
 from treegen.evals.problem import Problem, Skipped
 from treegen.evals.task import TaskOptions
-from treegen.tasks.common.jsonl import parse_rows, read_rows, text_field
+from treegen.tasks.common.jsonl import parse_rows, read_rows
+from treegen.tasks.common.problems import problems_of, row_id, split_file
 from treegen.tasks.gsm8k.data import read_bundled
 from treegen.tasks.puzzles.base import PuzzleTask, as_problem, read_puzzle
 
@@ -31,7 +31,7 @@ class Countdown(PuzzleTask):
         """Return the puzzles of a file, or those that come with treegen.
 
         Raises:
-            InputError: `split` goes with a directory or a named data set only.
+            InputError: a split is named, but `data` is no directory.
             DataError: the file cannot be read, or has no usable puzzle.
         """
         if options.data is None:
@@ -39,35 +39,11 @@ class Countdown(PuzzleTask):
                 raise DataError("the bundled puzzles have no splits; give a data file")
             rows, source = parse_rows(read_bundled(_BUNDLED), _BUNDLED), f"bundled {_BUNDLED}"
         else:
-            path = Path(options.data)
-            if path.is_dir():
-                path = path / f"{options.split or 'test'}.jsonl"
-            elif options.split is not None:
-                raise InputError(f"split {options.split!r} needs a directory, not {options.data!r}")
+            path = split_file(options.data, options.split)
             rows, source = read_rows(path), str(path)
-        problems: dict[str, Problem] = {}
-        skipped: list[Skipped] = []
-        for line, row in rows:
-            try:
-                problem = as_problem(_id(row, line), *read_puzzle(row), line=line)
-            except ValueError as error:
-                skipped.append(Skipped(source, line, str(error)))
-                continue
-            if problem.id in problems:
-                first = problems[problem.id].metadata["line"]
-                raise DataError(
-                    f"{source}, lines {first} and {line} have the same id {problem.id!r}"
-                )
-            problems[problem.id] = problem
-        if not problems:
-            raise DataError(f"{source} has no usable puzzle; {skipped[0]}")
-        return list(problems.values()), tuple(skipped), source
+        problems, skipped = problems_of(rows, source, _problem, noun="puzzle")
+        return list(problems), skipped, source
 
 
-def _id(row: dict[str, Any], line: int) -> str:
-    given = row.get("id")
-    if given is None:
-        return f"countdown-{line - 1}"
-    if isinstance(given, bool) or not isinstance(given, str | int):
-        raise ValueError("id is neither text nor a whole number")
-    return text_field({"id": str(given)}, "id")
+def _problem(row: dict[str, Any], line: int) -> Problem:
+    return as_problem(row_id(row, line, "countdown"), *read_puzzle(row), line=line)

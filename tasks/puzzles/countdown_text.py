@@ -1,4 +1,4 @@
-r"""How make-the-target puzzles are written down: for few-shot prompts, training, and reading back.
+r"""How make-the-target puzzles are written, for few-shot prompts and training, and read back.
 
 A puzzle to solve, whose block ends with what the model writes, and a state to judge:
 
@@ -9,9 +9,9 @@ A puzzle to solve, whose block ends with what the model writes, and a state to j
     10 - 6 = 4 (left: 4 9)
     ...
 
-Numbers stand in ascending order. A prompt is a header line and solved blocks, with a blank line
-after each, and the block of the puzzle up to "Steps:\n" or "Judge:". A puzzle is solved when the
-target alone is left.
+Numbers stand in ascending order. A prompt is a header line and solved blocks, each with a blank
+line after it, and then the block of the puzzle up to "Steps:\n" or "Judge:". A puzzle is solved
+when the target alone is left.
 """
 
 import re
@@ -32,7 +32,7 @@ SOLVE_HEADER: Final = "Combine the numbers to reach the target. Use each number 
 VALUE_HEADER: Final = "Can the numbers reach the target?"
 JUDGEMENTS: Final = ("sure", "likely", "impossible")
 
-# Bounded repeats: no text is read more than once, and no number is too long for int().
+# Repeats are bounded, so no text is read more than once, and no number is too long for int().
 _NUMBER: Final = r"-?[0-9]{1,9}(?:/[0-9]{1,9}|\.[0-9]{1,9})?"
 _STEP: Final = re.compile(
     rf"({_NUMBER}) ([-+*/]) ({_NUMBER}) = ({_NUMBER}) \(left: ({_NUMBER}(?: {_NUMBER}){{0,15}})\)"
@@ -40,7 +40,7 @@ _STEP: Final = re.compile(
 
 
 def numbers_text(numbers: Sequence[Number]) -> str:
-    """Return numbers in ascending order with spaces between; others than whole ones as 8/3."""
+    """Return numbers in ascending order with spaces between; fractions are written as 8/3."""
     return " ".join(map(str, state_of(numbers)))
 
 
@@ -75,7 +75,11 @@ def prompt(header: str, blocks: Iterable[str], head: str = "") -> str:
 
 
 def judge(numbers: Sequence[Number], target: Number, *, whole: bool = True) -> str:
-    """Return the right judgement: sure (two numbers or one left), likely (more), or impossible."""
+    """Return the right judgement of a state.
+
+    A state that cannot reach the target is "impossible". Otherwise a state of two numbers or one is
+    "sure", and one of more numbers "likely".
+    """
     if not reachable(state_of(numbers), target, whole):
         return "impossible"
     return "sure" if len(numbers) <= 2 else "likely"
@@ -96,7 +100,10 @@ def read_step(line: str) -> PuzzleStep | None:
 
 
 def read_number(text: str) -> Number | None:
-    """Return a whole number, a fraction as 8/3 or an exact decimal; None if a text is none."""
+    """Return the number that a text is: whole, a fraction such as 8/3, or an exact decimal.
+
+    Returns None if it is no number.
+    """
     if text.isascii() and text.isdigit() and len(text) < 10:
         return int(text)
     if not re.fullmatch(_NUMBER, text):
@@ -109,9 +116,9 @@ def read_number(text: str) -> Number | None:
 
 
 def follow(numbers: Sequence[Number], text: str, *, whole: bool = True) -> PuzzleState | None:
-    """Return what is left after the steps of a text, one a line; None if one is not legal.
+    """Return the numbers that are left after the steps of a text; None if a step is not legal.
 
-    A blank line ends the steps.
+    Each line is a step. A blank line ends the steps.
     """
     state = state_of(numbers)
     for line in text.split("\n"):

@@ -10,7 +10,7 @@ from typing import Final
 from treegen.tasks.puzzles.countdown_text import read_number
 from treegen.tasks.puzzles.puzzle import Number, PuzzleStep, combine
 
-# A number of more digits is no number of a puzzle; the pattern matches, so that it is refused.
+# A number may be longer here than any number of a puzzle. `read_number` refuses it then.
 _TOKEN: Final = re.compile(r"\s*+([0-9]++(?:\.[0-9]++)?+|[-+*/()\u00d7\u00f7\u2212])")
 _SIGNS: Final = {"\u00d7": "*", "\u00f7": "/", "\u2212": "-"}
 _BINDING: Final = {"+": 1, "-": 1, "*": 2, "/": 2}
@@ -24,7 +24,7 @@ class Expression:
 
     @property
     def numbers(self) -> list[Number]:
-        """The numbers, as often as they stand there."""
+        """The numbers, each as often as it occurs."""
         return [item for item in self.postfix if not isinstance(item, str)]
 
     def value(self) -> Number | None:
@@ -43,7 +43,7 @@ class Expression:
 
 
 def parse(text: str) -> Expression | None:
-    """Return the expression that the whole text is; None if it is none. No unary signs."""
+    """Return the expression that the whole text is; None if it is none. It has no unary signs."""
     output: list[Number | str] = []
     waiting: list[str] = []
     operand_next, at = True, 0
@@ -84,13 +84,13 @@ def parse(text: str) -> Expression | None:
 
 
 def value_with(text: str, numbers: Sequence[Number]) -> Number | None:
-    """Return the value of a text that is an expression, or an equation with its value.
+    """Return the value of a text that is an expression, or an equation of one with its value.
 
-    None unless it uses each of the numbers exactly once and is true.
+    Returns None unless it uses each of the numbers exactly once and is true.
     """
     left, equals, right = text.partition("=")
     expression = parse(left)
-    # Before anything is computed, so that no text can make a long calculation.
+    # The numbers are compared before anything is computed, so that no calculation can be long.
     if expression is None or Counter(expression.numbers) != Counter(numbers):
         return None
     value = expression.value()
@@ -100,7 +100,7 @@ def value_with(text: str, numbers: Sequence[Number]) -> Number | None:
 
 
 def of_steps(steps: Sequence[PuzzleStep]) -> str:
-    """Return the expression that steps amount to, with as many brackets as may be needed."""
+    """Return the expression that steps amount to. Results that later steps use are in brackets."""
     made: list[tuple[Number, str]] = []
     text = ""
     for step in steps:
@@ -111,7 +111,7 @@ def of_steps(steps: Sequence[PuzzleStep]) -> str:
 
 
 def _take(made: list[tuple[Number, str]], number: Number) -> str:
-    """Return a number as it was made, each once; one that was not made stands for itself."""
+    """Return the text of a number that a step made, and remove it; else the number itself."""
     for index, (value, text) in enumerate(made):
         if value == number:
             del made[index]

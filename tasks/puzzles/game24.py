@@ -1,13 +1,13 @@
 r"""Game of 24: make 24 from four numbers.
 
 Data: 24.csv of the tree-of-thoughts paper (https://github.com/princeton-nlp/tree-of-thought-llm),
-1,362 puzzles from easy to hard; its ranks 901 to 1000 are the paper's test set and the default.
+1,362 puzzles from easy to hard. Its ranks 901 to 1000 are the paper's test set and the default.
 
-A solution is steps, as in the countdown task, or with `--task-arg form=expression` one line:
+A solution is steps, as in the countdown task, or one line with `--task-arg form=expression`:
 
     Input: 4 9 10 13\nTarget: 24\nAnswer: (10 - 4) * (13 - 9) = 24
 
-Any results on the way are allowed. Either form counts wherever it is written.
+Results on the way may be any numbers. A solution in either form counts, whichever was asked for.
 """
 
 import csv
@@ -40,7 +40,12 @@ class Game24(PuzzleTask):
         self._form = "steps"
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Read puzzles and examples; a puzzle is never among its own examples."""
+        """Read puzzles and examples, as `PuzzleTask.load` does.
+
+        Raises:
+            InputError: an option cannot be used, or there are too few examples.
+            DataError: puzzles or examples cannot be read, or an example is a problem.
+        """
         check_arguments(self.name, options.extra, self.arguments)
         self._form = one_of(options.extra, "form", FORMS, "steps")
         return super().load(options)

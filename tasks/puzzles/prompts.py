@@ -34,7 +34,7 @@ def puzzle_value_prompt(state: PuzzleState, target: Number, *, whole: bool) -> s
 
 
 def read_judgement(text: str) -> float:
-    """Return what a judgement is worth; 0 for a text that is none."""
+    """Return what a judgement is worth; 0 for a text that is no judgement."""
     words = text.split(None, 1)
     return WORTH.get(words[0].rstrip(".").lower(), 0.0) if words else 0.0
 
@@ -44,7 +44,7 @@ def propose_prompt(state: PuzzleState, target: Number, *, whole: bool) -> str:
     blocks = []
     for left, goal in _PROPOSED:
         steps = moves(left, whole=whole)
-        # Spread over all steps: the first ones combine the same two numbers.
+        # The steps shown are spread over all, since the first ones combine the same two numbers.
         shown = steps[:: max(1, len(steps) // _NUM_PROPOSED)][:_NUM_PROPOSED]
         blocks.append(_propose_head(left, goal) + "\n".join(map(step_line, shown)))
     return prompt(_PROPOSE_HEADER, blocks, _propose_head(state, target))

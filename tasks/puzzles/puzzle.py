@@ -1,8 +1,8 @@
 """Make-the-target puzzles: numbers are combined two by two until one is left, the target.
 
-States are sorted tuples of what is left. Arithmetic is exact: whole numbers are ints, others
-Fractions. Under the rule `whole`, every result must be a whole number from 0 on; without it, any
-result counts but a division by zero, as in the Game of 24.
+A state is the sorted tuple of the numbers that are left. Arithmetic is exact: whole numbers are
+ints, others Fractions. Under the rule `whole`, every result must be a whole number from 0 on.
+Without it, as in the Game of 24, any result is allowed, and only division by zero is not.
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,7 +59,7 @@ def is_legal(state: PuzzleState, step: PuzzleStep, *, whole: bool) -> bool:
 
 
 def moves(state: PuzzleState, *, whole: bool) -> list[PuzzleStep]:
-    """Return every legal step, each sum and product once, in an order that is always the same."""
+    """Return every legal step, each sum and product once, always in the same order."""
     found: dict[PuzzleStep, None] = {}
     for i, j in combinations(range(len(state)), 2):
         rest = [number for k, number in enumerate(state) if k not in (i, j)]

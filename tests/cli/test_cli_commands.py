@@ -166,7 +166,7 @@ class Screen(io.StringIO):
 
 
 def test_progress_in_a_log_is_a_line_for_each_tenth(capsys: pytest.CaptureFixture[str]) -> None:
-    progress.draw(steps(200), "gsm8k", quiet=False)
+    progress.show_progress(steps(200), "gsm8k", quiet=False)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 10
     assert lines[-1] == (
@@ -178,12 +178,12 @@ def test_progress_on_a_terminal_is_one_live_line(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setattr(sys, "stderr", screen := Screen())
-    progress.draw(steps(20), "[bold]x\x1b[2J", quiet=False)
+    progress.show_progress(steps(20), "[bold]x\x1b[2J", quiet=False)
     shown = screen.getvalue()
     assert "20/20" in shown and "accuracy 1.000" in shown
     assert "[bold]x\\x1b[2J" in shown and "\x1b[2J" not in shown
 
 
 def test_no_progress_when_quiet(capsys: pytest.CaptureFixture[str]) -> None:
-    progress.draw(steps(20), "gsm8k", quiet=True)
+    progress.show_progress(steps(20), "gsm8k", quiet=True)
     assert capsys.readouterr().err == ""

@@ -82,7 +82,8 @@ def test_an_unknown_command(treegen: Command) -> None:
 
 
 def test_no_model(treegen: Command) -> None:
-    assert "no model is given; name one with --model" in treegen("eval", "mmlu").error
+    error = treegen("eval", "mmlu").error
+    assert "no model is given; name one with --model" in error and "--model demo" in error
 
 
 # Data

@@ -221,6 +221,18 @@ def test_faults_in_scoring_name_the_problem_and_keep_what_was_drawn(
     assert len(samples_of(Path("run"))) == 2
 
 
+def test_changed_draws_of_a_task_are_said_to_be_the_tasks(
+    treegen: Command, tiny: Path, tmp_path: Path
+) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(OWN_TASK)
+    assert treegen("eval", f"{own}:Echo", "-M", tiny, "--memory", "1MiB", "-o", "run").code == 0
+    own.write_text(OWN_TASK.replace("=4)", "=4, min_tokens=2, logit_bias={5: 1.5})"))
+    error = treegen("eval", "--resume", "run").error
+    assert "sampling.min_tokens: not set -> 2 (set by the task); " in error
+    assert "sampling.logit_bias.5: not set -> 1.5 (set by the task); " in error
+
+
 # Files and texts
 
 
@@ -298,10 +310,10 @@ def test_progress_that_nobody_reads_ends_no_run(how: str) -> None:
         "@cli.command('work')\n"
         "def work():\n"
         "    from treegen.evals.progress import Progress\n"
-        "    from treegen.cli.progress import draw\n"
+        "    from treegen.cli.progress import show_progress\n"
         "    steps = (Progress(done=i, planned=9, rows=0, pages=0, num_pages=1, tokens=i,\n"
         "             seconds=1.0, accuracy=None, started=0) for i in range(10))\n"
-        "    draw(steps, 'x', quiet=False)\n"
+        "    show_progress(steps, 'x', quiet=False)\n"
         "    notice('y')\n"
         "    click.echo('done')\n"
         "cli.list_commands = lambda ctx: ['work']\n"

@@ -230,7 +230,7 @@ def test_a_terminal_shows_levels_time_left_and_the_interval(
     monkeypatch.setenv("COLUMNS", "140")
     monkeypatch.setattr(progress, "_LOOK", 0.0)
     monkeypatch.setattr(sys, "stderr", screen := Screen())
-    progress.draw(iter([moment(10), moment(20)]), "gsm8k", quiet=False)
+    progress.show_progress(iter([moment(10), moment(20)]), "gsm8k", quiet=False)
     shown = screen.getvalue()
     assert "20/40" in shown and "0:10 left" in shown and "3/10 pages" in shown
     assert "accuracy 0.500 (0.000 to 1.000)" in shown and "14 tokens/s" in shown
@@ -240,7 +240,7 @@ def test_a_terminal_shows_levels_time_left_and_the_interval(
 
 def test_lines_of_a_log_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     steps: Iterator[Progress] = iter([moment(0, estimate=None), moment(20), moment(40)])
-    progress.draw(steps, "gsm8k", quiet=False)
+    progress.show_progress(steps, "gsm8k", quiet=False)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("gsm8k: 20/40 samples (50%), 14 tokens/s, 8 rows, 3/10 pages, accur")
     assert lines[0].endswith(", 0:10 left") and "left" not in lines[1]

@@ -22,7 +22,7 @@ from treegen.attention.level import HostLevel
 from treegen.cache.pool import LayerKV
 from treegen.engine import decode as decoding
 from treegen.engine import graphs
-from treegen.engine.step import Step
+from treegen.engine.step import DecodeStep
 from treegen.model.batch import Batch
 from treegen.outputs import Completion
 from treegen.params import SamplingParams
@@ -70,7 +70,7 @@ def faked() -> Iterator[pytest.MonkeyPatch]:
         yield
         capturing.clear()
 
-    def compute_or_capture(self: graphs.DecodeGraphs, static: Step) -> Draws | Tensor:
+    def compute_or_capture(self: graphs.DecodeGraphs, static: DecodeStep) -> Draws | Tensor:
         if not capturing:
             last[:] = [compute(self, static)]
             return last[0]
@@ -125,7 +125,9 @@ def after(tokens: Tensor) -> Tensor:
     return (7 * tokens + 3) % 500
 
 
-def step(num_rows: int, drawn: Tensor | None = None, source: Sequence[int] | None = None) -> Step:
+def step(
+    num_rows: int, drawn: Tensor | None = None, source: Sequence[int] | None = None
+) -> DecodeStep:
     """A decode step: a prefix of 100 keys that all rows share, and some keys of their own.
 
     drawn, source: the last step's tokens, and which of them each row goes on from.
@@ -139,7 +141,7 @@ def step(num_rows: int, drawn: Tensor | None = None, source: Sequence[int] | Non
     inputs_6T[1] = -1 if source is None else torch.tensor(source)
     levels = triton_levels([shared, own], inputs_6T)
     sampling = SamplingBatch.of([GREEDY], torch.zeros(num_rows, dtype=torch.int64))
-    return Step(inputs_6T, drawn, levels, sampling, [POOL])
+    return DecodeStep(inputs_6T, drawn, levels, sampling, [POOL])
 
 
 def triton_levels(levels: Sequence[HostLevel], inputs_6T: Tensor) -> Any:

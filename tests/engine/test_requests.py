@@ -15,7 +15,7 @@ from fakes import LetterTokenizer, stopping_of
 from transformers import AutoModelForCausalLM
 
 from treegen import LLM, Node, SamplingParams
-from treegen.errors import CapacityError, InputError, TreeError
+from treegen.errors import CapacityError, InputError, TreeError, TreegenError
 from treegen.outputs import Completion
 from treegen.plan.seeds import row_seed
 from treegen.search import AskTell, Budget, Expand, SampleRequest, SearchNode
@@ -107,6 +107,21 @@ def test_calls_with_one_prompt_draw_further_samples_until_there_is_a_seed(checkp
     # A run that skips is one that is resumed.
     with llm.stream(Node("one", samples=3), FREE, skip=[("0", 0), ("0", 2)]) as resumed:
         assert tokens_of(list(resumed)) == tokens_of(want)[1:2]
+
+
+def test_a_call_that_is_refused_uses_up_no_samples(checkpoint: Path) -> None:
+    llm = load(checkpoint)
+    unknown = SamplingParams(max_tokens=4, logit_bias={llm.spec.vocab_size: 1.0})
+    for call in (
+        lambda: llm.generate(["one"], unknown),
+        lambda: llm.stream(Node("one", samples=1), unknown),
+        lambda: llm.generate(["one", "long " * 10_000], FREE),
+    ):
+        with pytest.raises(TreegenError):
+            call()
+    ((sample,),) = llm.generate(["one"], FREE)
+    ((first,),) = llm.generate(["one"], SEEDED)
+    assert (sample.sample_index, sample.seed) == (0, first.seed)
 
 
 def test_named_nodes_keep_their_seeds(llm: LLM) -> None:
@@ -431,8 +446,8 @@ def test_min_tokens_and_stop_strings_by_hand() -> None:
                 break
         got = None
         for count in range(1, 13):
-            if verdict := stopping.verdict([2], tokens[:count], 99):
-                got = count, verdict
+            if ending := stopping.ending([2], tokens[:count], 99):
+                got = count, ending
                 break
         assert got == wanted
         ended += wanted is not None

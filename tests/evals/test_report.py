@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from treegen.errors import InputError
 from treegen.evals.metrics import default_maj_ks, default_pass_ks
 from treegen.evals.votes import tally
-from treegen.tasks import Report, ReportOptions, SampleScore, Verdict, majority, summarise
+from treegen.tasks import Report, ReportOptions, SampleScore, Verdict, majority_vote, summarise
 
 ANSWER = {"r": Verdict("18", True), "w": Verdict("7", False), "v": Verdict("8", False)}
 ANSWER["-"] = Verdict(None, False)
@@ -49,25 +49,25 @@ def report_on(
 
 
 def test_the_most_frequent_answer_wins_and_none_has_no_vote() -> None:
-    vote = majority([None, "7", None, "18", "18", None, None])
+    vote = majority_vote([None, "7", None, "18", "18", None, None])
     assert (vote.answer, vote.votes, vote.tied) == ("18", 2, ("18",))
 
 
 def test_tied_answers_are_all_named_the_first_given_one_shown() -> None:
-    vote = majority(["7", "18", "8", "18", "7"])
+    vote = majority_vote(["7", "18", "8", "18", "7"])
     assert (vote.answer, vote.tied) == ("7", ("7", "18"))
 
 
 @pytest.mark.parametrize("answers", [[], [None, None]])
 def test_a_vote_without_valid_answers_has_no_winner(answers: list[str | None]) -> None:
-    vote = majority(answers)
+    vote = majority_vote(answers)
     assert (vote.answer, vote.votes, vote.tied) == (None, 0, ())
 
 
 @given(st.lists(st.sampled_from("rwv-"), min_size=1, max_size=12))
 def test_full_vote_agrees_with_the_tally(letters: list[str]) -> None:
     verdicts = [ANSWER[letter] for letter in letters]
-    vote = majority(verdict.answer for verdict in verdicts)
+    vote = majority_vote(verdict.answer for verdict in verdicts)
     counted = tally(verdicts)
     assert counted.num_samples == len(letters)
     share = ("18" in vote.tied) / len(vote.tied) if vote.tied else 0.0

@@ -18,9 +18,9 @@ from treegen.evals.job import run_settings
 from treegen.evals.progress import Progress
 from treegen.evals.search.job import SearchJob, load_search_job
 from treegen.evals.search.methods import METHODS, Knobs, having
-from treegen.evals.search.run import make_record, search, write_search_results
+from treegen.evals.search.run import make_record, run_searches, write_search_results
 from treegen.evals.search.searcher import search_function
-from treegen.evals.search.settings import settle_search, stored_choices
+from treegen.evals.search.settings import settle_search, stored_search_choices
 from treegen.evals.search.task import Evaluator
 from treegen.runs import RunDir, RunInfo, SearchRunDir
 from treegen.search.node import SearchNode
@@ -348,7 +348,7 @@ def asked_by(job: SearchJob, **changes: Any) -> Any:
 def steps_of(
     job: SearchJob, run: SearchRunDir, llm: ToyLLM | None = None, **more: Any
 ) -> list[Progress]:
-    return list(search(job, run, llm or ToyLLM(puzzle_model()), **more))  # type: ignore[arg-type]
+    return list(run_searches(job, run, llm or ToyLLM(puzzle_model()), **more))  # type: ignore[arg-type]
 
 
 def stored(path: Path) -> list[dict[str, Any]]:
@@ -448,7 +448,7 @@ def test_runs_from_before_there_was_a_choice_are_continued_as_they_were(data: st
         fingerprint=asked.fingerprint, created="", identity=asked.identity, free=asked.free,
         problem_ids=tuple(asked.problem_ids), planned=5, versions={}, resumes=(),
     )  # fmt: skip
-    again = settle_search({}, stored_choices(info))
+    again = settle_search({}, stored_search_choices(info))
     assert (again.rollouts, again.choose) == (0, "best")
     new = job_of(data, method="mcts", choose="vote")
     assert asked_by(new).fingerprint != asked.fingerprint
@@ -468,8 +468,8 @@ def test_a_changed_setting_is_refused_by_name(data: str, whole: Path, job: Searc
         assert told in str(error.value)
     free = job_of(data, method="best-first", concurrency=3, memory="1GiB")
     with SearchRunDir.resume(whole, asked_by(free)) as run:
-        assert stored_choices(run.info)["concurrency"] == 3
-        again = settle_search({}, stored_choices(run.info))
+        assert stored_search_choices(run.info)["concurrency"] == 3
+        again = settle_search({}, stored_search_choices(run.info))
     assert again == free.settings
 
 

@@ -3,13 +3,15 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_cases import OWN_TASK
 
 from treegen.errors import InputError
+from treegen.evals.job import load_task_data
 from treegen.evals.registry import ENTRY_POINT_GROUP
-from treegen.evals.selection import parse_limit, select
+from treegen.evals.selection import parse_limit
 from treegen.tasks import (
     Problem,
     ReportOptions,
@@ -18,6 +20,7 @@ from treegen.tasks import (
     TaskOptions,
     get_task,
     list_tasks,
+    select,
 )
 
 
@@ -61,6 +64,33 @@ def test_problems_by_id() -> None:
         select(problems, TaskOptions(ids=[]))
     with pytest.raises(InputError, match="not both"):
         TaskOptions(ids=["gsm8k-1"], limit=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "want"),
+    [
+        ({}, "abcde"), ({"limit": 2}, "ab"), ({"limit": "2-3"}, "bc"), ({"ids": ["d", "b"]}, "db"),
+        ({"limit": 9}, "abcde"), ({"limit": "4-5"}, "de"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("selects", [False, True])
+def test_a_limit_holds_whether_or_not_a_task_applies_it(
+    tmp_path: Path, options: dict[str, Any], want: str, selects: bool
+) -> None:
+    chosen = "select(problems, options)" if selects else "problems"
+    path = tmp_path / "own.py"
+    path.write_text(
+        OWN_TASK.replace("import Problem", "import select, Problem").replace(
+            'return TaskData((Problem("a", "say hi", "hi"),), "here")',
+            'problems = tuple(Problem(name, "say hi", "hi") for name in "abcde")\n'
+            f'        return TaskData({chosen}, "here")',
+        )
+    )
+    task = get_task(f"{path}:Echo")
+    data = load_task_data(task, TaskOptions(**options))
+    assert "".join(problem.id for problem in data.problems) == want
+    with pytest.raises(InputError, match="no problem 'x'"):
+        load_task_data(task, TaskOptions(ids=[*"abcd", "x"]))
 
 
 def test_fingerprint_follows_what_prompts_and_scores_depend_on() -> None:

@@ -148,6 +148,14 @@ def test_scoring_again_keeps_the_account_of_the_plan(
     assert all(sum(m["level_rows"][:1]) <= 20 for m in moments)
 
 
+def test_what_a_killed_report_left_goes_with_the_next(treegen: Command, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    for name in ("report.html.123.tmp", "other.html.123.tmp"):
+        (run / name).write_text("<html>")
+    report(treegen, run, "-o", run / "report.html")
+    assert [file.name for file in run.glob("*.tmp")] == ["other.html.123.tmp"]
+
+
 def test_a_torn_timeline_is_read_to_its_end(tmp_path: Path) -> None:
     make_timeline(tmp_path)
     whole = read_timeline(tmp_path)

@@ -13,9 +13,9 @@ from treegen.params import SamplingParams
 from treegen.search.ask_tell import (
     MODEL_END,
     AskTell,
-    Request,
     SampleRequest,
     ScoreRequest,
+    SearchRequest,
     TextContext,
 )
 from treegen.search.budget import Budget, BudgetReached
@@ -45,7 +45,7 @@ async def by_choice(root: SearchNode) -> Found:
     return await beam(root, STEPS, judge, done, width=2, depth=3)
 
 
-def answer(request: Request) -> Sequence[Completion | Score]:
+def answer(request: SearchRequest) -> Sequence[Completion | Score]:
     """What the toy says to a request."""
     backend = ToyBackend(MODEL)
 
@@ -61,9 +61,11 @@ def answer(request: Request) -> Sequence[Completion | Score]:
     return asyncio.run(ask())
 
 
-def drive(searches: AskTell, answer: Callable[[Request], Sequence[Completion | Score]]) -> int:
+def drive(
+    searches: AskTell, answer: Callable[[SearchRequest], Sequence[Completion | Score]]
+) -> int:
     """Answer everything, in no order; returns the number of rounds."""
-    rounds, open_requests = 0, list[Request]()
+    rounds, open_requests = 0, list[SearchRequest]()
     while not searches.done:
         open_requests += searches.ask()
         rounds += 1
@@ -128,7 +130,7 @@ def test_ids_are_the_same_in_every_run() -> None:
     for _ in range(2):
         ids: set[str] = set()
 
-        def noting(request: Request, ids: set[str] = ids) -> Sequence[Completion | Score]:
+        def noting(request: SearchRequest, ids: set[str] = ids) -> Sequence[Completion | Score]:
             ids.add(request.id)
             return answer(request)
 

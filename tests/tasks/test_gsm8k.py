@@ -4,12 +4,15 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from treegen.errors import DataError, InputError
-from treegen.evals.task import TaskData, TaskOptions
+from treegen.evals.arguments import configured
+from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.params import SamplingParams
 from treegen.prompts.tree import prompts_of
 from treegen.tasks.common.answers import canonical_number, numeric_answer, strict_match
 from treegen.tasks.gsm8k.data import read_bundled, reasoning_and_number
@@ -67,6 +70,21 @@ def test_default_data_needs_no_files_and_has_two_shared_levels() -> None:
     assert text.startswith("Q: A bakery")
     assert text.count("\n\nQ: ") == 8
     assert text.endswith(f"Q: {data.problems[0].question}\nA:")
+
+
+def test_a_form_has_its_stops_in_subclasses_too() -> None:
+    class Fewer(GSM8K):
+        @property
+        def defaults(self) -> TaskDefaults:
+            return replace(super().defaults, num_samples=5)
+
+    class Brief(GSM8K):
+        defaults = TaskDefaults(SamplingParams(max_tokens=9, stop=(".",)), 1, 0)
+
+    fewer, brief = configured(Fewer(), {"form": "self-consistency"}), configured(Brief(), {})
+    assert (fewer.defaults.num_samples, fewer.defaults.sampling.stops) == (5, ("Q:", "\n\n"))
+    assert brief.defaults.sampling.stops == (".",)
+    assert "\n\n" not in GSM8K().defaults.sampling.stops
 
 
 def test_no_examples_leave_an_empty_root() -> None:

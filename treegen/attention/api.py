@@ -36,6 +36,14 @@ def _load_triton() -> Implementation:
     return Triton()
 
 
+def _load_invariant() -> Implementation:
+    try:
+        from treegen.attention.gpu.invariant import Invariant
+    except ImportError:
+        return Missing("invariant", "triton is not installed")
+    return Invariant()
+
+
 def _load_flash() -> Implementation:
     from treegen.attention.libraries.varlen import Flash
 
@@ -63,6 +71,7 @@ LOADERS: Final[dict[str, Callable[[], Implementation]]] = {
     "cpu": _load_cpu,
     "triton": _load_triton,
     "reference": _load_reference,
+    "invariant": _load_invariant,
     "flash": _load_flash,
     "xformers": _load_xformers,
 }
@@ -156,9 +165,10 @@ def prepare_host(
     *,
     checked: bool = False,
 ) -> Prepared:
-    """Make levels ready that are on the host and known to be right; does not wait for the device.
+    """Make levels on the host ready for `attend`; does not wait for the device.
 
-    checked: whether each layer's tensors are checked against the levels.
+    levels: known to be right; this does not check them.
+    checked: whether `attend` checks each layer's tensors against the levels.
 
     Raises:
         InputError: the implementation does not run on the device.
@@ -223,9 +233,9 @@ def attend(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attend each query row to the keys of its groups, over all levels, in one softmax.
 
-    A row sees the keys of its groups. On a causal level it sees those at or before its own position
-    only. With a window W it sees, on any level, those less than W positions before it only.
-    Slots past a group's kv_len, and pages of no group, are never read, whatever they hold.
+    A row sees the keys of its groups. On a causal level it sees only keys at or before its own
+    position. With a window W it sees, on any level, only keys less than W positions before it.
+    Slots past a group's kv_len, and pages of no group, do not reach the result, whatever they hold.
 
     q_THD: queries [T, q_heads, k_dim]. q_heads is a multiple of kv_heads: query head h reads key
     head h // (q_heads // kv_heads).
@@ -267,7 +277,7 @@ def attend(
         )
     else:
         pairs = list(zip(keys, values, strict=True))
-    # Layers have the same shapes. So the first one is checked, and each other one looked up.
+    # Most layers of a model have the same shapes, so each set of shapes is checked once.
     signature = (q_THD.shape, q_THD.dtype, q_THD.device, *((k.shape, k.dtype) for k, _ in pairs))
     signature += tuple((v.shape, v.dtype) for _, v in pairs)
     if signature not in prepared.seen:

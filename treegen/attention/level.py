@@ -78,8 +78,9 @@ class Level:
 class HostLevel:
     """A level as arrays on the host, from which work is planned.
 
-    The fields are those of `Level`. memo: what planners remember about the level, which may serve
-    many steps.
+    The fields are those of `Level`.
+
+    memo: what implementations remember about the level, which may serve many steps.
     """
 
     start_G: IntArray

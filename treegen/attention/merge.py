@@ -49,7 +49,10 @@ def merge(
 
 
 def merge_in_place(outs: Tensor | Sequence[Tensor], lse_PTH: Tensor) -> tuple[Tensor, Tensor]:
-    """Merge as `merge` does, but into outs[0]. What a part holds where it has no key is finite."""
+    """Merge as `merge` does, but into outs[0]. Where a row has no key of a part, `outs` is finite.
+
+    outs: P tensors [T, H, V], or one tensor of them.
+    """
     # In a row without any key the floor takes the place of -inf, so that all weights become 0.
     top_TH = lse_PTH.amax(dim=0).clamp_(min=torch.finfo(lse_PTH.dtype).min)
     weight_PTH = (lse_PTH - top_TH).exp_()
@@ -63,7 +66,7 @@ def merge_in_place(outs: Tensor | Sequence[Tensor], lse_PTH: Tensor) -> tuple[Te
 
 
 def add_sinks(out_THV: Tensor, lse_TH: Tensor, sinks_H: Tensor) -> tuple[Tensor, Tensor]:
-    """Put one more logit of each head into the denominator; it has no value."""
+    """Add the sink of each head to the denominator of its softmax. A sink has no value vector."""
     total_TH = torch.logaddexp(lse_TH, sinks_H.to(lse_TH.dtype))
     share_TH = (lse_TH - total_TH.clamp(min=torch.finfo(lse_TH.dtype).min)).exp_()
     return out_THV.mul_(share_TH[..., None]), total_TH

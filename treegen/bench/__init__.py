@@ -1,1 +1,1 @@
-"""What `treegen bench` measures; each module has one function that yields rows of a table."""
+"""What `treegen bench` measures: attention, decoding, the engine, searches and published jobs."""

@@ -1,10 +1,15 @@
 """The attention operator alone, against the same attention without sharing.
 
-Rows of a decode step share a prefix, and each has a suffix of its own. Compared are the operator
-with two levels by every implementation that runs here; the same with one level, whose page tables
-lead to a copy of the prefix for each row ("copies") or to one that all rows read again ("reread");
-and torch's dense attention on a copy for each row, its heads folded into rows. What was computed is
-checked against the reference on some rows.
+Rows of a decode step share a prefix, and each has a suffix of its own. These are compared:
+
+    two levels     the operator, by every implementation that runs here
+    "copies"       the operator with one level, whose page tables lead to a copy of the prefix for
+                   each row
+    "reread"       the operator with one level, whose page tables lead to one prefix, which every
+                   row reads again
+    torch          dense attention on a copy for each row, with heads folded into rows
+
+The results of some rows are checked against the reference.
 
 Legend: R rows, H query heads, K key heads, P pages, S keys, D width.
 """
@@ -35,12 +40,20 @@ REREAD: Final = "reread"
 class AttentionResult:
     """One configuration; times in microseconds, spreads over repeats.
 
-    shared: by implementation, all levels. prefix: the prefix's level alone, of the fastest.
-    unshared: by kernel and how it reads the prefix. skipped: what was not timed, and why.
-    prefix_flops: FLOP/s in the prefix's level; prefix_share: of the attention ceiling. floor_us:
-    least time of both levels; share: of it in the fastest implementation. over_copies,
-    over_reread: speed of the fastest implementation over that of the fastest kernel on a copy of
-    the prefix for each row, and on one that all rows read again, much of it from a cache.
+    rows, prefix, suffix: rows, keys of the prefix, and keys of each suffix.
+    shared: by implementation, the time of both levels.
+    fastest: the fastest implementation.
+    prefix_us: the time of the prefix's level alone, by the fastest implementation.
+    unshared: by kernel and how it reads the prefix, the time without sharing.
+    over_copies: the speed of the fastest implementation over that of the fastest kernel that reads
+    a copy of the prefix for each row; None where none was timed.
+    over_reread: the same over a prefix that all rows read again, much of it from a cache.
+    prefix_flops: FLOP/s in the prefix's level.
+    prefix_share: these as a share of the attention ceiling.
+    floor_us: the least time of both levels.
+    share: the floor as a share of the fastest implementation's time.
+    error: see `Cascade.check`.
+    skipped: what was not timed, and why.
     """
 
     rows: int
@@ -69,7 +82,12 @@ def measure(
     dtype: torch.dtype,
     repeats: int = 20,
 ) -> Iterator[AttentionResult]:
-    """Time each (rows, prefix, suffix) of a grid; raises NumericsError where a result is wrong."""
+    """Time each (rows, prefix, suffix) of a grid.
+
+    Raises:
+        NumericsError: a result is wrong.
+        CapacityError: the keys do not fit.
+    """
     stopwatch = Stopwatch(device)
     for rows, prefix, suffix in grid:
         case = _Case(rows, prefix, suffix, heads, device, dtype)
@@ -148,14 +166,14 @@ def _measure(
 def _unshared(
     case: _Case, names: list[str], skipped: dict[str, str]
 ) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-    """The ways to read everything once per row; one after another, so that copies can go."""
+    """Yield the ways to read everything once per row. Copies are freed before dense attention."""
     reread_RP = torch.cat([case.tables[0].expand(case.rows, -1), case.suffix_tables()], dim=1)
     for name in names:
         yield f"{name} {REREAD}", case.call([case.whole_level(reread_RP)], name)
     kernels = [f"torch {name}" for name in kernels_for(case.device, case.dtype)]
     need = case.rows * (case.prefix + case.suffix) * case.token_bytes
     free = free_bytes(case.device)
-    # Twice: implementations on a CPU may copy what they read.
+    # There must be room for them twice: implementations on a CPU may copy what they read.
     if 2 * need > free:
         reason = f"copies take {format_bytes(need)}, {format_bytes(free)} are free"
         skipped.update(dict.fromkeys([*(f"{name} {COPIES}" for name in names), *kernels], reason))

@@ -1,4 +1,4 @@
-"""How much of the time a GPU works: each pass of a model lies between two events."""
+"""How much of the time a GPU works. Two events are recorded around each pass of a model."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class PassClock:
-    """The passes of a run, in the order of their launch. What a CUDA graph does is one pass."""
+    """The passes of a run, in the order of their launch. The replay of a CUDA graph is one pass."""
 
     def __init__(self) -> None:
         self._passes: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def timed(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function, with what it launches as one more pass."""
+        """Return the same function, but each call is noted as one more pass."""
 
         def call(*args: Any, **options: Any) -> Any:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -35,7 +35,7 @@ class PassClock:
     def share(self) -> float | None:
         """Time within passes over time from the first to the last; None if there was none.
 
-        Copies between passes, and steps that are captured, count as time in which nothing is done.
+        Copies between passes, and steps that are being captured, count as idle time.
         """
         if not self._passes:
             return None
@@ -48,7 +48,7 @@ class PassClock:
 
 @contextmanager
 def watched(model: Model) -> Iterator[PassClock]:
-    """Meanwhile the passes of a model on a GPU, replayed or not, are noted."""
+    """While open, note the passes of a model on a GPU, replayed or not."""
     clock = PassClock()
     if model.device.type != "cuda":
         yield clock

@@ -1,6 +1,6 @@
 """Attention over a cascade of levels, and how long the operator takes beside its roofline.
 
-A level is so many keys for each of so many groups, among which the rows are divided evenly.
+A level has some groups, all with the same number of keys. The rows are divided evenly among them.
 
 Legend: R rows, H query heads, G groups, P pages, D width.
 """
@@ -23,13 +23,17 @@ from treegen.formats import format_bytes
 from treegen.model.memory import free_unused
 
 _CHECKED_ROWS = 3
-# Largest error as a share of the largest number, by rounding alone.
+# Rounding alone leads to no larger error, as a share of the largest number.
 _TOLERANCE: Final = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Of one attention layer."""
+    """The heads of one attention layer.
+
+    q_heads, kv_heads: query heads and key heads.
+    width: numbers in a query, a key and a value of one head.
+    """
 
     q_heads: int = 8
     kv_heads: int = 1
@@ -38,7 +42,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One level: keys of each group, and groups."""
+    """One level: `keys` keys for each of `groups` groups."""
 
     keys: int
     groups: int
@@ -48,8 +52,13 @@ class Part:
 class CascadeResult:
     """One cascade; times in microseconds, spreads over repeats.
 
-    times: by implementation. floor_us: least time of all parts, one after another. ratios: medians
-    over it. error: see `Cascade.check`. skipped: what was not timed, and why.
+    rows: query rows.
+    parts: the levels.
+    times: by implementation.
+    floor_us: the least time of all parts, one after another.
+    ratios: by implementation, the median time over the floor.
+    error: see `Cascade.check`.
+    skipped: what was not timed, and why.
     """
 
     rows: int
@@ -62,7 +71,7 @@ class CascadeResult:
 
 
 def implementations(device: torch.device) -> list[str]:
-    """Names of implementations to time on a device; the reference is no contender."""
+    """Names of the implementations to time on a device: all that run there but the reference."""
     names = [name for name in LOADERS if name != "reference"]
     return [name for name in names if LOADERS[name]().refusal(device) is None]
 
@@ -77,7 +86,12 @@ def measure(
     dtype: torch.dtype,
     repeats: int = 20,
 ) -> Iterator[CascadeResult]:
-    """Time one cascade for some numbers of rows; NumericsError where a result is wrong."""
+    """Time one cascade for some numbers of rows.
+
+    Raises:
+        NumericsError: a result is wrong.
+        CapacityError: the keys do not fit.
+    """
     stopwatch = Stopwatch(device)
     for number in rows:
         cascade = Cascade(number, parts, heads, device, dtype)
@@ -104,7 +118,11 @@ class Cascade:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        """Raises CapacityError if the keys do not fit."""
+        """Make the queries and the pool.
+
+        Raises:
+            CapacityError: the keys do not fit.
+        """
         self.rows, self.parts, self.heads = rows, tuple(parts), heads
         self.device, self.dtype = device, dtype
         self.page_size = 64 if device.type == "cuda" else 16
@@ -135,7 +153,7 @@ class Cascade:
         return 4 * self.rows * self.heads.q_heads * self.heads.width
 
     def floor(self, ceilings: Ceilings) -> float:
-        """Least seconds: of each part what FLOPs or bytes take, whichever is longer."""
+        """Least seconds: for each part what FLOPs or bytes take, whichever is longer, added up."""
         return sum(
             max(
                 self.key_flops * part.keys / ceilings.attention,
@@ -145,7 +163,7 @@ class Cascade:
         )
 
     def levels(self, rows: Tensor | None = None) -> list[Level]:
-        """A level for each part, above all rows or some of them, which ascend."""
+        """Return a level for each part, above all rows or above some, which must ascend."""
         chosen_R = torch.arange(self.rows) if rows is None else rows
         first, found = 0, []
         for part, pages_GP in zip(self.parts, self.tables, strict=True):
@@ -159,7 +177,7 @@ class Cascade:
     def level(
         self, start_G: Tensor, stop_G: Tensor, pages_GP: Tensor, keys: int, first: int
     ) -> Level:
-        """Groups of rows, each with its own pages and so many keys from position `first` on."""
+        """Return a level of groups, each with its own pages and `keys` keys from `first` on."""
 
         def ints(values: Tensor) -> Tensor:
             return values.to(dtype=torch.int32, device=self.device)
@@ -173,14 +191,17 @@ class Cascade:
         )
 
     def call(self, levels: list[Level], impl: str) -> Callable[[], Tensor]:
-        """Attention over levels, prepared, which a step does once for all layers."""
+        """Return a function that attends. The levels are prepared here, as a step does it once."""
         prepared = prepare(levels, impl=impl)
         return lambda: attend(self.q_RHD, self.keys, self.values, prepared)
 
     def check(self) -> tuple[float, dict[str, str]]:
-        """Largest error of implementations, and which of them take no such levels, and why.
+        """Return the largest error of implementations, and which refuse such levels, with reasons.
 
-        The error of some rows is a share of their largest number. Raises NumericsError if wrong.
+        The error is measured on some rows, as a share of their largest number.
+
+        Raises:
+            NumericsError: the error is larger than by rounding.
         """
         errors: list[float] = []
         refused: dict[str, str] = {}
@@ -194,7 +215,10 @@ class Cascade:
     def times(
         self, stopwatch: Stopwatch, repeats: int, skipped: dict[str, str]
     ) -> dict[str, Spread]:
-        """Microseconds by implementation, without those that are skipped; adds what fails."""
+        """Return the microseconds by implementation.
+
+        skipped: the implementations to leave out. Those that fail are added, with the reason.
+        """
         times: dict[str, Spread] = {}
         for name in implementations(self.device):
             if name not in skipped:

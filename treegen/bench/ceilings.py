@@ -21,9 +21,11 @@ from treegen.model.memory import free_unused
 class Ceilings:
     """Sustained rates of one device in one dtype.
 
-    matmul, attention: FLOP/s of a large matrix product and of dense attention by the fastest
-    kernel that torch has, whose name attention_kernel is. memory: bytes/s of a large copy, what is
-    read and what is written both counted.
+    dtype: the type, such as "bfloat16".
+    matmul: FLOP/s of a large matrix product.
+    attention: FLOP/s of dense attention by the fastest kernel that torch has.
+    memory: bytes/s of a large copy. Bytes read and bytes written both count.
+    attention_kernel: the name of that kernel.
     """
 
     dtype: str
@@ -42,7 +44,9 @@ class Ceilings:
 
 
 def measure(device: torch.device, dtype: torch.dtype, seconds: float | None = None) -> Ceilings:
-    """Measure all rates; seconds: for each, by default 2 on a GPU and 0.1 on a CPU.
+    """Measure all rates.
+
+    seconds: how long to measure each; by default 2 on a GPU and 0.1 on a CPU.
 
     Raises:
         CapacityError: the device has no room for the measurement.

@@ -1,5 +1,6 @@
-"""What `treegen bench decode` runs: one workload in every mode, or a grid that shows that sharing
-never costs more than it saves.
+"""What `treegen bench decode` runs: one workload in every mode, or a grid.
+
+The grid shows whether sharing ever costs more than it saves.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 DECODE_MODES: Final = ("all", "one", "off", NO_ATTENTION)
 REFILLS: Final = 8
 NEVER_SLOWER: Final = 0.97
-"""Speed with sharing over speed without, at least: what is less is told apart from noise."""
+"""Speed with sharing over speed without is at least this. What is less is more than noise."""
 
 
 def decode_cases(
@@ -32,10 +33,17 @@ def decode_cases(
     against: Sequence[str] = (),
     refill: bool = False,
 ) -> list[Case]:
-    """Every number of rows below every prefix, in some modes; those that are the same only once.
+    """Return every number of rows below every prefix, in some modes.
 
-    refill: samples end at random, new_tokens long on average, and others take their places; there
-    are REFILLS times as many as rows.
+    Without problems of their own there is one level, so "one" and "all" are the same mode, which is
+    run once.
+
+    rows: rows decoded at once.
+    prefixes: tokens of the prefix.
+    new_tokens: tokens of each sample.
+    against: further modes, such as transformers' own engines.
+    refill: samples end at random, new_tokens long on average, and others take their places. There
+    are REFILLS times as many samples as rows.
 
     Raises:
         InputError: rows cannot be divided evenly among problems.
@@ -75,9 +83,10 @@ def grid_cases(rows: Sequence[int], prefixes: Sequence[int], new_tokens: int) ->
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Decode speed with sharing as the engine chooses it over speed without; None: not run.
+    """Decode speed with sharing as the engine chooses it, over speed without.
 
-    shared: whether the engine chose to; where it did not, both are the same work.
+    shared: whether the engine chose to share; if not, both are the same work.
+    ratio: None if one of the two was not run.
     """
 
     rows: int
@@ -92,7 +101,7 @@ class Ratio:
 
 
 def ratios(results: Sequence[Result]) -> list[Ratio]:
-    """The ratio of each pair of a grid's results, in their order, by their median steps."""
+    """Return the ratio of each pair of a grid's results, from their median steps, in order."""
     without = {r.workload: r for r in results if r.mode == "off"}
     found = []
     for result in results:

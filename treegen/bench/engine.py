@@ -1,9 +1,9 @@
 """What the engine costs beside the model, and what it gains over stock generation on a CPU.
 
-`overhead` replaces the model by one whose forward pass is free: what is left of a step is
+`overhead` replaces the model by one whose forward pass is free. What is left of a step is
 scheduling, building the batch, preparing attention, sampling and bookkeeping. `throughput` runs a
 small random-weight model on the same prompts through treegen and through transformers' generate.
-`memory` runs a thousand problems through a small pool and watches the pages in use.
+`memory` runs a thousand problems, few rows at once, and counts the pages and row slots in use.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ class Overhead:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """One way to draw the same samples."""
+    """One way to draw the same samples, and what it took.
+
+    prompt_tokens: prompt tokens that went through the model.
+    """
 
     name: str
     seconds: float
@@ -53,7 +56,14 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Pages in use over a long run."""
+    """Pages in use over a long run.
+
+    samples: samples that finished.
+    peak_pages_first_tenth: most pages in use at a time until a tenth of the samples had finished.
+    peak_pages: most pages in use at a time in the whole run.
+    pages_after: pages in use at the end.
+    peak_slots: row slots that were made.
+    """
 
     problems: int
     samples: int
@@ -64,7 +74,7 @@ class Memory:
 
 
 class _FreeModel:
-    """Answers with the same random logits at once; nothing is computed."""
+    """A model that computes nothing: it always returns the same random logits."""
 
     device = torch.device("cpu")
 

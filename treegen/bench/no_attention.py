@@ -1,6 +1,6 @@
-"""Attention replaced by zeros: what a decode step takes without it, which no attention can beat.
+"""Attention replaced by zeros: what a decode step takes without it. No attention can beat that.
 
-Keys and values are still written, and levels are prepared as ever.
+Keys and values are still written, and levels are still prepared.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class NoAttention:
     def prepare(
         self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device
     ) -> Any:
-        """What the device's own implementation prepares, so that steps become graphs as ever."""
+        """Prepare what the device's own implementation does, so that steps still become graphs."""
         return choose("auto", device).prepare(levels, positions_T, device)
 
     def attend(
@@ -44,7 +44,7 @@ class NoAttention:
 
 @contextmanager
 def no_attention() -> Iterator[str]:
-    """Make the implementation known meanwhile; gives its name."""
+    """While open, the implementation can be chosen by the name that this yields."""
     register(NO_ATTENTION, NoAttention, auto=False)
     try:
         yield NO_ATTENTION

@@ -1,9 +1,9 @@
 """Jobs after the experiments of the Hydragen paper and of Large Language Monkeys.
 
-After Juravsky et al. 2024 (arXiv:2402.05099) and Brown et al. 2024 (arXiv:2407.21787), not copies
-of them: tokens are synthetic, and each experiment says what of it was chosen here, so that its
-numbers are compared with published ones only where the work is the same. An engine without sharing
-is treegen with sharing off, whose batch is bounded by what it would store without sharing.
+They follow Juravsky et al. 2024 (arXiv:2402.05099) and Brown et al. 2024 (arXiv:2407.21787), and
+are not copies of them: tokens are synthetic. Each experiment says what was chosen here, so that its
+numbers are compared with published ones only where the work is the same. The engine without sharing
+is treegen with sharing off. Its batch is bounded by what it would store without sharing.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from treegen.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """Workloads, the shape they run on unless another is asked for, and the modes compared.
+    """Workloads to run and compare.
 
-    chosen: what is our choice, to be printed beside every result.
+    what: the experiment in a few words.
+    chosen: what was chosen here because the paper leaves it open; printed beside every result.
+    shape: the model shape, unless another is asked for.
+    modes: the modes to compare.
     """
 
     name: str
@@ -33,7 +36,7 @@ class Experiment:
 
 
 def _both_batches(workload: Workload) -> tuple[Workload, ...]:
-    """At equal batch, and at the largest that memory admits in each mode."""
+    """Return the workload at equal batch, and at the largest that memory admits in each mode."""
     return (
         replace(workload, name=f"{workload.name}, equal batch", equal=True),
         replace(workload, name=f"{workload.name}, largest batch"),
@@ -151,7 +154,11 @@ PAPER: Final = tuple(name for name in EXPERIMENTS if name != "monkeys")
 
 
 def experiment_of(name: str) -> Experiment:
-    """The experiment of a name; InputError lists the names."""
+    """Return the experiment of a name.
+
+    Raises:
+        InputError: no experiment has the name.
+    """
     if name not in EXPERIMENTS:
         raise InputError(f"experiment must be one of {', '.join(EXPERIMENTS)}, got {name!r}")
     return EXPERIMENTS[name]
@@ -160,7 +167,12 @@ def experiment_of(name: str) -> Experiment:
 def cases_of(
     experiment: Experiment, *, scale: float, lengths: float, against: Sequence[str] = ()
 ) -> list[Case]:
-    """A share of an experiment's problems (scale), with lengths multiplied; all different."""
+    """Return the cases of an experiment, without those that scaling makes equal.
+
+    scale: the share of the problems to run.
+    lengths: what all lengths are multiplied by.
+    against: further modes, such as transformers' own engines.
+    """
     return list(_cases(experiment, scale, lengths, (*experiment.modes, *against)))
 
 

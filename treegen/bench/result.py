@@ -12,31 +12,44 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to measure. time_limit: seconds that one run may take at least, or it is left out.
+    """How to measure.
 
-    eager: without compiling, and without CUDA graphs.
+    repeats: timed runs of each mode.
+    time_limit: seconds. A run whose least time is longer is left out.
+    memory: memory of the key-value cache, as for `LLM`.
+    eager: run without compiling and without CUDA graphs.
     """
 
     repeats: int = 3
     time_limit: float = 120.0
     memory: str | None = None
     eager: bool = False
+    reproducible: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     """What one workload took in one mode; spreads are over repeats.
 
-    tokens_per_second: of decode steps alone, where the engine tells them apart. job: samples'
-    tokens over the whole time, prefill included. seconds: that time. startup_seconds: making the
-    engine, if it was made for this, and the run that is not timed, in which layers are compiled and
-    steps captured. step_ms: median decode step of each repeat with all rows live. busy: share of
-    the time in which the GPU was in a pass, see `treegen.bench.busy`.
-    floor_ms, floor_parts_ms: least time of the mean decode step; share: of it in the step that was
-    measured. levels: (name, segments, keys) read once for all rows below. kernels: see `Usage`.
-    read_bytes, saved_bytes: of keys and values in decode steps, and how many more each row's
-    reading its own prompt would have read. kv_bytes, device_bytes: most that was in use.
-    skipped: why there is nothing else.
+    rows: rows decoded at once.
+    skipped: why the workload was not run; then there is nothing else.
+    tokens_per_second: tokens of decode steps over their time, where the engine tells them apart.
+    job: the samples' tokens over the whole time, prefill included.
+    seconds: the whole time.
+    startup_seconds: the time to make the engine, if it was made for this workload, and of the run
+    that is not timed, in which layers are compiled and steps captured.
+    step_ms: the median decode step of each repeat with all rows live.
+    busy: the share of the time in which the GPU was in a pass; see `treegen.bench.busy`.
+    prefill_seconds: the time of prefill passes.
+    floor_ms, floor_parts_ms: the least time of the mean decode step, in all and by part.
+    share: the floor as a share of the step that was measured.
+    impl, kernels: the attention implementation, and its kernels as in `Usage`.
+    levels: (name, segments, keys) of the levels that are read once for all rows below.
+    read_bytes: bytes of keys and values that decode steps read.
+    saved_bytes: how many more they would have read if each row read its own prompt.
+    prompt_tokens, unshared_prompt_tokens: prompt tokens computed, and computed without sharing.
+    kv_bytes, device_bytes: most bytes in use, of the cache and of the device.
+    notes: why graphs, compiled layers or the roofline are missing.
     """
 
     workload: Workload

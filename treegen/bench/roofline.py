@@ -10,10 +10,12 @@ device's best rate and what its bytes take at the memory's, whichever is longer:
     head       2 T d V FLOPs, d V numbers read, T V logits written
     sampling   T V logits read
 
-H: query heads; k, v: widths of a key and a value; d: width of the model; V: vocabulary. The floor
-is their sum. Norms, rotary embedding, activations and the queries themselves are left out, so it
-cannot be reached. Attention's FLOPs are charged at the rate of dense attention, all others at that
-of matrix products.
+H: query heads; k, v: widths of a key and a value; d: width of the model; V: vocabulary. T_i rows
+share a group of level i, which has K_i keys.
+
+The floor is the sum of the parts. Norms, rotary embedding, activations and the queries themselves
+are left out, so it cannot be reached. Attention's FLOPs are charged at the rate of dense attention,
+all others at that of matrix products.
 """
 
 from __future__ import annotations
@@ -37,7 +39,12 @@ if TYPE_CHECKING:
 class ModelSize:
     """What a decode step of a model reads and computes.
 
-    layer_weights: numbers in the matrices of all layers. hidden: width of the output matrix.
+    layer_weights: numbers in the matrices of all layers.
+    hidden: the width of the output matrix.
+    vocab_size: logits of a row.
+    q_heads: query heads of a layer.
+    layers: keys and values of each layer.
+    itemsize: bytes of one number.
     """
 
     layer_weights: int
@@ -50,7 +57,11 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True)
 class LevelWork:
-    """Attention of one level: pairs of a row and a key, and keys read, per layer."""
+    """The attention of one level in one layer.
+
+    pairs: pairs of a row and a key that it sees.
+    keys: keys that are read.
+    """
 
     name: str
     pairs: float
@@ -65,17 +76,17 @@ class Floor:
 
     @property
     def seconds(self) -> float:
-        """Of the whole step."""
+        """The least seconds of the whole step."""
         return sum(self.parts.values())
 
     @property
     def parts_ms(self) -> dict[str, float]:
-        """By part, in milliseconds."""
+        """The parts in milliseconds."""
         return {name: part * 1e3 for name, part in self.parts.items()}
 
 
 def size_of(model: Model) -> ModelSize | str:
-    """The sizes of a model, or why no roofline can be drawn for it."""
+    """Return the sizes of a model, or why no roofline can be drawn for it."""
     module: PreTrainedModel = model.module
     if any(window is not None for window in model.spec.windows):
         return "its layers have sliding windows"
@@ -97,9 +108,12 @@ def size_of(model: Model) -> ModelSize | str:
 
 
 def levels_of(plan: Plan, rows: int, generated: float) -> list[LevelWork]:
-    """What the first rows of a plan read in a step, each with so many keys of generated tokens.
+    """Return what the first rows of a plan read in a step.
 
     Keys are shared as the plan shares them: a kept segment is read once for all rows below it.
+
+    rows: how many rows.
+    generated: keys of generated tokens that each row has.
     """
     below: dict[int, int] = {}
     own = 0.0
@@ -129,7 +143,11 @@ def levels_of(plan: Plan, rows: int, generated: float) -> list[LevelWork]:
 
 
 def step_floor(size: ModelSize, ceilings: Ceilings, rows: float, levels: list[LevelWork]) -> Floor:
-    """The least time of a decode step of so many rows; no levels for a step without attention."""
+    """Return the least time of a decode step.
+
+    rows: live rows.
+    levels: what attention reads; empty for a step without attention.
+    """
 
     def part(flops: float, numbers: float, rate: float) -> float:
         return max(flops / rate, numbers * size.itemsize / ceilings.memory)

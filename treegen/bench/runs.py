@@ -29,18 +29,22 @@ if TYPE_CHECKING:
     from treegen.model.model import Model
 
 MOST_ROWS: Final = 8192
-"""Rows at once at most, whatever memory admits: logits need room, too."""
+"""Rows decoded at once at most, even if memory admits more: logits need room too."""
 _WARM_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One run of the engine."""
+    """One run of the engine.
+
+    steps: seconds of each decode step with all rows live.
+    busy: the share of the time in which the GPU was in a pass.
+    """
 
     usage: Usage
     plan: Plan
-    steps: tuple[float, ...]  # seconds of the decode steps with all rows live
-    busy: float | None  # share of the time in which the GPU was in a pass
+    steps: tuple[float, ...]
+    busy: float | None
 
 
 class Bench:
@@ -49,7 +53,7 @@ class Bench:
     def __init__(
         self, model: Model, tokenizer: Any, ceilings: Ceilings, settings: Settings
     ) -> None:
-        """A model that nothing else uses meanwhile."""
+        """Take a model that nothing else uses until `close`."""
         self.model, self.tokenizer = model, tokenizer
         self.ceilings, self.settings = ceilings, settings
         self.size: ModelSize | None
@@ -59,7 +63,7 @@ class Bench:
         self._impl = ""
 
     def measure(self, cases: Sequence[Case]) -> Iterator[Result]:
-        """Results as they come: engine by engine, and within treegen workload by workload."""
+        """Yield results as they come: treegen's first, then those of transformers' own engines."""
         for case in cases:
             modes = [mode for mode in case.modes if mode in SHARING_MODES]
             yield from self._measure(case.workload, modes, "auto")
@@ -95,11 +99,12 @@ class Bench:
                 memory=self.settings.memory,
                 impl=impl,
                 eager=self.settings.eager,
+                reproducible=self.settings.reproducible,
             )
         return self._llm
 
     def _measure(self, workload: Workload, modes: Sequence[str], impl: str) -> Iterator[Result]:
-        """Repeats of all modes in turn, so that what drifts meanwhile hits all alike."""
+        """Run the modes in turn in each repeat, so that drift of the device hits all alike."""
         if not modes:
             return
         start = time.perf_counter()
@@ -116,7 +121,7 @@ class Bench:
         warm_ups = 2 if workload.random_ends else 1
         for turn in range(warm_ups + self.settings.repeats):
             repeat = turn - warm_ups
-            # There and back, so that what is first does not always follow the same.
+            # Every other turn goes through the modes backwards, so that no mode is always first.
             for mode in reversed(modes) if turn % 2 else modes:
                 if mode in skipped:
                     continue
@@ -147,7 +152,11 @@ class Bench:
                 )
 
     def _run(self, llm: LLM, workload: Workload, mode: str, rows: int, *, warm_up: bool) -> _Run:
-        """Run a workload; for warming up, all of it if it is one batch or rows come and go."""
+        """Run a workload.
+
+        warm_up: run only its first batch, and few tokens, if it has several batches. A workload in
+        which rows come and go is run in full.
+        """
         if warm_up and workload.rows > rows and not workload.random_ends:
             workload = workload.first(rows, _WARM_TOKENS)
         llm.sharing, llm.max_rows = _sharing(mode), rows
@@ -163,14 +172,15 @@ class Bench:
                 prefill, start = usage.prefill_seconds, time.perf_counter()
                 stream.step()
                 seconds = time.perf_counter() - start
-                # Where passes run ahead, each waits for the last, which may be a prefill pass.
+                # Where passes run ahead, a step waits for the pass before it. If that was a prefill
+                # pass, the time is not that of a decode step.
                 is_decode = usage.decode_steps > before and usage.prefill_seconds == prefill
                 if is_decode and usage.decoded_tokens - tokens == rows:
                     steps.append(seconds)
             return _Run(usage, stream.plan, tuple(steps), clock.share())
 
     def _rows(self, llm: LLM, workload: Workload, mode: str) -> int:
-        """Rows decoded at once."""
+        """Return how many rows to decode at once."""
         if workload.max_rows is not None:
             return min(workload.max_rows, workload.rows)
         pool = llm.cache.pool.num_pages
@@ -178,7 +188,7 @@ class Bench:
         return max(min(most, workload.rows, MOST_ROWS), 1)
 
     def _check(self, llm: LLM, workload: Workload, mode: str, rows: int) -> None:
-        """Raise CapacityError for what does not fit in context or memory, or takes too long."""
+        """Raise CapacityError if a workload does not fit context or memory, or is too long."""
         length = workload.prompt_tokens + workload.most_tokens
         if length > llm.spec.context_length:
             raise CapacityError(
@@ -203,9 +213,10 @@ class Bench:
         return step_floor(self.size, self.ceilings, rows, levels)
 
     def _device_peak(self, llm: LLM, usage: Usage) -> int:
-        """Most bytes of GPU memory in use, of the cache only the pages that were; 0 on a CPU.
+        """Return the most bytes of GPU memory in use at a time; 0 on a CPU.
 
-        Of a run that captured no graph: what graphs compute in counts as theirs for good.
+        Of the cache only the pages count that were in use. The run must have captured no graph.
+        Memory that CUDA graphs compute in counts in full, because they keep it.
         """
         device = self.model.device
         if device.type != "cuda":

@@ -1,4 +1,4 @@
-"""What live caches save a tree search: the same search that prompts each node's text anew."""
+"""What live caches save a tree search, against the same search that prompts each node anew."""
 
 from __future__ import annotations
 
@@ -25,7 +25,12 @@ from treegen.search import (
 
 @dataclass(frozen=True, slots=True)
 class SearchTime:
-    """One way of running all searches. prefilled: prompt tokens that went through the model."""
+    """One way of running all searches, and what it took.
+
+    prefilled: prompt tokens that went through the model.
+    decoded: generated tokens.
+    nodes: nodes of all trees.
+    """
 
     name: str
     seconds: float
@@ -44,11 +49,12 @@ def compare(
     step_tokens: int = 16,
     shots: int = 8,
 ) -> list[SearchTime]:
-    """Tree of thought over many problems at once, with live caches and with `LLM.generate`.
+    """Run tree of thought over many problems at once, with live caches and without them.
 
-    Every node keeps its `breadth` best of `samples` children each, to a depth, by mean logprob;
-    every step has `step_tokens` tokens. Without live caches all nodes of all searches that wait
-    are one call of `LLM.generate`, which shares what their texts share within the call.
+    Each search draws `samples` children of every node of a level and keeps the `breadth` best of
+    them all by mean logprob, down to `depth`. Every step has `step_tokens` tokens. Without live
+    caches all nodes of all searches that wait are prompted in one call, which shares what their
+    texts share within the call.
     """
     with tempfile.TemporaryDirectory() as folder:
         if model is None:
@@ -105,7 +111,7 @@ def _reprompted(llm: LLM, searches: AskTell) -> SearchTime:
 def _generate(
     llm: LLM, texts: Sequence[str], params: SamplingParams
 ) -> tuple[list[list[Completion]], int]:
-    """`LLM.generate`, and the prompt tokens that it computed."""
+    """Return n samples of each text, and the prompt tokens that were computed."""
     from treegen.prompts.tree import Node
 
     leaves = [Node(text, samples=params.n, id=str(i)) for i, text in enumerate(texts)]

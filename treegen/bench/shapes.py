@@ -15,7 +15,7 @@ from treegen.formats import format_bytes
 if TYPE_CHECKING:
     from treegen.model.model import Model
 
-# Of every shape: long enough for all workloads. What positions mean matters to no timing.
+# The context of every shape, long enough for all workloads. Timings do not depend on positions.
 _CONTEXT: Final = 65_536
 
 
@@ -23,7 +23,9 @@ _CONTEXT: Final = 65_536
 class Shape:
     """The sizes of a decoder-only transformer with gated feed-forward layers.
 
-    model_type: what transformers calls the architecture. tied: the output matrix is the embedding.
+    model_type: what transformers calls the architecture.
+    hidden, intermediate: widths of the model and of its feed-forward layers.
+    tied: whether the output matrix is the embedding.
     """
 
     name: str
@@ -61,16 +63,24 @@ SHAPES: Final = {
 
 
 def shape_of(name: str) -> Shape:
-    """The shape of a name; InputError lists the names."""
+    """Return the shape of a name.
+
+    Raises:
+        InputError: no shape has the name.
+    """
     if name not in SHAPES:
         raise InputError(f"shape must be one of {', '.join(SHAPES)}, got {name!r}")
     return SHAPES[name]
 
 
 def build_model(shape: Shape, *, dtype: str = "auto", device: str = "auto") -> tuple[Model, Any]:
-    """A model of a shape with random weights on the device, and its tokenizer.
+    """Return a model of a shape with random weights on the device, and its tokenizer.
 
-    dtype "auto" is bfloat16 on a GPU, float32 on a CPU. Raises CapacityError if it does not fit.
+    dtype: "auto" is bfloat16 on a GPU, float32 on a CPU.
+
+    Raises:
+        CapacityError: the weights do not fit.
+        InputError: the dtype or the device cannot be used.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -111,7 +121,12 @@ def build_model(shape: Shape, *, dtype: str = "auto", device: str = "auto") -> t
 
 
 def load(path: str, *, dtype: str = "auto", device: str = "auto") -> tuple[Model, Any]:
-    """The model of a checkpoint, and its tokenizer."""
+    """Return the model of a checkpoint, and its tokenizer.
+
+    Raises:
+        InputError: the dtype or the device cannot be used.
+        ModelError: the checkpoint or its tokenizer cannot be loaded.
+    """
     from treegen.model.files import load_tokenizer
     from treegen.model.load import load_model
 

@@ -1,7 +1,7 @@
 """The same prompts through transformers' own engines: `generate`, and continuous batching.
 
-`generate` computes, stores and reads a prompt once for each sample; continuous batching stores what
-prompts share once, and reads it once for each sample.
+`generate` computes, stores and reads a prompt once for each sample. Continuous batching stores once
+what prompts share, and reads it once for each sample.
 """
 
 from __future__ import annotations
@@ -29,22 +29,26 @@ from treegen.prompts.tree import prompts_of
 if TYPE_CHECKING:
     from treegen.model.model import Model
 
-# torch's own kernels: others would have to be installed, or fetched from the hub.
+# These are torch's own kernels. Others would have to be installed, or fetched from the hub.
 _ATTENTION: Final = "sdpa"
 
 
 @dataclass(frozen=True, slots=True)
 class StockRun:
-    """One run. decode_seconds: without prefill and the first token; None where not told apart."""
+    """One run.
+
+    decode_seconds: the time without prefill and first tokens; None where the engine does not tell
+    them apart.
+    """
 
     seconds: float
     decode_seconds: float | None
 
 
 def measure(engine: str, model: Model, tokenizer: Any, workload: Workload, repeats: int) -> Result:
-    """Run a workload as one batch by an engine; what goes wrong is what the result says.
+    """Run a workload as one batch by an engine. If it fails, the result says why.
 
-    The module must not be compiled; it is treegen's again afterwards.
+    The module must not be compiled. Afterwards it attends by treegen again.
     """
     runs: list[StockRun] = []
     problem = ""
@@ -56,9 +60,9 @@ def measure(engine: str, model: Model, tokenizer: Any, workload: Workload, repea
         problem = str(error)
     except torch.cuda.OutOfMemoryError:
         problem = "the GPU ran out of memory"
-    except Exception as error:  # in engines of others; the rest of the table is worth having
+    except Exception as error:  # another's engine failed; the rest of the table is still of use
         problem = f"{type(error).__name__}: {one_line(error)}"
-    # Out of the except block, which holds on to tensors.
+    # This comes after the except blocks, in which the error holds on to tensors.
     _restore(model)
     if problem:
         return Result(workload, engine, workload.rows, skipped=problem)
@@ -79,7 +83,11 @@ def measure(engine: str, model: Model, tokenizer: Any, workload: Workload, repea
 def _runner(
     engine: str, model: Model, tokenizer: Any, workload: Workload
 ) -> Callable[[], StockRun]:
-    """What runs a workload once; raises CapacityError if it cannot fit."""
+    """Return a function that runs a workload once.
+
+    Raises:
+        CapacityError: it is not likely to fit.
+    """
     prompts = []
     for prompt in prompts_of(workload.tree(tokenizer, model.spec.vocab_size)):
         contents: list[Any] = [node.content for node in prompt.path]
@@ -93,7 +101,7 @@ def _runner(
 
 
 def _restore(model: Model) -> None:
-    """Make the module treegen's again."""
+    """Free what the engine holds, and let the module attend by treegen again."""
     module: Any = model.module
     if hasattr(module, "destroy_cached_continuous_batching_manager"):
         module.destroy_cached_continuous_batching_manager()
@@ -154,7 +162,8 @@ def _continuous(model: Model, prompts: list[list[int]], new_tokens: int) -> Stoc
     config = GenerationConfig(max_new_tokens=new_tokens, do_sample=True, top_k=0, eos_token_id=-1)
     module: Any = model.module
     start = time.perf_counter()
-    # Kept from call to call, so that only the first one, which is not timed, captures graphs.
+    # The manager persists from call to call. So only the first call, which is not timed, captures
+    # graphs.
     done = module.generate_batch(inputs=prompts, generation_config=config, **options)
     wait(model.device)
     tokens = sum(len(each.generated_tokens) for each in done.values())

@@ -22,7 +22,12 @@ _WORDS: Final = ("Job", "Mode", "read once", "kernels")
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """Cells of a table, columns of numbers on the right, and remarks that belong below it."""
+    """A table as text.
+
+    head, rows: its cells.
+    right: the columns that are aligned to the right.
+    remarks: lines that belong below it.
+    """
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -31,7 +36,7 @@ class TextTable:
 
 
 def result_line(result: Result) -> str:
-    """One result, as it comes."""
+    """One result as one line, to print when it comes."""
     told = result.skipped and f"not run: {result.skipped}"
     if not told and result.tokens_per_second is not None:
         told = f"{result.tokens_per_second.median:,.0f} tokens/s"
@@ -115,7 +120,7 @@ def _memory(result: Result) -> tuple[str, ...]:
 
 
 def _kernels(result: Result) -> str:
-    """What read the levels, from the root to the rows' own keys."""
+    """The kernels that read the levels, from the root to the rows' own keys."""
     names = ["/".join(result.kernels[level]) for level in in_order(result.kernels)]
     return " + ".join(names) if len(set(names)) > 1 else next(iter(names), result.impl)
 
@@ -146,7 +151,7 @@ def ratio_table(ratios: Sequence[Ratio]) -> TextTable:
 
 
 def attention_case_line(result: AttentionResult) -> str:
-    """One result, as it comes."""
+    """One result as one line, to print when it comes."""
     speedup = f", {result.over_copies:.1f}x" if result.over_copies is not None else ""
     return (
         f"{result.rows:,} rows, prefix {result.prefix:,}, suffix {result.suffix:,}: "
@@ -184,7 +189,7 @@ def attention_table(results: Sequence[AttentionResult]) -> TextTable:
 
 
 def _reasons(cases: Iterable[tuple[str, Mapping[str, str]]]) -> tuple[str, ...]:
-    """Why implementations were skipped, by case, each reason once."""
+    """Why implementations were skipped, case by case; equal lines once."""
     return tuple(
         dict.fromkeys(
             f"{case}, {name}: {reason}"
@@ -199,7 +204,7 @@ def _us(spread: Spread | None) -> str:
 
 
 def cascade_line(result: CascadeResult) -> str:
-    """One result, as it comes."""
+    """One result as one line, to print when it comes."""
     told = ", ".join(
         f"{name} {spread.median:,.1f} us, {result.ratios[name]:.2f} times the floor"
         for name, spread in result.times.items()
@@ -208,7 +213,7 @@ def cascade_line(result: CascadeResult) -> str:
 
 
 def cascade_table(results: Sequence[CascadeResult]) -> TextTable:
-    """Cascades of levels by each implementation, beside what the levels take at least."""
+    """Cascades of levels by each implementation, beside the least time that the levels take."""
     names = list(dict.fromkeys(name for r in results for name in r.times))
     columns = [title for name in names for title in (f"{name} us", "low-high", "times the floor")]
     head = ("Rows", "Levels, keys x groups", "floor us", *columns)

@@ -1,4 +1,4 @@
-"""How things are timed: by events on a GPU, by the clock on a CPU; medians and spreads."""
+"""How calls are timed: by events on a GPU, by the clock on a CPU; medians and spreads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SLICE = 0.05  # seconds of work handed to a GPU between looks at the clock
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A number that was measured several times."""
+    """A number that was measured several times: its median, least and most."""
 
     median: float
     low: float
@@ -32,10 +32,10 @@ class Spread:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that could be taken now."""
+    """Bytes of memory that could be taken now."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        # What torch keeps for later use is free to us, too.
+        # Memory that torch keeps for later use counts as free.
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return free + kept
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -64,16 +64,16 @@ def machine(device: torch.device) -> dict[str, str | int]:
 
 
 def wait(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has done all the work that was queued."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def sustained(call: Callable[[], object], device: torch.device, seconds: float) -> float:
-    """Seconds of one call while it is repeated for so long, without the first third.
+    """Return the seconds of one call, while it is repeated for `seconds` seconds.
 
-    A GPU that may draw no more power than it is allowed slows down within a tenth of a second:
-    short bursts flatter it.
+    The first third is not timed. A GPU at its power limit slows down within a tenth of a second, so
+    short bursts would flatter it.
     """
     call()
     wait(device)
@@ -100,8 +100,8 @@ def sustained(call: Callable[[], object], device: torch.device, seconds: float) 
 class Stopwatch:
     """Times single calls with cold caches: on a GPU the L2 is overwritten before each.
 
-    On a GPU a call is captured as a CUDA graph, so that what the host needs to launch it, which a
-    decode step does not pay either, stays out of the time.
+    On a GPU a call is captured as a CUDA graph. So the host's time to launch it is left out, which
+    a decode step does not pay either.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -112,7 +112,7 @@ class Stopwatch:
             self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
 
     def seconds(self, call: Callable[[], object], repeats: int) -> list[float]:
-        """Seconds of each of some calls, after two that are not timed."""
+        """Return the seconds of each of `repeats` calls, after two that are not timed."""
         with current(self._device):
             return self._seconds(call, repeats)
 
@@ -139,7 +139,7 @@ class Stopwatch:
         return [start.elapsed_time(stop) / 1e3 for start, stop in pairs]
 
     def microseconds(self, call: Callable[[], object], repeats: int) -> Spread:
-        """What some calls take, after two that are not timed."""
+        """Return what `repeats` calls take, after two that are not timed."""
         return Spread.of([seconds * 1e6 for seconds in self.seconds(call, repeats)])
 
     @staticmethod

@@ -1,6 +1,7 @@
 """Jobs to measure: prompt trees of token ids with given lengths, whose samples all run to the end.
 
-Tokens are drawn at random: time depends on how many there are and on what is shared, not on which.
+Tokens are drawn at random. Time depends on how many there are and on what is shared, but not on
+which tokens they are.
 """
 
 from __future__ import annotations
@@ -16,18 +17,26 @@ if TYPE_CHECKING:
     from treegen.params import SamplingParams
     from treegen.plan.cost import Sharing
 
-_MOST_LENGTHS = 4  # times the mean length, at most
+_MOST_LENGTHS = 4  # the longest sample has this many times the mean length
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A tree: prefixes, problems under each, samples under each problem. Lengths in tokens.
+    """A tree: prefixes, problems under each, samples under each problem. Lengths are in tokens.
 
-    prefixes: roots, which share nothing. problem_tokens 0 puts the samples under the prefixes.
-    max_rows: samples decoded at once at most; None for as many as memory admits, which depends on
-    the mode, or with equal=True for as many as it admits in all modes compared.
+    prefix: the length of a prefix.
+    new_tokens: the length of a sample, or its mean with `random_ends`.
+    samples: samples of each problem.
+    problems: problems under each prefix.
+    problem_tokens: the length of a problem; 0 puts the samples under the prefixes.
+    prefixes: roots, which share nothing.
+    max_rows: samples decoded at once at most; None for as many as memory admits in the mode.
+    equal: if max_rows is None, decode as many in each mode as memory admits in all modes compared.
     random_ends: each token ends its sample with a chance of one in new_tokens, if all tokens are
-    about as likely, as with random weights; a stop string is looked for besides.
+    about as likely, as with random weights. A stop string is looked for too.
+
+    Raises:
+        InputError: a number is too low, or several problems have no tokens.
     """
 
     name: str
@@ -52,7 +61,7 @@ class Workload:
 
     @property
     def rows(self) -> int:
-        """Samples in all."""
+        """All samples of the workload."""
         return self.prefixes * self.problems * self.samples
 
     @property
@@ -68,7 +77,8 @@ class Workload:
     @property
     def mean_generated(self) -> float:
         """Tokens that a live row has generated, on average."""
-        # A sample that ends at random is at any time as far from its start as from its end.
+        # Where samples end at random, a live one has new_tokens tokens to go on average, and as
+        # many behind it.
         return self.new_tokens if self.random_ends else self.new_tokens / 2
 
     def params(self, vocab_size: int) -> SamplingParams:
@@ -85,12 +95,15 @@ class Workload:
         )
 
     def scaled(self, jobs: float, lengths: float) -> Workload:
-        """A share of the problems, with all lengths multiplied; at least 1 of each."""
+        """Return the workload with a share of the problems, and with all lengths multiplied.
+
+        Of each there is at least 1.
+        """
 
         def part(number: int, factor: float) -> int:
             return max(math.ceil(number * factor), 1) if number else 0
 
-        # Roots first: what a prefix is shared by should stay as it is.
+        # There are fewer roots before a root has fewer problems, so that a prefix is shared alike.
         prefixes = part(self.prefixes, jobs)
         return replace(
             self,
@@ -102,7 +115,11 @@ class Workload:
         )
 
     def first(self, rows: int, new_tokens: int | None = None) -> Workload:
-        """The part of it that so many rows are the first batch of, with fewer tokens if given."""
+        """Return the smallest part of the workload that has its first rows.
+
+        rows: how many rows.
+        new_tokens: the length of a sample, if it is to be shorter.
+        """
         rows = min(rows, self.rows)
         return replace(
             self,
@@ -113,7 +130,7 @@ class Workload:
         )
 
     def rows_stored(self, sharing: Sharing, num_pages: int, page_size: int) -> int:
-        """Rows whose keys fit in a pool if a row stores again whatever no level shares for it.
+        """How many rows fit in a pool if each row stores a copy of the keys that no level shares.
 
         That is what an engine with these levels admits. (treegen itself stores every prompt token
         once, however it is read.)
@@ -127,11 +144,11 @@ class Workload:
         return problems * self.samples + max(rest - shared, 0) // row
 
     def tree(self, tokenizer: Any, vocab_size: int) -> Node:
-        """The prompts; siblings differ from their first token on, as far as the vocabulary goes."""
+        """Return the prompts. Siblings differ in their first token if the vocabulary allows it."""
         import numpy as np
 
         rng = np.random.default_rng(0)
-        # Of words, so that finished samples are decoded after text, as they are in a real run.
+        # Prompts are tokens of words. So finished samples are decoded after text, as in a real run.
         ids = tokenizer(
             "the quick brown fox jumps over a lazy dog", add_special_tokens=False
         )["input_ids"]  # fmt: skip

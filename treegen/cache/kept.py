@@ -18,7 +18,13 @@ from treegen.prompts.radix import Tokens
 
 @dataclass(slots=True, eq=False)
 class KeptPrefix:
-    """One kept prefix; `pages` is None once it has been dropped."""
+    """One kept prefix.
+
+    name: what the caller calls it; several prefixes may have one name.
+    tokens: its token ids.
+    pages: its page table; None once it has been dropped.
+    last_used: when it was last used, by the clock of `KeptPrefixes`.
+    """
 
     name: str
     tokens: Tokens
@@ -41,9 +47,9 @@ class KeptPrefixes:
         return iter(sorted(self._prefixes, key=lambda prefix: prefix.last_used))
 
     def add(self, name: str, tokens: Tokens, pages: Pages) -> KeptPrefix:
-        """Keep a prefix, and drop others that there is no room for.
+        """Keep a prefix, and drop prefixes of other names while there are too many pages.
 
-        The caller's references on `pages` are the prefix's from now on.
+        The prefix takes over the caller's references on `pages`.
         """
         prefix = KeptPrefix(name, tokens, pages)
         self._prefixes.append(prefix)
@@ -66,7 +72,7 @@ class KeptPrefixes:
         return len(chosen)
 
     def evict_one(self) -> bool:
-        """Drop the least recently used prefix of which some page is used by kept prefixes alone.
+        """Drop the least recently used prefix that has a page which only kept prefixes use.
 
         Such a page is free once no other kept prefix has it. Returns False if there is no such
         prefix.

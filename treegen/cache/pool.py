@@ -139,7 +139,7 @@ class PagedCache:
     def __init__(self, layers: Sequence[LayerKV], num_pages: int, page_size: int) -> None:
         """The tensors of `layers` have room for num_pages + 1 pages, with the padding page."""
         self.layers = layers
-        # A pool that several layers share need be copied once only.
+        # Layers may share tensors, and what they share is copied once.
         pools = [tensor for layer in layers for tensor in (layer.keys, layer.values)]
         self._pools = list({id(tensor): tensor for tensor in pools}.values())
         self.page_size = page_size

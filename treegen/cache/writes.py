@@ -42,7 +42,7 @@ def _room(number: int) -> int:
 
 @cache
 def _kernel() -> Any:
-    """One launch in place of two, or None where Triton is not installed."""
+    """The kernel that writes keys and values in one launch; None where Triton is not installed."""
     try:
         from treegen.attention.gpu.kernels import write_slots
     except ImportError:

@@ -22,6 +22,7 @@ from treegen.engine.stream import Stream
 from treegen.errors import InputError
 from treegen.llm import LLM, Kept
 from treegen.model.files import load_tokenizer
+from treegen.model.reproducible import ALIGN
 from treegen.options import EngineOptions
 from treegen.params import SamplingParams
 from treegen.plan.plan import Plan, Request
@@ -32,7 +33,7 @@ from treegen.prompts.tree import Node
 
 if TYPE_CHECKING:
     from treegen.search.node import SearchFn
-    from treegen.search.problems import Problem
+    from treegen.search.problems import SearchProblem
     from treegen.search.session import Session
 
 
@@ -101,6 +102,7 @@ class Cluster(LLM, Closing):
         self.spec, self._fingerprint = first.spec, first.fingerprint
         self.max_rows, self.sharing = first.max_rows, options.sharing
         self._device, self._page_size = places.device, first.page_size
+        self._align = ALIGN if options.reproducible and places.device == "cuda" else 1
         self._num_pages = min(each.num_pages for each in loaded)
         self._before = DrawnBefore()
         self._current: weakref.ref[Run] | None = None
@@ -146,6 +148,7 @@ class Cluster(LLM, Closing):
             device_type=self._device,
             sharing=self.sharing,
             max_rows=self.max_rows,
+            align=self._align,
         )
 
     def _check_ready(self) -> None:
@@ -175,7 +178,7 @@ class Cluster(LLM, Closing):
         return ClusterStream(plan, run)
 
     def _start_searches(
-        self, fn: SearchFn, problems: Sequence[Problem], *, params: SamplingParams, **how: Any
+        self, fn: SearchFn, problems: Sequence[SearchProblem], *, params: SamplingParams, **how: Any
     ) -> ClusterSearchRun:
         self._check_ready()
         problems = self._with_origins(problems, params.seed)
@@ -195,14 +198,16 @@ class Cluster(LLM, Closing):
         self._current = weakref.ref(run)
         return run
 
-    def _with_origins(self, problems: Sequence[Problem], seed: int | None) -> list[Problem]:
+    def _with_origins(
+        self, problems: Sequence[SearchProblem], seed: int | None
+    ) -> list[SearchProblem]:
         """Problems with what their draws belong to, whichever worker searches them."""
         before = self._before if seed is None else DrawnBefore()
         unnamed = [problem for problem in problems if not problem.is_named]
         texts = [each.content for each in unnamed if isinstance(each.content, str)]
         encoded = iter(encode_texts(texts, self.tokenizer))
         origins = {
-            each.name: before.search(
+            each.name: before.origin_of_search(
                 origin_of(next(encoded) if isinstance(each.content, str) else each.content)
             )
             for each in unnamed

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from treegen.llm import LLM
     from treegen.search.budget import Budget
     from treegen.search.node import SearchFn
-    from treegen.search.problems import Problem
+    from treegen.search.problems import SearchProblem
     from treegen.search.run import SearchRun
 
 Part = tuple[int, list[int]]
@@ -106,7 +106,7 @@ class SearchJob(Job):
     """Search problems: parts are problems."""
 
     fn: SearchFn
-    problems: Sequence[Problem]
+    problems: Sequence[SearchProblem]
     params: SamplingParams
     concurrency: int
     budget: Budget | None

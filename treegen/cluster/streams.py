@@ -9,7 +9,7 @@ from treegen.engine.stream import Stream
 from treegen.errors import InputError, WorkerError
 from treegen.outputs import Completion, LevelRows, Score, Status, Usage, WorkerStatus
 from treegen.plan.plan import Plan
-from treegen.search.problems import Problem
+from treegen.search.problems import SearchProblem
 from treegen.search.result import SearchResult
 from treegen.search.run import SearchRun
 
@@ -110,7 +110,7 @@ class ClusterScores(ClusterStream):
 class ClusterSearchRun(SearchRun):
     """Results of searches as workers finish them."""
 
-    def __init__(self, problems: Sequence[Problem], run: Run) -> None:
+    def __init__(self, problems: Sequence[SearchProblem], run: Run) -> None:
         """Made by `Cluster.search_stream`."""
         self.names = [problem.name for problem in problems]
         self._problems = problems

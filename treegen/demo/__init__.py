@@ -1,7 +1,7 @@
 """The small model that comes with treegen, and problems for it: `LLM("demo")`, `treegen demo`.
 
-It was trained on problems that are made up by rule, by examples/train_demo in the repository; what
-it can do and how that was measured is in MODEL_CARD.md. The problems here were never trained on.
+examples/train_demo in the repository trained it on problems that are made up by rule. MODEL_CARD.md
+says what it can do, and how that was measured. It was never trained on the problems here.
 """
 
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ NOTICE: Final = "bundled demo model, synthetic problems; give --model and --data
 
 MODEL_NOTICE: Final = "bundled demo model; give --model for yours"
 
-# What is taken with the model where the user says nothing, by task: settings, as a user gives them.
+# By task, the settings that go with the demo model where the user gives none.
 _EVALUATIONS: Final[dict[str, dict[str, Any]]] = {
-    # The model was taught to write a blank line where it is done.
+    # The model was taught to end an answer with a blank line.
     "gsm8k": {
         "data": "words.jsonl",
         "fewshot_file": "words_fewshot.jsonl",
@@ -47,9 +47,10 @@ def data_path(name: str) -> Path:
 
 
 def completed(given: Mapping[str, Any], *, search: bool = False) -> dict[str, Any]:
-    """Return a user's settings with the demo model, where they name none and it knows the task.
+    """Return a user's settings, filled up with the demo model and what goes with it for the task.
 
-    Its problems and its solved examples come with it unless the user names others.
+    They are returned as they are if they name a model, or if the demo model does not know the task.
+    The demo's problems and solved examples are left out if the user names data.
     """
     known = (_SEARCHES if search else _EVALUATIONS).get(str(given.get("task")))
     if "model" in given or known is None:

@@ -1,7 +1,8 @@
 """Which requests are open, waiting or over, and who gives way when pages run out.
 
-A request is opened (the segments above it get pages), its segments are computed, its samples run,
-and it leaves. Under memory pressure an open request without active rows goes back to waiting.
+A request is opened: the segments that it needs get pages. Then its segments are computed, its
+samples run, and it leaves. When pages run out, an open request without active rows goes back to
+waiting.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from treegen.errors import CapacityError
 
 
 class Admission:
-    """Requests of one run on their way through memory.
+    """Opens and closes the requests of one run.
 
-    to_compute: segments of open requests whose keys are not all in place, or are of a pass that is
-    not over, by index.
+    to_compute: by index, the segments of open requests that are not known to be computed. The last
+    tokens of a segment may be in the pass under way.
     """
 
     def __init__(
@@ -32,8 +33,10 @@ class Admission:
         live: LiveRows,
         on_prefilled: Callable[[LiveRequest], None] | None,
     ) -> None:
-        """No requests yet. on_prefilled: called with each request that wants no samples once its
-        keys are in place, before its pages are freed.
+        """No requests yet.
+
+        on_prefilled: called with each request that wants no samples, once its keys are in place and
+        before its pages are freed.
         """
         self._run, self._live = run, live
         self.to_compute: dict[int, LiveSegment] = {}
@@ -41,7 +44,7 @@ class Admission:
         self._on_prefilled = on_prefilled
         self._waiting: deque[LiveRequest] = deque()
         self._open: dict[LiveRequest, None] = {}  # in the order they were opened
-        self._undrawn: set[LiveRequest] = set()  # of the open ones
+        self._undrawn: set[LiveRequest] = set()  # open requests whose first tokens are not drawn
 
     @property
     def has_work(self) -> bool:
@@ -49,7 +52,7 @@ class Admission:
         return bool(self._waiting or self._open)
 
     def add(self, requests: Sequence[LiveRequest]) -> None:
-        """Queue requests, depth first; those that want nothing are over."""
+        """Queue requests, given depth first; one whose samples are all skipped is over at once."""
         for request in requests:
             self._run.requests[request.index] = request
             self._run.store.attach(request)
@@ -85,7 +88,7 @@ class Admission:
         """Open a request if its pages fit beside what active rows are expected to need."""
         if self._open:
             pages = self._run.store.pages_to_open(request) + request.row_pages(self._page_size)
-            # What is idle leaves before anything waits for it, but only while others run.
+            # A search keeps idle segments in memory. They leave before this request has to wait.
             while pages > self._pool.num_free - growth:
                 if not request.grows or not self._run.store.evict_idle(request):
                     return False
@@ -112,7 +115,7 @@ class Admission:
         self._go_on(openers)
 
     def _go_on(self, requests: Iterable[LiveRequest]) -> None:
-        """Parked rows of open requests are ready again where all that they need is in place."""
+        """Go on with requests for which every needed segment is in place: parked rows get ready."""
         going = [request for request in requests if not self._waits(request)]
         for request in going:
             if not request.spec.rows:
@@ -122,7 +125,7 @@ class Admission:
             self._live.push(parked)
 
     def _finish_prefilled(self, request: LiveRequest) -> None:
-        """A request that wants no samples is over, for all its keys are in place."""
+        """End a request that wants no samples; all its keys are in place."""
         if request.spec.score_from is not None:
             self._run.scores[request.index] = score_of(request)
         if self._on_prefilled is not None:
@@ -130,11 +133,11 @@ class Admission:
         self._close(request, finished=True)
 
     def _waits(self, request: LiveRequest) -> bool:
-        """Whether something that an open request needs is not in place."""
+        """Whether a segment that an open request needs is not computed."""
         return any(segment.index in self.to_compute for segment in request.opened or ())
 
     def leave(self, request: LiveRequest) -> None:
-        """A request is over, whether it is open or waiting."""
+        """End a request, whether it is open or waiting."""
         if request in self._open:
             self._close(request, finished=True)
         else:
@@ -155,7 +158,7 @@ class Admission:
         return unwanted
 
     def _make_room(self, request: LiveRequest, needed: Callable[[], int]) -> None:
-        """Free pages for a request until it has what it needs, which may grow meanwhile."""
+        """Free pages for a request until it has what it needs; freeing may raise that number."""
         while self._pool.num_free < needed():
             if not self.give_way(request):
                 raise CapacityError(
@@ -164,9 +167,10 @@ class Admission:
                 )
 
     def give_way(self, keep: LiveRequest | None = None) -> bool:
-        """Take pages from whoever matters least, but not from request `keep`.
+        """Free some pages, but none of request `keep`. False if nothing can give way.
 
-        False if nobody has any to give.
+        In this order: an idle segment, a kept prefix, an open request without active rows, the last
+        active row.
         """
         if self._run.store.evict_idle(keep) or self._run.kept.evict_one() or self._close_idle(keep):
             return True
@@ -175,7 +179,7 @@ class Admission:
         return preempted
 
     def _close_idle(self, keep: LiveRequest | None) -> bool:
-        """Send the last open request that has no active rows back to waiting, all but `keep`."""
+        """Send the last open request without active rows back to waiting, but never `keep`."""
         active = set(self._run.rows.request[self._live.active()].tolist())
         idle = [r for r in self._open if r is not keep and r.index not in active]
         if not idle:
@@ -188,14 +192,14 @@ class Admission:
         return True
 
     def add_rows(self, requests: Iterable[LiveRequest]) -> None:
-        """Rows of requests, their first tokens drawn, wait for pages."""
+        """Note that the first tokens of requests are drawn; their rows wait for pages."""
         drawn = [request for request in requests if request.slots]
         self._undrawn.difference_update(drawn)
         self._live.park(self._live.of(drawn, RowState.DRAWN))
         self._go_on(request for request in drawn if request in self._open)
 
     def retire(self, gone: Mapping[LiveRequest, Sequence[int]], *, ended: bool) -> None:
-        """Rows of requests leave; with the last one their request does."""
+        """End or cancel rows of requests; a request leaves with its last row."""
         slots = np.array([slot for mine in gone.values() for slot in mine], dtype=np.int64)
         (self._live.end if ended else self._live.cancel)(slots)
         for request, mine in gone.items():
@@ -205,7 +209,7 @@ class Admission:
                 self.leave(request)
 
     def cancel(self, request: LiveRequest, sample: int | None, *, greedy: bool) -> None:
-        """Drop one sample of a request, or all that have not ended; frees their pages at once."""
+        """Drop one sample of a request, or all that have not ended, and free their pages."""
         if not request.spec.rows:
             self.leave(request)
             return
@@ -223,7 +227,7 @@ class Admission:
             self.leave(request)
 
     def check(self) -> None:
-        """Assert that requests are open or waiting, as their rows' states say."""
+        """Assert that each request is open or waiting, as the states of its rows say."""
         queued = [*self._waiting, *self._open]
         assert len(set(queued)) == len(queued), "a request is in two queues"
         assert set(queued) == set(self._run.requests.values()), "a request is in no queue"

@@ -1,4 +1,4 @@
-"""Decode steps: which rows the next one has, and its launch behind the one under way."""
+"""Decode steps: the rows of the next one, and its launch while the one before still runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from treegen.engine.layout import Ints, make_level, shared_levels
 from treegen.engine.passes import slots_of
 from treegen.engine.row_queue import LiveRows
 from treegen.engine.run_state import RunState
-from treegen.engine.step import POSITION, Step
+from treegen.engine.step import POSITION, DecodeStep
 from treegen.sampling.draw import Draws, SamplingBatch
 
 if TYPE_CHECKING:
@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """Draws of rows that may be under way. serials: tell whether a slot is still the same row's."""
+    """One draw for each of some rows, which may be under way.
+
+    slots: the slots of the rows.
+    serials: their serial numbers, which tell whether a slot still has the same row.
+    draws: the draws, on the device.
+    fetch: the same draws on their way to the host.
+    """
 
     slots: Ints
     serials: Ints
@@ -31,7 +37,7 @@ class Flight:
 
     @classmethod
     def of(cls, slots: Ints, serials: Ints, draws: Draws) -> Flight:
-        """Draws on their way to the host."""
+        """A flight that has begun to copy its draws to the host."""
         tensors = (draws.tokens_PN, draws.logprobs_PN, draws.lse_P, draws.top_tokens_PK,
                    draws.top_logprobs_PK)  # fmt: skip
         return cls(slots, serials, draws, Fetch([t for t in tensors if t is not None]))
@@ -41,14 +47,16 @@ class DecodeSteps:
     """Launches the decode steps of one run."""
 
     def __init__(self, run: RunState, live: LiveRows, graphs: DecodeGraphs | None) -> None:
-        """Steps of the live rows, drawn as their parameter sets say; `usage` is kept up."""
+        """Steps of the live rows. graphs: replays them; None to compute them eagerly."""
         self._run, self._live, self._graphs = run, live, graphs
         self._state: tuple[Ints, list[HostLevel], SamplingBatch, int] | None = None
 
     def next_rows(self, flight: Flight | None) -> tuple[Ints, Ints, Ints]:
-        """Rows of the next step, their tokens so far, and where in the last step each was, or -1.
+        """Rows of the next step, the number of their tokens, and their places in the last step.
 
-        flight: that step if its tokens are not known yet; that a row reaches its limit is.
+        flight: the last step, if its tokens are not known yet. The number of tokens is known even
+        then, so rows that reach their limit in it are left out.
+        A row that was not in that step has the place -1.
         """
         order, rows = self._live.order, self._run.rows
         counts = rows.count[order]
@@ -65,7 +73,7 @@ class DecodeSteps:
         return order[goes_on], counts[goes_on], source[goes_on]
 
     def launch(self, order: Ints, counts: Ints, source: Ints, before: Flight | None) -> Flight:
-        """Queue a decode step of the rows that `next_rows` gave, behind the last one."""
+        """Queue a decode step of the rows that `next_rows` gave. before: as `flight` there."""
         run, usage = self._run, self._run.usage
         rows, device, page_size = run.rows, run.model.device, run.cache.page_size
         shared, sampling, shared_keys = self._row_state(order)
@@ -78,7 +86,7 @@ class DecodeSteps:
         inputs_6T = to_device(inputs, device)
         levels = prepare_host([*shared, own], inputs_6T[POSITION], device, run.impl)
         drawn_P1 = before.draws.tokens_PN if before is not None else None
-        step = Step(inputs_6T, drawn_P1, levels, sampling, run.cache.layers)
+        step = DecodeStep(inputs_6T, drawn_P1, levels, sampling, run.cache.layers)
         graphs = self._graphs
         draws = step.compute(run.model.forward) if graphs is None else graphs.run(step)
         usage.impl = levels.impl
@@ -90,7 +98,7 @@ class DecodeSteps:
         return Flight.of(order, rows.serial[order], draws)
 
     def _row_state(self, order: Ints) -> tuple[list[HostLevel], SamplingBatch, int]:
-        """What changes only when rows come or go: shared levels and sampling parameters."""
+        """Shared levels, sampling parameters, keys of the levels; made anew for new rows."""
         run = self._run
         if self._state is not None and self._state[0] is order:
             return self._state[1:]

@@ -1,7 +1,7 @@
 """How samples end: their rows leave at once, and their completions are made when there is time.
 
-Thousands of samples may reach their limit in one step. Making their texts and records takes as long
-as many steps. So their pages go to other rows at once, and their slots once they are reported.
+Thousands of samples may reach their limit in one step. Making their completions takes as long as
+many steps. So their pages go to other rows at once, and their slots once they are reported.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from treegen.prompts.radix import Tokens
 from treegen.prompts.stops import Ending
 from treegen.sampling.param_set import ParamSet
 
-_PER_ROW = 4  # tokens reported in a step for each live row, which draws one in that time
-_STEPS = 16  # in which those that ended together are reported at most
+_PER_ROW = 4  # tokens to report in a step for each live row, which draws one token in that time
+_STEPS = 16  # most steps in which samples that ended together are reported
 
 
 @dataclass(frozen=True, slots=True)
 class Grown:
     """What the segment of a finished sample holds.
 
-    tokens: its token ids; the first num_generated of them are the first that were generated.
+    tokens: its token ids.
+    num_generated: how many of them, from the first on, are the sample's own generated tokens.
     """
 
     tokens: Tokens
@@ -50,17 +51,17 @@ class Endings:
         admission: Admission,
         on_grown: Callable[[LiveRequest, Completion], Grown] | None,
     ) -> None:
-        """None have ended. on_grown: says what the segment of a sample that grows holds."""
+        """No sample has ended. on_grown: says what the segment of a sample in a search holds."""
         self._run, self._live = run, live
         self._admission, self._on_grown = admission, on_grown
         self._finished: list[Completion] = []  # not taken yet
         self._waiting: Ints = np.empty(0, dtype=np.int64)  # slots that are not reported yet
         self._owners: list[LiveRequest] = []  # their requests
-        self._least = 0  # tokens of a report, so that not more and more samples wait
+        self._least = 0  # tokens to report in each step, so that waiting samples do not pile up
 
     @property
     def has_more(self) -> bool:
-        """Whether samples have ended that were not taken."""
+        """Whether some sample has ended and is not taken."""
         return bool(self._finished or self._owners)
 
     @property
@@ -69,13 +70,13 @@ class Endings:
         return self._waiting
 
     def end(self, slots: Ints) -> None:
-        """End the samples of slots whose last token may be their last, where it is."""
+        """End those samples of slots that are over; the last token of each may end it."""
         rows = self._run.rows
         requests = [self._run.requests[index] for index in rows.request[slots].tolist()]
         # A sample at its limit is over whatever its text says, so its report can wait. No pass
         # under way has its row: `next_rows` leaves out rows that reach their limit. Two kinds are
-        # reported at once: samples that grow, for a search goes on with their text, and samples of
-        # one token, whose text is soon made.
+        # reported at once: samples of a search, which goes on with their text, and samples of one
+        # token, whose text is made quickly.
         grows = np.array([request.grows for request in requests])
         later = (rows.count[slots] >= np.maximum(rows.limit[slots], 2)) & ~grows
         for chosen, end in ((later, self._put_off), (~later, self._end_now)):
@@ -93,7 +94,7 @@ class Endings:
         self._report(len(self._owners))
 
     def take(self) -> list[Completion]:
-        """Samples that are reported, each once."""
+        """Samples that were reported and not taken yet; each is given once."""
         finished, self._finished = self._finished, []
         return finished
 
@@ -124,22 +125,22 @@ class Endings:
         self._live.release(slots[over])
 
     def _retire(self, slots: Ints, requests: Sequence[LiveRequest]) -> None:
-        """Rows that are over leave, all but their slots."""
+        """Let rows that are over leave. They keep their slots until they are reported."""
         ended: dict[LiveRequest, list[int]] = {}
         for slot, request in zip(slots.tolist(), requests, strict=True):
             ended.setdefault(request, []).append(slot)
         for request, mine in ended.items():
             gone = set(self._run.rows.sample[mine].tolist())
             if self._run.param_sets[request.params].is_greedy:
-                # One row has all samples. The report names them by the request's indices, so these
-                # stay, unless the request grows: then its sample is reported already.
+                # One row has all samples. The report takes their indices from the request, so these
+                # stay. In a search they go, for the samples are reported already.
                 gone = set(request.samples) if request.grows else set()
             request.samples[:] = [index for index in request.samples if index not in gone]
         if ended:
             self._admission.retire(ended, ended=True)
 
     def _grow(self, request: LiveRequest, slot: int, completion: Completion) -> None:
-        """Make a segment of what a row has generated, from the pages that it has."""
+        """Make a segment of what a row has generated. It takes over the row's pages."""
         assert self._on_grown is not None
         grown = self._on_grown(request, completion)
         key = request.index, completion.sample_index
@@ -162,7 +163,7 @@ class Endings:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Meanwhile Python looks for no cycles, as thousands of new tuples would have it do."""
+    """Switch the garbage collector off meanwhile: so many new tuples would start it often."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -176,14 +177,14 @@ def _no_collection() -> Iterator[None]:
 def completions_of(
     rows: RowTable, slots: Ints, requests: Sequence[LiveRequest], param_sets: Sequence[ParamSet]
 ) -> list[tuple[int, list[Completion]]]:
-    """What slots have finished: the place of each that is over, and its samples.
+    """Completions of those slots whose samples are over: (place in `slots`, completions) pairs.
 
-    requests: of each slot. The slot of a greedy request has all its samples.
+    requests: the request of each slot. A slot has one sample; that of a greedy request has all.
     """
     found: list[tuple[int, list[Completion]]] = []
     tokens = rows.tokens(slots)
-    verdicts = _verdicts(rows, slots, tokens, requests, param_sets)
-    over = sorted(verdicts)
+    endings = _endings(rows, slots, tokens, requests, param_sets)
+    over = sorted(endings)
     slots = slots[over]
     per_row = zip(
         over,
@@ -194,7 +195,7 @@ def completions_of(
         strict=True,
     )
     for at, sample, seed, logprobs, top in per_row:
-        request, (reason, stop, text) = requests[at], verdicts[at]
+        request, (reason, stop, text) = requests[at], endings[at]
         param_set, name = param_sets[request.params], request.spec.id
         num_top = param_set.params.logprobs
         named = [(sample, seed)]
@@ -219,32 +220,32 @@ def completions_of(
     return found
 
 
-def _verdicts(
+def _endings(
     rows: RowTable,
     slots: Ints,
     tokens: Sequence[Sequence[int]],
     requests: Sequence[LiveRequest],
     param_sets: Sequence[ParamSet],
 ) -> dict[int, Ending]:
-    """How those of some slots end that do, by place."""
+    """How samples of slots end, by place in `slots`; those that go on have none."""
     found: dict[int, Ending] = {}
     params = rows.params[slots]
     for index in np.unique(params).tolist():
         places = np.flatnonzero(params == index)
         limits = rows.limit[slots[places]].tolist()
         mine = places.tolist()
-        verdicts = param_sets[index].stopping.verdicts(
+        endings = param_sets[index].stopping.endings(
             [requests[at].spec.tokens for at in mine], [tokens[at] for at in mine], limits
         )
-        found.update((at, v) for at, v in zip(mine, verdicts, strict=True) if v is not None)
+        found.update((at, v) for at, v in zip(mine, endings, strict=True) if v is not None)
     return found
 
 
 def _alternatives(rows: RowTable, slots: Ints) -> list[Sequence[tuple[tuple[int, float], ...]]]:
-    """The likeliest (token, logprob) pairs at each token of slots."""
+    """The likeliest (token, logprob) pairs at each token of each slot."""
     if not rows.num_logprobs:
         return [()] * len(slots)
     both = zip(*rows.alternatives(slots), strict=True)
     pairs = (zip(ids, values, strict=True) for ids, values in both)
-    # So many pairs at a time are those of one token.
+    # Each token has `num_logprobs` consecutive pairs.
     return [list(zip(*[each] * rows.num_logprobs, strict=True)) for each in pairs]

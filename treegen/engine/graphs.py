@@ -1,11 +1,13 @@
 """Decode steps as CUDA graphs: the GPU is handed a whole step at once, from token to token.
 
-A graph bakes in every size and address of the step it was captured from, so each is captured for
-a number of rows (live rows are padded up to it), a page pool, the trunk that the dense kernel reads
-and capacities of the attention's work list; what changes from step to step is copied into its
-input tensors. A step that fits no graph runs eagerly once, on the inputs of the graph that is then
-captured for the next ones. Only plain draws are part of a graph: what filters tokens or reports
-alternatives takes much memory, which each graph would keep.
+A graph bakes in every size and address of the step that it was captured from. So each graph is for
+one number of rows (live rows are padded up to it), one page pool, one trunk that the dense kernel
+reads, and fixed capacities of the attention's work list. What changes from step to step is copied
+into the graph's input tensors.
+
+A step that fits no graph runs eagerly once, on the inputs of a new graph, which is then captured
+for the steps to come. Only plain draws are part of a graph. Draws that filter tokens or report
+alternatives take much memory, which each graph would keep.
 """
 
 from __future__ import annotations
@@ -22,25 +24,28 @@ import torch
 from torch import Tensor
 
 from treegen.attention.gpu.state import StaticState, TritonState
-from treegen.engine.step import NUM_INPUTS, POSITION, Step
+from treegen.engine.step import NUM_INPUTS, POSITION, DecodeStep
 from treegen.model.batch import Batch
 from treegen.sampling.draw import Draws, SamplingBatch
 
 _MAX_GRAPHS = 48
 _PATIENCE = 8.0  # steps' worth of padding in larger graphs before one of the size is captured
-_FIRST_ROOM = 4096  # rows whose drawn tokens have a place at first
-_capturing = threading.Lock()  # a capture would end where another one waits for the whole GPU
+_FIRST_ROOM = 4096  # drawn tokens to have room for at first
+_capturing = threading.Lock()  # a capture fails if another one waits for the whole GPU meanwhile
 
 
 @dataclass(slots=True, eq=False)
 class _Graph:
     """A captured step: its inputs, its attention work list and what it computes.
 
-    out: draws, or logits [T, V] if draws are made outside. filled: rows whose inputs are not 0.
-    sampling: whose parameters are in place.
+    step: the step whose tensors are the graph's inputs.
+    state: the work list of its attention.
+    out: the draws, or logits [T, V] if draws are made outside the graph.
+    filled: rows whose inputs are set; those of further rows are 0.
+    sampling: the sampling parameters that are in place.
     """
 
-    step: Step
+    step: DecodeStep
     state: StaticState
     graph: torch.cuda.CUDAGraph
     out: Draws | Tensor
@@ -51,17 +56,17 @@ class _Graph:
 class DecodeGraphs:
     """Captures and replays decode steps of one model.
 
-    off: why no graphs are used, None while they are.
+    off: why graphs are not used; None while they are.
     """
 
     def __init__(self, forward: Callable[[Batch], Tensor]) -> None:
         """`forward` computes a batch eagerly."""
         self._forward = forward
         self._graphs: list[_Graph] = []
-        self._padding: defaultdict[int, float] = defaultdict(float)  # by size, in steps
-        self._pool: Any = None  # memory that all graphs share, for only one runs at a time
-        # The tokens that a step draws, where the next one's graph reads them; and under which
-        # name the caller knows them.
+        self._padding: defaultdict[int, float] = defaultdict(float)  # by size, in steps' worth
+        self._pool: Any = None  # memory that all graphs share; only one runs at a time
+        # `_drawn_P1` has the tokens of the last step where the next step's graph reads them.
+        # `_known_as` is the tensor under which the caller knows these tokens.
         self._drawn_P1 = self._known_as = torch.empty(0, 1, dtype=torch.int64)
         self.off: str | None = None
 
@@ -71,7 +76,7 @@ class DecodeGraphs:
         return len(self._graphs)
 
     @torch.inference_mode()
-    def run(self, step: Step) -> Draws:
+    def run(self, step: DecodeStep) -> Draws:
         """What a step draws; valid until the next step."""
         state = step.levels.state
         if self.off is not None or not isinstance(state, TritonState):
@@ -85,7 +90,7 @@ class DecodeGraphs:
         entry.graph.replay()
         return self._draws(entry.out, step)
 
-    def _take_drawn(self, step: Step) -> None:
+    def _take_drawn(self, step: DecodeStep) -> None:
         """Put the last step's tokens where graphs read them, unless a graph has done so."""
         drawn_P1 = step.drawn_P1
         rows = max(padded_rows(step.num_rows), 0 if drawn_P1 is None else len(drawn_P1))
@@ -97,10 +102,10 @@ class DecodeGraphs:
         if drawn_P1 is not None and drawn_P1 is not self._known_as:
             self._drawn_P1[: len(drawn_P1)] = drawn_P1
 
-    def _find(self, step: Step, state: TritonState) -> _Graph | None:
+    def _find(self, step: DecodeStep, state: TritonState) -> _Graph | None:
         """A graph with the step's levels in place: of its size, or for a while a larger one.
 
-        Capturing takes as long as many steps, and while a run ends sizes are soon left behind.
+        Capturing takes as long as many steps, and at the end of a run sizes are soon left behind.
         """
         keys, size = step.layers[0].keys, padded_rows(step.num_rows)
         most = size if self._padding[size] > _PATIENCE else 4 * size
@@ -116,24 +121,24 @@ class DecodeGraphs:
             if entry.state.load(state):
                 self._padding[size] += 1 - size / entry.step.num_rows
                 self._graphs.remove(entry)
-                self._graphs.append(entry)  # the last to be dropped
+                self._graphs.append(entry)  # it is now the last to be dropped
                 return entry
         return None
 
-    def _capture(self, step: Step, state: TritonState) -> Draws:
+    def _capture(self, step: DecodeStep, state: TritonState) -> Draws:
         size = padded_rows(step.num_rows)
         self._padding[size] = 0.0
         if self.num_graphs >= _MAX_GRAPHS:
             del self._graphs[0]
-        static_state = StaticState(state.levels, state.device)
+        static_state = StaticState(state.levels, state.device, invariant=state.invariant)
         static = _static_step(step, size, static_state, self._drawn_P1)
         draws = self._draws(self._compute(static), step)
         state.kernels = static_state.kernels
         try:
             graph, out = self._captured(static, state.device)
         except RuntimeError as error:
-            # Models that ask the device for a number in the middle of a layer, as some mixtures
-            # of experts do, cannot be captured; or no memory is left for it.
+            # A model cannot be captured if it asks the device for a number in the middle of a
+            # layer, as some mixtures of experts do. Or no memory is left for the capture.
             self._graphs.clear()
             self._pool = None
             self.off = f"the step cannot be captured: {str(error).splitlines()[0]}"
@@ -145,9 +150,9 @@ class DecodeGraphs:
         return draws
 
     def _captured(
-        self, static: Step, device: torch.device
+        self, static: DecodeStep, device: torch.device
     ) -> tuple[torch.cuda.CUDAGraph, Draws | Tensor]:
-        """A graph of a step, and what it computes; RuntimeError, with nothing changed, if none."""
+        """A graph of a step, and its output. Raises RuntimeError, with nothing changed, if none."""
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         before = torch.cuda.current_stream(device)
         graph = torch.cuda.CUDAGraph()
@@ -162,14 +167,14 @@ class DecodeGraphs:
                 ):
                     out = self._compute(static)
         except RuntimeError:
-            # Where even the capture's end fails, torch leaves its stream current and the pool open.
+            # If even the end of a capture fails, torch leaves its stream current, the pool open.
             torch.cuda.set_stream(before)
             with suppress(RuntimeError):
                 torch._C._cuda_endAllocateToPool(device.index, self._pool)
             raise
         return graph, out
 
-    def _compute(self, static: Step) -> Draws | Tensor:
+    def _compute(self, static: DecodeStep) -> Draws | Tensor:
         """What the graph of a step computes."""
         logits_TV = static.logits(self._forward)
         if not static.sampling.is_plain:
@@ -178,7 +183,7 @@ class DecodeGraphs:
         self._drawn_P1[: static.num_rows] = draws.tokens_PN
         return draws
 
-    def _draws(self, out: Draws | Tensor, step: Step) -> Draws:
+    def _draws(self, out: Draws | Tensor, step: DecodeStep) -> Draws:
         """The draws of a step's own rows."""
         if isinstance(out, Tensor):
             return step.draw(out[: step.num_rows])
@@ -191,24 +196,24 @@ class DecodeGraphs:
 def _stream(device: torch.device) -> torch.cuda.Stream:
     """The stream on which steps are captured on a GPU.
 
-    Torch's own is one of whichever GPU was the first to capture. Not one for each model, for cuBLAS
-    keeps what it computes in for every stream that it was ever used on.
+    Torch's own capture stream belongs to whichever GPU was the first to capture. All models of a
+    GPU share this one, because cuBLAS keeps a workspace for every stream that it was ever used on.
     """
     return torch.cuda.Stream(device)
 
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """Memory of a GPU, for torch to make a tensor over it that does not own it."""
+    """Memory of a GPU. Torch makes a tensor over it that does not own it."""
 
     __cuda_array_interface__: dict[str, Any]
 
 
 def _borrowed(tensor: Tensor) -> Tensor:
-    """The same numbers, contiguous, whose memory the pool of all graphs may use again.
+    """A view of a contiguous tensor that does not own its memory.
 
-    Otherwise each graph would keep logits of its own, which may be a gigabyte. Whoever reads them
-    is queued before the next graph runs.
+    So the pool of all graphs may use the memory again. Otherwise each graph would keep logits of
+    its own, which may be a gigabyte. What reads them is queued before the next graph runs.
     """
     raw = _Memory(
         {
@@ -222,19 +227,19 @@ def _borrowed(tensor: Tensor) -> Tensor:
 
 
 def padded_rows(num_rows: int) -> int:
-    """Rows of the graph that a number of live rows runs in."""
+    """The number of rows of the graph that decodes `num_rows` live rows."""
     if num_rows <= 16:
-        # Not 1, for which the compiler would make kernels of its own when a run is nearly over.
+        # Never 1: the compiler would make other kernels for it when a run is nearly over.
         return 1 << max(num_rows - 1, 1).bit_length()
-    # Matrix products take 128 rows or more at a time, wherever they are many.
+    # Of many rows, matrix products take 128 or more at a time.
     step = 16 if num_rows <= 128 else 64 if num_rows <= 512 else 128
     return -(-num_rows // step) * step
 
 
-def _static_step(step: Step, size: int, state: StaticState, drawn_P1: Tensor) -> Step:
+def _static_step(step: DecodeStep, size: int, state: StaticState, drawn_P1: Tensor) -> DecodeStep:
     """A step of `size` rows with a graph's inputs in place of another step's.
 
-    Rows past the live ones write to the padding page; what they draw is nobody's.
+    Rows past the live ones write to the padding page, and nobody takes their draws.
     """
     inputs_6T = step.inputs_6T.new_zeros(NUM_INPUTS, size)
     inputs_6T[:, : step.num_rows] = step.inputs_6T
@@ -245,10 +250,10 @@ def _static_step(step: Step, size: int, state: StaticState, drawn_P1: Tensor) ->
     levels = replace(
         step.levels, positions_T=inputs_6T[POSITION], state=state, checked=False, seen=set()
     )
-    return Step(inputs_6T, drawn_P1, levels, sampling, step.layers)
+    return DecodeStep(inputs_6T, drawn_P1, levels, sampling, step.layers)
 
 
-def _fill(entry: _Graph, step: Step) -> None:
+def _fill(entry: _Graph, step: DecodeStep) -> None:
     """Put a step's inputs in the place of the last one's."""
     num_rows, inputs_6T = step.num_rows, entry.step.inputs_6T
     inputs_6T[:, :num_rows] = step.inputs_6T

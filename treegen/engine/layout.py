@@ -1,8 +1,7 @@
 """Turn segments and rows into the levels of one forward pass.
 
-What is computed in one pass is a list of items, depth first: rows that decode one token, or spans
-of tokens being prefilled. Items under one segment are consecutive, so each level is found by
-comparing neighbours. Index arithmetic only; numpy.
+A pass computes a list of items, depth first: rows that decode one token, or spans of tokens that
+are prefilled. Items under one segment are consecutive, so comparing neighbours finds each level.
 
 Letters: N items, D levels of kept segments, G groups, P pages.
 """
@@ -27,9 +26,9 @@ def shared_levels(
 ) -> list[HostLevel]:
     """Levels of the kept segments above N items.
 
-    chains_ND: [N, D] ids of the kept segments above each item, root first, -1 where there are no
-    more. offsets: [N + 1] query rows of item n are offsets[n] to offsets[n + 1].
-    keys_of: page table, number of keys and first position of a segment.
+    chains_ND: [N, D] indices of the kept segments above each item, root first, then -1.
+    offsets: [N + 1]; the query rows of item n are offsets[n] to offsets[n + 1].
+    keys_of: gives the page table, the number of keys and the first position of a segment.
     """
     levels = []
     for ids in chains_ND.T:
@@ -56,7 +55,7 @@ def shared_levels(
 def make_level(
     q_start: Ints, q_stop: Ints, pages: Pages, kv_len: Ints, kv_start: Ints, *, causal: bool
 ) -> HostLevel:
-    """A level from arrays, which it keeps."""
+    """A level made of arrays, which it converts to int64."""
     return HostLevel(
         start_G=np.asarray(q_start, dtype=np.int64),
         stop_G=np.asarray(q_stop, dtype=np.int64),
@@ -68,7 +67,7 @@ def make_level(
 
 
 def pad_tables(tables: list[Pages]) -> Pages:
-    """Page tables side by side, [G, P], short ones filled up with page 0."""
+    """Page tables as one array [G, P]; short ones are filled up with page 0."""
     width = max(map(len, tables), default=0)
     padded = np.zeros((len(tables), width), dtype=np.int32)
     for row, table in enumerate(tables):

@@ -1,4 +1,4 @@
-"""The batch of a prefill pass, made of the spans of tokens that it computes."""
+"""Make the batch of a prefill pass from the spans of tokens that it computes."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ from treegen.engine.segment import LiveSegment
 from treegen.model.batch import Batch
 from treegen.prompts.radix import Tokens
 
-_LONG = 512  # keys that are worth a level of their own in a pass
+_LONG = 512  # fewest keys that are worth a level of their own in a pass
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """Consecutive tokens of one segment or row, computed in one prefill pass.
 
-    key: sorts spans depth first. tokens: at positions `start` on. table, base: where their keys
-    and values go. chain: kept segments above them. wanted: positions whose logits are wanted.
-    segment, slot: what they belong to, None and -1 for not.
+    key: sorts spans depth first.
+    tokens: the token ids. start: the position of the first.
+    table: the pages for their keys and values. base: the position of the first key in these pages.
+    chain: indices of the kept segments above the tokens, root first.
+    wanted: positions whose logits are wanted.
+    segment: the segment of the tokens; None if they are a row's.
+    slot: the slot of the row; -1 if they are a segment's.
     """
 
     key: int
@@ -45,7 +49,7 @@ class Span:
 
 
 def prefill_batch(run: RunState, spans: Sequence[Span]) -> Batch:
-    """The batch that computes some spans, sorted by key."""
+    """The batch that computes spans, in their order."""
     cache, device = run.cache, run.model.device
     lengths = np.array([len(span.tokens) for span in spans])
     offsets = np.concatenate([[0], lengths.cumsum()])
@@ -80,10 +84,10 @@ def prefill_batch(run: RunState, spans: Sequence[Span]) -> Batch:
 def _own_levels(
     spans: Sequence[Span], offsets: Ints, pages: Pages, base: Ints, kv_len: Ints, page_size: int
 ) -> list[HostLevel]:
-    """Keys of the spans' own page tables; if there is one span, its earlier keys apart.
+    """Levels of the spans' own page tables. A span that is alone has a level for its earlier keys.
 
-    A long document is computed in several passes. Of its keys from earlier ones nothing is hidden
-    from any row, which is what the fastest kernels take.
+    A long document is computed in several passes. All rows of a pass see all keys of the passes
+    before, so that level needs no causal mask. The fastest kernels take none.
     """
     start, stop = offsets[:-1], offsets[1:]
     width = (spans[0].start - spans[0].base) // page_size if len(spans) == 1 else 0
@@ -97,6 +101,6 @@ def _own_levels(
 
 
 def slots_of(pages: Pages, offsets: Ints, page_size: int) -> Ints:
-    """Slot of one offset in each of some page tables."""
+    """Cache slots of offsets in page tables, one of each. pages: [N, P]. offsets: [N]."""
     page = pages[np.arange(len(offsets)), offsets // page_size].astype(np.int64)
     return page * page_size + offsets % page_size

@@ -1,4 +1,4 @@
-"""Prefill passes: what one computes, its launch, and the first tokens that are drawn after it."""
+"""Prefill passes: what one computes, its launch, and the draws of first tokens after it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from treegen.engine.run_state import RunState
 from treegen.engine.scores import Scored, score_after
 from treegen.engine.segment import LiveRequest, LiveSegment
 from treegen.engine.spans import pick_spans
-from treegen.sampling.draw import draw
+from treegen.sampling.draw import draw, log_sum_exp
 
-_LOGITS = 2**26  # numbers in the logits of a pass at most, but
-_MIN_ROWS = 16  # so many rows of them may be wanted whatever the vocabulary
+_LOGITS = 2**26  # most numbers in the logits of a pass
+_MIN_ROWS = 16  # rows of logits that a pass may have whatever the vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillFlight:
     """A prefill pass that may be under way.
 
-    lse: of the logits of all wanted positions. scored: tokens of segments. first: draws of first
-    tokens, and for whom.
+    spans: what it computes.
+    lse: log-sum-exp of the logits at each wanted position.
+    scored: scores of tokens of segments.
+    first: draws of first tokens, and the requests of their rows.
     """
 
     spans: Sequence[Span]
@@ -36,13 +38,13 @@ class PrefillFlight:
     first: Sequence[tuple[Flight, Sequence[LiveRequest]]]
 
     def ended(self) -> Iterator[LiveSegment]:
-        """Segments whose last tokens it computes."""
+        """Segments whose last token the pass computes."""
         for span in self.spans:
             if span.segment is not None and span.stop == span.segment.stop:
                 yield span.segment
 
     def name(self, at: int) -> str:
-        """Whose logits are in a row of the pass, for an error message."""
+        """The prompt and token of row `at` of the logits, for an error message."""
         for span in self.spans:
             if at < len(span.wanted):
                 below = span.segment.requests if span.segment else []
@@ -56,7 +58,7 @@ class PrefillPasses:
     """Launches the prefill passes of one run."""
 
     def __init__(self, run: RunState, live: LiveRows, *, chunk: int) -> None:
-        """Passes of so many tokens at most; `usage` is kept up."""
+        """Passes of `chunk` tokens at most."""
         self._run, self._live = run, live
         self._chunk = chunk
         self._max_logits = max(
@@ -64,7 +66,7 @@ class PrefillPasses:
         )
 
     def launch(self, to_compute: Mapping[int, LiveSegment]) -> PrefillFlight:
-        """Queue a pass over some segments, by index, and over rows whose pages were taken."""
+        """Queue a pass over segments, by index, and over tokens of rows that resume."""
         run, usage = self._run, self._run.usage
         resuming = self._live.resuming
         spans = pick_spans(run, to_compute, resuming, self._chunk, self._max_logits)
@@ -72,7 +74,7 @@ class PrefillPasses:
         usage.impl = batch.levels.impl
         usage.prefill_steps += 1
         logits = run.model.forward(batch).float()
-        lse = logits.logsumexp(dim=-1)
+        lse = log_sum_exp(logits)
         prompts: list[tuple[LiveRequest, int]] = []
         scored: list[Scored] = []
         offset = 0
@@ -92,7 +94,7 @@ class PrefillPasses:
         return PrefillFlight(spans, Fetch([lse]), scored, self._draw_first(prompts, logits))
 
     def _on_row(self, span: Span) -> list[int]:
-        """Account for tokens of a row that are computed again; returns its slot after the last."""
+        """Account for a row's tokens, computed again; returns its slot after the last one."""
         run, rows, slot = self._run, self._run.rows, span.slot
         run.usage.recomputed_tokens += len(span.tokens)
         run.requests[int(rows.request[slot])].num_prefilled += len(span.tokens)
@@ -101,7 +103,7 @@ class PrefillPasses:
         return [slot] if is_whole else []
 
     def _on_segment(self, span: Span, segment: LiveSegment) -> list[LiveRequest]:
-        """Account for a piece of a segment; returns requests to draw first tokens of."""
+        """Account for a piece of a segment; returns the requests to draw first tokens for."""
         usage = self._run.usage
         again = max(min(span.stop, segment.was_computed) - span.start, 0)
         usage.recomputed_tokens += again
@@ -117,7 +119,7 @@ class PrefillPasses:
     ) -> list[tuple[Flight, list[LiveRequest]]]:
         """Draw the first tokens of all samples of requests from their prompts' last logits.
 
-        prompts: requests and the row of logits of each.
+        prompts: each request, and the row of the logits that its first tokens are drawn from.
         """
         by_rows: dict[int, list[tuple[LiveRequest, int]]] = {}
         for request, at in prompts:

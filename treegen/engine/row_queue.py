@@ -1,4 +1,4 @@
-"""Rows on their way from state to state, the queues they are in and the pages they hold."""
+"""The states of rows, the queues that they wait in and the pages that they hold."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from treegen.engine.run_state import RunState
 from treegen.engine.segment import LiveRequest, LiveSegment
 from treegen.plan.seeds import sample_seed
 
-_KEY_BITS: Final = 32  # sort keys: rank of the request, sample index below
+_KEY_BITS: Final = 32  # a sort key is the request's rank above, the sample index below
 
 FREE, DRAWN, PARKED, READY, RESUMING, LIVE, ENDED = RowState
 
@@ -33,8 +33,9 @@ ALLOWED: Final = np.array([[after in _NEXT[before] for before in RowState] for a
 class LiveRows:
     """Moves the rows of a run from state to state; nothing else does.
 
-    order: LIVE slots, depth first. ready: READY slots, depth first.
-    resuming: RESUMING slots -> position up to which their keys are computed.
+    order: LIVE slots, depth first.
+    ready: READY slots, depth first.
+    resuming: for each RESUMING slot, the position up to which its keys are computed.
     """
 
     def __init__(self, run: RunState) -> None:
@@ -56,7 +57,7 @@ class LiveRows:
         return np.concatenate([self.order, np.fromiter(self.resuming, dtype=np.int64)])
 
     def started(self) -> Ints:
-        """Slots that hold pages or are ready to."""
+        """Slots that hold pages, and ready ones."""
         return np.concatenate([self.active(), self.ready])
 
     def tables(self) -> Iterator[Pages]:
@@ -64,20 +65,20 @@ class LiveRows:
         return (self._run.rows.table[s, : self._run.rows.num_pages[s]] for s in self.active())
 
     def of(self, requests: Iterable[LiveRequest], state: RowState) -> Ints:
-        """Slots of requests' rows that are in a state."""
+        """Slots of those rows of requests that are in a state."""
         mine = [slot for request in requests for slot in request.slots or ()]
         slots: Ints = np.array(mine, dtype=np.int64)
         found: Ints = slots[self._run.rows.state[slots] == state]
         return found
 
     def _move(self, slots: Ints, state: RowState) -> None:
-        """Rows change their state, as RowState's table allows."""
+        """Set the state of rows. The table of `RowState` says which changes are allowed."""
         states = self._run.rows.state
         assert ALLOWED[state, states[slots]].all(), f"a row may not become {state.name}"
         states[slots] = state
 
     def add(self, requests: Sequence[LiveRequest], num_rows: int) -> Ints:
-        """New rows whose first tokens are about to be drawn, so many for each request.
+        """Add `num_rows` rows to each request; their first tokens are about to be drawn.
 
         Returns their slots, [requests, num_rows].
         """
@@ -110,12 +111,12 @@ class LiveRows:
         return sample_seed(run_seed, request.spec, sample)
 
     def park(self, slots: Ints) -> None:
-        """Rows wait for the keys of their prompts."""
+        """Let rows wait for the keys of their prompts."""
         self._move(slots, PARKED)
         self._drop_moved()
 
     def push(self, slots: Ints) -> None:
-        """Rows wait for pages."""
+        """Let rows wait for pages."""
         self._move(slots, READY)
         self._enqueue(slots)
 
@@ -124,7 +125,7 @@ class LiveRows:
         self.ready = ready[self._run.rows.key[ready].argsort()]
 
     def _drop_moved(self) -> None:
-        """Take rows that are ready or live no more out of those queues."""
+        """Drop rows that are no longer READY or LIVE from `ready` and `order`."""
         state = self._run.rows.state
         staying = state[self.ready] == READY
         if not staying.all():
@@ -134,7 +135,7 @@ class LiveRows:
             self.order = self.order[staying]
 
     def _by_segment(self, slots: Ints) -> Iterator[tuple[LiveSegment, slice]]:
-        """The segments that slots start below, and runs of the slots below each."""
+        """For each request of slots: its segment, and the slice of its slots."""
         requests = self._run.rows.request[slots]
         starts = np.flatnonzero(np.diff(requests, prepend=-1)).tolist()
         for start, stop in zip(starts, [*starts[1:], len(slots)], strict=True):
@@ -143,11 +144,11 @@ class LiveRows:
     def activate(self, max_rows: int) -> None:
         """Give ready rows their pages, depth first, while the pool is expected to last.
 
-        For rows that grow, caches that are idle are evicted.
+        In a search, idle segments are evicted to make room.
         """
         while len(self.ready) and self.num_active < max_rows:
             slots = self.ready[: max_rows - self.num_active]
-            # What is above may have become a part of its own since the rows were made ready.
+            # The segment above may have become a kept one since the rows were made ready.
             for segment, run in self._by_segment(slots):
                 self._run.rows.base[slots[run]] = segment.base_below
             needed = self.expected_growth() + self._pages_to_come(slots).cumsum()
@@ -156,15 +157,16 @@ class LiveRows:
                 self._start(slots[:num])
             else:
                 request = self._run.requests[int(self._run.rows.request[slots[0]])]
-                # What is idle leaves before a row waits for it.
+                # A search keeps idle segments in memory. They leave before a row has to wait.
                 if not request.grows or not self._run.store.evict_idle():
                     return
 
     def _start(self, slots: Ints) -> None:
-        """Take the pages that the first of the ready rows need now."""
+        """Take the pages that the first ready rows need now, and make these rows active."""
         rows, pool, size = self._run.rows, self._pool, self._page_size
         self.ready = self.ready[len(slots) :]
-        # Full pages of what is above that rows read as their own are shared, a last one is copied.
+        # A row's table may begin with tokens of folded segments above it. It shares their full
+        # pages, and it copies a last page that is not full.
         above = rows.stop[slots] - rows.base[slots]
         num_shared, num_copied = above // size, above % size
         source = np.zeros(len(slots), dtype=np.int64)
@@ -173,7 +175,9 @@ class LiveRows:
             rows.set_chain(mine, segment.chain)
             if above[run.start]:
                 assert segment.table is not None
-                source[run] = segment.table[-1]
+                first = int(rows.base[mine[0]]) - segment.base + full * size
+                page = segment.table[min(first // size, len(segment.table) - 1)]
+                source[run] = int(page) * size + first % size
                 for _ in mine:
                     pool.share(segment.table[:full])
                 rows.add_pages(mine, np.tile(segment.table[:full], len(mine)), full)
@@ -184,9 +188,10 @@ class LiveRows:
         offset = np.arange(size)
         within = offset < num_copied[at, None]
         self._run.cache.copy_tokens(
-            (source[at, None] * size + offset)[within], (target[:, None] * size + offset)[within]
+            (source[at, None] + offset)[within], (target[:, None] * size + offset)[within]
         )
-        # Keys of all but the last token are computed again; decoding computes that one.
+        # A prefill pass computes the keys of all generated tokens but the last; a decode step
+        # computes that one.
         again = rows.count[slots] > 1
         self._move(slots[again], RESUMING)
         self.resuming.update((slot, int(rows.stop[slot])) for slot in slots[again].tolist())
@@ -194,17 +199,17 @@ class LiveRows:
             self.join(slots[~again])
 
     def join(self, slots: Ints) -> None:
-        """Rows whose keys are in place go live."""
+        """Let rows go live; their keys are in place."""
         self._move(slots, LIVE)
         self._stop_resuming(slots)
         rows, joined = self._run.rows, np.concatenate([self.order, slots])
-        # By what rows share first, so that the rows below any segment are consecutive.
+        # Sort by what rows share first. Then the rows below any segment are consecutive.
         self.order = joined[np.lexsort((rows.key[joined], *rows.chain[joined].T[::-1]))]
 
     def pages_short(self, order: Ints, counts: Ints) -> int:
-        """Take the pages that a step of some rows needs, each with so many tokens drawn.
+        """Take the pages that a decode step of rows needs; `counts` says how many tokens each has.
 
-        Returns how many are lacking, if any; then none is taken.
+        Returns how many pages are lacking. If any are, none is taken.
         """
         rows = self._run.rows
         offset = rows.stop[order] + counts - 1 - rows.base[order]
@@ -216,7 +221,7 @@ class LiveRows:
         return 0
 
     def preempt_last(self) -> bool:
-        """Take the pages of the last active row; it becomes ready again. False if only one."""
+        """Make the last active row ready again and free its pages. False if only one is active."""
         if self.num_active <= 1:
             return False
         active = self.active()
@@ -226,16 +231,16 @@ class LiveRows:
         return True
 
     def end(self, slots: Ints) -> None:
-        """Rows whose samples are over leave; their slots are released once they are reported.
+        """End rows whose samples are over; their slots are released once these are reported.
 
-        Their lengths say how long others may become.
+        Their mean length is the guess of how long other rows become.
         """
         self._ended_rows += len(slots)
         self._ended_tokens += int(self._run.rows.count[slots].sum())
         self._leave(slots, ENDED)
 
     def cancel(self, slots: Ints) -> None:
-        """Rows leave, wherever they are, and their slots with them."""
+        """Drop rows of any state, and release their slots."""
         self._leave(slots, FREE)
         self._run.rows.release(slots)
 
@@ -245,13 +250,13 @@ class LiveRows:
         self._run.rows.release(slots)
 
     def clear(self) -> None:
-        """Forget all rows but those that have ended; their pages have been freed."""
+        """Forget all rows but those that have ended; the caller has freed their pages."""
         self.resuming.clear()
         self.release(np.flatnonzero(~np.isin(self._run.rows.state, [FREE, ENDED])))
         self._drop_moved()
 
     def _leave(self, slots: Ints, state: RowState) -> None:
-        """Rows go to a state in which they have no pages."""
+        """Free the pages of rows and move them to a state without pages."""
         self._pool.free(self._run.rows.take_pages(slots))
         self._move(slots, state)
         self._stop_resuming(slots)
@@ -263,11 +268,11 @@ class LiveRows:
                 self.resuming.pop(slot, None)
 
     def expected_growth(self) -> int:
-        """Pages that active rows are expected to take yet."""
+        """Pages that active rows are still expected to take."""
         return int(self._pages_to_come(self.active()).sum())
 
     def _pages_to_come(self, slots: Ints) -> Ints:
-        """Pages that rows are expected to take yet; how long they get is learned from others."""
+        """Pages that each row is still expected to take, by the length of rows that have ended."""
         rows, page_size = self._run.rows, self._page_size
         length = rows.limit[slots]
         if self._ended_rows:
@@ -283,7 +288,8 @@ class LiveRows:
     def check(self, drawn: Ints, ended: Ints) -> None:
         """Assert that every row is where its state says, and nowhere else.
 
-        drawn: slots of the first tokens that are under way. ended: slots that are to be reported.
+        drawn: slots whose first tokens are being drawn.
+        ended: slots whose samples wait to be reported.
         """
         rows, state = self._run.rows, self._run.rows.state
         resuming = np.fromiter(self.resuming, dtype=np.int64)

@@ -29,8 +29,8 @@ class RowState(IntEnum):
     LIVE      a decode step draws its next token      READY, ENDED, FREE
     ENDED     its sample is over and not reported     FREE
 
-    A row becomes FREE when its sample is cancelled or reported. Only RESUMING and LIVE rows hold
-    pages.
+    A row becomes FREE when its sample is cancelled or reported.
+    Only RESUMING and LIVE rows hold pages.
     """
 
     FREE = 0
@@ -46,13 +46,17 @@ class RowTable:
     """Arrays over slots; all grow by doubling.
 
     state: a `RowState`.
-    request, sample: which sample of which request. key: sorts slots depth first.
-    seed: of the sample's draws. stop: number of prompt tokens. limit: generated tokens at most.
-    params: which sampling parameters. serial: a number that no other row has.
+    request: index of the request. sample: index of the sample in it.
+    key: sorts slots depth first.
+    seed: seed of the sample's draws.
+    stop: number of prompt tokens.
+    limit: most tokens to generate.
+    params: index of the sampling parameters.
+    serial: a number that no other row of the run has; -1 once the slot is given back.
     count: tokens generated so far. last: the last of them.
-    base: first position of the row's own page table. num_pages, table: that table.
-    chain: kept segments above that table, root first, -1 where there are no more.
-    generated: tokens, and what is recorded of each.
+    table: the row's own pages. num_pages: how many there are. base: position of their first token.
+    chain: kept segments that the row reads above that table, root first, then -1.
+    generated: the generated tokens, and what is recorded of each.
     """
 
     def __init__(self, num_logprobs: int = 0) -> None:
@@ -83,7 +87,7 @@ class RowTable:
     )  # fmt: skip
 
     def add(self, num: int) -> NDArray[np.int64]:
-        """Take `num` slots; their contents are the caller's to set."""
+        """Take `num` slots and return them; the caller sets what is in them."""
         if num > len(self._free):
             old = len(self.request)
             new = max(2 * old, old + num, 64)
@@ -124,24 +128,24 @@ class RowTable:
         top_tokens: NDArray[np.int64] | None = None,
         top_logprobs: NDArray[np.float32] | None = None,
     ) -> None:
-        """Record one generated token for each of some slots."""
+        """Record one generated token for each slot."""
         counts = self.count[slots]
         self.generated.append(slots, counts, tokens, logprobs, top_tokens, top_logprobs)
         self.last[slots] = tokens
         self.count[slots] = counts + 1
 
     def tokens(self, slots: NDArray[np.int64]) -> list[tuple[int, ...]]:
-        """Tokens of each of some slots."""
+        """Generated tokens of each slot."""
         return self._numbers(slots, self.generated.tokens)
 
     def logprobs(self, slots: NDArray[np.int64]) -> list[tuple[float, ...]]:
-        """Log-probability of each token of each of some slots."""
+        """Log-probability of each generated token of each slot."""
         return self._numbers(slots, self.generated.logprobs)
 
     def alternatives(
         self, slots: NDArray[np.int64]
     ) -> tuple[list[tuple[int, ...]], list[tuple[float, ...]]]:
-        """The likeliest tokens at each token of slots, one after another, and their logprobs."""
+        """For each slot, the likeliest tokens at all its tokens in one row, and their logprobs."""
         store = self.generated
         return self._numbers(slots, store.top_tokens), self._numbers(slots, store.top_logprobs)
 
@@ -151,7 +155,7 @@ class RowTable:
         return self.generated.numbers(slots, self.count[slots], array)
 
     def set_chain(self, slots: NDArray[np.int64], chain: Sequence[int]) -> None:
-        """Give slots the kept segments that they read as parts of their own."""
+        """Set the kept segments that slots read as attention parts of their own."""
         short = len(chain) - self.chain.shape[1]
         if short > 0:
             self.chain = np.pad(self.chain, ((0, 0), (0, short)), constant_values=-1)
@@ -161,7 +165,7 @@ class RowTable:
     def add_pages(
         self, slots: NDArray[np.int64], pages: Pages, num: NDArray[np.int64] | int = 1
     ) -> None:
-        """Append pages to the tables of slots, `num` to each; `pages` has them slot by slot."""
+        """Append `num` pages to the table of each slot; `pages` lists them slot by slot."""
         at = self.num_pages[slots]
         num = np.broadcast_to(num, at.shape)
         self._widen(int((at + num).max(initial=0)))
@@ -170,7 +174,7 @@ class RowTable:
         self.num_pages[slots] = at + num
 
     def take_pages(self, slots: NDArray[np.int64]) -> Pages:
-        """Empty the tables of some slots and return all pages that were in them."""
+        """Empty the tables of slots and return all pages that were in them."""
         tables, sizes = self.table[slots], self.num_pages[slots]
         pages = tables[np.arange(tables.shape[1]) < sizes[:, None]]
         self.table[slots] = 0

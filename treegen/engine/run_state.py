@@ -23,14 +23,19 @@ from treegen.sampling.param_set import ParamSet
 class RunState:
     """One run. Each part of the engine is handed this one object and changes what is in it.
 
-    cache, kept: pages, and prefixes that keep theirs between runs. store: segments.
-    rows: samples that are being drawn, by slot. usage: the account.
-    param_sets: sampling parameters, which requests name by index; may grow.
-    impl: of attention. max_rows: live rows at most.
-    requests: those that are not over, by index.
-    scores: of requests that asked for them and are over, by index.
-    grown: segments of samples that have ended, by request and sample, each with a reference for
-    whoever takes them from here.
+    model: computes the passes.
+    cache: the pages of keys and values.
+    kept: prefixes whose pages stay between runs.
+    store: the segments.
+    rows: the samples that are being drawn, by slot.
+    usage: the account of what was computed.
+    param_sets: sampling parameters; requests name them by index. A search may add some.
+    impl: the attention implementation.
+    max_rows: most rows to decode at once.
+    requests: the requests that are not over, by index.
+    scores: the scores of requests that are over and asked for them, by index.
+    grown: the segments of samples that have ended in a search, by request and sample index. Each
+    has one reference, which passes to whoever takes the segment from here.
     """
 
     model: Forward
@@ -52,7 +57,7 @@ class RunState:
         return self.cache.pool
 
     def sampling_of(self, params: Ints) -> SamplingBatch:
-        """How some rows are drawn, by the index of each one's parameters."""
+        """How rows are drawn. params: [rows] the index of each row's parameters."""
         used, index = np.unique(params, return_inverse=True)
         sets = [self.param_sets[i] for i in used]
         return SamplingBatch.of(

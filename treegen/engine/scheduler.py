@@ -1,20 +1,20 @@
 """Decide what each forward pass computes: admit, prefill, decode, refill, preempt.
 
 Requests are taken depth first, so that a shared page is dropped as soon as the last sample under
-it ends. A step is either one prefill pass (segments, and the tokens of preempted rows) or one
-decode pass over all live rows; rows that end are replaced before the next step. Only the start
-and the end of a sample run Python of their own; everything per step is an array operation.
+it ends. A step launches one prefill pass (segments, and the tokens of preempted rows) or one decode
+pass over all live rows. Rows that end are replaced before the next step. Only the start and the end
+of a sample run Python of their own; everything per step is an array operation.
 
-On a GPU passes run ahead: each is launched before the results of the last one are looked at, so
-that the GPU has work while the host ends samples and starts others. What a pass writes is in place
-for all passes after it; what is known of it only when it is over is whether its logits were
-numbers, its tokens, and who may go on with what it has computed.
+On a GPU passes run ahead: each is launched before the results of the last one are read. So the GPU
+has work while the host ends samples and starts others. What a pass writes to the cache is in place
+for all passes after it. Its tokens, and whether its logits were numbers, are known only when it is
+over. Only then do requests go on with the segments that it has computed.
 
-A sample's life: its request is opened (pages for the segments above it), the segments are
-computed, its first token is drawn (it is ready), it gets pages (it is live), it ends, and it is
-reported: of thousands that end together a few in each step, while others run. When pages run out a
-live row goes back to ready, and an open request without live rows back to waiting; what they have
-generated stays, only keys and values are computed again.
+A sample's life: its request is opened (the segments that it needs get pages), the segments are
+computed, its first token is drawn (its row is ready), it gets pages (its row is live), it ends, and
+it is reported. Of thousands that end together a few are reported in each step, while others run.
+When pages run out, a live row goes back to ready, and an open request without active rows back to
+waiting. What they have generated stays; only keys and values are computed again.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ _MOST_NAMED: Final = 5  # prompts in a message
 class Scheduler:
     """Runs a plan, and what is added to it, a forward pass at a time.
 
-    run: what its parts share. live: moves the rows. usage, scores, grown: of `run`, for whoever
-    drives it. flight: the pass whose results are not noted yet.
-    closed: all pages are free for another run.
+    run: what the parts of the engine share. usage, scores, grown: the same objects as in `run`.
+    live: moves the rows.
+    flight: the pass whose results are not noted yet; None if there is none.
+    closed: whether the run is over and its pages are free for another.
     """
 
     def __init__(
@@ -84,16 +85,20 @@ class Scheduler:
     ) -> None:
         """A scheduler for one run.
 
-        samples: per request of the plan, the sample indices wanted. further, params_of: more
-        parameters, and which of all, params first, each request has; by default the first.
-        max_rows: live rows at most.
-        prefill_chunk: tokens of a prefill pass at most. run_ahead: launch each pass before the
-        results of the last one are known, so that a GPU does not wait for the host; rows that
-        turn out to have ended are computed once more, in vain. graphs: of the model, to replay
-        decode steps with.
-        on_prefilled: called with each request that wants no samples once its keys are in place,
+        params, stopping: the first sampling parameters, and what ends their samples.
+        further: more sampling parameters.
+        params_of: for each request of the plan, the index of its parameters; by default 0, which is
+        `params`. `further` follow from 1 on.
+        samples: for each request of the plan, the sample indices that are wanted.
+        max_rows: most rows to decode at once.
+        prefill_chunk: most tokens of a prefill pass.
+        impl: the attention implementation.
+        run_ahead: launch each pass before the results of the last one are known, so that a GPU does
+        not wait for the host. A row that turns out to have ended is computed once more, in vain.
+        graphs: replays the decode steps; None to compute them eagerly.
+        on_prefilled: called with each request that wants no samples, once its keys are in place and
         before its pages are freed.
-        on_grown: called with each sample of a request that grows; says what its segment holds.
+        on_grown: called with each sample of a search; says what its segment holds.
         """
         num_logprobs = max(params.logprobs, *(each.params.logprobs for each in further), 0)
         cache.pool.peak_used = cache.pool.num_used
@@ -118,7 +123,7 @@ class Scheduler:
             max_rows=max_rows,
         )
         self.usage, self.scores, self.grown = run.usage, run.scores, run.grown
-        # Tokens that may end a row, for each Stopping; and which of these each parameter set has.
+        # The tokens that may end a row, for each Stopping; and the Stopping of each parameter set.
         self._may_end, self._stoppings = stopping.may_end[None], {stopping: 0}
         self._stopping_of = np.zeros(1, dtype=np.int64)
         for each in further:
@@ -127,7 +132,7 @@ class Scheduler:
         self.flight: PrefillFlight | Flight | None = None
         self.closed = False
         self._num_noted = 0  # passes whose results are noted
-        self._error: Exception | None = None  # raised once all that had ended is returned
+        self._error: Exception | None = None  # raised once all samples that had ended are returned
         self.live = LiveRows(run)
         self._passes = PrefillPasses(run, self.live, chunk=prefill_chunk)
         self._steps = DecodeSteps(run, self.live, graphs)
@@ -154,7 +159,7 @@ class Scheduler:
         return self._admission.has_work or self._endings.has_more or self._error is not None
 
     def add_params(self, params: SamplingParams, stopping: Stopping) -> int:
-        """Further sampling parameters; returns their index for `add`."""
+        """Add sampling parameters; returns their index for `add`."""
         self.run.param_sets.append(ParamSet(params, stopping))
         if stopping not in self._stoppings:
             self._stoppings[stopping] = len(self._stoppings)
@@ -172,10 +177,12 @@ class Scheduler:
         rank: int | None = None,
         grows: bool = True,
     ) -> LiveRequest:
-        """A further request below a segment; its samples become segments when they end.
+        """Add a request below a segment; its samples become segments when they end.
 
-        spec.tokens: the end of the prompt is enough, for it is only read to make text of tokens.
-        rank: its place among all, depth first; by default after those that are there.
+        spec.tokens: the end of the prompt is enough. It is only read to make text of tokens.
+        params: the index of the sampling parameters.
+        samples: the sample indices that are wanted.
+        rank: its place among all requests, depth first; by default after those that are there.
         grows: whether its samples become segments.
         """
         index = self._num_requests
@@ -197,9 +204,9 @@ class Scheduler:
     def step(self) -> list[Completion]:
         """Run one forward pass; returns samples that are known to have ended.
 
-        Raises NumericsError if the model's logits are not numbers, CapacityError if the GPU's
-        memory is full, InternalError if nothing that is left can be done; what had finished before
-        that is returned first.
+        Raises NumericsError if the model's logits are not numbers, CapacityError if the cache or
+        the GPU's memory is too small, InternalError if nothing that is left can be done. Samples
+        that had ended before are returned first; then the next call raises.
         """
         if self._error is None:
             try:
@@ -209,7 +216,7 @@ class Scheduler:
                 self._error = self._explained(error)
                 with suppress(Exception):
                     if isinstance(error, torch.OutOfMemoryError):
-                        self._land()  # the pass that was under way when none could follow
+                        self._land()  # the pass before was under way; its results are good
                 with suppress(Exception):
                     self._endings.report_all()
         finished = self._endings.take()
@@ -218,11 +225,11 @@ class Scheduler:
             try:
                 raise failure
             finally:
-                del failure  # or it would hold on to the tensors of the pass that failed
+                del failure  # it would keep the tensors of the pass that failed
         return finished
 
     def ended(self) -> list[Completion]:
-        """All samples that are known to have ended and were not returned yet."""
+        """All samples that are known to have ended and were not returned."""
         self._endings.report_all()
         return self._endings.take()
 
@@ -259,7 +266,7 @@ class Scheduler:
             self._check_goes_on()
 
     def _check_goes_on(self) -> None:
-        """Raise InternalError if work is left, for the next step will do as little as this one."""
+        """Raise InternalError if work is left: the next step would do as little as this one."""
         if not self._admission.has_work or self._endings.has_more:
             return
         names = [repr(request.spec.id) for request in self.run.requests.values()]
@@ -279,13 +286,13 @@ class Scheduler:
         usage.peak_pages = self.run.pool.peak_used
 
     def cancel(self, index: int, sample: int | None = None) -> None:
-        """Drop one sample of a request, or all that have not ended; frees their pages at once.
+        """Drop one sample of a request, or all that have not ended, and free their pages at once.
 
-        Those that have ended are still returned.
+        Samples that have ended are still returned.
         """
         request = self.run.requests.get(index)
         if request is not None and not request.spec.rows:
-            # Its segments may be in the pass under way, and other requests' too.
+            # The pass under way may compute its segments, which other requests may need too.
             self._land()
             request = self.run.requests.get(index)
         if request is not None:
@@ -295,7 +302,7 @@ class Scheduler:
     def close(self) -> None:
         """Free all pages, whether or not the work is done."""
         self.flight = self._error = None
-        # One run at a time: whatever an interrupted step had taken goes with the rest.
+        # The cache has one run at a time, so this frees even what an interrupted step had taken.
         self.run.pool.reset(self.run.kept.tables())
         self.run.store.clear()
         self.live.clear()
@@ -307,14 +314,14 @@ class Scheduler:
         tables = [*self.run.store.owned(), *self.live.tables(), *self.run.kept.tables()]
         self.run.pool.check(tables)
         self._admission.check()
-        if self._error is None:  # else rows may be gone with the pass that failed
+        if self._error is None:  # a pass that failed may have lost rows
             self._check_slots()
         for ids in self.run.rows.chain[self.live.order].T:
             runs = ids[np.flatnonzero(np.diff(ids, prepend=-2))]
             assert len(np.unique(runs[runs >= 0])) == (runs >= 0).sum(), "rows are not depth first"
 
     def _check_slots(self) -> None:
-        """Assert that every row is where its state says, and is its request's until it ends."""
+        """Assert that each row is where its state says, and in its request until it ends."""
         flight, rows = self.flight, self.run.rows
         draws = [drawn for drawn, _ in flight.first] if isinstance(flight, PrefillFlight) else []
         first = [drawn.slots[rows.serial[drawn.slots] == drawn.serials] for drawn in draws]
@@ -343,13 +350,13 @@ class Scheduler:
         to_compute = self._admission.to_compute.values()
         if not self.live.resuming and all(s.computed == s.stop for s in to_compute):
             return False
-        # New prompts take turns with the rows that are live, once these keep the device busy.
+        # Once live rows keep the device busy, prefill passes take turns with decode steps.
         num_live = len(self.live.order)
         in_turn = self._run_ahead and isinstance(self.flight, PrefillFlight)
         return not (in_turn and num_live and 2 * num_live >= self.run.max_rows)
 
     def _note_prefill(self, flight: PrefillFlight) -> None:
-        """Note that a prefill pass is over, and the first tokens that were drawn after it."""
+        """Note the results of a prefill pass, and the first tokens that were drawn after it."""
         (lse,) = flight.lse.wait()
         self._check_numbers(lse, flight.name)
         for scored in flight.scored:
@@ -370,14 +377,14 @@ class Scheduler:
             if not short:
                 break
             if self.flight is not None:
-                # Rows give way only while all their tokens are known.
+                # A row gives way only when all its tokens are known.
                 self._land()
             elif not self._admission.give_way():
                 raise CapacityError(f"the last row lacks {short} cache pages; give more memory")
         return self._steps.launch(order, counts, source, before) if len(order) else None
 
     def _note_draws(self, flight: Flight) -> None:
-        """Note the drawn tokens of rows that are still there; ends the samples that are over."""
+        """Note the drawn tokens of rows that are still there; end the samples that are over."""
         rows, num = self.run.rows, len(flight.slots)
         tokens, logprobs, lse, *top = flight.fetch.wait()
         alive = rows.serial[flight.slots] == flight.serials

@@ -15,14 +15,18 @@ from treegen.outputs import Score
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Scores of tokens of a segment, at some of its places, on their way to the host."""
+    """Scores of some tokens of a segment, on their way to the host.
+
+    at: [N] indices of the tokens in the segment.
+    fetch: their log-probabilities [N], and whether each is the likeliest token [N].
+    """
 
     segment: LiveSegment
     at: Ints
     fetch: Fetch
 
     def add(self) -> None:
-        """Note them at the segment, once they are there."""
+        """Wait for the scores and note them at the segment."""
         target = self.segment
         if target.logprobs is None or target.is_best is None:
             target.logprobs = np.full(len(target.tokens), np.nan, np.float32)
@@ -35,7 +39,9 @@ def score_after(
 ) -> list[Scored]:
     """Score the tokens that follow some positions of a segment, given the logits there.
 
-    After the segment's last position come the first tokens of all its children.
+    The first tokens of all its children follow the segment's last position.
+
+    positions: [S] in order. logits_SV: the logits at each. lse_S: their log-sum-exp.
     """
     next_index = positions - segment.start + 1
     inside = next_index < len(segment.tokens)
@@ -55,7 +61,7 @@ def score_after(
 
 
 def score_of(request: LiveRequest) -> Score:
-    """The score of a request's tokens from its `score_from` on, once all are computed."""
+    """The score of a request's tokens from position `score_from` on; all are computed."""
     assert request.spec.score_from is not None
     path = []
     for segment in request.segment.path():

@@ -1,7 +1,7 @@
 """Segments and requests while they are worked on: one object each, for as long as it is needed.
 
-A Plan says what these are at the start of a run. A search adds to them while it goes on: prompts,
-pieces of given text, and what was generated.
+A Plan lists the segments and requests that a run starts with. A search adds more: prompts, pieces
+of given text, and what was generated.
 """
 
 from __future__ import annotations
@@ -25,16 +25,27 @@ NEVER = 2**62
 class LiveSegment:
     """Tokens from position `start` on that everything below shares; see `plan.Segment`.
 
-    kept: an attention part of its own for rows and segments that start below it from now on.
-    above: indices of the kept segments above, root first. base: first position of its own table.
-    table: its pages, None while it is not in memory. computed: position up to which keys and
-    values are in place; was_computed: the furthest they have been. continued: whether those of
-    the segments above that its table covers are in place too.
-    first_logit, scored: first position whose logits are wanted at all, and for scoring.
-    refs: children, unfinished requests and handles; `SegmentStore.hold` and `release` count them.
-    openers: open requests that need it in place.
-    reuse: a kept prefix that has its first tokens, and up to which position.
-    logprobs, is_best: of its tokens, as far as they have been scored.
+    index: its number in the run.
+    parent: the segment above it; None for a root.
+    kept: whether it is an attention part of its own for rows and segments that start below it from
+    now on.
+    base: first position that its page table covers. That is before `start` if segments above are
+    folded into it.
+    above: indices of the kept segments above that position, root first.
+    table: its pages; None while it is not in memory.
+    computed: position up to which its keys and values are in place.
+    was_computed: the furthest that `computed` has been.
+    continued: whether the keys and values before `start` that its table covers are in place too.
+    first_logit: first position whose logits are wanted.
+    scored: first position whose logits are wanted for scores.
+    refs: number of children, unfinished requests and handles that need it. Only
+    `SegmentStore.hold` and `release` change it.
+    openers: open requests that need it in memory.
+    children: segments that start where it stops, by index.
+    requests: unfinished requests whose prompts end with it.
+    reuse: a kept prefix that has its first tokens, and the position up to which it has them.
+    logprobs: [tokens] log-probabilities as far as they are known; is_best: [tokens] whether each is
+    the likeliest token.
     """
 
     index: int
@@ -44,6 +55,7 @@ class LiveSegment:
     kept: bool
     base: int
     above: tuple[int, ...]
+    align: int = 1
     table: Pages | None = None
     computed: int = 0
     was_computed: int = 0
@@ -65,17 +77,17 @@ class LiveSegment:
 
     @property
     def chain(self) -> tuple[int, ...]:
-        """Kept segments that a row or segment below it reads as parts of their own."""
+        """Kept segments that rows and segments below it read as attention parts of their own."""
         return (*self.above, self.index) if self.kept else self.above
 
     @property
     def base_below(self) -> int:
         """First position of the table of a row or segment that starts below it now."""
-        return self.stop if self.kept else self.base
+        return self.stop // self.align * self.align if self.kept else self.base
 
     @property
     def reads_on(self) -> bool:
-        """Whether its table goes on from the one above, which is folded into it."""
+        """Whether its table begins with keys of the one above, which are folded into it."""
         return self.base < self.start
 
     def path(self) -> Iterator[LiveSegment]:
@@ -90,7 +102,7 @@ class LiveSegment:
         return -(-(self.stop - self.base) // page_size)
 
     def missing_pages(self, page_size: int) -> int:
-        """Pages to take before it is whole; full pages of a folded parent are shared."""
+        """Pages that it still has to take; it shares the full pages of a folded parent."""
         if self.table is None:
             return segment_pages(self.base, self.start, self.stop, page_size)
         return max(self.num_pages(page_size) - len(self.table), 0)
@@ -98,15 +110,20 @@ class LiveSegment:
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """A request on its way. rank: sorts requests depth first, or by when they came.
+    """A request on its way.
 
-    params: index of its sampling parameters. samples: indices that have not ended, or of a greedy
-    request that is over, all.
-    slots: rows that have not ended, None until first tokens are drawn.
-    opened: segments that it holds in place while it is open, leaf first.
-    rewinds: a segment whose last token is computed once more for its logits.
-    grows: whether its samples become segments when they end.
-    num_prefilled: tokens computed for it; where several needed them, for the first.
+    index: its number in the run.
+    rank: sorts requests depth first, or in a search by when they came.
+    spec: what was asked for.
+    segment: the segment that its prompt ends with.
+    params: index of its sampling parameters.
+    samples: indices of the samples that have not ended. A greedy request that is over keeps all
+    until they are reported.
+    slots: slots of the rows that have not ended; None until first tokens are being drawn.
+    opened: segments that it keeps in memory while it is open, leaf first; None while it waits.
+    rewinds: a segment whose last token is computed once more, for its logits.
+    grows: whether it is of a search: its samples become segments when they end.
+    num_prefilled: tokens computed for it. Tokens that several requests need count for the first.
     """
 
     index: int
@@ -123,11 +140,11 @@ class LiveRequest:
 
     @property
     def num_rows(self) -> int:
-        """Rows that its samples take."""
-        # A request without rows (prefill only, scoring) takes the place of one.
+        """Rows that its samples take, at least 1."""
+        # A request without samples (prefill only, scoring) counts as one row.
         return max(min(len(self.samples), self.spec.rows), 1)
 
     def row_pages(self, page_size: int) -> int:
-        """Pages that one of its rows takes by the time it has its last token."""
+        """Pages that one of its rows takes if it generates `max_tokens`."""
         segment = self.segment
         return row_pages(segment.base_below, segment.stop, self.spec.max_tokens, page_size)

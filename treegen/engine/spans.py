@@ -1,4 +1,4 @@
-"""What a prefill pass computes: pieces of segments, and of rows whose pages were taken."""
+"""Choose what a prefill pass computes: pieces of segments, and tokens of rows that resume."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from treegen.engine.run_state import RunState
 from treegen.engine.segment import LiveSegment
 from treegen.engine.store import SegmentStore
 
-_KEY_BITS = 32  # sort keys: segment above, sample index below
+_KEY_BITS = 32  # a sort key is the segment's index above, the sample index below
 
 
 def pick_spans(
@@ -21,11 +21,12 @@ def pick_spans(
     room: int,
     max_logits: int,
 ) -> list[Span]:
-    """Spans of the next pass, in the order in which they are computed.
+    """Spans of the next pass, depth first.
 
     to_compute: segments by index; some may be computed already.
-    resuming: slots, and the position up to which each is computed. room: tokens at most.
-    max_logits: rows of logits at most.
+    resuming: for each slot, the position up to which its keys are computed.
+    room: most tokens of the pass.
+    max_logits: most rows of logits of the pass.
     """
     spans: list[Span] = []
     reached: dict[int, int] = {}
@@ -45,7 +46,7 @@ def pick_spans(
             reached[index] = span.stop
             room -= len(span.tokens)
             logits += len(span.wanted)
-    # By what they share first, so that the spans below any segment are consecutive.
+    # Sort by what spans share first. Then the spans below any segment are consecutive.
     return sorted(spans, key=lambda span: (span.chain, span.key))
 
 

@@ -1,7 +1,7 @@
 """A decode step as one computation: the last drawn tokens go in, the next ones come out.
 
-What changes from row to row and from step to step is one tensor: one copy brings it to the device,
-and a CUDA graph finds it where it was when it was captured.
+All numbers of the rows are in one tensor, `inputs_6T`. One copy brings it to the device, and a CUDA
+graph reads it from a fixed address.
 """
 
 from __future__ import annotations
@@ -23,12 +23,20 @@ NUM_INPUTS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DecodeStep:
     """One decode step of T rows.
 
-    inputs_6T: int64. By first index: each row's last token; where in drawn_P1 that token is, or -1
-    if it is known; its position; the slot for its key and value; the row's seed; how many tokens it
-    has drawn. drawn_P1: what the step before has drawn, None if all of it is known.
+    inputs_6T: int64, by first index:
+        TOKEN: the row's last token, if it is known.
+        SOURCE: where in drawn_P1 that token is, or -1 if it is known.
+        POSITION: its position.
+        SLOT: the cache slot for its key and value.
+        SEED: the row's seed.
+        COUNT: how many tokens the row has drawn.
+    drawn_P1: the tokens that the step before draws; None if all of them are known.
+    levels: what the rows attend to.
+    sampling: how the rows are drawn.
+    layers: the cache of each layer.
     """
 
     inputs_6T: Tensor
@@ -39,11 +47,11 @@ class Step:
 
     @property
     def num_rows(self) -> int:
-        """T."""
+        """T, the number of rows."""
         return self.inputs_6T.shape[1]
 
     def compute(self, forward: Callable[[Batch], Tensor]) -> Draws:
-        """One next token for each row."""
+        """Draw the next token of each row."""
         return self.draw(self.logits(forward))
 
     def logits(self, forward: Callable[[Batch], Tensor]) -> Tensor:
@@ -59,6 +67,6 @@ class Step:
         return forward(Batch(tokens_T, positions_T, slots_T, rows_T, self.levels, self.layers))
 
     def draw(self, logits_TV: Tensor) -> Draws:
-        """One token for each row from its logits."""
+        """Draw one token for each row from its logits, [T, V]."""
         inputs = self.inputs_6T
         return draw(logits_TV, inputs[SEED, :, None], inputs[COUNT, :, None], self.sampling)

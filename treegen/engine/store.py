@@ -1,8 +1,8 @@
-"""The segments in memory: page tables, references, what is computed.
+"""The segments of a run: their page tables, references, and what of them is computed.
 
-A segment is placed when the first request that needs it is opened, computed by prefill, and freed
-when nothing refers to it any more. Under memory pressure a segment that no open request needs may
-be evicted; it is computed again when it is needed again.
+A segment gets pages when the first request that needs it is opened. Prefill passes compute it. It
+is freed when nothing refers to it any more. When pages run out, a segment that no open request
+needs may be evicted: it loses its pages, and is computed again when it is needed again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SegmentStore:
         return self._add(parent, segment.tokens, kept=segment.kept)
 
     def add(self, parent: LiveSegment | None, tokens: Tokens, *, rows: int = 1) -> LiveSegment:
-        """A new segment, with one reference for the caller. rows: how many are expected below."""
+        """A new segment, with one reference for the caller. rows: rows to expect below it."""
         segment = self.hold(self._add(parent, tokens, kept=False))
         self.promote(segment, rows)
         for prefix in self._kept:
@@ -67,9 +67,11 @@ class SegmentStore:
         base: int,
         above: tuple[int, ...],
     ) -> LiveSegment:
-        """A segment made of what a row has generated; takes over the row's pages.
+        """A segment made of what a row has generated, with one reference for the caller.
 
-        num_computed: how many of the tokens have their keys in these pages, which may be none.
+        num_computed: how many of the tokens have their keys in the pages; may be 0.
+        table: the row's pages, which the segment takes over; may be empty.
+        base, above: the first position of `table`, and the kept segments above it, root first.
         """
         segment = self.hold(self._add(parent, tokens, kept=False))
         if len(table):
@@ -84,9 +86,10 @@ class SegmentStore:
         return segment
 
     def view(self, segment: LiveSegment, cut: int, *, rows: int = 1) -> LiveSegment:
-        """The part of a segment up to position `cut`, with one reference for the caller.
+        """A new segment of the tokens up to position `cut`, with one reference for the caller.
 
-        It shares the segment's pages if they are in place, and else is computed on its own.
+        It shares the segment's pages if their keys are in place. Otherwise it is computed for
+        itself.
         """
         tokens = segment.tokens[: cut - segment.start]
         part = self.hold(self._add(segment.parent, tokens, kept=False))
@@ -104,13 +107,14 @@ class SegmentStore:
         return part
 
     def can_split(self, segment: LiveSegment) -> bool:
-        """Whether nothing of a segment was ever computed, nor of what hangs below it."""
+        """Whether nothing of a segment, nor of what is below it, was ever computed."""
         return segment.table is None and segment.was_computed == segment.start
 
     def has_room_to_split(self, segment: LiveSegment) -> bool:
-        """Whether all that waits below a segment fits even alone once the segment is in two.
+        """Whether each request below a segment still fits the pool once the segment is in two.
 
-        Each part of a path may end in a page that is not full, which the next one has copied.
+        Each segment of a path may end in a page that is not full, and the next one copies it. So
+        a split may take more pages.
         """
         size, most = self.cache.page_size, self.cache.pool.num_pages
         above = sum(
@@ -119,7 +123,7 @@ class SegmentStore:
         below = [(segment, above + 1)]  # for the two parts
         while below:
             each, pages = below.pop()
-            # What is below a part that is kept starts a table of its own, at another offset.
+            # A segment below a kept one starts a table of its own, at another offset in a page.
             pages += segment_pages(each.base, each.start, each.stop, size) + 1
             if any(pages + request.row_pages(size) >= most for request in each.requests):
                 return False
@@ -129,8 +133,8 @@ class SegmentStore:
     def split(self, segment: LiveSegment, cut: int, *, rows: int = 1) -> LiveSegment:
         """Make the tokens up to position `cut` a segment of their own above the rest.
 
-        Returns the new one, with one reference for the caller; `segment` goes on from there. Only
-        for what `can_split`: rows and pages refer to what is above them.
+        Returns the new segment, with one reference for the caller; `segment` keeps the rest. The
+        segment must be one that `can_split`, for pages and rows refer to what is above them.
         """
         assert self.can_split(segment) and segment.start < cut < segment.stop
         parent, count = segment.parent, cut - segment.start
@@ -167,6 +171,7 @@ class SegmentStore:
             kept=kept,
             base=parent.base_below if parent is not None else 0,
             above=parent.chain if parent is not None else (),
+            align=self._plan.align,
             computed=start,
             was_computed=start,
         )
@@ -177,23 +182,24 @@ class SegmentStore:
         return segment
 
     def promote(self, segment: LiveSegment, rows: int) -> None:
-        """Make a segment an attention part of its own if that pays with so many rows below it.
+        """Make a segment a kept one if that pays with so many rows below it.
 
-        What hangs below it already goes on reading through its own pages.
+        Segments and rows that are below it already go on reading it through their own pages.
         """
         plan = self._plan
+        keys = segment.stop // plan.align * plan.align - segment.base
         segment.kept = segment.kept or keep_or_fold(
-            plan.sharing, rows, segment.stop - segment.base, plan.layer_bytes, plan.cost,
+            plan.sharing, rows, keys, plan.layer_bytes, plan.cost,
             root=segment.parent is None, live_rows=rows,
         )[0]  # fmt: skip
 
     def hold(self, segment: LiveSegment) -> LiveSegment:
-        """Take one reference to a segment, for as long as something needs it; returns it."""
+        """Take one reference to a segment, and return the segment."""
         segment.refs += 1
         return segment
 
     def release(self, segment: LiveSegment | None) -> None:
-        """Give up one reference; segments that nothing refers to any more are freed."""
+        """Give up one reference. Free the segment, and those above, if nothing refers to them."""
         while segment is not None:
             segment.refs -= 1
             if segment.refs > 0:
@@ -207,7 +213,7 @@ class SegmentStore:
     # Requests
 
     def attach(self, request: LiveRequest) -> None:
-        """Note a new request at its segment, and whose logits it wants."""
+        """Note a new request at its segment, and at which positions it wants logits."""
         segment = self.hold(request.segment)
         segment.requests.append(request)
         if request.spec.rows:
@@ -224,17 +230,17 @@ class SegmentStore:
         """Page table, number of keys and first position of a kept segment."""
         segment = self.segments[index]
         assert segment.table is not None
-        return segment.table, segment.stop - segment.base, segment.base
+        return segment.table, segment.base_below - segment.base, segment.base
 
     def pages_to_open(self, request: LiveRequest) -> int:
-        """Pages that opening a request takes at most."""
+        """Most pages that opening a request takes."""
         return sum(s.missing_pages(self.cache.page_size) for s in self._needed(request.segment))
 
     def open(self, request: LiveRequest) -> tuple[list[LiveSegment], int]:
         """Give every segment that a request needs its pages.
 
-        Returns the segments that are still to be computed, root first, and how many tokens were
-        found in kept prefixes.
+        Returns the segments that are not computed yet, root first, and how many tokens kept
+        prefixes supplied.
         """
         request.opened = self._needed(request.segment)
         reused = 0
@@ -252,7 +258,7 @@ class SegmentStore:
         return to_compute, reused
 
     def _needed(self, segment: LiveSegment) -> list[LiveSegment]:
-        """What has to be in memory for a segment to be computed or read, leaf first."""
+        """Segments that must be in memory so that a segment can be computed or read, leaf first."""
         needed = []
         while True:
             needed.append(segment)
@@ -265,7 +271,7 @@ class SegmentStore:
                 return needed
 
     def _place(self, segment: LiveSegment) -> int:
-        """Complete a segment's page table; returns the tokens that kept prefixes supplied."""
+        """Complete a segment's page table; returns how many tokens kept prefixes supplied."""
         page_size, pool = self.cache.page_size, self.cache.pool
         missing = segment.missing_pages(page_size)
         if segment.table is not None:
@@ -280,7 +286,7 @@ class SegmentStore:
         kept = prefix.pages if prefix is not None else None
         whole = segment.base == 0 and covered == segment.stop
         if kept is not None and whole and np.array_equal(head, kept[:shared]):
-            # The very pages of the prefix will do; the segment above has the same ones.
+            # The segment can share the very pages of the prefix, as the segment above does.
             segment.table = pool.share(kept[: -(-segment.stop // page_size)])
             return self._finish_reuse(segment, prefix, covered)
         fresh = pool.allocate(missing, contiguous=True)
@@ -297,8 +303,8 @@ class SegmentStore:
     def _covering(self, segment: LiveSegment) -> tuple[KeptPrefix | None, int]:
         """The kept prefix that supplies a segment's first tokens, and up to which position.
 
-        Only below ancestors that are in place as a whole: otherwise these would be computed while
-        their descendants seem to be.
+        It is used only if the segment above is computed. Otherwise that one would be computed
+        while this one seems to be computed already.
         """
         prefix, covered = segment.reuse or (None, segment.start)
         covered = min(covered, segment.first_logit)
@@ -318,10 +324,12 @@ class SegmentStore:
         return max(new, 0)
 
     def is_ready(self, segment: LiveSegment, reached: dict[int, int]) -> bool:
-        """Whether a segment can be computed in a pass that computes others up to `reached`.
+        """Whether a segment can be computed in the next pass.
+
+        reached: the positions up to which this pass computes other segments, by index.
 
         A kept segment above may be computed in the same pass, for a layer writes all keys before
-        it attends. A folded parent must be there already: its last page is copied first.
+        it attends. A folded parent must be computed before: its last page is copied first.
         """
         if segment.reads_on and not segment.continued:
             assert segment.parent is not None
@@ -337,23 +345,20 @@ class SegmentStore:
         segment.was_computed = max(segment.was_computed, stop)
 
     def continue_parent(self, segment: LiveSegment) -> None:
-        """Copy the partly filled last page of a folded parent into a segment's first page."""
+        """Copy what is folded of the parent and fills no page into a segment's own page."""
         if segment.continued or not segment.reads_on:
             return
         segment.continued = True
-        table, above = segment.table, segment.parent.table if segment.parent else None
-        assert table is not None and above is not None
-        self._copy_tail(above, table, segment.start - segment.base)
-
-    def _copy_tail(self, source: Pages, target: Pages, length: int) -> None:
-        start = length - length % self.cache.page_size
+        parent, size = segment.parent, self.cache.page_size
+        assert parent is not None and parent.table is not None and segment.table is not None
+        start = segment.start - (segment.start - segment.base) % size
         self.cache.copy_tokens(
-            table_slots(source, start, length, self.cache.page_size),
-            table_slots(target, start, length, self.cache.page_size),
+            table_slots(parent.table, start - parent.base, segment.start - parent.base, size),
+            table_slots(segment.table, start - segment.base, segment.start - segment.base, size),
         )
 
     def close(self, request: LiveRequest) -> list[LiveSegment]:
-        """Undo `open`, if it was; returns the segments that no open request needs any more."""
+        """Undo `open`, if the request is open; returns segments that no open request needs now."""
         unwanted = []
         for segment in request.opened or ():
             del segment.openers[request]
@@ -364,10 +369,10 @@ class SegmentStore:
         return unwanted
 
     def evict_idle(self, keep: LiveRequest | None = None) -> bool:
-        """Free a segment that no open request needs, nor request `keep`; False if there is none.
+        """Free the pages of an idle segment that request `keep` does not need. False if none.
 
-        It is the one idle for longest of those that nothing in memory hangs below, if possible
-        one that no request waits for.
+        Segments with a child in memory stay. Of the others the one that was idle for longest goes,
+        if possible one that no request waits for.
         """
         needed = self._needed(keep.segment) if keep is not None else []
         awaited = None
@@ -390,7 +395,7 @@ class SegmentStore:
             segment.computed, segment.continued = segment.start, False
 
     def clear(self) -> None:
-        """Forget all page tables; their pages have been freed."""
+        """Forget all page tables; the caller has freed their pages."""
         self._idle.clear()
         for segment in self.segments.values():
             segment.table = None
@@ -407,7 +412,7 @@ def path_tokens(segment: LiveSegment) -> Tokens:
 
 
 def _match(prefix: KeptPrefix, level: list[LiveSegment]) -> None:
-    """Note how much of which segments of a plan a kept prefix covers."""
+    """Note which segments of a plan a kept prefix covers, and how far. level: the roots."""
     while level:
         segment = level.pop()
         shared = common_prefix(prefix.tokens[segment.start :], segment.tokens)

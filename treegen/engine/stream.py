@@ -1,4 +1,4 @@
-"""One run under way: completions as they finish."""
+"""One run under way: its completions, or scores, as they are known."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Stream(Iterator[Completion], Closing):
         """Raise WorkerError if something was left out, which one LLM never does."""
 
     def levels(self) -> tuple[LevelRows, ...]:
-        """Which levels of the tree the rows being decoded read now."""
+        """The levels of the tree that the live rows read now."""
         return self._levels_of(self.scheduler.run.rows.request[self.scheduler.live.order])
 
     def _levels_of(self, decoded: Ints) -> tuple[LevelRows, ...]:
@@ -85,9 +85,11 @@ class Stream(Iterator[Completion], Closing):
     def step(self) -> list[Completion]:
         """Run one forward pass; returns samples that have ended, which may be none.
 
-        For a caller that wants to look around between passes; what it returns is not iterated
-        over again. On a GPU samples that end together come a few with each pass. An error ends the
-        run, once all that had ended before it is returned, and the LLM is free for the next one.
+        It is for a caller that looks around between passes. Iterating does not give its samples
+        again. On a GPU, samples that end together come a few with each pass.
+
+        Raises what `Scheduler.step` raises. Samples that ended before are returned first. Then the
+        error ends the run, and the LLM is free for the next one.
         """
         try:
             finished = self.scheduler.step()
@@ -108,12 +110,15 @@ class Stream(Iterator[Completion], Closing):
         return self._finished.pop()
 
     def ended(self) -> list[Completion]:
-        """Samples that have ended and were not returned yet, for whoever leaves the run now."""
+        """Samples that have ended and were not returned yet; call it before you leave a run."""
         rest, self._finished = self._finished[::-1], []
         return rest + self.scheduler.ended()
 
     def cancel(self, prompt_id: str, sample_index: int | None = None) -> None:
-        """Drop one sample, or all of a prompt; those that have ended still come."""
+        """Drop one sample, or all of a prompt; those that have ended still come.
+
+        Raises InputError if there is no such prompt or sample.
+        """
         if prompt_id not in self._place:
             raise InputError(f"no prompt is named {prompt_id!r}")
         samples = self.plan.requests[self._place[prompt_id]].samples
@@ -137,7 +142,7 @@ class Stream(Iterator[Completion], Closing):
 
 
 class ScoreStream(Iterator[tuple[int, Score]], Closing):
-    """Scores of one run as they are known, with the places of their pairs; `close` ends it.
+    """Scores of one run as they are known: (index of the pair, score) tuples; `close` ends it.
 
     usage: the account so far.
     """
@@ -185,7 +190,7 @@ class ScoreStream(Iterator[tuple[int, Score]], Closing):
         return self._known.pop()
 
     def close(self) -> None:
-        """Stop; pairs without a score have none."""
+        """Stop; the other pairs get no scores."""
         self._known.clear()
         self._stream.close()
 
@@ -198,7 +203,12 @@ def status_of(scheduler: Scheduler) -> Status:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """A finished run: its completions in declared order, the account, and the plan it followed."""
+    """A finished run.
+
+    completions: in the order that the tree declares.
+    usage: the account of what was computed.
+    plan: what was shared, stored and read.
+    """
 
     completions: tuple[Completion, ...]
     usage: Usage

@@ -1,6 +1,6 @@
-"""What samples have generated, in blocks that they take as they grow.
+"""What samples have generated, in blocks of tokens that they take as they grow.
 
-Memory follows the tokens of all samples, not their number times the length of the longest.
+Memory grows with the tokens of all samples, not with their number times the longest length.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _Ints = NDArray[np.int64]
 class TokenStore:
     """Tokens of slots and what is recorded of each, in the order they were generated.
 
-    By block and place in it: tokens, logprobs [blocks, block], and top_tokens, top_logprobs
-    [blocks, block, num_logprobs], the likeliest alternatives.
+    tokens, logprobs: [blocks, tokens of a block].
+    top_tokens, top_logprobs: [blocks, tokens of a block, num_logprobs], the likeliest alternatives.
     """
 
     _PER_TOKEN = ("tokens", "logprobs", "top_tokens", "top_logprobs")
@@ -33,17 +33,17 @@ class TokenStore:
         self.logprobs = np.zeros((0, _BLOCK), dtype=np.float32)
         self.top_tokens = np.zeros((0, _BLOCK, num_logprobs), dtype=np.int32)
         self.top_logprobs = np.zeros((0, _BLOCK, num_logprobs), dtype=np.float32)
-        self._blocks = np.zeros((0, 4), dtype=np.int64)  # of each slot
+        self._blocks = np.zeros((0, 4), dtype=np.int64)  # the blocks of each slot
         self._free = np.empty(0, dtype=np.int64)
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes."""
+        """Memory that the store takes, in bytes."""
         arrays = [self._blocks, *(getattr(self, name) for name in self._PER_TOKEN)]
         return sum(array.nbytes for array in arrays)
 
     def add_slots(self, num: int) -> None:
-        """Have so many slots from now on, at least as many as before."""
+        """Grow to `num` slots, at least as many as before."""
         self._blocks = _grown(self._blocks, num, self._blocks.shape[1])
 
     def append(
@@ -55,7 +55,7 @@ class TokenStore:
         top_tokens: NDArray[np.int64] | None,
         top_logprobs: NDArray[np.float32] | None,
     ) -> None:
-        """Record one more token for each of some slots, which have so many."""
+        """Record one more token for each slot. counts: the tokens that each has before."""
         column, within = counts >> _BITS, counts & (_BLOCK - 1)
         fresh = np.flatnonzero(within == 0)
         if len(fresh):
@@ -70,12 +70,12 @@ class TokenStore:
             self.top_logprobs[block, within, :num] = top_logprobs
 
     def release(self, slots: _Ints, counts: _Ints) -> None:
-        """Forget what slots have generated, which is so many tokens each."""
+        """Forget what slots have generated. counts: the tokens of each."""
         blocks, _ = self._blocks_of(slots, counts)
         self._free = np.concatenate([self._free, blocks])
 
     def between(self, slot: int, start: int, stop: int) -> NDArray[np.int32]:
-        """Tokens start to stop of a slot."""
+        """Tokens `start` to `stop` of a slot."""
         first = start >> _BITS
         blocks = self._blocks[slot, first : -(-stop >> _BITS)]
         return self.tokens[blocks].reshape(-1)[start - (first << _BITS) : stop - (first << _BITS)]
@@ -83,24 +83,24 @@ class TokenStore:
     def numbers(
         self, slots: _Ints, counts: _Ints, array: NDArray[np.generic]
     ) -> list[tuple[Any, ...]]:
-        """What one of the arrays holds for each of some slots, as flat Python numbers."""
+        """What one of the arrays holds for each slot, as a flat tuple. counts: tokens of each."""
         blocks, first = self._blocks_of(slots, counts)
         numbers, stride = array[blocks].tobytes(), array[:1].nbytes
         sizes = (counts * math.prod(array.shape[2:])).tolist()
-        # Unlike tolist(), this makes tuples at once, with no list before.
+        # Unlike tolist(), this makes tuples without making lists first.
         unpack = {n: struct.Struct(f"{n}{array.dtype.char}").unpack_from for n in set(sizes)}
         starts = (first * stride).tolist()
         return [unpack[n](numbers, start) for n, start in zip(sizes, starts, strict=True)]
 
     def _blocks_of(self, slots: _Ints, counts: _Ints) -> tuple[_Ints, _Ints]:
-        """Blocks of slots with so many tokens, slot by slot, and the place of each slot's first."""
+        """Blocks of slots, slot by slot, and where each slot's begin. counts: tokens of each."""
         num = (counts + _BLOCK - 1) >> _BITS
         columns = np.arange(num.max(initial=0))
         blocks = self._blocks[slots, : len(columns)][columns < num[:, None]]
         return blocks, num.cumsum() - num
 
     def _take(self, slots: _Ints, column: _Ints) -> None:
-        """Give each of some slots one more block, at a column of its own."""
+        """Give each slot one more block. column: its place in the slot's table of blocks."""
         lacking = len(slots) - len(self._free)
         if lacking > 0:
             old = len(self.tokens)
@@ -118,7 +118,7 @@ class TokenStore:
 
 
 def _grown(array: NDArray[Any], *shape: int) -> NDArray[Any]:
-    """A copy of an array with more rows, or wider ones, which are 0."""
+    """A copy of an array in a larger shape; what is new is 0."""
     grown = np.zeros(shape, dtype=array.dtype)
     grown[tuple(map(slice, array.shape))] = array
     return grown

@@ -1,7 +1,7 @@
 """What a run has computed, added up over the parts in which it was sampled.
 
-Each time a run is begun or resumed is a part. The parts are stored in results.json every few
-seconds, so a process that is killed loses at most the account of those, never a sample.
+A part begins each time a run is begun or resumed. The parts are stored in results.json every few
+seconds. So a process that is killed loses at most the account of its last seconds, never a sample.
 """
 
 import time
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 Workers = Callable[[], Sequence[WorkerStatus]]
 _SAVE_SECONDS: Final = 10.0
 _LARGEST: Final = ("peak_rows", "peak_pages", "num_pages", "page_size")
-# Of all planned samples of a part, finished or not; `add_up` counts those that finished.
+# It counts all planned samples of a part, finished or not; `add_up` counts those that finished.
 _REPLACED: Final = "prompt_tokens_unshared"
 
 
 class Parts:
-    """The parts of one run; the last is the one under way, of which this knows how long it is."""
+    """The parts of one run, each with its seconds; the last part is under way."""
 
     def __init__(self, run: RunDir, workers: Workers = lambda: ()) -> None:
-        """Take over the parts that the run's results.json tells of; a part begins now.
+        """Take over the parts in the run's results.json; a new part begins now.
 
         workers: says what each worker of a cluster has done.
         """
@@ -47,7 +47,7 @@ class Parts:
         return part
 
     def save(self, *, now: bool = False) -> None:
-        """Write the parts to results.json, if that is due or must be."""
+        """Write the parts to results.json if that is due. now: write them in any case."""
         if now or time.monotonic() >= self._save_due:
             done, planned = len(self._run.done), self._run.info.planned
             self._run.write_results(
@@ -57,10 +57,10 @@ class Parts:
 
 
 class Account(Parts):
-    """The parts of one run with all that a scheduler tells of them."""
+    """The parts of one run, each with the usage and plan that a scheduler tells of."""
 
     def __init__(self, run: RunDir) -> None:
-        """Take over the parts that the run's results.json tells of."""
+        """Take over the parts in the run's results.json."""
         super().__init__(run)
         self._usage: Usage | None = None
         self._plan: dict[str, Any] | None = None
@@ -69,8 +69,10 @@ class Account(Parts):
     def begin(
         self, usage: Usage, plan: "Plan | None" = None, workers: Workers = lambda: ()
     ) -> None:
-        """Start a part that a scheduler keeps `usage` of; plan: what it follows, if it has one.
+        """Start a part.
 
+        usage: the scheduler keeps it up.
+        plan: what the part follows, if known.
         workers: says what each worker of a cluster has done.
         """
         self._usage, self._workers = usage, workers
@@ -101,7 +103,7 @@ def described(workers: Sequence[WorkerStatus]) -> list[dict[str, Any]]:
 
 
 def describe(plan: "Plan") -> dict[str, Any]:
-    """Return what a plan shares, stores and reads, as JSON holds it; tokens but token_bytes."""
+    """Return what a plan shares, stores and reads, as JSON holds it; in tokens and token_bytes."""
     return {
         "sharing": plan.sharing,
         "token_bytes": plan.token_bytes,
@@ -109,22 +111,27 @@ def describe(plan: "Plan") -> dict[str, Any]:
         "unshared_tokens": plan.unshared_tokens,
         "read_tokens": plan.read_tokens,
         "unshared_read_tokens": plan.unshared_read_tokens,
-        "levels": [
-            {
-                "depth": level.depth,
-                "segments": level.segments,
-                "tokens": level.tokens,
-                "rows": level.rows,
-                "kept": level.kept,
-                "reasons": dict(level.reasons),
-            }
-            for level in plan.levels()
-        ],
+        "levels": describe_levels(plan),
     }
 
 
+def describe_levels(plan: "Plan") -> list[dict[str, Any]]:
+    """Return a plan's levels, as JSON holds them."""
+    return [
+        {
+            "depth": level.depth,
+            "segments": level.segments,
+            "tokens": level.tokens,
+            "rows": level.rows,
+            "kept": level.kept,
+            "reasons": dict(level.reasons),
+        }
+        for level in plan.levels()
+    ]
+
+
 def stored_parts(run: RunDir) -> list[dict[str, Any]]:
-    """Return the parts that a run's results.json tells of; what cannot be read is left out."""
+    """Return the parts in a run's results.json; a part that cannot be read is left out."""
     try:
         results = run.results()
     except RunError:
@@ -134,7 +141,7 @@ def stored_parts(run: RunDir) -> list[dict[str, Any]]:
 
 
 def _is_part(part: object) -> bool:
-    """Whether JSON holds what `Account.parts`, or a run of searches, has written."""
+    """Whether a JSON value is a part as `Parts` or `Account` writes it."""
     if not isinstance(part, dict) or not _is_number(part.get("seconds")):
         return False
     kinds = {**asdict(Usage()), "samples": 0}
@@ -163,8 +170,9 @@ def add_up(
 ) -> dict[str, Any]:
     """Return the account of a whole run.
 
-    num_samples: finished samples. unshared: tokens of their prompts, each counted as often as it
-    has samples. kept: tokens that they generated.
+    num_samples: finished samples.
+    unshared: prompt tokens of these samples, each prompt counted as often as it has samples.
+    kept: tokens that these samples generated.
     """
     total: dict[str, Any] = {
         "prompt_tokens_computed": 0,
@@ -185,7 +193,7 @@ def add_up(
                 total[name] = max(total.get(name, 0), value)
             else:
                 total[name] = total.get(name, 0) + value
-    # Fewer than num_samples after a kill: the work of the last seconds is then not in the account.
+    # After a kill these are fewer than num_samples: the last seconds are not in the account.
     total["samples_accounted"] = min(int(total.pop("samples", 0)), num_samples)
     total["samples"] = num_samples
     seconds = total["seconds"]
@@ -228,9 +236,9 @@ def workers_line(parts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def attention_line(usage: Mapping[str, Any]) -> str:
-    """Return in one line what read which level in decode steps, and what that saved.
+    """Return in one line which kernels read the levels in decode steps, and what sharing saved.
 
-    "" if there were no decode steps. Bytes are those of keys and values.
+    Return "" if there were no decode steps. The bytes are those of keys and values.
     """
     read, apart = usage.get("key_tokens_read", 0), usage.get("key_tokens_unshared", 0)
     if not apart:
@@ -246,7 +254,7 @@ def attention_line(usage: Mapping[str, Any]) -> str:
 
 
 def kernels_told(usage: Mapping[str, Any]) -> str:
-    """Return which kernel read which level; with numbers of steps where several did in turn."""
+    """Return which kernel read each level; if several did in turn, with their numbers of steps."""
     kernels: Mapping[str, Mapping[str, int]] = usage.get("kernels", {})
     return ", ".join(f"{level} {_in_turn(kernels[level])}" for level in in_order(kernels))
 

@@ -1,4 +1,4 @@
-"""Arguments that one task alone knows, given as name=value: reading and checking them."""
+"""Read and check the arguments that one task alone knows, given as name=value."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ _Task = TypeVar("_Task")
 
 
 def configured(task: _Task, given: Mapping[str, str]) -> _Task:
-    """Return a task that knows its arguments, where its defaults depend on them."""
+    """Return the task. Tell it its arguments first if its defaults depend on them."""
     configure = getattr(task, "configure", None)
     if configure is not None:
         configure(given)
@@ -19,7 +19,11 @@ def configured(task: _Task, given: Mapping[str, str]) -> _Task:
 
 
 def read_arguments(texts: Iterable[str]) -> dict[str, str]:
-    """Return the arguments in texts of the form name=value; a value may hold anything."""
+    """Return the arguments in texts of the form name=value; a value may be any text.
+
+    Raises:
+        InputError: a text has another form, or a name has two values.
+    """
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -51,7 +55,11 @@ def check_arguments(task: str, given: Iterable[str], known: Iterable[str]) -> No
 
 
 def whole_number(arguments: Mapping[str, str], name: str) -> int | None:
-    """Return an argument that counts something from 1; None if it is not given."""
+    """Return an argument that is a whole number from 1; None if it is not given.
+
+    Raises:
+        InputError: it is not such a number.
+    """
     text = arguments.get(name)
     if text is None:
         return None
@@ -61,7 +69,7 @@ def whole_number(arguments: Mapping[str, str], name: str) -> int | None:
 
 
 def one_of(arguments: Mapping[str, str], name: str, known: Sequence[str], default: str) -> str:
-    """Return an argument that must be one of some words."""
+    """Return an argument that must be one of the words in `known`; raise InputError if not."""
     text = arguments.get(name, default).strip()
     if text not in known:
         hint = did_you_mean(text, known)
@@ -72,6 +80,6 @@ def one_of(arguments: Mapping[str, str], name: str, known: Sequence[str], defaul
 
 
 def words(arguments: Mapping[str, str], name: str) -> tuple[str, ...]:
-    """Return an argument that is a list with commas between; empty if it is not given."""
+    """Return the parts of an argument that has commas between them; empty if it is not given."""
     parts = [part.strip() for part in arguments.get(name, "").split(",")]
     return tuple(part for part in parts if part)

@@ -1,4 +1,4 @@
-"""Saying whose problems and whose solved examples a score is of."""
+"""Say where the problems and solved examples of a score come from."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -9,17 +9,17 @@ LABEL = "bundled problems"
 
 
 def is_bundled(data: str | None) -> bool:
-    """Return whether problems come with treegen, and are not the published ones of their name."""
+    """Return whether problems come with treegen; they are not the published ones of their name."""
     return data is None or Path(data).absolute().is_relative_to(_home())
 
 
 def label_of(data: str | None) -> str:
-    """Return what tables say of problems after the task's name."""
+    """Return the label that tables show after the task's name; "" for a user's own problems."""
     return LABEL if is_bundled(data) else ""
 
 
 def told_problems(data: str | None, source: str, num: int) -> str:
-    """Return whose problems they are, as a line."""
+    """Return one line that says where the problems come from."""
     if is_bundled(data):
         name = source.removeprefix("bundled ").rpartition("/")[2]
         own = "which comes with treegen; --data takes the published ones"
@@ -28,7 +28,7 @@ def told_problems(data: str | None, source: str, num: int) -> str:
 
 
 def told_examples(options: TaskOptions, num: int) -> str:
-    """Return whose solved examples they are, as a line."""
+    """Return one line that says where the solved examples come from."""
     if not num:
         return "examples: none"
     if options.fewshot_data is not None:

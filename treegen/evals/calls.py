@@ -1,4 +1,4 @@
-"""Calls of a task's own code: its faults are told with the task, the method and the problem."""
+"""Calls of a task's own code. Their errors name the task, the method and the problem."""
 
 import traceback
 from collections.abc import Callable, Mapping
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 def asked(method: Callable[P, T], task: str, problem: str | None = None) -> Callable[P, T]:
-    """Return a task's method as one that raises TaskError where it fails.
+    """Return a task's method as one that raises TaskError if it fails.
 
-    What it raises of ours on purpose, such as a DataError, stays as it is unless a problem is
-    named, which it could not know.
+    A TreegenError that the method raises on purpose, such as DataError, stays as it is. But if
+    `problem` is given it becomes a TaskError too, because the method did not know the problem's id.
     """
 
     @wraps(method)
@@ -38,7 +38,7 @@ def asked(method: Callable[P, T], task: str, problem: str | None = None) -> Call
 
 
 def told(error: BaseException) -> str:
-    """Return an error in one line, with the place in the code that was called, if it has one."""
+    """Return an error in one line, with the place in the called code if that is known."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[1].filename).name}:{frames[1].lineno})" if len(frames) > 1 else ""
     text = " ".join(str(error).split())
@@ -46,7 +46,7 @@ def told(error: BaseException) -> str:
 
 
 def load_data(task: Task, data: object) -> TaskData:
-    """Return what a task has loaded; raise TaskError for what is no such thing."""
+    """Return `data`, which a task has loaded; raise TaskError if it is no valid TaskData."""
     if not isinstance(data, TaskData):
         raise _wrong(task, "load", f"gives a {type(data).__name__}; it must give a TaskData")
     for number, problem in enumerate(data.problems):
@@ -61,7 +61,11 @@ def load_data(task: Task, data: object) -> TaskData:
 
 
 def verdicts_of(task: Task, problem: Problem, text: str) -> dict[str, Verdict]:
-    """Return a task's verdicts on a text, one for each of its filters at least."""
+    """Return a task's verdicts on a text, at least one for each filter.
+
+    Raises:
+        TaskError: `score` fails, or gives no Verdict for a filter.
+    """
     found = asked(task.score, task.name, problem.id)(problem, text)
     known = found if isinstance(found, Mapping) else {}
     for name in task.filters:

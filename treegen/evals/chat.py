@@ -1,6 +1,6 @@
-"""A task's prompts as chat messages: solved examples as turns of their own, or all as one turn.
+"""A task's prompts as chat messages: each solved example as two turns, or all in one turn.
 
-The forms are lm-eval's, with and without its --fewshot_as_multiturn.
+The forms are those of lm-eval, with and without its --fewshot_as_multiturn.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,25 +14,27 @@ _TURNS: Final = "turns"
 _ROLE: Final = "role"
 
 Turn = tuple[str, str]
-"""What is asked, and what is answered."""
+"""The question and the answer of a solved example."""
 
 
 def with_turns(node: Node, turns: Iterable[Turn]) -> Node:
-    """Return a node of solved examples that knows them as turns, in the order of its text."""
+    """Return a node of solved examples that also has them as turns, in the order of its text."""
     return replace(node, metadata={**node.metadata, _TURNS: tuple(turns)})
 
 
 def with_role(node: Node, role: str) -> Node:
-    """Return a node whose text is the system's, or begins the assistant's reply."""
+    """Return a node with a role: its text is the system's, or begins the assistant's reply."""
     return replace(node, metadata={**node.metadata, _ROLE: role})
 
 
 def as_chat(tree: Node, system: str | None, *, multiturn: bool) -> Node:
     """Return the tree with each prompt as chat messages, after a system turn if there is one.
 
-    multiturn: a user's and an assistant's turn for each solved example, where the task tells them
-    apart. Where prompts start alike, so do their rendered texts; the plan finds the shared part in
-    the tokens, so solved examples stay shared though they are no node of their own any more.
+    multiturn: make a user's and an assistant's turn of each solved example, if the task tells them
+    apart.
+
+    The solved examples are no longer a node of their own, but stay shared: prompts that start
+    alike are rendered alike, and the plan finds what is shared in the tokens.
     """
     leaves = [
         Node(_messages(prompt.path, system, multiturn), samples=prompt.samples, id=prompt.id)
@@ -71,6 +73,6 @@ def _turn(role: str, text: str) -> list[Message]:
 
 
 def _joined(above: str, text: str) -> str:
-    """Return two system texts with a blank line between, unless there is space already."""
+    """Return two system texts with a blank line between them, unless there is space already."""
     blank = not above or not text or above[-1].isspace() or text[0].isspace()
     return f"{above}{'' if blank else chr(10) * 2}{text}"

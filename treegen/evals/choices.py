@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 class ChoicePrompt:
     """One problem's prompt and its choices.
 
-    whole: of each choice, the tokens of the prompt with the choice after it. start: of each
-    choice, where its tokens part from the prompt's own.
+    id: the problem's id.
+    context: the tokens of the prompt.
+    whole: for each choice, the tokens of the prompt with the choice after it.
+    start: for each choice, the number of first tokens that `whole` and `context` share.
     """
 
     id: str
@@ -38,7 +40,7 @@ class ChoicePrompt:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the prompt and its choices, what they share counted once."""
+        """Tokens of the prompt and its choices; shared tokens count once."""
         return num_distinct(self.whole)
 
     def pairs(self) -> list[tuple[list[int], list[int]]]:
@@ -64,10 +66,10 @@ def by_likelihood(data: TaskData) -> bool:
 
 
 def likeliest_by_length(choices: Sequence[str], logprobs: Sequence[float]) -> str:
-    """Return the choice with the most log-probability per character, spaces around it left out.
+    """Return the choice with the highest log-probability per character; of equal ones, the first.
 
-    lm-eval's acc_norm goes by it; without it a long choice loses for its length. Of equal ones it
-    is the first.
+    Spaces around a choice do not count as characters. lm-eval's acc_norm goes by this choice.
+    Without the division a long choice loses for its length.
     """
     per_character = [
         logprob / max(len(choice.strip()), 1)
@@ -79,9 +81,9 @@ def likeliest_by_length(choices: Sequence[str], logprobs: Sequence[float]) -> st
 def check_settings(
     task: Task, num_samples: int, sampling: SamplingParams, default: SamplingParams
 ) -> None:
-    """Raise InputError for choices of a user that mean nothing where nothing is drawn.
+    """Raise InputError for sampling settings of a user, because nothing is drawn.
 
-    default: the task's own choices.
+    default: the task's own settings.
     """
     why = f"task {task.name!r} picks the likeliest choice and draws nothing"
     if num_samples != 1:
@@ -97,8 +99,8 @@ def choice_prompts(
 ) -> list[ChoicePrompt]:
     """Return the tokens of a tree's prompts with their choices, in the tree's order.
 
-    A choice is tokenised together with the text before it. After chat messages the assistant's
-    turn begins with it, so it loses the space that it starts with and is tokenised on its own.
+    A choice is tokenised together with the text before it. After chat messages it begins the
+    assistant's turn, so it is tokenised on its own, without the spaces that it starts with.
     """
     from treegen.prompts.tokens import tokenize
 
@@ -127,7 +129,12 @@ def choice_prompts(
 
 
 def choice_requests(prompts: Sequence[ChoicePrompt], spec: "ModelSpec") -> list[Request]:
-    """Return one request per choice; raise CapacityError for a prompt that is too long."""
+    """Return one request per choice.
+
+    Raises:
+        CapacityError: a prompt with a choice is too long for the model.
+        InputError: a prompt or choice has no token of its own, or one outside the vocabulary.
+    """
     from treegen.plan.requests import check_vocabulary
 
     requests = []
@@ -150,14 +157,14 @@ def choice_requests(prompts: Sequence[ChoicePrompt], spec: "ModelSpec") -> list[
 
 
 def common_length(first: "Tokens", second: "Tokens") -> int:
-    """Return how many tokens two sequences start with in common."""
+    """Return how many first tokens two sequences have in common."""
     shared = min(len(first), len(second))
     different = first[:shared] != second[:shared]
     return int(different.argmax()) if different.any() else shared
 
 
 def num_distinct(sequences: Sequence["Tokens"]) -> int:
-    """Return how many tokens are left of sequences when what they start with is shared."""
+    """Return how many tokens sequences have if common first tokens count once."""
     # Big-endian bytes sort like the tokens, so each one stands next to what it shares most with.
     ordered = sorted(sequences, key=lambda tokens: tokens.astype(">i4").tobytes())
     shared = sum(common_length(a, b) for a, b in pairwise(ordered))
@@ -165,7 +172,7 @@ def num_distinct(sequences: Sequence["Tokens"]) -> int:
 
 
 def _with_choices(prompt: Prompt, name: str, choices: Sequence[str]) -> Node:
-    """Return a prompt's path as a chain of nodes, with a node after it for each choice."""
+    """Return a prompt's path as a chain of nodes, with one node below it for each choice."""
     texts = [] if any(node.has_messages for node in prompt.path) else choices
     children = [Node(text, id=f"{name}/{index}") for index, text in enumerate(texts)]
     chain = replace(prompt.node, children=children, samples=1, id=name)

@@ -1,6 +1,6 @@
 """Tasks whose samples are programs: what running them needs, and what a run asks of a judge.
 
-Such a task has two more members than others: `executes_code`, which is True, and `judging`.
+Such a task has two further members: `executes_code`, which is True, and `judging`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 class Execution:
     """Permission to run model-written programs, for one command; it is never stored.
 
-    sandbox: auto, bubblewrap, landlock, or none for no protection. num_workers: programs at once;
-    None is one per core. anew: judge again what has been judged before.
+    sandbox: auto, bubblewrap, landlock, or none for no protection.
+    num_workers: most programs at once; None is one per core.
+    anew: judge samples again that have a verdict.
     """
 
     sandbox: str = "auto"
@@ -37,23 +38,23 @@ class Judging(Protocol):
     """The verdicts on one run's samples: those stored, and those still to come."""
 
     def prepare(self) -> list[str]:
-        """Start the judge and return what to tell the user; nothing without permission."""
+        """Start the judge; return lines to tell the user. Without permission, do nothing."""
         ...
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Have a stored sample judged; returns at once."""
+        """Queue a stored sample to be judged; returns at once."""
         ...
 
     def poll(self) -> None:
-        """Take the verdicts that have come, and start more."""
+        """Take the verdicts that have come, and start more programs."""
         ...
 
     def rest(self, stop: Callable[[], object]) -> "Iterator[Progress]":
-        """Wait for the verdicts on all samples added; stop: polled, as in `runner.sample`."""
+        """Wait for the verdicts on all samples added; stop: polled as in `evals.run.sample`."""
         ...
 
     def verdicts(self, record: Mapping[str, Any]) -> Mapping[str, Verdict] | None:
-        """Return the verdicts on a sample by filter; None as long as there are none."""
+        """Return the verdicts on a sample by filter; None if there are none yet."""
         ...
 
     @property
@@ -67,7 +68,7 @@ class Judging(Protocol):
 
     @property
     def missing(self) -> int:
-        """Samples added that have no verdict, judge errors among them."""
+        """Samples added that have no verdict, those with judge errors included."""
         ...
 
     def summary(self) -> dict[str, Any]:
@@ -75,7 +76,7 @@ class Judging(Protocol):
         ...
 
     def close(self) -> None:
-        """End every program; what is not stored by then is judged another time."""
+        """End every program; samples without a stored verdict are judged another time."""
         ...
 
 
@@ -87,7 +88,7 @@ class ExecutingTask(Protocol):
     def executes_code(self) -> bool: ...
 
     def judging(self, run: "RunDir", execution: Execution | None) -> Judging:
-        """Return the verdicts on a run of the loaded task; without permission, the stored ones."""
+        """Return the verdicts on a run of the task; without permission only the stored ones."""
         ...
 
 

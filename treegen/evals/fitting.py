@@ -1,4 +1,4 @@
-"""Prompts that are too long for a model: leaving out what a task says may be left out."""
+"""Shorten prompts that are too long for a model, by the nodes that a task says may go."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,13 +10,13 @@ _MARK: Final = "droppable"
 
 
 def droppable(node: Node) -> Node:
-    """Return a node that prompts may do without; the last one of a prompt goes first."""
+    """Mark a node that may be left out of a prompt; the last such node of a prompt goes first."""
     return replace(node, metadata={**node.metadata, _MARK: True})
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A tree whose prompts fit, and how many nodes were left out, by id of the prompts."""
+    """A tree of shortened prompts. dropped: by prompt id, how many nodes were left out."""
 
     tree: Node
     dropped: Mapping[str, int] = field(default_factory=dict)
@@ -25,8 +25,9 @@ class Fitted:
 def fit(tree: Node, lengths: Callable[[Node], Mapping[str, int]], limit: int) -> Fitted:
     """Leave droppable nodes out of prompts of more than limit tokens, until they fit.
 
-    lengths: tokens by prompt id of a tree. A prompt with nothing left to leave out stays too long;
-    that is for the run to refuse.
+    lengths: gives the number of tokens of each prompt of a tree, by prompt id.
+
+    A prompt without a droppable node stays too long. The run refuses it later.
     """
     prompts = prompts_of(tree)
     if not any(_places(prompt.path) for prompt in prompts):
@@ -60,7 +61,7 @@ def _without_last(path: tuple[Node, ...]) -> tuple[Node, ...]:
 
 
 def _from_paths(paths: Mapping[str, tuple[Node, ...]]) -> Node:
-    """Return a tree of one chain of nodes per prompt; what chains share is found in the tokens."""
+    """Return a tree with one chain of nodes per prompt; the plan finds what chains share."""
     chains = []
     for name, path in paths.items():
         chain = replace(path[-1], children=(), id=name)

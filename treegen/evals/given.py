@@ -1,7 +1,7 @@
-"""What a run of any kind was asked for: what users give, over what a stored run was given.
+"""What a run of any kind was asked for: a user's choices over those of a stored run.
 
-Choices travel as a flat mapping of names to values. `merged` puts a user's over stored ones,
-`settled` makes settings out of the mapping, and `RunChoices` takes them apart again for run.json.
+Choices travel as a flat mapping of names to values. `merged` puts a user's choices over stored
+ones. `settled` makes settings of the mapping. `RunChoices` takes the settings apart for run.json.
 """
 
 import os
@@ -19,19 +19,22 @@ from treegen.options import EngineOptions
 if TYPE_CHECKING:
     from treegen.runs import RunInfo
 
-# Of two that exclude each other, the one that is given puts out one that was stored.
+# Two choices that exclude each other: if a user gives one, the stored other one is dropped.
 _EXCLUSIVE: Final = (("limit", "ids"), ("fewshot_file", "fewshot_data"))
-# Paths are stored in full, so that a run can be resumed and scored from any directory. A bare word
-# in the second group may be a name that the task knows, such as train.
+# Paths are stored as absolute ones, so that a run can be resumed and scored from any directory. In
+# the second group a bare word may be a name that the task knows, such as train.
 _PATHS: Final = ("model", "fewshot_file")
 _PATHS_OR_NAMES: Final = ("data", "fewshot_data")
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, so that a kind may have further bases
 class RunChoices(ABC):
-    """What a run of any kind was asked for, no default left open.
+    """What a run of any kind was asked for; every default is filled in.
 
-    task: a name, or path/to/file.py:Class. FREE: which choices of a kind's own change no sample.
+    FREE: the names of a kind's own choices that change no sample.
+    task: a name, or path/to/file.py:Class.
+    options: choices about the task's data.
+    engine: how the model is loaded and run.
     """
 
     FREE: ClassVar[tuple[str, ...]]
@@ -44,7 +47,7 @@ class RunChoices(ABC):
     def identity(self) -> dict[str, Any]:
         """Return the choices that change a sample, as run.json groups them."""
 
-    def free(self) -> dict[str, Any]:
+    def free_choices(self) -> dict[str, Any]:
         """Return those that change no sample, or only by way of what identity has hashes of."""
         options = asdict(self.options)
         del options["seed"]
@@ -56,7 +59,7 @@ _Choices = TypeVar("_Choices", bound=RunChoices)
 
 
 def merged(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return a user's choices over stored ones, paths in full."""
+    """Return a user's choices over stored ones, with absolute paths."""
     given: dict[str, Any] = dict(stored or {})
     for pair in _EXCLUSIVE:
         if any(name in asked for name in pair):
@@ -80,20 +83,21 @@ def settled(
     data: Mapping[str, Any],
     also: Iterable[str],
 ) -> _Choices:
-    """Return settings of a kind, taking out of `given` what their fields are set to.
+    """Return settings of a kind, made of what is in `given`; their values are taken out of it.
 
-    chosen: fields whose values are worked out already. data: the same of the task's options.
-    also: names that were given room beside the fields, for hints.
+    chosen: values of fields that are known already.
+    data: values of fields of the task's options that are known already.
+    also: further names that users may give, for hints.
 
-    Raises InputError where no model is named, for a name that nothing knows, and for what the
-    settings refuse.
+    Raises:
+        InputError: no model is named, a name is unknown, or the settings refuse a value.
     """
     task = absolute_task(str(given.pop("task")))
     options = TaskOptions(**_take(given, TaskOptions), **data)
     if not given.get("model"):
         raise InputError(
-            "no model is given; name one with --model: a directory made by save_pretrained, or a "
-            "hub name"
+            "no model is given; name one with --model: a directory made by save_pretrained, a hub "
+            "name, or --model demo for the small one that comes with treegen"
         )
     engine = EngineOptions(**_take(given, EngineOptions))
     settings = kind(task=task, options=options, engine=engine, **chosen, **_take(given, kind))
@@ -114,8 +118,9 @@ def last_choices(
 ) -> dict[str, Any]:
     """Return the choices that a run was last begun or resumed with, by name.
 
-    groups, names: of its identity, mappings of choices and choices. absent: what holds where an
-    old run does not say.
+    groups: names of mappings of choices in the run's identity.
+    names: names of single choices in it.
+    absent: choices that hold if an old run does not say.
 
     Raises:
         RunError: the run is not one of the command's.
@@ -131,18 +136,18 @@ def last_choices(
 
 
 def absolute_task(task: str) -> str:
-    """Return a task's name, or in full the path of its file."""
+    """Return a task's name; path/to/file.py:Class comes back with an absolute path."""
     path, colon, class_name = task.rpartition(":")
     return f"{_absolute(path)}:{class_name}" if colon else task
 
 
 def _absolute(value: Any) -> Any:
-    # Names of hubs and data sets stay as they are.
+    # Names on a hub and names of data sets stay as they are.
     return os.path.abspath(value) if isinstance(value, str) and os.path.exists(value) else value
 
 
 def _take(given: dict[str, Any], kind: Any) -> dict[str, Any]:
-    """Move out of `given` what is a field of a dataclass."""
+    """Take the fields of a dataclass out of `given` and return them."""
     return {name: given.pop(name) for name in _names(kind) if name in given}
 
 

@@ -1,4 +1,4 @@
-"""One evaluation before any weight is loaded: prompts, the plan, and what a run must agree on."""
+"""One evaluation before weights are loaded: prompts, plan, and what a resume must agree on."""
 
 import hashlib
 import json
@@ -17,6 +17,7 @@ from treegen.evals.choices import by_likelihood, check_settings, choice_prompts,
 from treegen.evals.fitting import fit
 from treegen.evals.given import RunChoices
 from treegen.evals.registry import get_task
+from treegen.evals.selection import select_if_needed
 from treegen.evals.settings import EvalSettings, default_sampling
 from treegen.evals.task import Task, TaskData, TaskOptions
 from treegen.options import EngineOptions
@@ -24,7 +25,7 @@ from treegen.plan.plan import Plan
 from treegen.prompts.tree import Node, prompts_of
 from treegen.runs import RunSettings
 
-# Importing torch takes seconds, and nothing up to the data's faults needs it.
+# Importing torch takes seconds. Reading and checking the data does not need it.
 if TYPE_CHECKING:
     from treegen.cluster.places import Places
     from treegen.llm import LLM
@@ -50,8 +51,10 @@ class AnyJob:
 class Job(AnyJob):
     """One task with its problems and their prompt tree.
 
-    bare: the tree as the task made it, without chat format or system text. dropped: nodes that
-    were left out of a prompt to make it fit, by problem id.
+    settings: what was asked for.
+    tree: the prompts as they are run, with chat format and system text.
+    bare: the tree as the task made it.
+    dropped: by problem id, how many nodes were left out to make the prompt fit.
     """
 
     settings: EvalSettings
@@ -70,7 +73,7 @@ class Job(AnyJob):
         return {problem.id: problem.choices for problem in self.data.problems if problem.choices}
 
     def mark(self, record: dict[str, Any]) -> None:
-        """Note in a sample's record that its prompt was made shorter."""
+        """Note in a sample's record how many nodes were left out of its prompt."""
         if dropped := self.dropped.get(record["problem_id"]):
             record["dropped"] = dropped
 
@@ -79,7 +82,15 @@ class Job(AnyJob):
 class ModelFacts:
     """A model's shape, tokenizer and cache size, found without its weights.
 
-    num_pages: None where only the loaded model can say, as with a GPU's free memory.
+    engine: the options that the rest follows from.
+    spec: the model's shape.
+    tokenizer: its tokenizer.
+    dtype: the name of the type to compute in, such as "bfloat16".
+    device_type: "cpu" or "cuda".
+    max_rows: most rows to decode at once.
+    page_size: tokens of a cache page.
+    memory: bytes of the cache. num_pages: its pages. Both are None if only the loaded model can
+    tell, as with a GPU's free memory.
     """
 
     engine: EngineOptions
@@ -91,9 +102,10 @@ class ModelFacts:
     page_size: int
     memory: int | None
     num_pages: int | None
+    align: int = 1
 
     def plan(self, requests: "Sequence[Request]") -> Plan:
-        """Return how requests are laid out; raise CacheFullError for one that never fits."""
+        """Return the plan of requests; raise CacheFullError for one that can never fit."""
         from treegen.plan.requests import plan_requests
 
         plan = plan_requests(
@@ -102,6 +114,7 @@ class ModelFacts:
             device_type=self.device_type,
             sharing=self.engine.sharing,
             max_rows=self.max_rows,
+            align=self.align,
         )
         if self.num_pages is not None:
             plan.check_fits(self.num_pages, self.page_size)
@@ -109,13 +122,25 @@ class ModelFacts:
 
 
 def load_task_data(task: Task, options: TaskOptions) -> TaskData:
-    """Return a task's problems; raise DataError or InputError for what the user must mend."""
+    """Return a task's problems.
+
+    Raises:
+        DataError, InputError: the data or arguments cannot be used.
+        TaskError: the task's own code fails.
+    """
     check_arguments(task.name, options.extra, known_arguments(task))
-    return load_data(task, asked(task.load, task.name)(options))
+    data = load_data(task, asked(task.load, task.name)(options))
+    chosen = select_if_needed(data.problems, options)
+    return data if chosen is data.problems else replace(data, problems=tuple(chosen))
 
 
 def load_job(settings: EvalSettings) -> Job:
-    """Return a task's problems and tree; raise DataError or InputError for what cannot be run."""
+    """Return a task with its problems and tree.
+
+    Raises:
+        DataError, InputError: the data or settings cannot be used.
+        TaskError: the task's own code fails.
+    """
     task = configured(get_task(settings.task), settings.options.extra)
     data = load_task_data(task, settings.options)
     if by_likelihood(data):
@@ -133,7 +158,7 @@ def load_job(settings: EvalSettings) -> Job:
 
 
 def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> ModelFacts:
-    """Return what a model is like, from its configuration and tokenizer alone.
+    """Return the facts about a model that its configuration and tokenizer tell.
 
     places: of workers that do the work, on devices that this machine need not have.
     """
@@ -142,6 +167,7 @@ def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> Mode
     from treegen.model import memory
     from treegen.model.config import load_spec, read_config, resolve_device, resolve_dtype
     from treegen.model.files import load_tokenizer, locate
+    from treegen.model.reproducible import ALIGN, check_dtype
 
     source: dict[str, Any] = {
         "revision": engine.revision,
@@ -151,6 +177,8 @@ def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> Mode
     directory = locate(engine.model, engine.revision, weights=False)
     dtype = resolve_dtype(engine.dtype, read_config(engine.model, directory, **source), device)
     spec = load_spec(engine.model, dtype, device="cpu", **source)  # the type is settled
+    if engine.reproducible:
+        check_dtype(dtype, device)
     page_size, max_rows, _ = engine.sizes(device.type)
     size = engine.cache_bytes
     if size is None and device.type == "cpu":
@@ -165,6 +193,7 @@ def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> Mode
         page_size=page_size,
         memory=size,
         num_pages=None if size is None else memory.pages_in(size, spec, page_size),
+        align=ALIGN if engine.reproducible and device.type == "cuda" else 1,
     )
 
 
@@ -181,10 +210,10 @@ def check_machine(engine: EngineOptions, places: "Places | None" = None) -> None
 
 
 def plan_job(job: Job, facts: ModelFacts) -> Plan:
-    """Return how a job's prompts are laid out.
+    """Return the plan of a job's prompts.
 
-    Raises CapacityError for a prompt that is too long for the model, and for one that would not
-    fit in memory even alone.
+    Raises:
+        CapacityError: a prompt is too long for the model, or does not fit in memory even alone.
     """
     try:
         return _planned(job, facts)
@@ -196,7 +225,7 @@ def plan_job(job: Job, facts: ModelFacts) -> Plan:
 
 
 def first_prompt(job: Job, facts: ModelFacts) -> str:
-    """Return a job's first prompt as the model gets it, with what is wanted of it, for people."""
+    """Return a text for people: a job's first prompt as the model gets it, and its reference."""
     from treegen.prompts.tokens import prompt_text
 
     prompt = prompts_of(fit_job(job, facts.tokenizer, facts.spec).tree)[0]
@@ -223,7 +252,7 @@ def _planned(job: Job, facts: ModelFacts) -> Plan:
 
 
 def fit_job(job: Job, tokenizer: Any, spec: "ModelSpec") -> Job:
-    """Return a job with shorter prompts, where its task says what too long ones can do without."""
+    """Return a job whose too long prompts are shortened, as far as its task allows."""
     from treegen.prompts.tokens import tokenize
 
     def lengths(tree: Node) -> dict[str, int]:
@@ -240,7 +269,7 @@ def fit_job(job: Job, tokenizer: Any, spec: "ModelSpec") -> Job:
 
 
 def weights_fingerprint(engine: EngineOptions) -> str:
-    """Return what stands for a model's weights; raise ModelError if there are none to load."""
+    """Return a hash that stands for a model's weights; raise ModelError if there are none."""
     from treegen.model.files import check_weights, fingerprint, locate
 
     directory: Path = locate(engine.model, engine.revision, weights=True)
@@ -249,11 +278,19 @@ def weights_fingerprint(engine: EngineOptions) -> str:
 
 
 def run_settings(
-    job: AnyJob, *, dtype: str, fingerprint: str, flags: Mapping[str, str]
+    job: AnyJob,
+    *,
+    dtype: str,
+    fingerprint: str,
+    flags: Mapping[str, str],
+    device_type: str | None = None,
 ) -> RunSettings:
-    """Return what a run of a job stores and, when it is resumed, compares.
+    """Return the settings that a run of a job stores and, when it is resumed, compares.
 
-    fingerprint: of the weights. flags: how the user sets each field, for messages.
+    dtype: the name of the type that the model computes in.
+    fingerprint: of the weights.
+    flags: how the user sets each field, for messages.
+    device_type: the kind of device, cpu or cuda, where workers of a cluster compute.
     """
     problems = [problem.content for problem in job.data.problems]
     return RunSettings(
@@ -266,13 +303,36 @@ def run_settings(
         },
         problem_ids=[problem.id for problem in job.data.problems],
         planned=job.planned,
-        free=job.settings.free(),
+        free=job.settings.free_choices(),
         flags=flags,
+        computing=_computing(job.settings.engine, device_type),
     )
 
 
+def _computing(engine: EngineOptions, device_type: str | None) -> dict[str, str]:
+    """What the last bits of logits depend on beside weights, dtype and versions."""
+    import torch
+
+    from treegen.model.config import resolve_device
+
+    device = torch.device(device_type) if device_type else resolve_device(engine.device)
+    if device.type == "cpu":
+        return {"device": "cpu"}
+    # The machine of a cluster's coordinator may have no GPU.
+    named = torch.cuda.is_available()
+    compiled = not engine.eager if engine.compile is None else engine.compile
+    return {
+        **({"device": torch.cuda.get_device_name(device)} if named else {}),
+        "attention": "invariant" if engine.reproducible else engine.impl,
+        "layers": "compiled" if compiled else "as they are",
+    }
+
+
 def check_same_data(job: Job, stored: Mapping[str, Any], name: str) -> None:
-    """Raise InputError unless the data are those that a run was begun with."""
+    """Raise InputError unless a job's problems are those that a run was begun with.
+
+    stored: the identity of the run. name: what to call it.
+    """
     now = _hash([problem.content for problem in job.data.problems])
     if now != stored["data"]["problems"]:
         raise InputError(
@@ -287,10 +347,13 @@ def load_llm(
     places: "Places | None" = None,
     before: Sequence[Callable[[], object]] = (),
 ) -> "LLM":
-    """Load a model; raise ModelError if its files changed since `weights_fingerprint`.
+    """Load a model.
 
-    places: of workers; what is returned is then a Cluster, to be closed. before: what each worker
-    calls before it loads the model.
+    places: of workers. What is returned is then a Cluster, to be closed.
+    before: what each worker calls before it loads the model.
+
+    Raises:
+        ModelError: its files changed since `weights_fingerprint`, or it cannot be used.
     """
     from treegen.llm import LLM
 
@@ -309,7 +372,7 @@ def load_llm(
 
 
 def _dressed(tree: Node, settings: EvalSettings) -> Node:
-    """Return a task's tree in the chat format and after the system text that settings ask for."""
+    """Return a task's tree with the chat format and system text that settings ask for."""
     if settings.apply_chat_template:
         return as_chat(tree, settings.system_instruction, multiturn=settings.fewshot_as_multiturn)
     if settings.system_instruction:

@@ -1,7 +1,7 @@
-"""Runs by likelihood: of a problem's choices, the likeliest after its prompt is its sample.
+"""Runs by likelihood: the sample of a problem is the likeliest of its choices after its prompt.
 
-Nothing is drawn, so a problem has one sample. All that follows is as with sampling: records,
-resuming, scoring and reports.
+Nothing is drawn, so a problem has one sample. Records, resuming, scoring and reports are as with
+sampling.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from treegen.errors import NumericsError, RunError
 from treegen.evals.account import Account
 from treegen.evals.choices import ChoicePrompt, choice_prompts
 from treegen.evals.job import Job
-from treegen.evals.progress import Glance, Progress, Tally
+from treegen.evals.progress import AccuracySoFar, Glance, Progress
 from treegen.evals.timeline import Timeline
 from treegen.outputs import Score
 from treegen.runs import RunDir
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 def sample_choices(
     job: Job, run: RunDir, llm: "LLM", *, stop: Callable[[], object] = lambda: None
 ) -> Iterator[Progress]:
-    """Score the choices of problems that a run lacks, and store each problem's likeliest.
+    """Score the choices of the problems that a run lacks; store the likeliest of each problem.
 
     stop: polled after every step; see `treegen.evals.run.sample`.
     """
     choices, score = job.choices, job.settings.score
     done = {problem_id for problem_id, _ in run.done}
     prompts = [p for p in choice_prompts(job.tree, choices, llm.tokenizer) if p.id not in done]
-    tally = Tally(job)
+    tally = AccuracySoFar(job)
     if score:
         for record in run.records():
             tally.add(record)
@@ -110,7 +110,7 @@ class _Waiting:
 def _record(
     prompt: ChoicePrompt, choices: Sequence[str], scores: Sequence[Score], log_tokens: bool
 ) -> dict[str, Any]:
-    """Return the line of samples.jsonl for one problem; of equal choices, the first is chosen."""
+    """Return the line of samples.jsonl for one problem; of equally likely choices, the first."""
     logprobs = [score.logprob for score in scores]
     if not all(map(math.isfinite, logprobs)):
         raise NumericsError(

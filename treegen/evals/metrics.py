@@ -1,4 +1,4 @@
-"""From scored samples to metrics, as a pure function; printing is someone else's work."""
+"""From scored samples to metrics, as a pure function. Nothing here prints."""
 
 import math
 from collections.abc import Sequence
@@ -21,9 +21,10 @@ class ReportOptions:
 
     problem_ids: the problems that were planned, so that missing ones are seen.
     num_samples: samples planned for each.
-    pass_ks, maj_ks: None picks them from num_samples.
-    problems: the planned problems themselves, for tasks that report by what their metadata says;
-        without them such tables are left out.
+    num_fewshot: solved examples before each problem.
+    pass_ks, maj_ks: the k of pass@k and of maj@k; None picks them from num_samples.
+    problems: the planned problems themselves, for tasks that report by their metadata. Without
+        them such tables are left out.
     """
 
     problem_ids: Sequence[str]
@@ -45,8 +46,13 @@ class ReportOptions:
 class MetricRow:
     """One line of the result table.
 
-    value is None where the metric is undefined, and `reason` then says why. low and high bound a
-    95% interval over problems. num_fewshot is None where it is not known.
+    task, version: of the task.
+    filter: how answers were read from the texts.
+    num_fewshot: solved examples before each problem; None if that is not known.
+    metric: its name.
+    value: None if the metric is undefined; `reason` then says why.
+    stderr: the standard error over problems; None for a single one.
+    low, high: the bounds of a 95% interval over problems.
     """
 
     task: str
@@ -64,7 +70,10 @@ class MetricRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MajorityRow:
-    """maj@k of one filter; tie_rate is the share of votes without a single winner."""
+    """maj@k of one filter; the fields are as in `MetricRow`.
+
+    tie_rate: the share of votes without a single winner.
+    """
 
     filter: str
     k: int
@@ -87,10 +96,15 @@ class Incomplete:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything a run measured; `to_json` holds no NaN.
+    """Everything that a run measured. It has no NaN.
 
-    tables, grids: what only this task reports, such as accuracy by depth. label: what sets its
-    problems or prompts apart from others of the task's name.
+    metrics: the lines of the result table.
+    majority: maj@k by filter and k.
+    num_problems: problems with at least one scored sample.
+    num_samples: scored samples.
+    incomplete: problems with fewer samples than planned.
+    tables, grids: what only this task reports, such as accuracy by depth.
+    label: what tells its problems or prompts from others of the same task.
     """
 
     metrics: tuple[MetricRow, ...]
@@ -103,12 +117,16 @@ class Report:
     label: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain dicts and lists; no label where there is none."""
+        """Return plain dicts and lists; an empty label is left out."""
         found = asdict(self)
         return found if self.label else {name: found[name] for name in found if name != "label"}
 
     def value(self, metric: str, filter: str) -> float | None:
-        """Return one metric of the table; InputError if it is not there."""
+        """Return one metric of the table.
+
+        Raises:
+            InputError: it is not there.
+        """
         for row in self.metrics:
             if (row.metric, row.filter) == (metric, filter):
                 return row.value
@@ -121,7 +139,10 @@ def default_maj_ks(num_samples: int) -> tuple[int, ...]:
 
 
 def default_pass_ks(num_samples: int) -> tuple[int, ...]:
-    """Return those of 10, 100, 1000 below num_samples, and num_samples; pass@1 is exact_match."""
+    """Return those of 10, 100, 1000 below num_samples, and num_samples if above 1.
+
+    pass@1 is not among them: it is exact_match.
+    """
     return tuple(k for k in (10, 100, 1000) if k < num_samples) + (
         (num_samples,) if num_samples > 1 else ()
     )
@@ -137,10 +158,15 @@ def summarise(
 ) -> Report:
     """Aggregate scored samples; the same scores in any order give the same report.
 
-    Where problems have choices, the likeliest is right or not: there is nothing to vote with, and
-    no sample is unreadable or cut off. `acc` is its accuracy, `acc_norm` that of the likeliest for
-    its length. Every metric is a mean over problems of a per-problem estimate. One that is
-    undefined for any problem is reported as undefined, never as the mean of the rest.
+    Every metric is a mean over problems of a per-problem estimate. A metric that is undefined for
+    any problem is reported as undefined, never as the mean of the rest.
+
+    If problems have choices, the metrics are `acc`, the accuracy of the likeliest choice, and
+    `acc_norm`, that of the choice that is likeliest for its length. There are no votes, and no
+    sample is unreadable or cut off.
+
+    Raises:
+        InputError: a sample is there twice, or its problem was not planned.
     """
     samples_of = _group(scores, options.problem_ids)
     incomplete = tuple(
@@ -234,7 +260,7 @@ def _share(flags: Sequence[bool]) -> float:
 
 
 def mean_row(values: Sequence[float], k: int | None = None) -> dict[str, Any]:
-    """Return the fields of a row that come from per-problem values; k: samples that they need."""
+    """Return the fields of a MetricRow that follow from per-problem values. k: of the metric."""
     if not values:
         return {"value": None, "reason": "no samples"}
     undefined = sum(math.isnan(value) for value in values)

@@ -1,4 +1,4 @@
-"""What a task asks: its problems, and the rows of its data that could not be used."""
+"""What a task asks: its problems, and the lines of its data that could not be used."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,11 +9,12 @@ from typing import Any
 class Problem:
     """One thing to solve.
 
+    id: its name, unique among a task's problems.
     question: the text that was asked, as the data has it.
     answer: the reference, in whatever form the task's `score` compares with.
     metadata: JSON values that a report may show; scoring does not need them.
-    choices: what may follow the prompt, if nothing is sampled: the likeliest of these texts is the
-        sample. All problems of a task have choices, or none has.
+    choices: texts that may follow the prompt. If there are any, nothing is drawn: the likeliest
+        of them is the sample. All problems of a task have choices, or none has.
     """
 
     id: str
@@ -24,13 +25,13 @@ class Problem:
 
     @property
     def content(self) -> list[str]:
-        """What samples and their scores depend on."""
+        """The fields that samples and their scores depend on."""
         return [self.id, self.question, self.answer, *self.choices]
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A row of the data that cannot be run, and why."""
+    """A line of the data that cannot be run, and why."""
 
     source: str
     line: int

@@ -1,4 +1,4 @@
-"""How far a run is: what its iterator yields, and the accuracy so far with its interval."""
+"""How far a run is: what its iterator yields, with the accuracy so far and its interval."""
 
 import time
 from collections import Counter
@@ -10,7 +10,7 @@ from treegen.evals.job import Job
 from treegen.evals.stats import Estimate, estimate
 from treegen.outputs import LevelRows, WorkerStatus
 
-# What costs more than a glance (intervals, rows by level) is looked at this often, in seconds.
+# Seconds between two looks at what is too slow for every step: intervals, and rows by level.
 GLANCE: Final = 0.25
 
 
@@ -18,13 +18,19 @@ GLANCE: Final = 0.25
 class Progress:
     """How far a run is.
 
-    done, planned: samples. rows: decoded at once now. tokens: decoded since this part began,
-    `seconds` ago; where nothing is decoded, prompt tokens computed. accuracy: share of right
-    samples so far, None where none is judged. started: samples that were there when this part
-    began. estimate: the accuracy as a mean over problems, with its interval, and levels: the rows
-    by level, both as of the last glance. unit: what is counted. unknown: how many more are under
-    way that do not end independently of how they turn out, as searches end when they are solved;
-    the estimate then counts them as open either way. workers: what each of a cluster's does.
+    done, planned: samples, or searches.
+    rows: rows that are decoded now.
+    pages: cache pages in use, of num_pages.
+    tokens: tokens decoded since this part began; prompt tokens computed if nothing is decoded.
+    seconds: time since this part began.
+    accuracy: share of right samples so far; None if none is judged.
+    started: samples that were done when this part began.
+    estimate: the accuracy as a mean over problems, with its interval, as of the last look.
+    levels: the rows by level, as of the last look.
+    unit: what is counted.
+    unknown: searches under way. A search that is solved ends early, so those under way are more
+    often hard ones than those that have ended. The estimate leaves open how they end.
+    workers: what each worker of a cluster does.
     """
 
     done: int
@@ -49,13 +55,13 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """What the rest takes at the pace of this part; None before its first sample."""
+        """Seconds that the rest takes at the pace of this part; None before its first sample."""
         new = self.done - self.started
         return self.seconds * (self.planned - self.done) / new if new > 0 else None
 
 
 class RightSoFar:
-    """How many samples are right, by problem, while they come."""
+    """Counts right samples by problem while they come."""
 
     def __init__(self) -> None:
         """Nothing is judged yet."""
@@ -78,8 +84,8 @@ class RightSoFar:
     def estimate(self, unknown: int = 0) -> Estimate | None:
         """Return the mean over the problems begun, with an interval; None before the first.
 
-        unknown: problems begun that are not judged, which may turn out either way: the value is
-        what it comes to at least, the interval what it may come to.
+        unknown: problems begun that are not judged. The value then counts them as wrong. The
+        interval reaches from its low end if all are wrong to its high end if all are right.
         """
         values = [self._right[problem] / judged for problem, judged in self._judged.items()]
         if not values or not unknown:
@@ -89,21 +95,21 @@ class RightSoFar:
 
 
 class Glance:
-    """Says when it is time for what is too slow to look at after every step."""
+    """Says when it is time to look at what is too slow for every step."""
 
     def __init__(self) -> None:
-        """It is time at once."""
+        """The first look is due at once."""
         self._due = 0.0
 
     def __call__(self, *, now: bool = False) -> bool:
-        """Return whether it is time, or must be."""
+        """Return whether a look is due. now: it is due in any case."""
         if not now and time.monotonic() < self._due:
             return False
         self._due = time.monotonic() + GLANCE
         return True
 
 
-class Tally:
+class AccuracySoFar:
     """How many samples are right, by the task's first filter."""
 
     def __init__(self, job: Job) -> None:

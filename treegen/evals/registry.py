@@ -1,4 +1,4 @@
-"""Finding a task by its name, by an installed package's entry point, or in a Python file."""
+"""Find a task by its name, by an installed package's entry point, or in a Python file."""
 
 import inspect
 import sys
@@ -17,7 +17,7 @@ from treegen.evals.task import Task, TaskDefaults
 
 ENTRY_POINT_GROUP: Final = "treegen.tasks"
 
-# Where the tasks that come with treegen live; a module is imported when its task is asked for.
+# The classes of the tasks that come with treegen. A module is imported when its task is asked for.
 _BUILTIN: Final = {
     "apps": "treegen.tasks.apps.task:APPS",
     "countdown": "treegen.tasks.puzzles.countdown:Countdown",
@@ -43,7 +43,11 @@ _MEMBERS: Final = ("name", "version", "filters", "defaults", "load", "tree", "sc
 
 @dataclass(frozen=True, slots=True)
 class TaskInfo:
-    """A task that can be asked for by name, and where it comes from."""
+    """A task that can be asked for by name.
+
+    target: the place of its class, "module:Class".
+    source: the package that it comes from.
+    """
 
     name: str
     target: str
@@ -61,7 +65,11 @@ def list_tasks() -> list[TaskInfo]:
 
 
 def get_task(name: str) -> Task:
-    """Return a new task: a known name, or `path/to/file.py:ClassName`."""
+    """Return a new task. name: a known name, or `path/to/file.py:ClassName`.
+
+    Raises:
+        InputError: there is no such task, it cannot be loaded, or it is not a task.
+    """
     path, colon, class_name = name.rpartition(":")
     if colon and path.endswith(".py"):
         return _make(_class_in_file(Path(path), class_name), name)
@@ -112,7 +120,7 @@ def _load_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise InputError(f"{path} cannot be imported")
     module = module_from_spec(spec)
-    # Dataclasses look their module up while they are being made.
+    # Dataclasses look their module up in sys.modules while they are made.
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -138,7 +146,7 @@ def _make(found: object, name: str) -> Task:
 
 
 def _wrong(task: Task) -> str:
-    """Return what is wrong with what a task says of itself; "" if nothing is."""
+    """Return what is wrong with a task's name, version, filters, defaults or arguments, or ""."""
     for member in ("name", "version"):
         value = getattr(task, member)
         if not isinstance(value, str) or not value:

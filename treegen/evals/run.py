@@ -1,7 +1,7 @@
 """Run one evaluation: sample what a run directory lacks, then score what it holds.
 
-Nothing here prints; `sample` is an iterator of progress that its caller draws. No torch either:
-scoring a stored run needs no model.
+Nothing here prints: `sample` is an iterator of progress, which its caller shows. Nothing here
+imports torch, for scoring a stored run needs no model.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from treegen.evals.choices import likeliest_by_length
 from treegen.evals.execution import Judging, executing
 from treegen.evals.job import AnyJob, Job, fit_job
 from treegen.evals.metrics import Report, ReportOptions
-from treegen.evals.progress import Glance, Progress, Tally
+from treegen.evals.progress import AccuracySoFar, Glance, Progress
 from treegen.evals.settings import stored_choices
 from treegen.evals.timeline import Timeline
 from treegen.evals.verdict import SampleScore, Verdict
@@ -41,14 +41,15 @@ def sample(
 ) -> Iterator[Progress]:
     """Draw the samples that a run lacks and store each once it has ended; yields after every step.
 
-    stop: polled before every step; once it returns something true, the iteration ends. What had
-    finished by then, or before an error, is in the run. judging: judges programs meanwhile.
+    stop: polled before every step; once it returns something true, the iteration ends. Samples that
+    had finished by then, or before an error, are in the run.
+    judging: judges programs meanwhile.
     """
     if run.missing <= 0:
         return
     job = fit_job(job, llm.tokenizer, llm.spec)
     if job.choices:
-        # It uses this module's names.
+        # Imported here because only runs by likelihood need it.
         from treegen.evals.likelihood import sample_choices
 
         yield from sample_choices(job, run, llm, stop=stop)
@@ -88,7 +89,7 @@ def sample(
                 timeline.note(now, last=last, prompt_tokens=computed)
                 yield now
         except BaseException:
-            # What went wrong first is what the user must hear of, as on a full disk.
+            # The user must see the first error, such as a full disk, not one that follows from it.
             with suppress(Exception):
                 keep(stream.ended())
             with suppress(RunError):
@@ -101,7 +102,7 @@ def sample(
 def judged(
     job: Job, run: RunDir, judging: Judging | None = None
 ) -> Iterator[tuple[dict[str, Any], Mapping[str, Verdict] | None]]:
-    """Yield every stored sample with its verdicts by filter; of programs, those that there are."""
+    """Yield every stored sample with its verdicts by filter; None for a program without any."""
     problems = {problem.id: problem for problem in job.data.problems}
     for record in run.records():
         if judging:
@@ -112,7 +113,7 @@ def judged(
 
 
 def score(job: Job, run: RunDir, judging: Judging | None = None) -> Report:
-    """Judge every stored sample of a run; of programs, take the verdicts that there are."""
+    """Judge every stored sample of a run; programs have the verdicts that are stored."""
     return aggregate(job, sample_scores(job, judged(job, run, judging)))
 
 
@@ -165,7 +166,7 @@ def write_results(
 ) -> tuple[dict[str, Any], Report | None]:
     """Write results.json from the samples of a run; returns its content, and the report.
 
-    There is no report on programs that are not judged.
+    The report is None if samples are not scored, or are programs that are not judged.
     """
     unjudged = executing(job.task) is not None and judging is None
     report = score(job, run, judging) if job.settings.score and not unjudged else None
@@ -192,7 +193,7 @@ def write_results(
 def results_head(
     job: AnyJob, run: RunDir, choices: Mapping[str, Any], **of_task: Any
 ) -> dict[str, Any]:
-    """Return what results.json of a run of any kind begins with; of_task: more about the task."""
+    """Return the first fields of results.json, for a run of any kind. of_task: more on the task."""
     info, source = run.info, job.data.source
     return {
         "complete": run.missing == 0,
@@ -211,9 +212,11 @@ def results_head(
 
 
 class _Watch:
-    """Looks at a stream at work."""
+    """Tells how far a stream is."""
 
-    def __init__(self, run: RunDir, stream: "Stream", tally: "Tally | Judging | None") -> None:
+    def __init__(
+        self, run: RunDir, stream: "Stream", tally: "AccuracySoFar | Judging | None"
+    ) -> None:
         """The part begins now."""
         self._run, self._stream, self._tally = run, stream, tally
         self._started, self._start = len(run.done), time.monotonic()
@@ -221,7 +224,7 @@ class _Watch:
         self._seen: dict[str, Any] = {}
 
     def look(self, *, last: bool) -> Progress:
-        """Return how far the run is; last: nothing comes after this."""
+        """Return how far the run is. last: nothing comes after this."""
         if self._glance(now=last or not self._seen.get("levels")):
             self._seen = {
                 "levels": self._stream.levels(),
@@ -275,8 +278,8 @@ class _Prompts:
         return record
 
 
-def _tally(job: Job, judging: Judging | None) -> "Tally | Judging | None":
+def _tally(job: Job, judging: Judging | None) -> "AccuracySoFar | Judging | None":
     """Return what counts right samples; None where they are not scored now."""
     if judging or not job.settings.score:
         return judging
-    return None if executing(job.task) else Tally(job)
+    return None if executing(job.task) else AccuracySoFar(job)

@@ -1,8 +1,9 @@
-"""Choosing some of a task's problems: a limit, a range, or ids."""
+"""Choose some of a task's problems: by a limit, a range, or ids."""
 
 import difflib
 import math
 import re
+import sys
 from collections.abc import Iterable, Sequence
 
 from treegen.errors import InputError
@@ -11,18 +12,45 @@ from treegen.evals.task import TaskOptions
 
 
 def select(problems: Sequence[Problem], options: TaskOptions) -> tuple[Problem, ...]:
-    """Return the problems that `options.limit` or `options.ids` ask for; all without either."""
+    """Return the problems that `options.limit` or `options.ids` ask for; all without either.
+
+    For a task's `load`.
+
+    Raises:
+        InputError: the limit means nothing or starts after the last problem; the ids are none,
+            one is there twice, or no problem has it.
+    """
     if options.ids is not None:
         return _by_id(problems, options.ids)
     start, stop = parse_limit(options.limit, len(problems))
     return tuple(problems[start:stop])
 
 
+def select_if_needed(problems: Sequence[Problem], options: TaskOptions) -> Sequence[Problem]:
+    """Select where other problems are there than were asked for, as of a task that does not.
+
+    Whether a task has taken a fraction, or a range wider than all that it has, cannot be seen:
+    then all problems stay.
+
+    Raises:
+        InputError: as for `select`.
+    """
+    if options.ids is not None:
+        return (
+            problems if [p.id for p in problems] == list(options.ids) else select(problems, options)
+        )
+    start, stop = parse_limit(options.limit, sys.maxsize)
+    return problems if len(problems) <= stop - start else select(problems, options)
+
+
 def parse_limit(limit: int | float | str | None, num_problems: int) -> tuple[int, int]:
     """Return the half-open range of problems that a limit stands for.
 
-    An integer takes the first so many, a number below 1 that fraction of all (rounded up), and
-    "10-20" the tenth to the twentieth.
+    An integer takes that many from the first on, a number below 1 that fraction of all (rounded
+    up), and "10-20" the tenth to the twentieth.
+
+    Raises:
+        InputError: the limit is none of these, or the range starts after the last problem.
     """
     if limit is None:
         return 0, num_problems
@@ -44,7 +72,7 @@ def parse_limit(limit: int | float | str | None, num_problems: int) -> tuple[int
 
 
 def _number(text: str) -> float:
-    # Plain ASCII numbers only: float() would also take 1_000, digits of other scripts and "nan".
+    # Only plain ASCII numbers: float() would also take 1_000, digits of other scripts and "nan".
     if not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{0,20})?|\.[0-9]{1,20}", text):
         raise InputError(f"limit must be a count, a fraction below 1 or a range, got {text!r}")
     return float(text)

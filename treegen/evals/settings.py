@@ -25,17 +25,23 @@ SAMPLING: Final = (
     "ignore_eos",
     "seed",
 )
-# Tasks may set these; run.json has them where they change a sample.
+# Tasks may set these too. run.json has them only if they change a sample.
 _OF_TASKS: Final = ("min_tokens", "logit_bias")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSettings(RunChoices):
-    """Everything one evaluation was asked for, no default left open.
+    """Everything that one evaluation was asked for; every default is filled in.
 
-    fewshot_as_multiturn: in chat, a user's and an assistant's turn for each solved example, else
-    one user's turn for all. pass_ks, maj_ks: None picks them from num_samples.
-    score: judge the samples. log_tokens: store the token ids of each sample as well.
+    num_samples: samples of each problem.
+    sampling: how they are drawn.
+    apply_chat_template: whether prompts are chat messages.
+    fewshot_as_multiturn: in chat, make a user's and an assistant's turn of each solved example;
+    otherwise one user's turn has all of them.
+    system_instruction: a text before each prompt, in chat as the system's turn.
+    pass_ks, maj_ks: the k of pass@k and of maj@k; None picks them from num_samples.
+    score: whether the samples are judged.
+    log_tokens: whether the token ids of each sample are stored as well.
     """
 
     FREE: ClassVar = ("pass_ks", "maj_ks", "score", "log_tokens")
@@ -75,7 +81,7 @@ class EvalSettings(RunChoices):
             "prompt": {
                 "apply_chat_template": self.apply_chat_template,
                 "system_instruction": self.system_instruction,
-                # Absent where it is not so, as in runs from before there was a choice.
+                # It is absent if it is false, as in runs from before there was a choice.
                 **({"fewshot_as_multiturn": True} if self.fewshot_as_multiturn else {}),
             },
         }
@@ -84,9 +90,12 @@ class EvalSettings(RunChoices):
 def settle(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) -> EvalSettings:
     """Return the settings that a user's choices come to.
 
-    asked: what the user gave, by name; what is absent was not given. stored: the choices of the
-    run that is resumed or scored, which stand where the user gave nothing. Where neither says
-    anything, the task's own defaults hold.
+    asked: the user's choices, by name.
+    stored: the choices of the run that is resumed or scored. They hold if the user did not choose.
+    If neither has a name, the task's own default holds.
+
+    Raises:
+        InputError: no task or model is named, a name is unknown, or a value cannot be used.
     """
     given = merged(asked, stored)
     if not given.get("task"):
@@ -117,7 +126,7 @@ def settle(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
 def default_sampling(defaults: TaskDefaults, *, chat: bool) -> SamplingParams:
     """Return how a task is sampled by default.
 
-    A chat model ends its turn itself, and blank lines are part of it: they are no stop there.
+    A chat model ends its turn itself, and its turn may have blank lines. They are no stops then.
     """
     sampling = defaults.sampling
     if not chat:
@@ -129,7 +138,7 @@ def stored_choices(info: "RunInfo") -> dict[str, Any]:
     """Return the choices that a run was last begun or resumed with, by name.
 
     Raises:
-        RunError: the run is of something else than an evaluation.
+        RunError: the run is not an evaluation.
     """
     return last_choices(
         info,

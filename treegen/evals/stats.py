@@ -29,7 +29,10 @@ _FloatArray = npt.NDArray[np.float64]
 class Estimate:
     """A mean over problems, its standard error, and a 95% interval.
 
-    `stderr` is None for a single problem, where the spread between problems is unknown.
+    value: the mean.
+    stderr: its standard error; None for a single problem, which has no spread.
+    low, high: the bounds of the interval.
+    num_problems: problems that the mean is over.
     """
 
     value: float
@@ -42,8 +45,11 @@ class Estimate:
 def estimate(values: Sequence[float]) -> Estimate:
     """Return the mean of per-problem values in [0, 1] with its error bars.
 
-    Problems are the independent draws; samples of one problem are not, so each problem comes in as
-    one number. See `mean_interval` for the interval.
+    Problems are independent draws. Samples of one problem are not, so each problem gives one value.
+    See `mean_interval` for the interval.
+
+    Raises:
+        InputError: there is no value, or one outside [0, 1].
     """
     if not values:
         raise InputError("an estimate needs at least one problem")
@@ -83,7 +89,7 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     """Return the chance that k of the samples, drawn without replacement, hold a correct one.
 
     This is Chen et al.'s unbiased estimate 1 - C(n-c, k) / C(n, k), as a product so that nothing
-    overflows. NaN where it is undefined: fewer than k samples.
+    overflows. NaN if there are fewer than k samples.
     """
     if not 0 <= num_correct <= num_samples:
         raise InputError(f"{num_correct} correct of {num_samples} samples is not a count")
@@ -101,10 +107,10 @@ def maj_at_k(correct: Sequence[int], wrong: Sequence[int], invalid: int, k: int)
 
     `correct` and `wrong` hold, for each distinct answer, how many samples gave it; `invalid`
     samples gave none. The k voters are a random subset without replacement, and the value is the
-    exact expectation over all subsets. The answer with most votes wins; where several tie, each
-    counts for its share, which is what breaking the tie at random gives on average. An invalid
-    sample has no vote but stays one of the k, and a subset without a valid answer is wrong.
-    NaN where there are fewer than k samples.
+    exact expectation over all subsets. The answer with most votes wins. If several tie, each counts
+    for its share, which is the mean of breaking the tie at random. An invalid sample has no vote
+    but stays one of the k, and a subset without a valid answer is wrong. NaN if there are fewer
+    than k samples.
     """
     sizes = _check_tally((*correct, *wrong), invalid, k)
     if sum(sizes) + invalid < k:
@@ -119,7 +125,7 @@ def tie_at_k(counts: Sequence[int], invalid: int, k: int) -> float:
     """Return the chance that a vote among k of the samples has no single winner.
 
     `counts` holds how many samples gave each distinct answer. A subset without any valid answer
-    is no tie. NaN where there are fewer than k samples.
+    is no tie. NaN if there are fewer than k samples.
     """
     sizes = _check_tally(counts, invalid, k)
     num = sum(sizes) + invalid
@@ -129,7 +135,7 @@ def tie_at_k(counts: Sequence[int], invalid: int, k: int) -> float:
     for size, repeats in Counter(sizes).items():
         won.append(repeats * _win(size, _without(sizes, size), invalid, k, False))
     tie = 1.0 - math.fsum(won)
-    # What rounding leaves of an impossible tie.
+    # Rounding may leave a tiny chance of an impossible tie.
     return tie if tie > 1e-11 else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Results that only some tasks have, in shapes that any command can show."""
+"""Results that only some tasks have, as tables and grids that any command can show."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ GROUP_COLUMNS: Final = ("Problems", "Accuracy", "Stderr", "Low", "High")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under a title; floats are values from 0 to 1, None is a value that is not defined."""
+    """Lines under a title. Floats are values from 0 to 1; None is a value that is not defined."""
 
     title: str
     columns: tuple[str, ...]
@@ -24,7 +24,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Values from 0 to 1 over two axes, for a heat map; None where nothing was measured.
+    """Values from 0 to 1 over two axes, for a heat map; None if nothing was measured.
 
     values: one row for each of row_labels, from the top.
     """
@@ -55,7 +55,7 @@ def table_by(
 ) -> Table:
     """Return the mean value of each group of problems, with error bars over its problems.
 
-    groups: label and problem ids; a problem without a value has no samples and is left out.
+    groups: (label, problem ids) pairs. A problem without a value has no samples and is left out.
     """
     rows: list[tuple[Cell, ...]] = []
     for label, ids in groups:
@@ -69,7 +69,7 @@ def table_by(
 
 
 def by_decile(depth_of: Mapping[str, float]) -> list[tuple[str, list[str]]]:
-    """Group problem ids by depth, in [0, 1], into the ten tenths of a document."""
+    """Group problem ids into the ten tenths of a document. depth_of: by id, from 0 to 1."""
     tenths: list[list[str]] = [[] for _ in range(10)]
     for problem_id, depth in depth_of.items():
         tenths[min(9, int(depth * 10))].append(problem_id)

@@ -1,7 +1,7 @@
 """What every task shares: problems in, a prompt tree and scores out.
 
-A task is data, a tree, a score and a way to aggregate. It neither samples nor prints. Sampling and
-scoring meet only in (problem, text): any stored text can be scored again without a model.
+A task is data, a tree, a score and a way to aggregate. It neither samples nor prints. Scoring needs
+only a problem and a text, so any stored text can be scored again without a model.
 """
 
 import hashlib
@@ -29,9 +29,10 @@ class TaskOptions:
     num_fewshot: solved examples before each problem; None is the task's own default.
     fewshot_file: a JSONL file of examples, taken from its start.
     fewshot_data: draw the examples by `seed` from this file; "train" is the data's train split.
-    limit: the first so many problems; a fraction below 1; or "10-20", counted from 1, both ends in.
+    limit: how many problems from the first on; a fraction below 1; or "10-20", the tenth to the
+        twentieth.
     ids: run these problems only, in this order.
-    seed: which examples are drawn from `fewshot_data`.
+    seed: decides which examples are drawn from `fewshot_data`.
     extra: arguments that this task alone knows, by name; see its `arguments`.
     """
 
@@ -67,13 +68,16 @@ class TaskDefaults:
 class TaskData:
     """What `Task.load` found: the problems to run and the text that all of them share.
 
+    problems: in the order in which they run.
+    source: where they come from, for people.
     fewshot: the solved examples, ready to stand before every problem; may be empty.
-    fewshot_of: where groups of problems have examples of their own, those of each group.
-    turns: the examples of `fewshot` as what is asked and what is answered, for chat.
-    form: which of a task's prompt forms it is, where problems and examples do not tell.
-    label: what sets these problems or prompts apart, as tables show it after the task's name.
-    notes: what a reader of the scores must know, a line each.
-    skipped: rows that could not be used; everything else runs.
+    num_fewshot: how many examples each problem has.
+    skipped: lines of the data that could not be used; everything else runs.
+    fewshot_of: by group of problems, the group's own examples; empty if all problems share theirs.
+    turns: the examples of `fewshot` as questions and answers, for chat.
+    form: the name of the prompt form, if problems and examples do not tell it.
+    label: what tells these problems or prompts from others of the task, for tables.
+    notes: lines that a reader of the scores must know.
     """
 
     problems: tuple[Problem, ...]
@@ -89,7 +93,7 @@ class TaskData:
 
     @property
     def examples(self) -> Any:
-        """All that prompts have beside their problems, as JSON holds it."""
+        """All that prompts are made of beside their problems, as JSON holds it."""
         if self.form:
             return [self.fewshot, dict(self.fewshot_of), self.form]
         return [self.fewshot, dict(self.fewshot_of)] if self.fewshot_of else self.fewshot
@@ -105,11 +109,20 @@ class TaskData:
 class Task(Protocol):
     """What treegen needs of a task; any class with these members will do.
 
-    The class is made without arguments. `filters` names the ways in which an answer is read from a
-    text; the first is the one that headlines use. A task that reads `TaskOptions.extra` has one
-    more member, `arguments`: a mapping from the names that it knows to a line of help each. One
-    whose defaults depend on them has a method `configure` that takes them before all else. One
-    whose prompts can be made shorter says how in `shorter`, for prompts that do not fit.
+    The class is called without arguments.
+
+    name: what users call it.
+    version: changes when samples or scores change; a run of another version cannot be resumed.
+    filters: names of the ways to read an answer from a text. The first is used for headlines.
+    defaults: how the task is sampled if the user does not say.
+
+    Three more members are optional:
+
+    arguments: for a task that reads `TaskOptions.extra`, a mapping from the names that it knows to
+    a line of help each.
+    configure: a method that is called first and takes the arguments, for a task whose defaults
+    depend on them.
+    shorter: a text that says how prompts can be made shorter, for prompts that do not fit.
     """
 
     @property
@@ -125,7 +138,11 @@ class Task(Protocol):
     def defaults(self) -> TaskDefaults: ...
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Read the problems; raise DataError for data that cannot be used."""
+        """Read the problems that `options` ask for; `select` of treegen.tasks chooses them.
+
+        Raises:
+            DataError: the data cannot be used.
+        """
         ...
 
     def tree(self, data: TaskData, num_samples: int) -> Node:
@@ -133,9 +150,9 @@ class Task(Protocol):
         ...
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Return a verdict per filter; any text at all must give one."""
+        """Return one verdict for each filter, whatever the text is."""
         ...
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
-        """Return the metrics over all scored samples, in whatever order they come."""
+        """Return the metrics over all scored samples; their order must not matter."""
         ...

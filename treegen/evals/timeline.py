@@ -1,7 +1,8 @@
-"""How a run went over time: `progress.jsonl` in its directory, for a plot of it.
+"""How a run went over time: `progress.jsonl` in its directory, for a plot.
 
-One line of JSON for each moment, further apart the longer a run takes: some 600 lines for an
-hour, 1,300 for a month. Nothing depends on the file; a run whose disk refuses it goes on.
+The file has one line of JSON for each moment. Moments are further apart the longer a run takes:
+some 600 lines for an hour, 1,300 for a month. Nothing depends on the file. If it cannot be
+written, the run goes on.
 """
 
 import json
@@ -22,7 +23,7 @@ class Timeline:
     """The moments of one part of a run, appended as they come."""
 
     def __init__(self, folder: Path, part: int) -> None:
-        """Append to the file in the run directory `folder`; part counts from 0."""
+        """Append to the file in the run directory `folder`. part: counts from 0."""
         self._part = part
         self._due = 0.0
         self._file: IO[str] | None = None
@@ -30,7 +31,7 @@ class Timeline:
             self._file = (folder / NAME).open("a", encoding="ascii")
 
     def note(self, progress: Progress, *, last: bool = False, **more: int) -> None:
-        """Write a moment down if it is time for one, or nothing comes after it."""
+        """Write a moment if one is due. last: nothing comes after it, so write it in any case."""
         if self._file is None or (progress.seconds < self._due and not last):
             return
         self._due = progress.seconds + max(_FIRST, _GROWTH * progress.seconds)
@@ -45,7 +46,7 @@ class Timeline:
             "level_rows": [level.rows for level in progress.levels],
         }
         with suppress(OSError):
-            # One write, so that a moment is whole or not there; a kill may tear the last.
+            # A moment is one write. So only the last one may be torn, by a kill.
             self._file.write(json.dumps(moment, separators=(",", ":")) + "\n")
             self._file.flush()
 
@@ -58,7 +59,7 @@ class Timeline:
 
 
 def read_timeline(folder: Path) -> list[Mapping[str, Any]]:
-    """Return the moments of a run in order; none if there are none, torn lines left out."""
+    """Return the moments of a run in order, without torn lines; empty if there is no file."""
     moments: list[Mapping[str, Any]] = []
     with suppress(OSError):
         for line in (folder / NAME).read_bytes().split(b"\n"):

@@ -1,4 +1,4 @@
-"""What scoring says about one sample: the common currency of tasks, votes and reports."""
+"""What scoring says about one sample, for votes and reports."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ class Verdict:
 
     answer: in canonical form, so that equal answers are equal strings; None if none was found.
     correct: whether it matches the reference; an answer that was not found never does.
-    credit: part marks from 0 to 1, where a task gives them; None is 1 if correct, else 0.
+    credit: partial credit from 0 to 1, if the task gives it. None is 1 if correct, otherwise 0.
     """
 
     answer: str | None
@@ -30,7 +30,7 @@ class Verdict:
 class SampleScore:
     """The verdicts on one sample, by filter.
 
-    by_length: where the sample is the likeliest of given choices, the verdicts on the one that is
+    by_length: if the sample is the likeliest of given choices, the verdicts on the choice that is
     likeliest for its length.
     """
 

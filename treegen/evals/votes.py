@@ -1,10 +1,11 @@
 """Majority votes over extracted answers.
 
-An answer that could not be read has no vote, and an all-unreadable vote is wrong. Ties: for a
-metric each tied answer counts for its share (see `stats.maj_at_k`), because any rule that
-looks at the order of the samples would make the score depend on it, and random tie breaking only
-adds noise around the same mean. Where one answer has to be shown, it is the tied answer that was
-given first.
+An answer that could not be read has no vote. A vote in which no answer could be read is wrong.
+
+In a metric each tied answer counts for its share (see `stats.maj_at_k`). A rule that looks at the
+order of the samples would make the score depend on that order, and breaking ties at random only
+adds noise around the same mean. If one answer must be shown, it is the tied answer that was given
+first.
 """
 
 from collections import Counter
@@ -19,7 +20,8 @@ from treegen.evals.verdict import Verdict
 class Vote:
     """What a vote came to.
 
-    answer: the winner, or of several the one that was given first; None if nothing was readable.
+    answer: the winner, of tied answers the one that was given first; None if none was readable.
+    votes: how many the winner has.
     tied: every answer with the most votes, in the order in which they were first given.
     """
 
@@ -28,7 +30,7 @@ class Vote:
     tied: tuple[str, ...]
 
 
-def majority(answers: Iterable[str | None]) -> Vote:
+def majority_vote(answers: Iterable[str | None]) -> Vote:
     """Return the most frequent answer, None never counting."""
     counts = Counter(answer for answer in answers if answer is not None)
     top = max(counts.values(), default=0)
@@ -38,7 +40,11 @@ def majority(answers: Iterable[str | None]) -> Vote:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How many samples of one problem gave each answer."""
+    """How many samples of one problem gave each answer.
+
+    correct, wrong: for each distinct correct or wrong answer, its number of samples.
+    invalid: samples without a readable answer.
+    """
 
     correct: tuple[int, ...]
     wrong: tuple[int, ...]
@@ -63,5 +69,5 @@ def tally(verdicts: Sequence[Verdict]) -> Tally:
     right = Counter(v.answer for v in verdicts if v.answer is not None and v.correct)
     wrong = Counter(v.answer for v in verdicts if v.answer is not None and not v.correct)
     invalid = sum(v.answer is None for v in verdicts)
-    # Sorted, so that problems with the same counts share the estimators' cached work.
+    # Sorted, so that problems with the same counts share the cached work of the estimators.
     return Tally(tuple(sorted(right.values())), tuple(sorted(wrong.values())), invalid)

@@ -32,7 +32,7 @@ _PAGE: Final = 64
 
 # Allowed distance from stock attention as a share of the logits' own spread.
 _TOLERANCE: Final = {torch.float32: 1e-4, torch.float16: 0.05, torch.bfloat16: 0.1}
-# Unrelated logits differ by 1.4 of their spread.
+# The most that rounding may excuse. Unrelated logits differ by 1.4 of their spread.
 _MOST: Final = 0.7
 
 
@@ -69,7 +69,8 @@ def _error_and_limit(model: "Model") -> tuple[float, float]:
             )
         error = _distance(_tree_logits(model, sequences), want)
         if error > limit and model.dtype != torch.float32:
-            # Deep models of many experts turn rounding into other experts, stock attention or not.
+            # In deep models of many experts rounding alone leads tokens to other experts, under
+            # stock attention too.
             noise = _distance(_stock_logits(model, sequences, perturb=True), want)
             limit = min(max(limit, 3 * noise), _MOST)
     return error, limit
@@ -93,14 +94,14 @@ def _sequences(model: "Model") -> list[Tensor]:
 
 @contextlib.contextmanager
 def _toy_window(model: "Model") -> Iterator[None]:
-    """Shrink the sliding windows of the model meanwhile, so that the short toy looks past them."""
+    """While open, shrink the model's sliding windows, so that the short toy looks past them."""
     text = model.module.config.get_text_config(decoder=True)
     window = getattr(text, "sliding_window", None)
     widths = {w for w in model.spec.windows if w is not None}
     if window is None or widths != {window} or window <= TOY_WINDOW:
         yield
         return
-    # Layers keep the width or read it from the configuration; stock masks are made from that.
+    # Some layers hold the width, others read it from the configuration, as stock masks do.
     holders: list[Any] = [
         m for m in model.module.modules() if getattr(m, "sliding_window", None) == window
     ]
@@ -115,7 +116,7 @@ def _toy_window(model: "Model") -> Iterator[None]:
 
 
 class _Counted(Sequence[LayerKV]):
-    """Pools that note which layer asked for its own."""
+    """The page pools of the layers, which note each layer that asks for its pool."""
 
     def __init__(self, pools: Sequence[LayerKV]) -> None:
         self.pools = pools
@@ -136,7 +137,7 @@ class _Counted(Sequence[LayerKV]):
 
 
 def _tree_logits(model: "Model", sequences: Sequence[Tensor]) -> list[Tensor]:
-    """Return the logits [N, V] of each sequence, computed as a tree; each prefix row once."""
+    """Return the logits [N, V] of each sequence, computed as a tree, so each prefix row once."""
     # Page 0 holds the prefix, 1 and 2 the branches, 3 and 4 the decoded tokens.
     pools = model.new_cache(num_pages=5, page_size=_PAGE)
     ends = [PREFIX + n for n in BRANCHES]
@@ -254,8 +255,9 @@ def _stock_logits(
 def _distance(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
     """Return how far logits are apart, as a share of their spread; NaN becomes infinity.
 
-    Of the prefix, of both branches and of the decoded rows the median row counts, the lower of two:
-    in 16 bits a single row may well go to other experts. The worst of the three parts counts.
+    The rows are three parts: the prefix, the branches, and the decoded tokens. A part counts by its
+    median row (the lower one of two), because in 16 bits a single row may well go to other experts.
+    The worst part is returned.
     """
     spread = torch.cat(list(want)).double().std(dim=-1).mean().clamp_min(1e-12)
     parts: list[list[Tensor]] = [[], [], []]

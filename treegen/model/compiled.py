@@ -2,9 +2,11 @@
 
 What a layer does beside matrix products (norms, rotary embedding, activations, residuals) is a
 quarter of a decode step's time where each operation is a kernel of its own; the compiler fuses it.
-Writing keys and values and attending is one custom operator, opaque to the compiler: what changes
-from pass to pass reaches it around the traced code, so that nothing of it is guarded on, and the
-page pools are buffers of the attention modules, so that one graph serves all layers.
+
+To write keys and values and to attend is one custom operator, which the compiler does not look
+into. The batch reaches it around the traced code, so the compiled graph depends on nothing that
+changes from pass to pass. The page pools are buffers of the attention modules, so one graph serves
+all layers.
 """
 
 from __future__ import annotations
@@ -32,15 +34,15 @@ CompileErrors = (
     torch._dynamo.exc.TorchDynamoException,
     torch._dynamo.exc.FailOnRecompileLimitHit,
 )
-"""What compiling, which happens in the first pass, raises."""
-_MOST_GRAPHS = 64  # of all layers of all models: dynamo counts those of all families together
+"""Errors of the compiler. They come in the first pass, which is when layers are compiled."""
+_MOST_GRAPHS = 64  # dynamo counts the graphs of all layers of all models together
 
 _current: ContextVar[Batch] = ContextVar("treegen_batch")
 
 
 @contextmanager
 def passing(batch: Batch) -> Iterator[None]:
-    """Let the operator see a batch meanwhile."""
+    """While open, the operator attends by this batch."""
     token = _current.set(batch)
     try:
         yield
@@ -81,7 +83,14 @@ class CompiledLayers:
     def __init__(
         self, module: nn.Module, pools: Sequence[LayerKV], *, backend: str = "inductor"
     ) -> None:
-        """Compile when first run. Raises ModelError if the layers cannot be told apart."""
+        """Prepare the layers; the first pass compiles them.
+
+        pools: the page pool of each layer.
+        backend: the compiler's backend, as in `torch.compile`.
+
+        Raises:
+            ModelError: the layers cannot be told apart.
+        """
         limit = torch._dynamo.config.recompile_limit
         torch._dynamo.config.recompile_limit = max(limit, _MOST_GRAPHS)
         self._module, self._pools = module, pools
@@ -89,7 +98,8 @@ class CompiledLayers:
         attentions = _attention_modules(module, len(pools))
         self._joined = JoinedLinears(module, lambda: _probed(module))
         if pools[0].keys.device.type == "cuda":
-            # Weights were moved in pieces, whose old places are too small for the next.
+            # Each joined weight was copied to a new place. torch keeps the old places, which are
+            # too small for the next joined weight.
             torch.cuda.empty_cache()
         for attention, pool in zip(attentions, pools, strict=True):
             attention.register_buffer(KEYS, pool.keys, persistent=False)
@@ -122,7 +132,7 @@ def _decoder_layers(module: nn.Module, num_layers: int) -> list[nn.Module]:
 
 
 def _attention_modules(module: nn.Module, num_layers: int) -> list[nn.Module]:
-    """The module that calls attention in each layer."""
+    """Return the module that calls attention, for each layer."""
     probe = _probed(module)
     if [call.layer for call in probe.calls] != list(range(num_layers)):
         raise ModelError("the model's layers do not call attention once each, in order")
@@ -131,7 +141,7 @@ def _attention_modules(module: nn.Module, num_layers: int) -> list[nn.Module]:
 
 @torch.inference_mode()
 def _probed(module: Any) -> Probe:
-    """How the layers call attention, found by running one token."""
+    """Run one token and return how the layers call attention."""
     probe = Probe()
     ids_11 = torch.zeros(1, 1, dtype=torch.int64, device=module.device)
     module.set_attn_implementation(attention_of_text(module.config, PROBE))

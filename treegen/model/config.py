@@ -126,7 +126,12 @@ def load_spec(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> ModelSpec:
-    """Return a model's shape from its configuration alone; no weights are read or needed."""
+    """Return a model's shape from its configuration alone; no weights are read or needed.
+
+    Raises:
+        InputError: the dtype or the device cannot be used.
+        ModelError: the configuration cannot be read, or is of a model that cannot be used.
+    """
     directory = locate(path, revision, weights=False)
     config = read_config(path, directory, revision=revision, trust_remote_code=trust_remote_code)
     return spec_of(
@@ -149,6 +154,10 @@ def spec_of(
     """Return the shape of the model that a configuration describes.
 
     directory: the checkpoint's, None for a model that was built in memory.
+
+    Raises:
+        ModelError: the layers do not call attention in a way that can be used, or the configuration
+            declares no context length.
     """
     probed = probe_layers(config, dtype, trust_remote_code)
     probe = probed.probe
@@ -165,7 +174,7 @@ def spec_of(
             "model's longrope turns every position of a text by other factors, and the keys that "
             "are kept were turned by those for shorter texts",
             ModelWarning,
-            stacklevel=1,  # the same place for a plan and a load, so that it is told once
+            stacklevel=1,  # this line for a plan and for a load, so that users are told once
         )
     return ModelSpec(
         name=name,
@@ -192,11 +201,11 @@ def _declared_length(text: PretrainedConfig) -> int:
 
 
 def _context_length(text: PretrainedConfig) -> int:
-    """Return how many positions keep their meaning whatever else is in the batch."""
+    """Return how many positions are rotated alike, whatever else is in the batch."""
     length = _declared_length(text)
     for rope in _ropes(text):
-        # Beyond its original length longrope changes the rotation of every position of a batch as
-        # soon as one row is longer. (dynamic does so beyond max_position_embeddings.)
+        # Once one row is longer than the original length, longrope rotates every position of the
+        # batch by other factors. ("dynamic" does so beyond max_position_embeddings.)
         if "longrope" in (rope.get("rope_type"), rope.get("type")):
             original = rope.get("original_max_position_embeddings")
             original = original or getattr(text, "original_max_position_embeddings", None)
@@ -214,7 +223,7 @@ def _ropes(text: PretrainedConfig) -> Iterator[dict[str, Any]]:
 
 
 def _eos_token_ids(directory: Path | None, config: PretrainedConfig) -> tuple[int, ...]:
-    """Return every id that ends a text, after generation_config.json and the configuration."""
+    """Return every id that ends a text, from generation_config.json and from the configuration."""
     file = directory / "generation_config.json" if directory else None
     settings = [read_object(file).get("eos_token_id")] if file and file.is_file() else []
     for source in (config, config.get_text_config(decoder=True)):

@@ -12,8 +12,9 @@ _CONVOLUTIONS: Final = "its short convolutions keep a state that cannot be share
 OWN_ATTENTION: Final = "its layers compute attention without transformers' attention interface"
 _DROPS: Final = "its layers drop the keyword arguments that carry the batch to attention"
 
-# What a configuration does not tell. Families that are absent are judged by their layer types, by
-# what their layers ask of the attention function, and in the end by the load check.
+# Families that cannot be used, though their configurations do not tell. A family that is absent
+# here is judged by its layer types, by what its layers ask of the attention function, and in the
+# end by the load check.
 REFUSED: Final = {
     "bloom": "its attention adds ALiBi position biases, which are not supported",
     "mpt": "its attention adds ALiBi position biases, which are not supported",
@@ -54,7 +55,7 @@ REFUSED: Final = {
     "lfm2_moe": _CONVOLUTIONS,
 }
 _LAYER_TYPES: Final = frozenset({"full_attention", "sliding_attention"})
-# Expanded to 16 bits by transformers while the weights load; the rest need kernels of their own.
+# transformers expands these to 16 bits while the weights load. Others need kernels of their own.
 DEQUANTISED: Final = ("mxfp4", "fp8")
 
 

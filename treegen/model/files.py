@@ -30,7 +30,7 @@ TOKENIZER_FILES: Final = (
     "vocab.json",
     "vocab.txt",
 )
-# Files that decide which ids a text becomes, beside those above.
+# Beside the files above, these decide which ids a text becomes.
 TOKENIZER_SETTINGS: Final = (
     "merges.txt",
     "added_tokens.json",
@@ -74,7 +74,7 @@ def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool)
             name,
             revision=revision,
             allow_patterns=patterns,
-            # Second copies of the weights in their makers' own formats.
+            # These are second copies of the weights, in their makers' own formats.
             ignore_patterns=["*/*", "consolidated*"],
         )
     except HFValidationError:
@@ -114,7 +114,7 @@ def _gguf_reason(name: str, folder: Path | str, file: str) -> str:
 def one_line(error: BaseException) -> str:
     """Return the first line of an error's text that says something, at most 300 characters.
 
-    A line that ends in a colon says it with the next one.
+    A line that ends in a colon says nothing alone, so the next line is joined to it.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     last = next((i for i, line in enumerate(lines) if not line.endswith(":")), len(lines))
@@ -192,8 +192,9 @@ def check_trust(
 ) -> None:
     """Check that a configuration asks for no code but what the caller agreed to run.
 
-    Code of the checkpoint itself runs only when asked for, and from the hub only at a pinned
-    commit, so that what was read is what runs. Code of any further repository never runs.
+    The checkpoint's own code runs only if `trust` is set. Code from the hub needs a pinned commit
+    too, so that the code that was read is the code that runs. Code of any further repository never
+    runs.
 
     Raises:
         ModelError: it names code that the caller did not agree to run.
@@ -270,10 +271,10 @@ def fingerprint(directory: Path) -> str:
     """Return 32 hex digits that change when the weights, the config or the tokenizer change.
 
     Settings and tokenizer files count in full (JSON by its content, not its layout). Of each
-    safetensors file the name, the size, the header (names, dtypes, shapes, offsets) and 64 blocks
-    of 4 KiB spread evenly over it count, so a checkpoint of any size takes milliseconds; two
-    checkpoints that differ only between those blocks look the same, which training never does.
-    The directory's own name does not count.
+    safetensors file these count: the name, the size, the header (names, dtypes, shapes, offsets)
+    and 64 blocks of 4 KiB, spread evenly over it. So a checkpoint of any size takes milliseconds.
+    Two checkpoints that differ only between those blocks look the same, but training changes
+    weights everywhere. The directory's own name does not count.
     """
     digest = hashlib.blake2b(digest_size=16)
     for name in ("config.json", "generation_config.json", *TOKENIZER_FILES, *TOKENIZER_SETTINGS):

@@ -27,7 +27,7 @@ KEYS: Final = "treegen_keys"
 VALUES: Final = "treegen_values"
 """Names of the buffers by which a compiled attention module holds its page pool."""
 
-# Keywords that some families pass to the function, and that change nothing in what it computes.
+# Some families pass these keywords to the function. They change nothing in what it computes.
 _HARMLESS: Final = frozenset({"position_ids", "cache_position", "logits_to_keep"})
 
 
@@ -55,11 +55,11 @@ class AttentionCall:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The calls of a forward pass with the probing function, one item each in every list.
+    """The calls of a forward pass with the probing function. Each list has one item for each call.
 
-    calls: what was asked.
-    given: the tensors of keys and values as they came.
-    sources: the layer that first came with these very tensors.
+    calls: what the layer asked for.
+    given: the tensors of keys and values that it passed.
+    sources: the first layer that passed these very tensors.
     modules: the attention module that called.
     """
 
@@ -152,8 +152,12 @@ def write_and_attend(
 ) -> Tensor:
     """Store the new keys and values in a layer's pool, then attend to all levels.
 
-    A token finds itself among the keys of its own level, because they are stored first. Returns
-    out [T, H, V].
+    They are stored first, so a token finds its own key in its own level.
+
+    keys, values: the pool, [pages, page_size, G, K] and [pages, page_size, G, V].
+    slots_T: where each token goes, page * page_size + offset.
+
+    Returns out [T, H, V].
     """
     write(keys, values, slots_T, k_TGK, v_TGV)
     return attend(
@@ -223,7 +227,7 @@ def _probe(
     treegen: Probe | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Record the call in the probe that travels as `treegen`. Returns out, not filled."""
+    """Record the call in the probe that travels as `treegen`. Returns an out without values."""
     if treegen is None:
         raise _drops_keywords(module)
     treegen.add(module, read_call(module, query, key, value, attention_mask, **options), key, value)

@@ -1,7 +1,7 @@
-"""Linear layers of one input as one matrix product: queries, keys and values; gate and up.
+"""Linear layers that take one input as one matrix product: queries, keys and values; gate and up.
 
-A stock layer computes them one after another. With few rows, or few outputs, each product leaves
-part of a GPU idle, and each is a launch; see docs/performance.md for what that costs.
+A stock layer computes them one after another. Each product is a launch, and with few rows or few
+outputs it leaves a part of the GPU idle. docs/performance.md says what that costs.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from torch.nn.functional import linear
 class JoinedLinears:
     """The linear layers of a model that take the same input, computed together until `undo`.
 
-    Numbers are the same but for rounding, whatever order the layers are called in, as long as none
-    changes an input in place. Parameters keep their names and shapes, and what is written into them
-    in place counts, but each lies in memory beside those that it is computed with.
+    The results are the same but for rounding, in whatever order the layers are called, as long as
+    none changes an input in place. Parameters keep their names and shapes, and numbers that are
+    written into them in place are used. Each now lies in memory beside those that it is computed
+    with.
     """
 
     def __init__(self, module: nn.Module, run: Callable[[], object]) -> None:
-        """run: a forward pass, which shows what takes which input.
+        """Join the layers. Those for which memory runs out stay as they are.
 
-        Layers for which memory runs out stay as they are.
+        run: does a forward pass, which shows which layers take the same input.
         """
         self._parts: list[nn.Linear] = []
         for siblings in _siblings(module, run):
@@ -49,9 +50,10 @@ class JoinedLinears:
 
 
 class _Joint:
-    """One product for several linear layers, made when the first of them is called.
+    """One product for several linear layers. It is computed when the first of them is called.
 
-    No module: what it holds has a name already. Parameters: to the compiler their sizes are fixed.
+    It is no module, because its weights already have names in the model. It holds them as
+    parameters, because the compiler takes the sizes of parameters as fixed.
     """
 
     def __init__(self, parts: Sequence[nn.Linear]) -> None:
@@ -63,7 +65,10 @@ class _Joint:
         self._outputs: tuple[Tensor, ...] = ()
 
     def output(self, input: Tensor, place: int) -> Tensor | None:
-        """What the layer at a place computes of an input [..., in_features]; None if unknown."""
+        """Return what the layer at a place computes from an input [..., in_features].
+
+        Returns None if the product was computed from another input.
+        """
         if place == 0:
             self._outputs = linear(input, self.weight, self.bias).split(self.sizes, -1)
             self._input = input
@@ -88,7 +93,7 @@ class _Part(nn.Linear):
 
 @torch.no_grad()
 def _joined(parts: Sequence[Tensor]) -> nn.Parameter:
-    """Parameters one after another in new memory, which they are then views of."""
+    """Copy parameters one after another into new memory, and make them views of it."""
     joined = nn.Parameter(torch.cat([part.data for part in parts]), requires_grad=False)
     for part, data in zip(parts, joined.data.split([len(part) for part in parts]), strict=True):
         part.data = data
@@ -96,11 +101,11 @@ def _joined(parts: Sequence[Tensor]) -> nn.Parameter:
 
 
 def _siblings(module: nn.Module, run: Callable[[], object]) -> list[list[nn.Linear]]:
-    """Linear layers of one parent that take the same input in a pass, in the order of calls."""
+    """Return groups of linear layers of one parent that take the same input, in order of calls."""
     calls: list[tuple[nn.Linear, Tensor]] = []
 
     def note(part: nn.Linear, inputs: tuple[Tensor, ...]) -> None:
-        calls.extend((part, tensor) for tensor in inputs)  # none if it was given by name
+        calls.extend((part, tensor) for tensor in inputs)  # an input given by name is not seen
 
     uses = Counter(parameter for _, parameter in module.named_parameters(remove_duplicate=False))
     hooks = [

@@ -45,9 +45,14 @@ def load_model(
 ) -> Model:
     """Return the model in a directory or of a hub name, ready to use and checked.
 
-    dtype "auto" is the checkpoint's own on a GPU and float32 on the CPU; device "auto" is CUDA
-    where there is one. check compares a toy tree with transformers' own attention on the loaded
-    weights (about a second); without it, a family that nobody tried may be silently wrong.
+    dtype: "auto" is the checkpoint's own on a GPU, and float32 on the CPU.
+    device: "auto" is CUDA where there is one.
+    check: whether to compare a toy tree with transformers' own attention on the loaded weights,
+    which takes about a second. Without it, a family that nobody tried may be silently wrong.
+    revision: the branch, tag or commit of a model on the hub.
+    trust_remote_code: whether code of the checkpoint itself may run; from the hub only with a
+    commit as `revision`.
+    impl: the attention implementation, as in `treegen.attention.attend`.
 
     Raises:
         InputError: the dtype, the device or `impl` cannot be used.
@@ -72,8 +77,11 @@ def from_module(
 ) -> Model:
     """Return the model of a transformers module that is in memory, on one device and in one dtype.
 
-    The module is changed: it attends by treegen from now on. name: what messages call it.
-    check: compare with transformers' own attention, as `load_model` does.
+    The module is changed: it attends by treegen from now on.
+
+    name: what messages call it.
+    check: whether to compare with transformers' own attention, as `load_model` does.
+    impl: the attention implementation, as in `treegen.attention.attend`.
 
     Raises:
         InputError: the dtype of the module cannot be used.
@@ -111,7 +119,7 @@ def _load_weights(
                 use_safetensors=True,
                 local_files_only=True,
                 trust_remote_code=trust_remote_code,
-                # Said better below, with names and shapes.
+                # check_complete refuses them below, with names and shapes.
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )
@@ -123,7 +131,7 @@ def _load_weights(
     drop_parts(module, spec.unreached)
     _prepare(module)
     if dtype == torch.float32:
-        # Some versions leave weights that they dequantised in 16 bits.
+        # Some versions of transformers leave dequantised weights in 16 bits.
         for weight in module.parameters():
             weight.data = weight.data.float()
     if device.type == "cuda":
@@ -142,10 +150,11 @@ def _prepare(module: PreTrainedModel) -> None:
     """Make a transformers module ready for inference."""
     module.eval().requires_grad_(False)
     for part in module.modules():
-        # We never pad. Some families look for padding in each pass, which waits for the device.
+        # treegen never pads. Some families look for padding in each pass, which would wait for the
+        # device.
         if isinstance(part, PreTrainedModel):
             part.warn_if_padding_and_no_attention_mask = _no_padding
 
 
 def _no_padding(input_ids: Tensor, attention_mask: Tensor | None) -> None:
-    """Take the place of a search for padding."""
+    """Does nothing, in place of a search for padding."""

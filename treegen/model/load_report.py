@@ -31,7 +31,7 @@ class _Kept(logging.Handler):
 
 @contextmanager
 def quiet_loading() -> Iterator[list[str]]:
-    """Show no progress and no report meanwhile; the lines of the report are in what is given."""
+    """While open, hide transformers' progress bars and report. Yields the report's lines so far."""
     logger = logging.getLogger("transformers.modeling_utils")
     kept = _Kept()
     before = logger.propagate, logger.level, transformers_logging.is_progress_bar_enabled()
@@ -51,8 +51,11 @@ def quiet_loading() -> Iterator[list[str]]:
 
 
 def loading_error(directory: Path, error: Exception, told: list[str]) -> ModelError:
-    """The error with which loading is refused. told: lines of transformers' report."""
-    # The error of tensors that could not be put together only points at the report.
+    """Return the error with which loading is refused.
+
+    told: the lines of transformers' report.
+    """
+    # Where tensors could not be put together, transformers' own error only points at the report.
     rows = [line for line in told if "CONVERSION" in line]
     name = rows[0].split("|")[0].strip() if rows else ""
     if name:
@@ -64,7 +67,7 @@ def loading_error(directory: Path, error: Exception, told: list[str]) -> ModelEr
 
 
 def check_complete(directory: Path, info: Mapping[str, Any]) -> None:
-    """Raise ModelError if transformers would have made up weights, which it fills at random."""
+    """Raise ModelError if the checkpoint lacks weights, which transformers fills at random."""
     wrong = sorted(tuple(found) for found in info["mismatched_keys"])
     if wrong:
         name, stored, wanted = wrong[0]

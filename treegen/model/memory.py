@@ -18,11 +18,11 @@ from treegen.spec import ModelSpec
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_LOGITS: Final = 2**28  # bytes left for logits at least
+_LOGITS: Final = 2**28  # bytes to leave for logits
 
 
 def total_bytes(device: torch.device) -> int:
-    """All memory of a GPU, or of the host as far as its container may use it."""
+    """Bytes of all memory of a GPU, or of the host as far as the container may use it."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     total: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -46,10 +46,12 @@ def check_cache_bytes(size: int, device: torch.device) -> None:
 
 
 def default_bytes(device: torch.device, activations: int = 0) -> int:
-    """Cache size if the user gives none: most of a free GPU, a small part of the host's memory.
+    """Bytes of the cache if the user gives no size.
 
-    The rest of a GPU is for activations, logits and CUDA graphs. activations: bytes that a pass
-    takes, about.
+    On a GPU that is most of the memory that is free; the rest is for activations, logits and CUDA
+    graphs. On the host it is an eighth of the memory, and at most 1 GiB.
+
+    activations: about how many bytes a pass takes.
     """
     if device.type == "cuda":
         free_unused(device)
@@ -59,9 +61,9 @@ def default_bytes(device: torch.device, activations: int = 0) -> int:
 
 
 def activation_bytes(module: PreTrainedModel, num_tokens: int) -> int:
-    """About how many bytes a pass over some tokens takes at a time, without its logits.
+    """About how many bytes a pass over some tokens holds at once, without its logits.
 
-    These are the widest products of a layer and some of its inputs.
+    At its peak it holds the widest products of a layer and some of the layer's inputs.
     """
     skipped = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
     head = module.get_output_embeddings()
@@ -81,10 +83,10 @@ def activation_bytes(module: PreTrainedModel, num_tokens: int) -> int:
 
 
 def free_unused(device: torch.device) -> None:
-    """Give memory back to a GPU that models and caches out of use have taken.
+    """Give back the memory of a GPU that models and caches no longer in use have taken.
 
-    They refer to themselves, so Python frees them only when it next looks for cycles. And torch
-    keeps memory that was freed, which then counts as taken.
+    They refer to themselves, so Python frees them only when it next looks for cycles. torch keeps
+    memory that was freed, which then counts as taken.
     """
     gc.collect()
     if device.type == "cuda":
@@ -93,10 +95,10 @@ def free_unused(device: torch.device) -> None:
 
 
 def pages_in(memory: int, spec: ModelSpec, page_size: int) -> int:
-    """Pages of a cache of some bytes, without the padding page.
+    """Return how many pages fit into `memory` bytes beside the padding page.
 
     Raises:
-        CacheFullError: there is not one.
+        CacheFullError: not one page fits.
     """
     page_bytes = page_size * spec.kv_bytes_per_token
     pages = memory // page_bytes - 1

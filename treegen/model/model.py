@@ -19,6 +19,7 @@ from treegen.errors import CapacityError, InputError, ModelError
 from treegen.formats import format_bytes
 from treegen.model.batch import Batch
 from treegen.model.files import one_line
+from treegen.model.reproducible import first_batch, fix_sums, with_rows
 from treegen.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -33,10 +34,11 @@ class Model:
     module: the transformers model.
     spec: its shape.
     dtype: the type of its weights and of its keys and values.
-    fingerprint: what stands for the weights and the tokenizer in the records of a run.
-    impl: how attention over the levels is computed.
+    fingerprint: hex digits that stand for the weights and the tokenizer in a run's records; empty
+    for a module that was in memory.
+    impl: the attention implementation.
     device: where the weights are.
-    uncompiled_because: why the layers run uncompiled though they were to be compiled; else empty.
+    uncompiled_because: why the layers could not be compiled; else empty.
     """
 
     def __init__(
@@ -58,17 +60,30 @@ class Model:
         self._compiled: CompiledLayers | None = None
         self._weights_at: tuple[int, ...] | None = None
         self.uncompiled_because = ""
+        self._reproducible = False
 
     def reset(self) -> None:
         """Forget compiled layers and CUDA graphs, and with them the page pools they hold."""
         self._uncompile()
         self._weights_at = None
         self.uncompiled_because = ""
+        self._reproducible = False
+
+    def make_reproducible(self) -> None:
+        """From now on, compute each row to the bit as if it were alone; attention must do so too.
+
+        It sets how torch computes matrix products in this process.
+        """
+        fix_sums()
+        self._reproducible = True
 
     def compile_layers(self, pools: Sequence[LayerKV], *, backend: str = "inductor") -> None:
         """Compile the layers. From now on the model takes batches on these page pools only.
 
         A model that cannot be compiled runs uncompiled; `uncompiled_because` then says why.
+
+        pools: one for each attention layer, as from `new_cache`.
+        backend: the compiler's backend, as in `torch.compile`.
         """
         from treegen.model.compiled import CompiledLayers
 
@@ -78,6 +93,8 @@ class Model:
         except ModelError as error:
             self.uncompiled_because = str(error)
         self.watch_weights()
+        if self._compiled is not None and self._reproducible:
+            self.forward(first_batch(pools, self.device))
 
     def _uncompile(self) -> None:
         if self._compiled is not None:
@@ -85,13 +102,13 @@ class Model:
             self._compiled = None
 
     def watch_weights(self) -> None:
-        """Remember where the weights are, for `check_weights`."""
+        """Remember where the weights lie in memory, for `check_weights`."""
         self._weights_at = self._addresses()
 
     def check_weights(self) -> None:
-        """Check that the weights are where joined layers and CUDA graphs read them.
+        """Check that the weights are still where joined layers and CUDA graphs read them.
 
-        Numbers that are written into the weights in place are read there.
+        New numbers that are written into the weights in place do no harm.
 
         Raises:
             ModelError: a weight was replaced by another tensor.
@@ -108,9 +125,9 @@ class Model:
     def new_cache(self, num_pages: int, page_size: int) -> list[LayerKV]:
         """Return one page pool for each attention layer, filled with zeros.
 
-        A layer that uses the keys and values of an earlier layer gets the pool of that layer: both
-        write the same numbers into the same places. A kernel may read past the last key of a page
-        and multiply what it finds there by zero. So it must find numbers.
+        A layer that uses the keys and values of an earlier layer gets the pool of that layer. Both
+        write the same numbers into the same places. The zeros matter: a kernel may read past the
+        last key of a page and multiply what it finds there by zero, so it must find numbers.
 
         Raises:
             InputError: the cache would have no page.
@@ -156,8 +173,9 @@ class Model:
         # The last token of a text to score may stand past the context. Its logits are not used, but
         # the model's tables of positions have no entry for it.
         positions_T = batch.positions_T.clamp(max=self.spec.context_length - 1)
+        batch = replace(batch, positions_T=positions_T)
         with current(self.device):
-            return self._forward(replace(batch, positions_T=positions_T))
+            return self._forward(with_rows(batch) if self._reproducible else batch)
 
     def _forward(self, batch: Batch) -> Tensor:
         if self._compiled is None:
@@ -175,9 +193,12 @@ class Model:
             return self._run(batch, batch)
 
     def _run(self, batch: Batch, passed: Batch | None) -> Tensor:
-        """Logits of a batch. passed: the batch for attention; None for compiled layers."""
-        # The model's own head computes the logits, so that whatever a family does to its logits
-        # (scaling, soft caps) is done to these.
+        """Return the logits of a batch.
+
+        passed: the batch, for attention; None for compiled layers, which get it another way.
+        """
+        # The model's own head computes the logits, so it also does what its family does to logits
+        # (scaling, soft caps).
         rows = {"logits_to_keep": batch.logits_at_S} if self._keeps_rows else {}
         logits_SV: Tensor = self.module(
             input_ids=batch.tokens_T[None],
@@ -198,7 +219,7 @@ class Model:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros. On a CPU the system gives memory to a page of them when it is first written to."""
+    """Zeros. On a CPU they take memory only where they are written to."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return (

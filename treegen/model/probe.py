@@ -24,7 +24,7 @@ _NUM_TOKENS: Final = 3
 
 
 class _NothingChosen(TorchDispatchMode):
-    """Lets loops over chosen experts run on tensors without data: no expert was chosen."""
+    """Lets loops over the chosen experts run on tensors without data, as if none were chosen."""
 
     def __torch_dispatch__(
         self,
@@ -39,9 +39,10 @@ class _NothingChosen(TorchDispatchMode):
 
 
 class _NothingHolds(TorchFunctionMode):
-    """Lets questions about values be asked of tensors without data: the answer is no, or zero.
+    """Lets a model ask for values of tensors without data: the answer is no, or zero.
 
-    Rows that are split by sizes asked for so, as by the rows of each expert, all fall to the first.
+    Some models ask how many rows each expert has, and split the rows by these numbers. All rows
+    then fall to the first expert.
     """
 
     _ANSWERS: Final = {
@@ -73,7 +74,9 @@ class _NothingHolds(TorchFunctionMode):
 class Probed:
     """What a pass without data tells of a model.
 
-    unreached: the parts that a text never reaches, which need not be kept.
+    probe: the calls of attention.
+    vocab_size: how many logits a row has.
+    unreached: the parts that a text never reaches, which need no memory.
     """
 
     probe: Probe
@@ -96,7 +99,7 @@ def probe_layers(config: PretrainedConfig, dtype: torch.dtype, trust_remote_code
                     copy.deepcopy(config),
                     dtype=dtype,
                     attn_implementation=attention_of_text(config, PROBE),
-                    # The loop over the experts chosen; grouped matmuls refuse tensors without data.
+                    # This is a loop over experts. Grouped matmuls refuse tensors without data.
                     experts_implementation="eager",
                     trust_remote_code=trust_remote_code,
                 )
@@ -123,7 +126,10 @@ def probe_layers(config: PretrainedConfig, dtype: torch.dtype, trust_remote_code
 
 
 def _does_without(model: nn.Module, parts: Sequence[str]) -> bool:
-    """Whether a pass over text still works without the parts; some only ask for their device."""
+    """Whether a pass over text still works without the parts.
+
+    Some models ask such a part for its device, though they do not call it.
+    """
     drop_parts(model, parts)
     try:
         _pass(model)
@@ -133,7 +139,7 @@ def _does_without(model: nn.Module, parts: Sequence[str]) -> bool:
 
 
 def _pass(model: nn.Module) -> tuple[Probe, int]:
-    """Run the model without data: its calls of attention, and how many logits a row has."""
+    """Run the model without data. Returns its calls of attention, and how many logits a row has."""
     probe = Probe()
     ids_1T = torch.zeros(1, _NUM_TOKENS, dtype=torch.int64, device="meta")
     # torch's modes have no annotations.
@@ -147,7 +153,7 @@ def _pass(model: nn.Module) -> tuple[Probe, int]:
 
 @contextmanager
 def _calls() -> Iterator[set[nn.Module]]:
-    """Collect the modules that are called meanwhile."""
+    """Yield a set, to which every module that is called while this is open is added."""
     called: set[nn.Module] = set()
 
     def note(module: nn.Module, _inputs: object) -> None:

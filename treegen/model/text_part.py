@@ -1,7 +1,7 @@
 """The text part of a model that takes images or sound too: what runs it, and what it needs.
 
-Such a model is run whole, by transformers' own class for it, so that what the class does to a text
-(its positions, its scales) is done to ours. The parts that a text never reaches are left out.
+Such a model is run by transformers' own class for the whole of it. So a text gets what the class
+does to texts (positions, scales). The parts that a text never reaches are left out.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,17 +27,17 @@ def generates_text(config: PretrainedConfig) -> bool:
 
 
 def auto_class(config: PretrainedConfig) -> Any:
-    """The auto class of transformers that makes a text generating model of a configuration."""
+    """The auto class of transformers that makes a text-generating model from a configuration."""
     for mapping, auto in _MAPPINGS:
         if type(config) in mapping:
             return auto
-    return AutoModelForCausalLM  # of code that comes with the checkpoint
+    return AutoModelForCausalLM  # the class is in code that comes with the checkpoint
 
 
 def attention_of_text(config: PretrainedConfig, name: str) -> str | dict[str, str]:
     """What to set as attn_implementation so that the text part attends by the function named.
 
-    Other parts may know only attention functions of their own, and would refuse ours.
+    Other parts may know only attention functions of their own, and would refuse this one.
     """
     text = config.get_text_config(decoder=True)
     for key in config.sub_configs:
@@ -51,15 +51,18 @@ def unreached_parts(
 ) -> tuple[str, ...]:
     """Names of the parts that a pass over text did not call: image and sound towers.
 
-    attentions: what attends in each layer. Nothing beside, above or in the layers counts as such
-    a part unless the pass called nothing in it; what lies within the layers never does.
+    Such a part hangs on the way from the model down to its list of layers, and the pass called
+    nothing in it. What lies within the layers never counts.
+
+    attentions: the module that attends, for each layer.
+    called: the modules that the pass called.
     """
     names = {part: name for name, part in module.named_modules()}
     if not attentions:
         return ()
     reached = set(called)
     paths = zip(*(names[part].split(".") for part in attentions), strict=False)
-    # As far as the list of layers.
+    # The names on the way from the model to its list of layers.
     stack = [p[0] for p in takewhile(lambda p: len({*p}) == 1 and not p[0].isdigit(), paths)]
     found: list[str] = []
     for depth, step in enumerate(stack):

@@ -37,7 +37,7 @@ class CostModel:
     def saving(self, rows: int, tokens: int, layer_bytes: float, live_rows: int) -> float:
         """Microseconds that a part of its own saves in each layer of a step; below 0 if it costs.
 
-        rows: those that share the part.
+        rows: the rows that share the part.
         tokens: its keys.
         layer_bytes: bytes of one token's keys and values in a layer.
         live_rows: rows of the whole step.
@@ -47,8 +47,8 @@ class CostModel:
         return again - self.group_us - rows * self.row_us - level
 
 
-# Those of the CPU were fitted to timings of the attention operator on one core, with 8 query heads
-# and 2 key heads of width 64. Those of the GPU were fitted to timings on an H200, where keys that
+# The CPU's costs were fitted to timings of the attention operator on one core, with 8 query heads
+# and 2 key heads of width 64. The GPU's costs were fitted to timings on an H200, where keys that
 # many rows read again come from the L2 cache. See docs/performance.md.
 DEVICE_COSTS = {
     "cpu": CostModel("cpu", group_us=40.0, row_us=0.5, bytes_per_us=14_000.0),
@@ -74,6 +74,8 @@ def keep_or_fold(
     """
     if sharing == "off":
         return False, "sharing is off"
+    if tokens < 1:
+        return False, "no whole block"
     if sharing == "one":
         return (True, "first level") if root else (False, "one level only")
     if rows <= 1:

@@ -52,7 +52,7 @@ class Request:
 
     @property
     def readers(self) -> int:
-        """Query rows that will read the tokens above: decode rows, or the tokens to score."""
+        """Query rows that will read the tokens of the prompt: decode rows, and tokens to score."""
         if self.score_from is None:
             return self.rows
         return self.rows + len(self.tokens) - self.score_from
@@ -66,11 +66,13 @@ class Segment:
     parent: index of the segment that it continues; -1 for none.
     depth: segments above it; 0 for a root.
     start, stop: the positions of its tokens.
-    rows: decode rows below it.
+    tokens: their ids.
+    rows: decode rows below it, and tokens to score.
     requests: indices of the requests whose prompts end with it.
     kept: whether it is an attention part of its own.
     base: first position in its page table. That is its start, or an earlier position where the
     segments above it are folded.
+    base_below: first position in the page tables of what is below it.
     reason: why it is kept or folded.
     """
 
@@ -84,6 +86,7 @@ class Segment:
     requests: tuple[int, ...]
     kept: bool
     base: int
+    base_below: int
     reason: str
 
 
@@ -91,6 +94,11 @@ class Segment:
 class LevelSummary:
     """The segments of one depth, counted for people to read.
 
+    depth: segments above each of them.
+    segments: how many there are.
+    tokens: their tokens.
+    rows: the rows below them.
+    kept: how many are attention parts of their own.
     reasons: why segments are kept or folded, and how many for that reason.
     """
 
@@ -112,7 +120,9 @@ class Plan:
     order: the indices of the requests, depth first, which is the order of their rows.
     token_bytes: bytes of a token's keys and values in all layers together.
     layer_bytes: the same in one layer, on average.
+    sharing, cost: what decided which segments are kept; see `compile_plan`.
     generated: levels that are declared to be generated below the prompts, if any.
+    align: attention parts begin at multiples of so many positions.
     """
 
     requests: tuple[Request, ...]
@@ -124,6 +134,7 @@ class Plan:
     sharing: Sharing
     cost: CostModel
     generated: tuple[LevelBound, ...] = ()
+    align: int = 1
 
     def __str__(self) -> str:
         """The tree level by level, and what sharing saves, for people to read."""
@@ -235,8 +246,9 @@ class Plan:
     def row_pages(self, request: int, page_size: int) -> int:
         """Pages that one row of a request has added when it has its last token."""
         segment = self.segments[self.segment_of[request]]
-        base = segment.stop if segment.kept else segment.base
-        return row_pages(base, segment.stop, self.requests[request].max_tokens, page_size)
+        return row_pages(
+            segment.base_below, segment.stop, self.requests[request].max_tokens, page_size
+        )
 
     def alone_pages(self, request: int, page_size: int) -> int:
         """Pages that one row of a request needs with nothing else in memory."""
@@ -280,12 +292,19 @@ class Plan:
 
 
 def segment_pages(base: int, start: int, stop: int, page_size: int) -> int:
-    """Pages that a segment adds to those of the folded segments that its table begins with."""
+    """Pages that a segment adds to those of the folded segments that its page table begins with.
+
+    base: the first position in the page table.
+    start, stop: the positions of its tokens.
+    """
     return -(-(stop - base) // page_size) - (start - base) // page_size
 
 
 def row_pages(base: int, stop: int, max_tokens: int, page_size: int) -> int:
-    """Pages that a row has added, below a prompt that ends at `stop`, when it is at its limit."""
+    """Pages that a row adds below a prompt that ends at `stop`, once it has `max_tokens` tokens.
+
+    base: the first position in its page table.
+    """
     # The last sampled token is never an input, so its key is never stored.
     pages: int = -(-(stop + max_tokens - 1 - base) // page_size) - (stop - base) // page_size
     return max(pages, 1)
@@ -300,13 +319,19 @@ def compile_plan(
     cost: CostModel = DEVICE_COSTS["cpu"],
     max_rows: int | None = None,
     split_at: Sequence[radix.Tokens] = (),
+    align: int = 1,
 ) -> Plan:
     """Build the plan of some requests.
 
+    token_bytes: bytes of a token's keys and values in all layers together.
+    num_layers: attention layers of the model.
     sharing: which segments are kept. "auto" keeps what pays by the cost model, "all" every shared
     segment, "one" the roots only, "off" none: every row then reads its whole prompt.
+    cost: the cost model of the device.
     max_rows: rows that are decoded at once at most, which bounds what sharing can save.
     split_at: further token sequences, such as kept prefixes. Segments are split where they end.
+    align: attention parts begin at multiples of so many positions. The last tokens of a kept
+    segment that fill no such block are folded.
 
     Raises:
         InputError: `sharing` is none of these words.
@@ -324,10 +349,11 @@ def compile_plan(
     for index, (node, parent, sequences, first) in enumerate(nodes):
         above = segments[parent] if parent >= 0 else None
         start = above.stop if above else 0
-        base = start if above is None or above.kept else above.base
+        base = above.base_below if above else 0
         live = min(rows[index], max_rows or rows[index])
+        whole = node.stop // align * align
         kept, reason = keep_or_fold(
-            sharing, live, node.stop - base, layer_bytes, cost, root=above is None, live_rows=most
+            sharing, live, whole - base, layer_bytes, cost, root=above is None, live_rows=most
         )
         segments.append(
             Segment(
@@ -341,6 +367,7 @@ def compile_plan(
                 requests=tuple(sequences),
                 kept=kept,
                 base=base,
+                base_below=whole if kept else base,
                 reason=reason,
             )
         )
@@ -355,14 +382,16 @@ def compile_plan(
         layer_bytes=layer_bytes,
         sharing=sharing,
         cost=cost,
+        align=align,
     )
 
 
-_Entry = tuple[radix.RadixNode, int, list[int], int]  # node, parent, its requests, one below it
+# A node, the index of its parent's entry, its requests, and one request at or below it.
+_Entry = tuple[radix.RadixNode, int, list[int], int]
 
 
 def _preorder(roots: list[radix.RadixNode], num_requests: int) -> list[_Entry]:
-    """Nodes with requests at or below them, depth first, split where `split_at` ends too."""
+    """Return the nodes with requests at or below them, depth first."""
     entries: list[_Entry] = []
     stack = [(root, -1) for root in reversed(roots)]
     while stack:

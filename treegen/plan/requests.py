@@ -179,7 +179,11 @@ def check_scored(name: str, num_tokens: int, spec: ModelSpec) -> None:
 
 
 def _begin(name: str, tokenizer: Any) -> Tokens:
-    """The token that stands for an empty context."""
+    """The token that stands for an empty context.
+
+    Raises:
+        InputError: the tokenizer has none that begins or ends a text.
+    """
     for kind in ("bos_token_id", "eos_token_id"):
         token = getattr(tokenizer, kind, None)
         if token is not None:
@@ -198,8 +202,13 @@ def plan_requests(
     sharing: Sharing,
     max_rows: int | None = None,
     split_at: Collection[Any] = (),
+    align: int = 1,
 ) -> Plan:
-    """The plan of some requests, for a model on a kind of device; see `compile_plan`."""
+    """The plan of some requests, for a model on a kind of device; see `compile_plan`.
+
+    Raises:
+        InputError: `sharing` is none of its words.
+    """
     return compile_plan(
         requests,
         token_bytes=spec.kv_bytes_per_token,
@@ -208,4 +217,5 @@ def plan_requests(
         cost=DEVICE_COSTS["cpu" if device_type == "cpu" else "cuda"],
         max_rows=max_rows,
         split_at=list(split_at),
+        align=align,
     )

@@ -28,28 +28,37 @@ def origin_of(content: str | Sequence[int] | Tokens) -> str:
 class DrawnBefore:
     """Counts the samples, and the searches, of each unnamed prompt."""
 
-    def __init__(self) -> None:
-        """Nothing was drawn yet."""
+    def __init__(self, earlier: DrawnBefore | None = None) -> None:
+        """Nothing was drawn yet, or only what `earlier` has counted, which is not changed."""
+        self._earlier = earlier
         self._num: dict[str, int] = {}
+
+    def num(self, origin: str) -> int:
+        """How many samples of an origin were counted."""
+        earlier = 0 if self._earlier is None else self._earlier.num(origin)
+        return self._num.get(origin, earlier)
 
     def take(self, origin: str, num: int) -> int:
         """Count `num` more samples of an origin; returns how many there were before."""
-        first = self._num.get(origin, 0)
+        first = self.num(origin)
         self._num[origin] = first + num
         return first
 
     def update(self, other: DrawnBefore) -> None:
-        """Take over the counts of another where they are higher."""
+        """Take over the counts of another `DrawnBefore` where they are higher."""
         for origin, num in other._num.items():
-            self._num[origin] = max(num, self._num.get(origin, 0))
+            self._num[origin] = max(num, self.num(origin))
 
-    def search(self, origin: str) -> str:
+    def origin_of_search(self, origin: str) -> str:
         """Count one more search of a prompt; returns an origin that no search before it had."""
         first = self.take(f"{origin} searched", 1)
         return f"{origin} {first}" if first else origin
 
     def continued(self, request: Request) -> Request:
-        """The request with its samples counted on from earlier ones; a named one is not changed."""
+        """Return the request, its samples numbered on from earlier draws of its origin.
+
+        A named prompt's request has no origin, and is returned as it is.
+        """
         if request.origin is None:
             return request
         return replace(request, first=self.take(request.origin, request.samples))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     Tokens = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
 
 PARTIAL: Final = "\ufffd"
-"""What bytes decode to that are no character, or not yet a whole one."""
+"""What bytes decode to if they are no character, or not yet a whole one."""
 MAX_CHARACTER_TOKENS: Final = 4
 CONTEXT_TOKENS: Final = 8
 """Prompt tokens that are decoded together with generated ones, if they show any text."""
@@ -84,8 +84,9 @@ class Detokenizer:
     def _decode(self, sequences: Sequence[tuple[int, ...]]) -> list[str]:
         """Return the text of each sequence of tokens, with all whole characters shown.
 
-        Some decoders show bytes in a row all or not at all, so an unfinished character at the end
-        would hide those before it. (It does hide them if one of them is U+FFFD itself.)
+        Some decoders show bytes in a row all together or not at all. An unfinished character at the
+        end would then hide the whole ones before it, so the end is decoded apart. (A character
+        before it that is U+FFFD itself stays hidden.)
         """
         texts = self.decode_each(sequences)
         if self._shows_all:

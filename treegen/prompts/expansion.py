@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from treegen.errors import InputError, TreeError
 from treegen.params import SamplingParams
 
-# As `treegen.search.Evaluate`, which a declared tree cannot import: it is above it.
+# The same as `treegen.search.Evaluate`, which this room cannot import because search is above it.
 Scorer = Callable[[Sequence[Any]], Awaitable[Sequence[float]]]
 
 ScorerName = Literal["mean_logprob", "min_logprob", "sum_logprob"]
@@ -20,8 +20,8 @@ SCORERS: Final[tuple[ScorerName, ...]] = ("mean_logprob", "min_logprob", "sum_lo
 class Expand:
     """One generated level: continuations of every node of the level above.
 
-    A stop string stays in the text, so that the next level goes on behind it. A parameter that is
-    None is that of the run.
+    A stop string stays in the text, so that the next level goes on behind it. Where a parameter is
+    None, the run's parameter holds.
 
     Raises:
         TreeError: a field has a value that cannot be used.

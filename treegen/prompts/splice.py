@@ -145,10 +145,10 @@ class Splicer:
         self._tokenizer = tokenizer
         backend: Any = tokenizer.backend_tokenizer
         added = tokenizer.added_tokens_decoder.values()
-        # And one more character, since its neighbour decides whether a single_word token counts.
+        # One character more, because the next character decides whether a single_word token counts.
         self._margin = 1 + max((len(token.content) for token in added), default=0)
         if backend.normalizer is not None and any(token.normalized for token in added):
-            self._margin *= 4  # An added token may be longer in the text than once normalised.
+            self._margin *= 4  # An added token may get shorter when it is normalised.
         model = backend.model
         self._places: list[tuple[tuple[int, int], bool]] = [(AT_WORD, True)]
         if type(model).__name__ == "BPE" and not (
@@ -215,7 +215,7 @@ class Splicer:
         token = int(np.searchsorted(rows[START], length - self._margin, "right")) - width
         if token <= 0:
             return 0, 0
-        # Best at the start of a word: from there on it has the tokens of the whole text.
+        # A window opens best where a word starts: from there on it has the whole text's tokens.
         lowest = max(1, token - width // 2)
         words = np.flatnonzero(rows[OPENS, lowest : token + 1])
         if words.size:

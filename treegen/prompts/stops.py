@@ -1,7 +1,7 @@
 """When a sample ends: end of sequence, stop tokens, stop strings and length.
 
     Stopping      all conditions of one set of sampling parameters, and how a sample ends
-    Stoppings     those that were made last
+    Stoppings     the conditions that were made last
     StopStrings   the stop strings alone, searched for in the text of a sample
 
 `may_end` is a table over the vocabulary: whether a row can be over after a token. The decode loop
@@ -64,11 +64,11 @@ class Stopping:
             self.may_end |= self._strings.may_end
         self.may_end[list(self.ids)] = True
 
-    def verdict(self, prompt: Tokens, tokens: Sequence[int], limit: int) -> Ending | None:
-        """How a sample ends; None if it goes on; see `verdicts`."""
-        return self.verdicts([prompt], [tokens], [limit])[0]
+    def ending(self, prompt: Tokens, tokens: Sequence[int], limit: int) -> Ending | None:
+        """How a sample ends; None if it goes on; see `endings`."""
+        return self.endings([prompt], [tokens], [limit])[0]
 
-    def verdicts(
+    def endings(
         self,
         prompts: Sequence[Tokens],
         samples: Sequence[Sequence[int]],
@@ -79,7 +79,7 @@ class Stopping:
         prompts, samples: the tokens of each sample's prompt and of the sample itself.
         limits: how many tokens each sample may have.
         """
-        verdicts: list[Ending | None] = [None] * len(samples)
+        endings: list[Ending | None] = [None] * len(samples)
         over: list[int] = []
         for at, (prompt, tokens, limit) in enumerate(zip(prompts, samples, limits, strict=True)):
             if tokens[-1] in self.ids:
@@ -92,7 +92,7 @@ class Stopping:
                 hit = self._strings.hit(prompt, tokens, num_new=1, since=self._least)
             if hit is not None:
                 text, stop = hit
-                verdicts[at] = "stop", stop, text + stop * self._include_stop
+                endings[at] = "stop", stop, text + stop * self._include_stop
             elif len(tokens) >= limit:
                 over.append(at)
         texts = self._detokenizer.texts(
@@ -101,16 +101,19 @@ class Stopping:
         for at, text in zip(over, texts, strict=True):
             token = samples[at][-1]
             if token not in self.ids:
-                verdicts[at] = "length", None, text
+                endings[at] = "length", None, text
                 continue
             name = self._named.get(token, "")
             # An end of sequence is told by its id, even where a stop string names the same token.
             end = name if name and token not in self._eos else token
-            verdicts[at] = "stop", end, text + name * self._include_stop
-        return verdicts
+            endings[at] = "stop", end, text + name * self._include_stop
+        return endings
 
     def kept(self, tokens: Sequence[int]) -> Sequence[int]:
-        """The tokens of a sample that is over. Its stop token is left out unless it is to stay."""
+        """The tokens whose text a finished sample has.
+
+        A stop token is left out, unless it was asked for and `include_stop` is set.
+        """
         last = tokens[-1]
         stays = last not in self.ids or (self._include_stop and last in self._asked)
         return tokens if stays else tokens[:-1]
@@ -171,8 +174,9 @@ class StopStrings:
     def find(self, text: str, after: int = 0) -> tuple[int, str] | None:
         """Return where the earliest stop string starts, and which it is.
 
-        Of several that start there it is the one that was given first. after: a stop string that
-        ends within so many characters does not count.
+        If several start there, it is the one that was given first.
+
+        after: a stop string does not count if it ends within this many first characters.
         """
         found = [
             (text.find(stop, max(after - len(stop) + 1, 0)), order, stop)
@@ -193,7 +197,7 @@ class StopStrings:
 
         num_new: how many of the last tokens were not searched yet. The text of the others has no
         stop string, so nearly all of it need not be decoded again.
-        since: a stop string that ends in the text of so many first tokens does not count.
+        since: a stop string does not count if it ends in the text of this many first tokens.
         """
         if num_new is not None and not self._in_tail(prompt_tokens, tokens, num_new):
             return None
@@ -214,7 +218,8 @@ class StopStrings:
             tail = self._detokenizer.text(earlier, tokens[-width:])
             if self.find(tail) is not None:
                 return True
-            # A special token shows no character, and a token may be a part of one.
+            # The last tokens may show fewer characters than they are: a special token shows none,
+            # and a token may be a part of one. They must show as many as the longest stop has.
             old = self._detokenizer.text(earlier, tokens[-width:-num_new])
             if len(old.replace(PARTIAL, "")) >= self._longest:
                 return False
@@ -224,8 +229,8 @@ class StopStrings:
     def _table(self, vocab_size: int) -> NDArray[np.bool_]:
         """Return may_end.
 
-        A token may complete a stop string that lies within its text, or an end of which its text
-        starts with. A token has two texts: one at the start of a text, where a space may be lost,
+        A token may complete a stop string if its text contains the string, or starts with an end of
+        the string. A token has two texts: one at the start of a text, where a space may be lost,
         and one after other tokens.
         """
         table = np.zeros(vocab_size, dtype=np.bool_)
@@ -255,7 +260,7 @@ class StopStrings:
         return table
 
     def _is_local(self, anchor: int, before: str, after: Sequence[str]) -> bool:
-        """Whether the text of a token is there at once, whatever follows; tried on some tokens.
+        """Whether a token's text is complete before the next token comes; tried on some tokens.
 
         Some decoders add the space after a word when the next token comes. Any token could then
         complete a stop string that ends in a space.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def lone_surrogate(text: str) -> str | None:
-    """Say which one is in a text, and where; None if there is none."""
+    """Return a phrase that tells the first lone surrogate of a text; None if there is none."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -142,8 +142,9 @@ def encode_texts(
 class Given:
     """A prompt as it was given, for text to be appended to it.
 
-    text: None where token ids were given. special: whether the tokenizer's special tokens stand
-    around it. rows: of the text's tokens, once they are known; see splice.py.
+    text: the text; None where token ids were given.
+    special: whether the tokenizer's special tokens stand around it.
+    rows: the rows of the text's encoding, once they are known; see splice.py.
     """
 
     text: str | None
@@ -167,9 +168,15 @@ class Appender:
         self._around = [np.array(special, dtype=np.int32) for special in around or ([], [])]
 
     def append(self, prompt: Given, tokens: Ids, text: str) -> tuple[Given, Ids]:
-        """Return a prompt with text appended, and its token ids. tokens: of the prompt.
+        """Return a prompt with text appended, and its token ids.
 
-        Token ids that were given stay as they are, unless they are those of the text they spell.
+        Token ids that were given stay as they are, unless the tokenizer gives just these ids for
+        the text that they spell. Then the whole text is encoded.
+
+        tokens: the token ids of the prompt.
+
+        Raises:
+            InputError: the text has half of a surrogate pair.
         """
         if found := lone_surrogate(text):
             raise InputError(f"text {found}")
@@ -181,7 +188,7 @@ class Appender:
         return self._encode(prompt.text + text, prompt.special, prompt)
 
     def _read(self, prompt: Given, tokens: Ids) -> None:
-        """Note the rows of a prompt, and the text of token ids, if it has them."""
+        """Note the rows of a prompt, and for token ids their text, if it encodes to them."""
         text = prompt.text
         if text is None:
             text = self._tokenizer.decode(tokens.tolist(), clean_up_tokenization_spaces=False)
@@ -190,7 +197,11 @@ class Appender:
             prompt.text, prompt.rows = text, read.rows
 
     def _encode(self, text: str, special: bool, start: Given | None = None) -> tuple[Given, Ids]:
-        """Return a text as a prompt, and its token ids. start: what it goes on from."""
+        """Return a text as a prompt, and its token ids.
+
+        special: whether the tokenizer's special tokens stand around it.
+        start: a prompt that the text starts with, if any.
+        """
         if self._splicer is None:
             (ids,) = encode_texts([text], self._tokenizer, add_special_tokens=special)
             return Given(text, special), ids
@@ -207,7 +218,11 @@ class Appender:
 def append_text(tokenizer: PreTrainedTokenizerBase, tail: Ids, text: str) -> Ids:
     """Return the token ids of text after a context that ends with `tail` and stays as it is.
 
-    They are those that joint encoding gives the text, where it leaves the context's as they are.
+    The context and the text are encoded jointly where that leaves the context's ids as they are.
+    Otherwise the text is encoded as it is after a newline, or else alone.
+
+    Raises:
+        InputError: the text has half of a surrogate pair.
     """
 
     def encode(string: str) -> Ids:
@@ -220,7 +235,7 @@ def append_text(tokenizer: PreTrainedTokenizerBase, tail: Ids, text: str) -> Ids
         raise InputError(f"text {found}")
     before = tokenizer.decode(tail.tolist(), clean_up_tokenization_spaces=False)
     alone = encode(before)
-    # The context's end has to read as itself, or its encoding says nothing of that of the text.
+    # If the text of the tail does not encode to the tail's last token, joint encoding says nothing.
     starts = [(before, alone)] if alone.size and alone[-1] == tail[-1] else []
     for start, ids in (*starts, ("\n", encode("\n"))):
         joint = encode(start + text)
@@ -258,7 +273,7 @@ def _runs(
 def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the text of a prompt of chat messages, up to where the assistant goes on.
 
-    A last message of the assistant is how its turn begins.
+    If the last message is the assistant's, its turn begins with that message.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(
@@ -274,7 +289,7 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
         text = tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True, **prompt.template
         )
-    except Exception as error:  # The template is a program of the model's; it may raise anything.
+    except Exception as error:  # The template is a program of its own, and may raise anything.
         raise InputError(
             f"the chat template refuses prompt {prompt.id!r}: {error}; mend its messages"
         ) from error
@@ -289,7 +304,7 @@ def _template(
         return [], []
     probes = ["a", "b c", " a\n", ""]
     for name in ("bos_token", "eos_token"):
-        # Some tokenizers add no second one to a text that brings its own.
+        # Some tokenizers add no special token to a text that begins or ends with it already.
         token = getattr(tokenizer, name, None)
         probes += [f"{token}a", f"a{token}"] if token else []
     bare = tokenizer(probes, add_special_tokens=False, verbose=False)["input_ids"]

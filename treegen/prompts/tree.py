@@ -43,11 +43,12 @@ class Node:
     """A name that no other sampled node has. By default it is made of the indices of children on
     the path, such as "0/3/1"; the root's is "0"."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    """What the caller notes at the node; sampling does not depend on it."""
     expand: Sequence[Expand] = ()
     """Levels to generate after this node, in place of samples; see `LLM.expand`."""
     template: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the chat template for all prompts below, such as `tools`, `documents` or
-    `enable_thinking`. An argument of a node stands before one of the nodes above it."""
+    `enable_thinking`. An argument of a node replaces the same argument of the nodes above it."""
 
     def __post_init__(self) -> None:
         _check_content(self.content)
@@ -87,7 +88,7 @@ class Prompt:
 
     id: the id of the node.
     path: the nodes from the root to it.
-    samples: completions to draw.
+    samples: completions to draw after it.
     """
 
     id: str

@@ -1,7 +1,7 @@
 """What a page embeds of a run for its script: JSON, gzipped, in base64, in parts of bounded size.
 
-Base64 holds nothing that a browser could take for markup, and the script only ever makes text of
-it. Texts are made safe to look at here, by the one rule that terminals have too.
+Base64 holds nothing that a browser could take for markup, and the script only makes text of it.
+Texts are made safe to look at here, by the same rule as for terminals.
 """
 
 import base64
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from treegen.evals.votes import majority
+from treegen.evals.votes import majority_vote
 from treegen.formats import safe_text
 from treegen.prompts.tree import Node
 from treegen.report.curves import INVALID, RIGHT, SOLVED, UNJUDGED, UNSOLVED, WRONG, fate
@@ -20,11 +20,11 @@ from treegen.report.trees import StoredTree
 from treegen.report.view import ProblemView, RunView, Sample
 from treegen.search.records import best_path
 
-# A part ends with the item that reaches either bound.
+# A part ends with the item that reaches one of these bounds.
 _ITEMS: Final = 256
 _CHARACTERS: Final = 200_000
 
-# What the script has for each fate, and for a problem's vote.
+# These stand for each fate, and for a problem's vote, in what the script reads.
 _DIGITS: Final = {
     WRONG: "0", RIGHT: "1", INVALID: "2", UNJUDGED: "3", UNSOLVED: "0", SOLVED: "1",
 }  # fmt: skip
@@ -86,7 +86,7 @@ def _blob(id: str, value: Any) -> Blob:
 
 
 def _parts(items: Sequence[Any]) -> Iterator[tuple[int, list[Any]]]:
-    """Cut items into parts; yields where each part starts."""
+    """Cut items into parts. Yields each part, and the number of its first item."""
     start = size = 0
     for stop, item in enumerate(items, start=1):
         size += len(item) if isinstance(item, str) else len(json.dumps(item))
@@ -100,7 +100,10 @@ def _names(values: Iterable[str]) -> list[str]:
 
 
 def _columns(view: RunView, samples: Sequence[Sample]) -> dict[str, Any]:
-    """Return the samples' numbers as columns; first: where each problem's samples begin."""
+    """Return the samples' numbers as columns.
+
+    The column "first" says where each problem's samples begin.
+    """
     first = [0]
     for problem in view.problems:
         first.append(first[-1] + len(problem.samples))
@@ -119,7 +122,8 @@ def _columns(view: RunView, samples: Sequence[Sample]) -> dict[str, Any]:
 def _filter(view: RunView, name: str) -> dict[str, Any]:
     """Return one filter's reading of all samples, and the vote on each problem.
 
-    best: the first sample that gave the answer with most votes, by problem; -1 for none.
+    The column "best" has, for each problem, the first sample that gave the answer with most votes,
+    or -1.
     """
     answers: dict[str, int] = {}
     outcomes: dict[str, int] = {}
@@ -150,9 +154,9 @@ def _filter(view: RunView, name: str) -> dict[str, Any]:
 
 
 def _vote(problem: ProblemView, name: str) -> tuple[int, int | None]:
-    """Return what a problem's vote came to, and which of its samples gave the elected answer."""
+    """Return how a problem's vote ended, and which of its samples first gave the elected answer."""
     found = [(sample.verdicts or {}).get(name) for sample in problem.samples]
-    vote = majority(verdict.answer for verdict in found if verdict is not None)
+    vote = majority_vote(verdict.answer for verdict in found if verdict is not None)
     if vote.answer is None:
         return (_LOST if any(found) else _NO_VOTE), None
     chosen, verdict = next((i, v) for i, v in enumerate(found) if v and v.answer == vote.answer)
@@ -162,9 +166,10 @@ def _vote(problem: ProblemView, name: str) -> tuple[int, int | None]:
 
 
 def _prompts(view: RunView) -> list[dict[str, Any]]:
-    """Return the declared tree as a list of nodes, the root first; below: places in the list.
+    """Return the declared tree as a list of nodes, the root first.
 
-    Without the task's data it is a root over the bare problems.
+    A node's "below" lists the places of its children. Without the task's data the tree is a root
+    over the ids of the problems.
     """
     place = {problem.id: number for number, problem in enumerate(view.problems)}
     nodes: list[dict[str, Any]] = []
@@ -190,7 +195,7 @@ def _prompts(view: RunView) -> list[dict[str, Any]]:
 
 
 def _add_up(view: RunView, nodes: list[dict[str, Any]]) -> None:
-    """Give each node its samples, generated tokens, accuracy and mean logprob, those below too."""
+    """Give each node the samples, tokens, accuracy and mean logprob of all that is below it."""
     filter = view.filters[0] if view.filters else ""
     sums = [[0, 0, 0, 0, 0.0, 0] for _ in nodes]
     for number in range(len(nodes) - 1, -1, -1):

@@ -1,16 +1,18 @@
 """Two runs of the same problems, problem by problem.
 
-Problems are the independent draws, so what is tested is the difference on each problem, never the
-two sets of samples as if they had nothing in common: pairing takes out how hard the problems are.
+Problems are the independent draws. So the differences on each problem are tested, never the two
+sets of samples as if they had nothing in common. Pairing takes out how hard the problems are.
 
-The interval is the adjusted t interval of `evals.stats`: one imaginary problem more on which the
-second run is right and the first wrong, and one the other way round, as Bonett and Price (2012)
-have it for right and wrong. It keeps a width where no problem differs.
+The interval is the adjusted t interval of `evals.stats`. It adds one imaginary problem on which the
+second run is right and the first wrong, and one the other way round, as Bonett and Price (2012) do
+for right and wrong. So it has a width even where no problem differs.
 
-Where every problem is right or wrong (one sample, pass@n, a vote without ties), only problems on
-which the runs disagree say anything: McNemar's exact test. Where a problem has a share between 0
-and 1, McNemar's test does not apply: then a sign-flip permutation test, which assumes no
-distribution and is McNemar's where both apply.
+The test depends on the metric:
+
+- Where every problem is right or wrong (one sample, pass@n, a vote without ties), only the problems
+  on which the runs disagree tell anything. That is McNemar's exact test.
+- Where a problem has a share between 0 and 1, McNemar's test does not apply. A sign-flip
+  permutation test is used, which assumes no distribution. Where both tests apply they agree.
 """
 
 import math
@@ -38,8 +40,14 @@ SIGN_FLIP: Final = (
 class Difference:
     """How much better the second run is than the first by one metric.
 
-    a, b: means over problems. value: b minus a, with a 95% interval and a two-sided p-value; these
-    are None for a single problem. better, worse: problems on which b is above or below a.
+    metric: the name of the metric.
+    filter: the way in which answers were read.
+    a, b: the means over problems of the first and the second run.
+    value: b minus a.
+    low, high: the 95% interval of value; None for a single problem.
+    p_value: two-sided; None for a single problem.
+    better, worse: on how many problems b is above or below a.
+    method: how the interval and the p-value were computed.
     by_problem: the differences, in the order of the problems.
     """
 
@@ -59,9 +67,12 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs, and the differences by each metric that both have; the headline first.
+    """Two runs, and how they differ.
 
-    left_out: problems that either run has not finished.
+    a, b: the names of the runs.
+    problem_ids: the problems that were compared.
+    left_out: the problems that either run has not finished.
+    differences: one for each metric that both runs have, the headline first.
     """
 
     a: str
@@ -71,7 +82,7 @@ class Comparison:
     differences: tuple[Difference, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain dicts and lists, differences by problem under the headline only."""
+        """Return plain dicts and lists. Only the headline has its differences by problem."""
         document = asdict(self)
         for row in document["differences"][1:]:
             del row["by_problem"]
@@ -81,11 +92,12 @@ class Comparison:
 def compare_runs(a: RunView, b: RunView, *, partial: bool = False, seed: int = 0) -> Comparison:
     """Return how two runs differ on the problems that both have finished.
 
-    partial: leave out problems that either run has not finished, instead of refusing. seed: of
-    resampling, so that the same runs give the same numbers.
+    partial: leave out problems that either run has not finished, instead of refusing.
+    seed: the seed of resampling, so that the same runs give the same numbers.
 
-    Raises InputError for runs that cannot be compared: other problems, another task or version of
-    it, samples without verdicts.
+    Raises:
+        InputError: the runs cannot be compared: they have other problems, another task or version
+            of it, no common filter, or unfinished problems. Or scipy is not installed.
     """
     _check_same_problems(a, b)
     unfinished = tuple(
@@ -196,18 +208,18 @@ def _difference(
 
 
 def _mcnemar(better: int, worse: int) -> float:
-    """Return the p-value of a difference between paired yes and no."""
+    """Return McNemar's p-value of a difference between paired right and wrong answers."""
     stats = _scipy()
     return float(stats.binomtest(better, better + worse).pvalue) if better + worse else 1.0
 
 
 def _sign_flip(differences: Sequence[float], generator: np.random.Generator) -> float:
-    """Return the p-value of a mean of paired differences."""
+    """Return the p-value of a mean of paired differences, by random sign flips."""
     stats = _scipy()
     array = np.asarray(differences)
     if not array.any():
         return 1.0
-    # About this many numbers at a time.
+    # A batch of flips holds about this many numbers.
     batch = max(1, 2**22 // len(array))
     flipped = stats.permutation_test(
         (array,), np.mean, permutation_type="samples", n_resamples=_RESAMPLES, rng=generator,

@@ -108,11 +108,11 @@ def timeline_plot(moments: Sequence[Mapping[str, Any]]) -> Plot:
 
 
 def _parts(moments: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Return the moments of each part of a run, each of which has a clock of its own."""
+    """Return the moments of each part of a run. Each part has a clock of its own."""
     parts: list[list[Mapping[str, Any]]] = []
     for moment in moments:
         before = parts[-1][-1] if parts else moment
-        # A part that was killed before it was accounted for leaves its number to the next.
+        # If a part was killed before its account was written, the next part has its number too.
         anew = moment["part"] != before["part"] or moment["seconds"] < before["seconds"]
         if anew or not parts:
             parts.append([])

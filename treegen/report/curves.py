@@ -7,14 +7,14 @@ from typing import Final
 
 from treegen.evals.stats import Estimate, estimate, pass_at_k
 from treegen.evals.verdict import Verdict
-from treegen.evals.votes import majority, tally
+from treegen.evals.votes import majority_vote, tally
 from treegen.report.view import RunView, Sample
 
 # Estimating maj@k costs about a millisecond per problem and k.
 _MAX_KS: Final = 12
 
 RIGHT, WRONG, INVALID, UNJUDGED = "right", "wrong", "invalid", "not judged"
-# Of searches: one without a solution has no answer that could be invalid.
+# Searches have these two: a search without a solution has no answer that could be invalid.
 SOLVED, UNSOLVED = "solved", "unsolved"
 FATES: Final = (RIGHT, WRONG, INVALID, UNJUDGED, SOLVED, UNSOLVED)
 
@@ -32,8 +32,12 @@ class Curve:
 class VoteShares:
     """How the samples of one problem voted, as shares of all its samples.
 
-    leading: of the wrong answer that most gave. tied: whether no answer has most votes alone.
-    won: whether a right answer has the most.
+    right: the share of right answers.
+    leading: the share of the most frequent wrong answer.
+    other: the share of all other wrong answers.
+    invalid: the share of samples without an answer.
+    tied: whether several answers have the most votes.
+    won: whether a right answer is among those with the most votes.
     """
 
     problem_id: str
@@ -56,7 +60,7 @@ def some_ks(num_samples: int) -> tuple[int, ...]:
 def k_curves(verdicts: Mapping[str, Sequence[Verdict]], *, votes: bool = True) -> list[Curve]:
     """Return pass@k and maj@k up to the fewest samples that any problem has.
 
-    votes: whether answers can agree at all; programs cannot, so they have no maj@k.
+    votes: whether there is a maj@k. Programs have none, because no two of them agree.
     """
     groups = list(verdicts.values())
     most = min(map(len, groups), default=0)
@@ -79,7 +83,7 @@ def vote_shares(verdicts: Mapping[str, Sequence[Verdict]]) -> list[VoteShares]:
     """Return the votes of each problem, the best solved first."""
     found = []
     for problem_id, group in verdicts.items():
-        vote = majority(verdict.answer for verdict in group)
+        vote = majority_vote(verdict.answer for verdict in group)
         right = {v.answer for v in group if v.correct}
         wrong = Counter(v.answer for v in group if v.answer is not None and not v.correct)
         leading = max(wrong.values(), default=0)

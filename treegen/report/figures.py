@@ -20,16 +20,19 @@ GREEN, ORANGE, YELLOW, BLUE, SKY, GREY, PINK = (
     "#009e73", "#d55e00", "#e69f00", "#1b87cf", "#56b4e9", "#8c8c8c", "#cc79a7",
 )  # fmt: skip
 CYCLE: Final = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, GREY)
-# Of text and lines; nothing else in a picture has this very colour.
+# The colour of text and lines. Nothing else in a picture has just this colour.
 _INK: Final = "#1f2328"
 _ADAPTING: Final = f"svg{{color:{_INK}}}@media (prefers-color-scheme:dark){{svg{{color:#e6e8eb}}}}"
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """One picture to be.
+    """One picture that can be drawn.
 
-    name: of its files. told: what it shows, in a sentence, for those who cannot see it.
+    name: the name of its files.
+    title: the heading above it.
+    told: what it shows, in a sentence, for those who cannot see it.
+    draw: draws it on a figure.
     size: width and height in inches.
     """
 
@@ -40,17 +43,28 @@ class Plot:
     size: tuple[float, float] = (6.4, 3.6)
 
     def svg(self) -> bytes:
-        """Return the picture as SVG, on nothing, with the ink of whatever page it is on."""
+        """Return the picture as SVG: transparent, with text and lines in the page's colour.
+
+        Raises:
+            InputError: matplotlib is not installed.
+        """
         return _light_or_dark(self._render("svg"))
 
     def png(self) -> bytes:
-        """Return the picture as PNG, on white."""
+        """Return the picture as PNG, on white.
+
+        Raises:
+            InputError: matplotlib is not installed.
+        """
         return self._render("png")
 
     def save(self, folder: Path, svg: bytes | None = None) -> list[Path]:
-        """Write NAME.svg and NAME.png; raise InputError if the folder cannot be written.
+        """Write NAME.svg and NAME.png, and return their paths.
 
         svg: what `svg` returned, so that it is not drawn again.
+
+        Raises:
+            InputError: the folder cannot be written, or matplotlib is not installed.
         """
         paths = [folder / f"{self.name}.svg", folder / f"{self.name}.png"]
         try:
@@ -63,7 +77,7 @@ class Plot:
 
     def _render(self, kind: str) -> bytes:
         with _style():
-            # Without pyplot there is no display to choose and nothing global to clean up.
+            # pyplot would choose a display and keep figures that must be closed.
             from matplotlib.figure import Figure
 
             figure = Figure(figsize=self.size, layout="constrained")
@@ -98,19 +112,19 @@ def _style() -> Iterator[None]:
         "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
         "grid.alpha": 0.25, "grid.color": _INK, "axes.axisbelow": True, "axes.titlesize": 11,
         "axes.prop_cycle": cycler(color=CYCLE), "font.size": 10,
-        # Dollar signs in labels are no mathematics. Ids in the file do not change with each run.
+        # A dollar sign in a label begins no formula. The salt keeps ids the same in every file.
         "text.parse_math": False, "svg.hashsalt": "treegen",
     }  # fmt: skip
     with matplotlib.rc_context(settings), warnings.catch_warnings():
-        # Labels may be in any script, and a box for a letter is good enough.
+        # Labels may be in any script. A box in place of a letter needs no warning.
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         yield
 
 
 def _light_or_dark(svg: bytes) -> bytes:
-    """Return an SVG whose ink follows the page, without what only other programs would read."""
+    """Return an SVG whose text and lines have the page's colour, without metadata and comments."""
     text = svg.decode("utf-8")
-    unread = r"<metadata>.*?</metadata>|<!--.*?-->"  # the latter repeat the labels
+    unread = r"<metadata>.*?</metadata>|<!--.*?-->"  # comments repeat the labels
     text = re.sub(unread, "", text[text.index("<svg") :], flags=re.DOTALL)
     text = text.replace(_INK, "currentColor").replace("</svg>", f"<style>{_ADAPTING}</style></svg>")
     return re.sub(r"\n\s*", "\n", text).encode()

@@ -38,7 +38,11 @@ def draw_text(grid: Grid, *, ascii: bool = False) -> str:
 
 
 def save_png(grid: Grid, path: str | os.PathLike[str]) -> None:
-    """Write the grid as a picture; InputError without matplotlib, or if it cannot be written."""
+    """Write the grid as a PNG picture.
+
+    Raises:
+        InputError: matplotlib is not installed, or the file cannot be written.
+    """
     figure = _figure(grid)
     try:
         figure.savefig(path, format="png", dpi=120)
@@ -78,8 +82,8 @@ def draw_grid(figure: Any, grid: Grid) -> None:
 
 def _figure(grid: Grid) -> Any:
     try:
-        # Slow to import, and not needed for anything else. Without pyplot there is no display
-        # to choose and nothing global to clean up.
+        # matplotlib is slow to import, and nothing else here needs it. pyplot would choose a
+        # display and keep figures that must be closed.
         figure_module = import_module("matplotlib.figure")
         canvas_module = import_module("matplotlib.backends.backend_agg")
     except ImportError:

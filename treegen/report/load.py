@@ -23,16 +23,17 @@ if TYPE_CHECKING:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Return the run directories that some paths are, or hold one level down.
+    """Return the run directories among some paths, and those one level below the others.
 
-    Raises RunError for a path that neither is nor holds a run.
+    Raises:
+        RunError: a path is no run and holds none.
     """
     found: list[Path] = []
     for path in paths:
         mine = [path / "run.json"] if (path / "run.json").exists() else []
         there = mine or sorted(path.glob("*/run.json"))
         if not there:
-            RunDir.open(path).close()  # says what is wrong
+            RunDir.open(path).close()  # raises an error that says what is wrong
         for each in (file.parent for file in there):
             if each.resolve() not in [other.resolve() for other in found]:
                 found.append(each)
@@ -42,8 +43,10 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 def load_run(path: Path, *, data: str | None = None) -> RunView:
     """Read a run and judge its samples; programs keep the verdicts that they have.
 
-    data: where the problems are now, if not where they were or in the run's own directory. What
-    cannot be read again is left out, and `notices` says so.
+    What cannot be read again is left out, and `notices` says so.
+
+    data: where the problems are now, if they are neither where they were nor in the run's own
+    directory.
 
     Raises:
         RunError: there is no run, or it is damaged.

@@ -1,6 +1,6 @@
-"""A run of searches, read back as a run whose problems have one sample each: what the search found.
+"""A run of searches, read back as a run with one sample for each problem: what its search found.
 
-So whatever shows or compares runs takes it as it is. The one filter is `solved`.
+So everything that shows or compares runs can take it. Its only filter is `solved`.
 """
 
 import math
@@ -54,11 +54,12 @@ def load_search_run(path: Path, *, data: str | None = None) -> RunView:
 
 def _job(run: SearchRunDir, data: str | None, notices: list[str]) -> "SearchJob | None":
     from treegen.evals.search.job import load_search_job
-    from treegen.evals.search.settings import settle_search, stored_choices
+    from treegen.evals.search.settings import settle_search, stored_search_choices
 
     try:
         asked = {} if data is None else {"data": data}
-        return load_search_job(settle_search(asked, beside(run.path, stored_choices(run.info))))
+        stored = beside(run.path, stored_search_choices(run.info))
+        return load_search_job(settle_search(asked, stored))
     except TreegenError as error:
         if data is not None:
             raise
@@ -67,7 +68,7 @@ def _job(run: SearchRunDir, data: str | None, notices: list[str]) -> "SearchJob 
 
 
 def _usage(run: SearchRunDir, trees: tuple[StoredTree, ...]) -> dict[str, Any]:
-    """Return the account of all searches, from what each says of itself."""
+    """Return the usage of the run, added up from the usage that each search recorded."""
 
     def total(name: str) -> int:
         return sum(int(tree.usage.get(name) or 0) for tree in trees)
@@ -77,7 +78,7 @@ def _usage(run: SearchRunDir, trees: tuple[StoredTree, ...]) -> dict[str, Any]:
     prefilled = total("tokens_prefilled")
     return {
         "prompt_tokens_computed": prefilled,
-        # What a fresh prompt for each call would have computed.
+        # If each call had computed its prompt anew, these would have been computed.
         "prompt_tokens_unshared": prefilled + total("tokens_reprompted"),
         "sample_tokens": tokens,
         "decoded_tokens": tokens,
@@ -121,7 +122,7 @@ def _sample(tree: StoredTree) -> Sample:
 
 
 def _verdict(tree: StoredTree) -> Verdict:
-    # What is solved has an answer, even if its record does not spell it out.
+    # A solved problem has an answer, even if its record does not spell it out.
     answer = "(solved)" if tree.solved and tree.answer is None else tree.answer
     return Verdict(answer, bool(tree.solved))
 

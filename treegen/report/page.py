@@ -1,10 +1,10 @@
-"""One HTML page for one or more runs: self-contained, inert, and as quick with 50,000 samples."""
+"""One HTML page for one or more runs. It loads nothing else, and 50,000 samples do not slow it."""
 
 import base64
+import glob
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -28,6 +28,7 @@ from treegen.report.tables import (
     sharing,
 )
 from treegen.report.view import RunView
+from treegen.runs.leftovers import replacing, sweep
 
 _SCRIPTS: Final = ("data.js", "elements.js", "tree.js", "samples.js", "main.js")
 _DPI: Final = 96  # of a browser's pixels
@@ -35,7 +36,11 @@ _DPI: Final = 96  # of a browser's pixels
 
 @dataclass(frozen=True, slots=True)
 class _Picture:
-    """A plot that is drawn, as the template takes it."""
+    """A plot that was drawn, as the template takes it.
+
+    drawn: its SVG.
+    width, height: in pixels of a browser.
+    """
 
     plot: Plot
     drawn: bytes
@@ -88,9 +93,10 @@ class _Section:
 def write_page(views: Sequence[RunView], path: Path, *, plots: bool = True) -> list[Path]:
     """Write the page of some runs, and beside it a folder with its plots; returns the files.
 
-    plots: write that folder, named like the page.
+    plots: whether to write that folder; it is named like the page.
 
-    Raises InputError if jinja2 or matplotlib is missing, or the files cannot be written.
+    Raises:
+        InputError: jinja2 or matplotlib is missing, or the files cannot be written.
     """
     drawn = {
         _key(number): [_Picture.of(plot) for plot in run_plots(view)]
@@ -98,15 +104,13 @@ def write_page(views: Sequence[RunView], path: Path, *, plots: bool = True) -> l
     }
     across = [_Picture.of(plot) for plot in _across(views)]
     page = _render(views, drawn, across)
-    scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with scratch.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(page)
-        scratch.replace(path)
+        # What a report that was killed has left of this page.
+        sweep(path.parent, f"{glob.escape(path.name)}.[0-9]*.tmp")
+        with replacing(path, path.with_name(f"{path.name}.{os.getpid()}.tmp")) as file:
+            file.writelines(piece.encode() for piece in page)
     except OSError as error:
-        with suppress(OSError):
-            scratch.unlink()
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None
     written = [path]
     folder = path.with_name(f"{path.stem}_plots")
@@ -121,7 +125,7 @@ def write_page(views: Sequence[RunView], path: Path, *, plots: bool = True) -> l
 def _render(
     views: Sequence[RunView], drawn: dict[str, list[_Picture]], across: Sequence[_Picture]
 ) -> Iterable[str]:
-    """Return the page piece by piece; a piece holds one part of the data at most."""
+    """Return the page piece by piece. A piece holds one part of the data at most."""
     try:
         import jinja2
         from markupsafe import Markup
@@ -131,7 +135,7 @@ def _render(
         ) from None
 
     def finalize(value: Any) -> Any:
-        # What the template prints is made safe to look at, whoever wrote it; then escaped.
+        # Everything that the template prints is made safe to look at, and then escaped.
         return value if isinstance(value, Markup) else safe_text(str(value))
 
     environment = jinja2.Environment(

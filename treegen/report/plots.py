@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Problems up to which each has a bar with its name.
+# With this many problems at most, each has a bar with its name.
 _NAMED: Final = 40
 
 
 def run_plots(view: RunView) -> list[Plot]:
-    """Return every picture that a run has something to show in."""
+    """Return every picture for which a run has numbers."""
     plots: list[Plot] = []
     if view.filters and view.report is not None:
         headline = view.filters[0]
@@ -52,7 +52,10 @@ def run_plots(view: RunView) -> list[Plot]:
 
 
 def curves_plot(curves_of: Mapping[str, Sequence[Curve]]) -> Plot:
-    """Return pass@k, and maj@k if answers vote, against k, for one run or several, by name."""
+    """Return the picture of pass@k and maj@k against k, for one run or several.
+
+    curves_of: by the name of a run, its curves; without maj@k where answers do not vote.
+    """
     told = "; ".join(
         f"{name}: {c.metric} from {c.values[0].value:.3f} at k={c.ks[0]} to "
         f"{c.values[-1].value:.3f} at k={c.ks[-1]}"
@@ -93,7 +96,10 @@ def curves_plot(curves_of: Mapping[str, Sequence[Curve]]) -> Plot:
 
 
 def metric_plot(name: str, rows: Sequence[tuple[str, float, float | None, float | None]]) -> Plot:
-    """Return one metric of several runs: label, value, and the bounds of its interval."""
+    """Return the picture of one metric of several runs.
+
+    rows: for each run its label, its value, and the bounds of its interval.
+    """
     told = "; ".join(f"{label}: {value:.3f}" for label, value, _, _ in rows)
 
     def draw(figure: "Figure") -> None:
@@ -164,7 +170,7 @@ def _votes_plot(shares: Sequence[VoteShares], *, votes: bool) -> Plot:
         ("other wrong answers", [s.other for s in shares], YELLOW),
         ("no answer", [s.invalid for s in shares], GREY),
     ]
-    if not votes:  # programs agree with nobody, so no wrong one leads
+    if not votes:  # no two programs agree, so there is no most frequent wrong one
         wrong = [s.leading + s.other for s in shares]
         parts[1:3] = [("wrong", wrong, ORANGE)]
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from treegen.evals.votes import majority
+from treegen.evals.votes import majority_vote
 from treegen.prompts.tree import Node, prompts_of
 from treegen.report.trees import StoredTree
 from treegen.report.view import ProblemView
@@ -11,8 +11,10 @@ from treegen.report.view import ProblemView
 def prompt_tree(root: Node | None, problem: ProblemView, filter: str) -> StoredTree:
     """Return one problem's prompt with its samples below, as a tree like that of a search.
 
-    root: the declared prompts; None leaves the prompt's text out. The best node is the first
-    sample whose answer by `filter` the vote elects; a right sample scores 1, others 0.
+    The best node is the first sample whose answer, read by `filter`, the vote elects. A right
+    sample scores 1, another 0, and one that is not judged has no score.
+
+    root: the declared prompts; if None, the problem's question stands in place of the prompt.
     """
     nodes: list[dict[str, Any]] = []
 
@@ -37,7 +39,7 @@ def prompt_tree(root: Node | None, problem: ProblemView, filter: str) -> StoredT
         add(problem.question or problem.id, leaf=False)
     stem = nodes[-1]["id"]
     verdicts = [(sample.verdicts or {}).get(filter) for sample in problem.samples]
-    vote = majority(verdict.answer for verdict in verdicts if verdict is not None)
+    vote = majority_vote(verdict.answer for verdict in verdicts if verdict is not None)
     best: int | None = None
     for sample, verdict in zip(problem.samples, verdicts, strict=True):
         if best is None and verdict is not None and verdict.answer == vote.answer is not None:

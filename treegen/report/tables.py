@@ -12,7 +12,10 @@ from treegen.report.view import RunView
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One number that matters, with its interval or what it is out of."""
+    """One number that matters.
+
+    more: its interval, or what it is out of.
+    """
 
     label: str
     value: str
@@ -21,7 +24,12 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A table ready to print; numbers: the columns that are set to the right."""
+    """A table ready to print.
+
+    numbers: the columns that are aligned to the right.
+    title: the heading above it.
+    lines: sentences that go with it.
+    """
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -64,7 +72,10 @@ def cards(view: RunView) -> list[Card]:
 
 
 def metrics(view: RunView, *, first: bool) -> Listing:
-    """Return the metrics of the headline filter and of none, or those of the other filters."""
+    """Return a table of metrics.
+
+    first: take those of the headline filter and those without a filter; else take the others.
+    """
     top = headline_of(view)
     mine = ("none",) if top is None else ("none", top.filter)
     rows: list[list[str]] = []
@@ -99,7 +110,10 @@ def other_tables(view: RunView) -> list[Listing]:
 
 
 def sharing(view: RunView) -> Listing | None:
-    """Return what sharing did: sentences, and the levels of the tree; None if nobody noted it."""
+    """Return what sharing saved: sentences, and a table of the tree's levels.
+
+    Returns None if the run has no account of it.
+    """
     usage, plan = view.usage, view.usage.get("plan")
     if not usage.get("prompt_tokens_computed"):
         return None
@@ -144,14 +158,17 @@ def sharing(view: RunView) -> Listing | None:
 
 
 def settings(view: RunView) -> list[tuple[str, str]]:
-    """Return what a run was asked for, by dotted name, and its versions."""
+    """Return (dotted name, value) of each setting of a run, and of each version that it notes."""
     info = view.info
     flat = [*_flat(info.identity), *_flat(info.free), *_flat({"version": info.versions})]
     return [("directory", str(view.path)), ("fingerprint", info.fingerprint), *flat]
 
 
 def interval(low: float | None, high: float | None, *, signed: bool = False) -> str:
-    """Return "0.123 to 0.456", nothing where there is no interval; signed: with + and -."""
+    """Return an interval as "0.123 to 0.456"; empty if there is none.
+
+    signed: write + and - before the numbers.
+    """
     if low is None or high is None:
         return ""
     return f"{low:+.3f} to {high:+.3f}" if signed else f"{low:.3f} to {high:.3f}"

@@ -19,7 +19,10 @@ FILE: Final = "trees.jsonl"
 class StoredTree:
     """One finished search, as its record has it.
 
-    solved: whether its answer is right; None where nobody can say.
+    problem_id: the id of its problem.
+    method: the name of the search method.
+    solved: whether its answer is right; None if that is not known.
+    answer: the answer that it found, if any.
     best: the id of the node where the best path ends, if there is one.
     nodes: the nodes of its tree, parents before their children.
     stopped: why it ended.
@@ -37,7 +40,7 @@ class StoredTree:
 
     @property
     def num_tokens(self) -> int:
-        """Generated tokens, those of evaluations included where the record counts them."""
+        """Generated tokens. They include those of evaluations if the record counts them."""
         known = self.usage.get("tokens_decoded")
         return sum(node["n_tokens"] or 0 for node in self.nodes) if known is None else int(known)
 

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 class Sample:
     """One finished sample.
 
+    problem_id: the id of its problem.
+    index: its number among the samples of the problem, from 0.
+    num_tokens: its generated tokens.
+    logprob: natural-log probability of the whole sample, if it is known.
+    finish_reason: why it ended.
     verdicts: by filter; None where the sample is not judged.
     searched: whether it is what a search found.
     """
@@ -52,6 +57,9 @@ class ProblemView:
 class RunView:
     """A run as it stands.
 
+    source: where its problems are from.
+    num_samples: samples that each problem is to have.
+    problems: all its problems, with the samples that are finished.
     filters: the ways in which answers were read, the headline first; empty where nothing is judged.
     report: the metrics; None where nothing is judged.
     tree: the declared prompts, where the data of the run are at hand.
@@ -59,7 +67,8 @@ class RunView:
     timeline: how far the run was at what time.
     trees: its search trees.
     notices: what is missing here and why, one sentence each.
-    searched: whether its problems were searched. The one sample of each is what its search found.
+    searched: whether its problems were searched. The one sample of each problem is what its search
+    found.
     """
 
     name: str
@@ -109,9 +118,9 @@ class RunView:
 
 
 def beside(path: Path, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's choices with files that are gone taken from its directory, if they are there.
+    """Return a run's choices. Files that are gone are replaced by those in the run's directory.
 
-    So a run can be given away with its data.
+    So a run can be given away together with its data.
     """
     found = dict(stored)
     for name in ("data", "fewshot_file", "fewshot_data"):

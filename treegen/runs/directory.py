@@ -1,13 +1,13 @@
 """The directory of one run.
 
-    run.json        what was asked for; rewritten when a resume is on another machine
+    run.json        what was asked for; also each resume with other free settings or versions
     samples.jsonl   the finished samples, one a line, appended as they finish
     samples.torn-N  what a crash left at the end of samples.jsonl
     results.json    derived from the samples, replaced as a whole
     run.lock        held by the one process that appends
 
 samples.jsonl is made before run.json, so a directory with a run.json is a whole run. A run of
-searches has trees.jsonl in its place.
+searches has trees.jsonl instead of samples.jsonl.
 """
 
 import os
@@ -36,7 +36,6 @@ from treegen.runs.settings import (
     differences,
     from_json,
     to_json,
-    versions,
 )
 
 # The file of records of each kind of run, and the command that makes such runs.
@@ -77,7 +76,7 @@ class RunDir:
         """Make the directory `path`, and in it a new run to append to.
 
         Raises:
-            RunError: it holds a run already, is in use, or cannot be written.
+            RunError: the directory holds a run already, is in use, or cannot be written.
         """
         path = Path(path)
         made = Made.directory(path)
@@ -101,7 +100,7 @@ class RunDir:
                 free=plain(settings.free),
                 problem_ids=tuple(settings.problem_ids),
                 planned=settings.planned,
-                versions=versions(),
+                versions=settings.versions,
                 resumes=(),
             )
             _write_info(path, info)
@@ -112,7 +111,7 @@ class RunDir:
 
     @classmethod
     def resume(cls, path: str | os.PathLike[str], settings: RunSettings) -> Self:
-        """Open the run in `path` to append what is missing; mend the end of its samples.
+        """Open the run in `path` to append what is missing; mend the end of its file of samples.
 
         Raises:
             RunError: there is no run, it is in use or damaged, or `settings` would not give the
@@ -134,12 +133,14 @@ class RunDir:
             try:
                 began = {"free": info.free, "versions": info.versions}
                 before = info.resumes[-1] if info.resumes else began
-                now = {"free": plain(settings.free), "versions": versions()}
+                now = {"free": plain(settings.free), "versions": settings.versions}
                 if any(before.get(name) != value for name, value in now.items()):
                     info = replace(info, resumes=(*info.resumes, {"time": _now(), **now}))
                     _write_info(path, info)
                 missing = len(samples.keys) < info.planned
-                changed = changed_versions(before.get("versions")) if missing else ()
+                changed = (
+                    changed_versions(before.get("versions"), settings.versions) if missing else ()
+                )
                 return cls(path, info, samples, lock, notices=changed)
             except BaseException:
                 samples.close()
@@ -173,10 +174,10 @@ class RunDir:
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What the user should hear of a run that was opened, one sentence each.
+        """What the user should be told of a run that was opened, one sentence each.
 
-        That is what was found wrong at the end of the samples and mended, and that the rest is
-        drawn by other versions than before.
+        There are two things to tell: what was wrong at the end of the file of samples and was
+        mended, and which versions have changed since samples were drawn.
         """
         return (*self._samples.notices, *self._notices)
 
@@ -220,13 +221,13 @@ class RunDir:
         return self._made is not None and not self._samples.keys
 
     def discard(self) -> None:
-        """Remove the run and close it, if it is new; else nothing happens."""
+        """Remove the run and close it if it is new; otherwise do nothing."""
         if self.is_new and self._made is not None and self._lock is not None:
             self._samples.close()
             self._made.undo(self._lock)
 
     def close(self) -> None:
-        """Flush the samples and let other processes have the run."""
+        """Flush the samples and release the lock on the run."""
         try:
             self._samples.close()
         finally:
@@ -243,7 +244,7 @@ class RunDir:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close the run; an error that is under way is not replaced by one of closing."""
+        """Close the run; an error of closing does not replace one that is under way."""
         try:
             self.close()
         except RunError:
@@ -282,7 +283,7 @@ def _check_not_lost(path: Path) -> None:
 
 
 def _check_present(path: Path, records_file: str) -> None:
-    # os.path, since the methods of Path raise where a parent may not be searched.
+    # os.path, because the methods of Path raise if a parent directory may not be searched.
     if not os.path.isdir(path):
         raise RunError(f"there is no run directory {path}")
     if not os.path.exists(path / "run.json"):

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from treegen.errors import InputError, RunError
-from treegen.runs.leftovers import hold, is_at
+from treegen.runs.leftovers import is_at, replacing
 
-# Some file systems cannot fsync a directory, and say so with one of these; EACCES is a parent that
-# may be searched but not read.
+# Some file systems cannot fsync a directory and say so with one of these. EACCES comes from a
+# parent directory that may be searched but not read.
 _NO_DIRECTORY_SYNC: Final = {errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EACCES}
 
 
@@ -52,7 +52,11 @@ def plain(value: object, name: str = "") -> Any:
 
 
 def check_id(problem_id: str) -> None:
-    """Refuse an id that JSON would give back as another one; raise InputError."""
+    """Refuse an id that JSON would give back as another one.
+
+    Raises:
+        InputError: it is such an id.
+    """
     # Two surrogates in a row come back as the one character they stand for.
     if not problem_id.isascii() and json.loads(json.dumps(problem_id)) != problem_id:
         raise InputError(f"the problem id {problem_id!r} has a surrogate pair; use the character")
@@ -67,7 +71,11 @@ _decoder: Final = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def parse_json(text: str) -> Any:
-    """Return the value of strict JSON `text`; raise ValueError for anything else."""
+    """Return the value of strict JSON `text`.
+
+    Raises:
+        ValueError: it is not strict JSON.
+    """
     try:
         return _decoder.decode(text)
     except RecursionError:
@@ -91,8 +99,8 @@ def read_json(path: Path) -> Any:
 def write_json(path: Path, value: object) -> None:
     """Replace `path` by `value` as indented ASCII JSON, by way of a scratch file beside it.
 
-    After a crash at any moment `path` holds either the old value or the new one, whole. Several
-    processes may write at once: each has a scratch of its own.
+    After a crash at any moment `path` holds the whole old value or the whole new one. Several
+    processes may write at once, for each has a scratch file of its own.
 
     Raises:
         InputError: JSON cannot hold the value.
@@ -104,17 +112,8 @@ def write_json(path: Path, value: object) -> None:
         plain(value, path.name)  # says which field it is
         raise InputError(f"{path.name} cannot be written as JSON: {error}") from None
     try:
-        scratch = path.with_name(f"{path.stem}.{os.getpid()}.tmp")
-        with hold(scratch) as fd:
-            try:
-                os.ftruncate(fd, 0)
-                with open(fd, "wb", closefd=False) as file:
-                    file.write(f"{text}\n".encode())
-                os.fsync(fd)
-                os.replace(scratch, path)
-            except BaseException:
-                scratch.unlink(missing_ok=True)
-                raise
+        with replacing(path, path.with_name(f"{path.stem}.{os.getpid()}.tmp")) as file:
+            file.write(f"{text}\n".encode())
         sync_directory(path.parent)
     except OSError as error:
         raise RunError(f"cannot write {path}: {reason(error)}; what it held is kept") from error
@@ -144,25 +143,29 @@ def resume_flag(path: Path) -> str:
 
 
 class Lock:
-    """An exclusive lock on a run directory, gone with the process that holds it."""
+    """An exclusive lock on a run directory. It ends with the process that holds it."""
 
     __slots__ = ("__weakref__", "_fd", "path")
 
     def __init__(self, path: Path) -> None:
-        """Take the lock file `path`; raise RunError, naming the holder, when it is taken."""
+        """Take the lock file `path`.
+
+        Raises:
+            RunError: it is taken, by whom the message names, or cannot be made.
+        """
         self.path = path
         self._fd = -1
         while self._fd < 0:
             fd = self._take(path)
             if is_at(fd, path):
                 self._fd = fd
-            else:  # its holder has just removed it
+            else:  # the former holder has just removed the file
                 os.close(fd)
         _held.add(self)
 
     @staticmethod
     def _take(path: Path) -> int:
-        """Lock the file `path` and write our name into it; returns its descriptor."""
+        """Lock the file `path` and write the process into it; returns its descriptor."""
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
@@ -184,28 +187,28 @@ class Lock:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether this process holds the lock, and on the directory that is there now."""
+        """Whether this process holds the lock, and its file is still at `path`."""
         try:
             return self._fd >= 0 and is_at(self._fd, self.path)
         except OSError:
             return False
 
     def release(self) -> None:
-        """Give the lock back; the file stays, for the next who takes it."""
+        """Give the lock back; the file stays for the next process."""
         if self._fd >= 0:
-            with suppress(OSError):  # the name of the holder is a courtesy
+            with suppress(OSError):  # only messages need the holder's name
                 os.ftruncate(self._fd, 0)
             self.close()
 
     def remove(self) -> None:
-        """Give the lock back and remove its file; whoever opened that meanwhile makes a new one."""
+        """Give the lock back and remove its file; a process that has opened it tries again."""
         if self._fd >= 0:
             with suppress(OSError):
                 self.path.unlink()
             self.close()
 
     def close(self) -> None:
-        """Close the file; the lock is gone when no process has it open."""
+        """Close the file. The lock ends when no process has the file open."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

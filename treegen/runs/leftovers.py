@@ -1,8 +1,8 @@
 """Temporary files and folders that are known to be left over once their process has died.
 
-A process holds a lock on what it has made for as long as it lives. The lock goes with the process,
-however that ends, so what can be locked belongs to nobody any more. Process ids would not do: they
-are used again, and mean nothing on another machine that shares the file system.
+A process holds a lock on what it has made for as long as it lives. The lock ends with the process,
+however that ends. So a file that can be locked belongs to nobody any more. Process ids would not
+do: they are used again, and they mean nothing on another machine that shares the file system.
 """
 
 import fcntl
@@ -11,13 +11,17 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 
 @contextmanager
 def hold(path: Path, *, folder: bool = False) -> Iterator[int]:
     """Make a file, or a folder, and hold it meanwhile; yields its descriptor.
 
-    It is the caller's to remove or rename. Raises OSError where it cannot be made.
+    The caller removes or renames it.
+
+    Raises:
+        OSError: it cannot be made.
     """
     while True:
         if folder:
@@ -29,19 +33,41 @@ def hold(path: Path, *, folder: bool = False) -> Iterator[int]:
         else:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
-            with suppress(OSError):  # a file system without locks: then nothing is ever swept
+            with suppress(OSError):  # on a file system without locks nothing is ever swept
                 fcntl.flock(fd, fcntl.LOCK_EX)
-            if is_at(fd, path):  # else it was swept, or replaced by its former holder
+            if is_at(fd, path):  # otherwise it was swept, or its former holder replaced it
                 yield fd
                 return
         finally:
             os.close(fd)
 
 
-def sweep(folder: Path, pattern: str) -> None:
-    """Remove the files and folders that nobody holds; pattern: of their names.
+@contextmanager
+def replacing(path: Path, scratch: Path) -> Iterator[BinaryIO]:
+    """Write a file whole or not at all; yields `scratch`, which takes the place of `path` at last.
 
-    What cannot be looked at or removed stays.
+    Raises:
+        OSError: it cannot be written; what `path` held is kept.
+    """
+    with hold(scratch) as fd:
+        try:
+            os.ftruncate(fd, 0)
+            with open(fd, "wb", closefd=False) as file:
+                yield file
+            os.fsync(fd)
+            os.replace(scratch, path)
+        except BaseException:
+            with suppress(OSError):
+                scratch.unlink(missing_ok=True)
+            raise
+
+
+def sweep(folder: Path, pattern: str) -> None:
+    """Remove the files and folders in `folder` that no process holds.
+
+    pattern: a glob pattern of their names.
+
+    A file that cannot be opened or removed stays.
     """
     for path in folder.glob(pattern):
         with suppress(OSError):
@@ -63,7 +89,7 @@ def _remove_if_free(path: Path) -> None:
 
 
 def is_at(fd: int, path: Path) -> bool:
-    """Return whether an open file is still the one of that name."""
+    """Return whether an open file is still the one at `path`."""
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:

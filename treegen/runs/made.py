@@ -1,4 +1,4 @@
-"""What a new run has made, so that it can be removed if it never comes to a first record."""
+"""What a new run has made, so that it can be removed if the run ends without a record."""
 
 import os
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from treegen.errors import RunError
 from treegen.runs.files import Lock, reason, sync_directory
 from treegen.runs.leftovers import sweep
 
-# What a run without records may have written; other files in its directory are not its.
+# The files that a run without records may have written. Other files are not the run's.
 _WRITTEN: Final = ("run.json", "samples.jsonl", "trees.jsonl", "results.json", "progress.jsonl")
 _SCRATCH: Final = ("run.*.tmp", "results.*.tmp")
 
@@ -20,8 +20,9 @@ _SCRATCH: Final = ("run.*.tmp", "results.*.tmp")
 class Made:
     """The directory of a new run.
 
-    directories: it and those above it that were not there, outermost first. before: what was in
-    it already.
+    path: the directory.
+    directories: it and those above it, as far as they did not exist; outermost first.
+    before: the names that were in it already.
     """
 
     path: Path
@@ -30,7 +31,11 @@ class Made:
 
     @classmethod
     def directory(cls, path: Path) -> Self:
-        """Make the directory; raise RunError if it cannot be made."""
+        """Make the directory.
+
+        Raises:
+            RunError: it cannot be made.
+        """
         missing = [each for each in (path, *path.parents) if not os.path.exists(each)][::-1]
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -41,7 +46,7 @@ class Made:
             raise RunError(f"cannot make the directory {path}: {reason(error)}") from error
 
     def lock(self) -> Lock:
-        """Take the run's lock; raise RunError, and undo all, if that cannot be."""
+        """Take the run's lock; if it is taken, remove what was made and raise RunError."""
         try:
             return Lock(self.path / "run.lock")
         except RunError:
@@ -49,9 +54,9 @@ class Made:
             raise
 
     def undo(self, lock: Lock) -> None:
-        """Remove the run, and the directories that are empty then; what was there before stays.
+        """Remove the run and the directories that are empty then; what was there before stays.
 
-        Nothing happens in a forked child, or where the directory was moved: the run is not ours.
+        In a forked child, or if the directory was moved, nothing is removed: the run is not ours.
         """
         if not lock.is_in_place:
             lock.close()
@@ -59,7 +64,7 @@ class Made:
         with suppress(OSError):
             tidy(self.path)
             for file in [each for each in self.path.iterdir() if each.name not in self.before]:
-                # Empty is what was to hold verdicts, which are not the run's own.
+                # An empty file was made to hold verdicts, whose file has a name of its task's own.
                 if file.name in _WRITTEN or (file != lock.path and _is_empty(file)):
                     file.unlink()
         lock.remove()
@@ -67,7 +72,7 @@ class Made:
 
 
 def tidy(path: Path) -> None:
-    """Remove what processes that were killed have left of files they were writing."""
+    """Remove the scratch files of processes that were killed while they wrote."""
     for pattern in _SCRATCH:
         sweep(path, pattern)
 
@@ -78,5 +83,5 @@ def _is_empty(file: Path) -> bool:
 
 def _remove_directories(directories: Sequence[Path]) -> None:
     for each in reversed(directories):
-        with suppress(OSError):  # there is something else in it
+        with suppress(OSError):  # it is not empty
             each.rmdir()

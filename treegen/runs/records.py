@@ -8,8 +8,8 @@ The newline is written last, in the same write() as the rest, so a crash can onl
 the file:
 
 - a last line with a right crc is a whole record, with or without its newline (resuming adds it);
-- a last line with a wrong crc is torn: it is moved to a file of its own and cut off;
-- a wrong line with lines after it is damage that no crash of ours leaves, and is refused.
+- a last line with a wrong crc is torn: resuming copies it to a file of its own and cuts it off;
+- a wrong line with lines after it is damage that a crash here cannot cause, so it is refused.
 """
 
 import json
@@ -24,11 +24,11 @@ from treegen.errors import InputError, RunError
 from treegen.runs.files import check_id, parse_json, plain, reason, resume_flag, sync_directory
 
 Key = tuple[str, int]
-"""What names a record: its problem_id and its sample_index."""
+"""The name of a record: its problem_id and its sample_index."""
 
 _SYNC_SECONDS: Final = 1.0
-# A file system whose fsync is slow gets fewer of them, so that at most a twentieth of the time
-# goes there, but never fewer than one in this many seconds.
+# If fsync is slow it is called less often, so that it takes at most a twentieth of the time. But it
+# is called at least once in this many seconds.
 _MAX_SYNC_SECONDS: Final = 10.0
 
 _encoder: Final = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
@@ -53,7 +53,11 @@ def encode_record(record: Mapping[str, Any]) -> bytes:
 
 
 def decode_record(line: bytes) -> dict[str, Any]:
-    """Return the record of `line`, its crc checked and taken out; raise ValueError if it is bad."""
+    """Return the record of `line`, its crc checked and taken out.
+
+    Raises:
+        ValueError: the line is bad.
+    """
     line = line.removesuffix(b"\n")
     body = line[:-_CRC_SIZE] + b"}"
     if line[-_CRC_SIZE:] != b'%b%08x"}' % (_CRC_START, zlib.crc32(body)):
@@ -66,7 +70,11 @@ def decode_record(line: bytes) -> dict[str, Any]:
 
 
 def key_of(record: Mapping[str, Any]) -> Key:
-    """Return the key of `record`; raise InputError when it has none."""
+    """Return the key of `record`.
+
+    Raises:
+        InputError: it has none.
+    """
     problem_id, index = record.get("problem_id"), record.get("sample_index")
     if not isinstance(problem_id, str):
         raise InputError(f"problem_id must be text, got {problem_id!r}")
@@ -87,7 +95,7 @@ class RecordFile:
                 records for one key.
         """
         self.path: Final = path
-        # What was found at the end of the file and done about it, one sentence each.
+        # What was wrong at the end of the file and what was done about it, one sentence each.
         self.notices: list[str] = []
         self._offsets: dict[Key, int] = {}
         self._end = 0
@@ -153,7 +161,7 @@ class RecordFile:
         try:
             os.fsync(self._fd)
         except OSError as error:
-            # The system may have dropped what it could not write, and would not say so again.
+            # The system may have dropped what it could not write, and would not tell a second time.
             self._unsure = True
             raise RunError(
                 f"cannot flush {self.path} to the disk: {reason(error)}; the latest records may "
@@ -188,7 +196,7 @@ class RecordFile:
             raise RunError(f"{self.path} has become shorter since it was opened; open it again")
 
     def close(self) -> None:
-        """Flush and close the file; nothing happens the second time."""
+        """Flush and close the file; a second call does nothing."""
         if self._fd >= 0:
             try:
                 if not self._unsure:
@@ -200,7 +208,7 @@ class RecordFile:
     def _scan(self) -> tuple[bool, tuple[int, int, str] | None]:
         """Index the whole records; return whether the last has its newline, and the torn line.
 
-        The torn line is its number, its length and what is wrong with it.
+        The torn line is given as its number, its length in bytes and what is wrong with it.
         """
         torn: tuple[int, int, str] | None = None
         line = b"\n"
@@ -223,7 +231,7 @@ class RecordFile:
         with open(self.path, "rb") as file:
             first_number = file.read(first).count(b"\n") + 1
             earlier = decode_record(file.readline())
-        # As text, since 1, 1.0 and True are equal in Python.
+        # Compare text, because 1, 1.0 and True are equal in Python.
         if json.dumps(earlier, sort_keys=True) != json.dumps(record, sort_keys=True):
             raise RunError(
                 f"{self.path} has two different records for sample {key[1]} of problem "
@@ -280,11 +288,11 @@ class RecordFile:
 
     def _write(self, data: bytes) -> None:
         written = os.write(self._fd, data)
-        while written < len(data):  # a disk that fills up takes a part, and refuses the next
+        while written < len(data):  # a disk that fills up takes a part of the bytes, and then none
             written += os.write(self._fd, data[written:])
 
     def _cut(self, end: int) -> str:
-        """Cut the file back to `end` and return, in words, what is kept and how to go on."""
+        """Cut the file back to `end`; return a sentence on what is there and how to go on."""
         self._unsure = True
         self._end = end
         try:

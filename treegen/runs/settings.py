@@ -1,4 +1,4 @@
-"""What a run was asked for, and whether a resumed run is asked for the same."""
+"""What a run was asked for, and whether a resume asks for the same."""
 
 import hashlib
 import json
@@ -21,25 +21,31 @@ _ABSENT: Final = object()
 class RunSettings:
     """The settings of a run, told apart by whether they change a sample.
 
-    `identity` holds everything that changes a result (weights and tokenizer hash, chat template,
-    dtype, sampling, seed, number of samples, task and version, data hash, few-shot, limits,
-    treegen's version): resuming with another value is refused. `free` holds the rest (memory,
-    devices, paths): it is only noted. Both may be nested.
+    identity: everything that changes a result (weights and tokenizer hash, chat template, dtype,
+    sampling, seed, number of samples, task and version, data hash, few-shot, limits, treegen's
+    version). A resume with another value is refused. May be nested.
+    problem_ids: the ids of the problems.
+    planned: how many samples the finished run has.
+    free: the rest (memory, devices, paths). It is only noted. May be nested.
+    flags: the flag with which a user sets a field, by the field's dotted name, such as
+    `{"sampling.n": "-n"}`. A field with an empty text has no flag. The flag of a field that is not
+    here is `--` and the last part of its name with hyphens.
+    computing: what the last bits of samples depend on beside versions, such as the device. It is
+    noted with the versions. A resume tells of changes.
 
-    `flags` says how a user sets a field, by its dotted name (`{"sampling.n": "-n"}`); a field that
-    is not in it is taken for `--` and the last part of its name with hyphens, and one with an
-    empty text has no flag.
+    Raises:
+        InputError: a value that JSON cannot hold, an id that is there twice, `planned` below 1.
     """
 
     identity: Mapping[str, Any]
     problem_ids: Sequence[str]
     planned: int
-    """How many samples the finished run has."""
     free: Mapping[str, Any] = field(default_factory=dict)
     flags: Mapping[str, str] = field(default_factory=dict)
+    computing: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse what could not be stored and compared."""
+        """Refuse what cannot be stored and compared."""
         plain(self.identity)
         plain(self.free)
         if taken := {"problem_ids", "planned"} & set(self.identity):
@@ -56,6 +62,11 @@ class RunSettings:
             seen.add(problem_id)
 
     @property
+    def versions(self) -> dict[str, str]:
+        """What is noted of packages, the platform and `computing`."""
+        return {**versions(), **self.computing}
+
+    @property
     def fingerprint(self) -> str:
         """A hash of everything that changes a result."""
         return _fingerprint(_compared(self.identity, self.problem_ids, self.planned))
@@ -63,7 +74,16 @@ class RunSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """What run.json says: the settings as JSON holds them, and when and with what it began."""
+    """What run.json says.
+
+    fingerprint: a hash of everything that changes a result.
+    created: when the run began, in UTC.
+    identity, free, problem_ids, planned: as in `RunSettings`, as JSON holds them.
+    versions: the versions of Python, the platform and packages that it began with, and what it was
+    computed with.
+    resumes: the resumes with other free settings or versions than before; each has time, free and
+    versions.
+    """
 
     fingerprint: str
     created: str
@@ -73,8 +93,6 @@ class RunInfo:
     planned: int
     versions: Mapping[str, str]
     resumes: tuple[Mapping[str, Any], ...]
-    """When the run was resumed with other free settings or versions than before: time, free and
-    versions."""
 
 
 def versions() -> dict[str, str]:
@@ -95,13 +113,13 @@ def _versions() -> Mapping[str, str]:
     return found
 
 
-def changed_versions(before: object) -> list[str]:
-    """Return in one sentence which versions are not those of `before`; nothing if none."""
-    now, old = versions(), before if isinstance(before, Mapping) else {}
+def changed_versions(before: object, now: Mapping[str, str]) -> list[str]:
+    """Return one sentence on which versions differ from `before`; an empty list if none."""
+    old = before if isinstance(before, Mapping) else {}
     changed = [
         f"{name} {now[name]} instead of {old[name]}"
-        for name in ("python", *_PACKAGES)
-        if name in now and name in old and now[name] != old[name]
+        for name in now
+        if name != "platform" and name in old and now[name] != old[name]
     ]
     if not changed:
         return []
@@ -109,7 +127,7 @@ def changed_versions(before: object) -> list[str]:
 
 
 def to_json(info: RunInfo) -> dict[str, Any]:
-    """Return the content of run.json."""
+    """Return the content of run.json as JSON values."""
     return {
         "schema": SCHEMA,
         "fingerprint": info.fingerprint,
@@ -123,10 +141,10 @@ def to_json(info: RunInfo) -> dict[str, Any]:
 
 
 def from_json(value: Any, name: str) -> RunInfo:
-    """Return what the content `value` of the file `name` says.
+    """Return the run that `value`, the content of the file `name`, tells of.
 
     Raises:
-        RunError: it is of a newer schema, incomplete, or changed by hand.
+        RunError: the content is of a newer schema, incomplete, or changed by hand.
     """
     schema = value.get("schema") if isinstance(value, dict) else None
     if type(schema) is not int or schema < 1:
@@ -157,7 +175,7 @@ def from_json(value: Any, name: str) -> RunInfo:
 
 
 def differences(info: RunInfo, settings: RunSettings) -> list[str]:
-    """Return, field by field, in what `settings` differ from those the run began with."""
+    """Return a text for each field of `settings` that differs from those of the run."""
     old = _flat(_compared(info.identity, info.problem_ids, info.planned))
     new = _flat(_compared(settings.identity, settings.problem_ids, settings.planned))
     changes = []
@@ -196,9 +214,12 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _flag(name: str, flags: Mapping[str, str]) -> str:
-    # The problems and their number follow from other flags, which only the caller knows.
+    # Other flags, which only the caller knows, set the problems and their number.
     derived = "" if name in ("problem_ids", "planned") else _derived(name)
-    flag = flags.get(name, derived)
+    around = name
+    while around and around not in flags:
+        around = around.rpartition(".")[0]
+    flag = flags.get(around, derived)
     return f" ({flag})" if flag else ""
 
 
@@ -211,7 +232,7 @@ def _text(value: Any) -> str:
 
 
 def _change(before: Any, after: Any) -> str:
-    """Return "before -> after", long values cut to where they begin to differ."""
+    """Return "before -> after"; long values are cut to where they begin to differ."""
     if isinstance(before, list) and isinstance(after, list) and len(before) != len(after):
         return f"{len(before):,} -> {len(after):,} entries"
     old, new = _text(before), _text(after)

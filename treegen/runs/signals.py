@@ -11,7 +11,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopFlag:
-    """The signal that asked the process to stop, or None; loops poll it by calling it."""
+    """The signal that asked the process to stop, or None. Loops call it to poll."""
 
     __slots__ = ("_signum",)
 
@@ -19,7 +19,7 @@ class StopFlag:
         self._signum: int | None = None
 
     def __call__(self) -> int | None:
-        """Return the number of the first signal received, None as long as there was none."""
+        """Return the number of the first signal that came; None while none has."""
         return self._signum
 
     def set(self, signum: int) -> None:
@@ -32,7 +32,7 @@ class StopFlag:
 def graceful_signals(signals: Sequence[signal.Signals] = _SIGNALS) -> Iterator[StopFlag]:
     """Yield a flag that the first of `signals` sets; a second one has its default action.
 
-    The previous handlers return at the end, and the flag keeps its value. A signal that the
+    At the end the previous handlers are put back, and the flag keeps its value. A signal that the
     process was started to ignore (nohup, a background job) stays ignored. Outside the main thread,
     where Python allows no handlers, nothing is installed and the flag is never set.
     """
@@ -40,8 +40,8 @@ def graceful_signals(signals: Sequence[signal.Signals] = _SIGNALS) -> Iterator[S
     if threading.current_thread() is not threading.main_thread():
         yield flag
         return
-    # getsignal gives None for a handler that was not installed from Python: we could not put it
-    # back, so we leave it.
+    # getsignal gives None for a handler that was not installed from Python. It could not be put
+    # back, so it stays.
     previous = {
         s: handler
         for s in signals

@@ -46,16 +46,16 @@ def uniforms(seeds: Tensor, steps: Tensor) -> Tensor:
 NO_END = 2**62  # more tokens than any sample has
 _MAX_TOP_K = 2**24  # more than any vocabulary has, and exact as a float
 _BLOCK = 64  # tokens of the vocabulary in one block of the cumulative distribution
-_AT_ONCE = 2**24  # logits that are drawn from together, where the GPU's kernel does not draw
+_AT_ONCE = 2**24  # logits at most that `_draw` gets in one call
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bias:
     """What is added to the logits of K tokens.
 
-    token: their ids.
-    value: what is added to each.
-    until: as long as a sample has fewer tokens than this.
+    token: the ids of the tokens.
+    value: what is added to the logit of each.
+    until: the value is added as long as the sample has fewer tokens than this.
     """
 
     token: NDArray[np.int64]
@@ -148,7 +148,10 @@ class SamplingBatch:
         )
 
     def load(self, other: SamplingBatch) -> None:
-        """Write the parameters of plain draws over those of the first rows, in place."""
+        """Write the parameters of plain draws over those of the first rows, in place.
+
+        CUDA graphs read these tensors where they lie.
+        """
         assert self.is_plain and other.is_plain and self.greedy_P is not None
         num = len(other.temperature_P)
         self.temperature_P[:num] = other.temperature_P
@@ -215,11 +218,12 @@ def draw(logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: Sampling
     seeds_PN: the seed of each draw.
     steps_PN: how many tokens were drawn before it. All draws of a biased row have the same.
     """
-    if logits_PV.device.type == "cuda" and seeds_PN.shape[1] == 1 and params.is_plain:
-        tokens_P, logprobs_P, lse_P = _kernels().draw_blocks(
-            logits_PV, seeds_PN[:, 0], steps_PN[:, 0], params.temperature_P, params.greedy_P
-        )
-        return Draws(tokens_P[:, None], logprobs_P[:, None], lse_P, None, None)
+    if logits_PV.device.type == "cuda" and seeds_PN.shape[1] and params.is_plain:
+        tokens_PN, logprobs_PN, lse_P = _kernels().draw_blocks(
+            logits_PV, seeds_PN.contiguous(), steps_PN.contiguous(), params.temperature_P,
+            params.greedy_P,
+        )  # fmt: skip
+        return Draws(tokens_PN, logprobs_PN, lse_P, None, None)
     # To sort, sum and search logits takes ten to twenty times the memory that they take.
     most = max(_AT_ONCE // logits_PV.shape[1], 1)
     if len(logits_PV) <= most:
@@ -242,7 +246,7 @@ def _joined(parts: list[Draws]) -> Draws:
 
 def _draw(logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: SamplingBatch) -> Draws:
     logits_PV = logits_PV.float()
-    lse_P = logits_PV.logsumexp(dim=-1)
+    lse_P = log_sum_exp(logits_PV)
     biased_PV = logits_PV
     if params.biases is not None:
         biased_PV = params.biases.add(logits_PV, steps_PN[:, 0])
@@ -259,6 +263,17 @@ def _draw(logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: Samplin
         top = logits_PV.topk(min(params.num_logprobs, logits_PV.shape[-1]), dim=-1)
         top_tokens, top_logprobs = top.indices, top.values - lse_P[:, None]
     return Draws(tokens_PN, logprobs_PN, lse_P, top_tokens, top_logprobs)
+
+
+def log_sum_exp(logits_PV: Tensor) -> Tensor:
+    """Log-sum-exp of each row, float32 [P]; not finite where some logit is no number.
+
+    Summed in float64: torch sums in another order where rows are few, which would show in the last
+    digit.
+    """
+    top_P = logits_PV.amax(dim=-1)
+    sums_P = (logits_PV - top_P[:, None]).exp().sum(dim=-1, dtype=torch.float64)
+    return (top_P + sums_P.log()).float()
 
 
 def _inverse_cdf(weights_PV: Tensor, uniform_PN: Tensor) -> Tensor:
@@ -284,10 +299,13 @@ def _inverse_cdf(weights_PV: Tensor, uniform_PN: Tensor) -> Tensor:
 
 
 def _search(cdf: Tensor, share: Tensor) -> Tensor:
-    """Index of the first cumulative weight past a share of the last one; it has weight itself."""
-    # A share below 1 times a total is below that total, in float64 too.
+    """Index of the first cumulative weight that exceeds a share of the last one.
+
+    The entry there has weight itself, because its cumulative weight exceeds the one before it.
+    """
+    # In float64 too, a share below 1 times the total is below the total.
     target = share.clamp(min=0.0, max=1 - 2.0**-53) * cdf[..., -1:]
-    # The caller refuses weights that are not numbers. They must not lead out of the table here.
+    # The caller refuses weights that are not numbers. Here they must not lead out of the table.
     return torch.searchsorted(cdf, target, right=True).clamp_(max=cdf.shape[-1] - 1)
 
 
@@ -303,7 +321,8 @@ def _weights(logits_PV: Tensor, params: SamplingBatch) -> Tensor:
 
     A token that is left out has weight 0.
     """
-    weights = (logits_PV / params.temperature_P[:, None]).softmax(dim=-1)
+    scaled_PV = logits_PV / params.temperature_P[:, None]
+    weights = (scaled_PV - scaled_PV.amax(dim=-1, keepdim=True)).exp()
     if params.min_p_P is not None:
         floor_P1 = weights.amax(dim=-1, keepdim=True) * params.min_p_P[:, None]
         weights = weights.masked_fill(weights < floor_P1, 0.0)

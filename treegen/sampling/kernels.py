@@ -15,7 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 4096
-# Where they start depends on the number of rows; none needs a kernel of its own for that.
+# The number of rows decides where these arrays start in memory. Triton need not compile a kernel
+# for each alignment.
 SUMS = ("tops", "plain", "tempered")
 
 
@@ -33,7 +34,7 @@ def _block_sums(
     weight = tl.sum(tl.exp(x - floor), 0)
     tl.store(tops + row * B + block, top)
     tl.store(plain + row * B + block, weight)
-    # Exponentials take as long as reading the logits does.
+    # Exponentials take as long as reading the logits does, so at temperature 1 they are taken once.
     if inverse != 1.0:
         weight = tl.sum(tl.exp((x - floor) * inverse), 0)
     tl.store(tempered + row * B + block, weight)
@@ -49,13 +50,16 @@ def _uniform(seed, step):
     return ((z >> 11) & (2**53 - 1)).to(tl.float64) * 2.0**-53
 
 
-@triton.jit(do_not_specialize_on_alignment=("seeds", "steps", *SUMS))
+@triton.jit(do_not_specialize=("N",), do_not_specialize_on_alignment=("seeds", "steps", *SUMS))
 def _pick(
     logits, temperature, greedy, seeds, steps, tops, plain, tempered, tokens, logprobs, lses,
-    row_stride, V, B, HAS_GREEDY: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,
+    row_stride, V, B, N, HAS_GREEDY: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program: one row. The token is the first whose cumulative weight passes the target."""
-    row = tl.program_id(0).to(tl.int64)
+    """One program: one of a row's N draws. The first token whose cumulative weight passes the
+    target.
+    """
+    draw = tl.program_id(0).to(tl.int64)
+    row = draw // N
     b = tl.arange(0, ROOM)
     there = b < B
     top = tl.load(tops + row * B + b, mask=there, other=float("-inf"))
@@ -67,10 +71,10 @@ def _pick(
     weights = tl.load(tempered + row * B + b, mask=there, other=0.0)
     weights = weights * tl.exp((top - floor) * inverse)
     reached = tl.cumsum(weights, 0)
-    uniform = _uniform(tl.load(seeds + row), tl.load(steps + row)).to(tl.float32)
+    uniform = _uniform(tl.load(seeds + draw), tl.load(steps + draw)).to(tl.float32)
     target = uniform * tl.sum(weights, 0)
-    # Of blocks with any weight, the first that reaches past the target; the last if rounding
-    # leaves none.
+    # The block is the first whose cumulative weight exceeds the target. Rounding may leave no such
+    # block; then it is the last block with any weight.
     last = tl.max(tl.where(weights > 0, b, 0), 0)
     block = tl.minimum(tl.sum(tl.where(reached <= target, 1, 0), 0), last)
     is_greedy = HAS_GREEDY and tl.load(greedy + row) != 0
@@ -87,36 +91,42 @@ def _pick(
     index = tl.where(is_greedy, tl.min(tl.where(x == best, n, BLOCK), 0), index)
     index = tl.minimum(index, BLOCK - 1)
     chosen = tl.max(tl.where(n == index, x, float("-inf")), 0)
-    # Of logits that are not numbers, which the caller refuses, a token of the vocabulary too.
-    tl.store(tokens + 2 * row, tl.minimum(block * BLOCK + index, V - 1).to(tl.int64))
-    tl.store(logprobs + 4 * row, chosen - lse)
-    tl.store(lses + 4 * row, lse)
+    # The caller refuses logits that are not numbers, but the token must be one of the vocabulary.
+    tl.store(tokens + 2 * draw, tl.minimum(block * BLOCK + index, V - 1).to(tl.int64))
+    tl.store(logprobs + 4 * draw, chosen - lse)
+    tl.store(lses + 4 * draw, lse)
 
 
 def draw_blocks(
-    logits_PV: Tensor, seeds_P: Tensor, steps_P: Tensor, temperature_P: Tensor,
+    logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, temperature_P: Tensor,
     greedy_P: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Tokens [P] (int64), their logprobs and the logits' LSE [P] (float32), natural log.
+    """Tokens [P, N] (int64), their logprobs and the logits' LSE [P] (float32), natural log.
 
-    logits of any floating type; seeds and steps int64, dense; temperature is not 0 where greedy_P
-    is false. A row with a NaN has an LSE that is not finite. The results are one piece of memory.
+    logits_PV: of any floating type.
+    seeds_PN, steps_PN: int64, dense.
+    temperature_P: not 0 where greedy_P is false.
+    greedy_P: which rows take the likeliest token; None for none.
+
+    A row with a NaN has an LSE that is not finite. The results are views of one piece of memory, so
+    they go to the host in one copy.
     """
     rows, size = logits_PV.shape
     blocks = triton.cdiv(size, BLOCK)
     sums = torch.empty(3, rows, blocks, dtype=torch.float32, device=logits_PV.device)
-    result_P2 = torch.empty(rows, 2, dtype=torch.int64, device=logits_PV.device)
-    tokens_P = result_P2[:, 0]
-    logprobs_P, lse_P = result_P2.view(torch.float32)[:, 2:].unbind(1)
-    if rows == 0:
-        return tokens_P, logprobs_P, lse_P
+    draws = seeds_PN.shape[1]
+    result_PN2 = torch.empty(rows, draws, 2, dtype=torch.int64, device=logits_PV.device)
+    tokens_PN = result_PN2[..., 0]
+    logprobs_PN, lse_PN = result_PN2.view(torch.float32)[..., 2:].unbind(-1)
+    if rows * draws == 0:
+        return tokens_PN, logprobs_PN, lse_PN[:, :1].reshape(rows)
     stride = logits_PV.stride(0)
     _block_sums[(rows, blocks)](
         logits_PV, temperature_P, sums[0], sums[1], sums[2], stride, size, blocks, BLOCK=BLOCK
     )
-    _pick[(rows,)](
-        logits_PV, temperature_P, seeds_P if greedy_P is None else greedy_P, seeds_P, steps_P,
-        sums[0], sums[1], sums[2], tokens_P, logprobs_P, lse_P, stride, size, blocks,
+    _pick[(rows * draws,)](
+        logits_PV, temperature_P, seeds_PN if greedy_P is None else greedy_P, seeds_PN, steps_PN,
+        sums[0], sums[1], sums[2], tokens_PN, logprobs_PN, lse_PN, stride, size, blocks, draws,
         HAS_GREEDY=greedy_P is not None, ROOM=triton.next_power_of_2(blocks), BLOCK=BLOCK,
     )  # fmt: skip
-    return tokens_P, logprobs_P, lse_P
+    return tokens_PN, logprobs_PN, lse_PN[:, 0]

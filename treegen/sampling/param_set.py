@@ -15,7 +15,7 @@ from treegen.sampling.draw import NO_END, Bias
 
 @dataclass(frozen=True)
 class ParamSet:
-    """Sampling parameters that several requests have, and the stop conditions among them."""
+    """Sampling parameters that several requests have, and the stop conditions they make."""
 
     params: SamplingParams
     stopping: Stopping
@@ -27,7 +27,7 @@ class ParamSet:
 
     @functools.cached_property
     def bias(self) -> Bias:
-        """What is added to logits before a draw."""
+        """What is added to logits before a draw: min_tokens and logit_bias."""
         least = self.params.min_tokens
         stops = [(token, -math.inf, least) for token in sorted(self.stopping.ids) if least]
         own = [(token, value, NO_END) for token, value in self.params.biases]

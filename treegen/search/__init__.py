@@ -1,11 +1,11 @@
-"""Tree search: nodes to sample from, strategies over them, and records of what came out.
+"""Tree search: nodes to sample from, strategies over them, and records of the results.
 
 A search is an async function of the root node of one problem. Run many with `LLM.search`, step by
 step with `LLM.session`, or against a model of your own with `AskTell`.
 """
 
-# Not imported lazily, as names of the treegen package are: some functions have the names of their
-# modules, and would be hidden by them. Nothing here imports torch.
+# Unlike the names of the treegen package, these are not imported lazily. Some functions have the
+# names of their modules, which would hide them. Nothing here imports torch.
 from treegen.prompts.expansion import Expand
 from treegen.search.ask_tell import MODEL_END, AskTell, SampleRequest, ScoreRequest
 from treegen.search.budget import Budget, BudgetReached, SearchUsage

@@ -1,8 +1,8 @@
-"""Searches for those who own their loop: they ask, you sample however you like, you tell.
+"""Searches in a loop of your own: they ask, you sample however you like, and you tell.
 
-The searches are the same async functions that `LLM.search` runs. What they ask for comes out of
-`ask`, as plain values that can go to a remote model, a queue or a person, and goes back through
-`tell`, in any order.
+The searches are the same async functions that `LLM.search` runs. `ask` returns their requests, as
+plain values that can go to a remote model, a queue or a person. `tell` takes the answers, in any
+order.
 """
 
 from __future__ import annotations
@@ -27,12 +27,17 @@ from treegen.search.result import SearchResult, warn_if_all_failed
 from treegen.search.running import Running
 
 MODEL_END: Final = -1
-"""As `Completion.stop`: the model itself ended the text, by a token that is not known."""
+"""A value of `Completion.stop`: the model itself ended the text, by a token that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextContext:
-    """The text up to a node. tokens: of a prompt that was given as token ids, which comes first."""
+    """The text up to a node.
+
+    tokens: the prompt, if it was given as token ids; otherwise empty.
+    text: the text after these tokens.
+    num_tokens: tokens of both.
+    """
 
     tokens: tuple[int, ...]
     text: str
@@ -47,9 +52,12 @@ class TextContext:
 class SampleRequest:
     """Samples that a search waits for, one for each seed.
 
-    id: names the request in every run of the same search, so answers can be stored under it.
-    search: name of the search. context: what the samples continue. key: what their randomness
-    belongs to. indices, seeds: of the samples.
+    id: the same in every run of the same search, so answers can be stored under it.
+    search: name of the search.
+    context: what the samples continue.
+    key: the key of the node, which the seeds follow from.
+    indices: the index of each sample. seeds: the seed of each.
+    params: how they are to be drawn.
     """
 
     id: str
@@ -63,7 +71,7 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreRequest:
-    """Log-likelihoods that a search waits for, of each text after a context."""
+    """Log-likelihoods that a search waits for: of each text after a context."""
 
     id: str
     search: str
@@ -71,17 +79,17 @@ class ScoreRequest:
     texts: tuple[str, ...]
 
 
-Request = SampleRequest | ScoreRequest
+SearchRequest = SampleRequest | ScoreRequest
 
 
 @dataclass(slots=True)
 class _Mailbox:
-    """The backend: puts requests out, and waits for what they are answered with."""
+    """The backend of the searches: it lists requests and waits for their answers."""
 
     count_tokens: Callable[[str], int] | None
-    new: list[Request] = field(default_factory=list)
+    new: list[SearchRequest] = field(default_factory=list)
     # An answer of None is a request withdrawn.
-    waiting: dict[Request, tuple[Search, asyncio.Future[Any]]] = field(default_factory=dict)
+    waiting: dict[SearchRequest, tuple[Search, asyncio.Future[Any]]] = field(default_factory=dict)
 
     def prompt(self, content: str | Sequence[int], usage: SearchUsage) -> Context:
         if isinstance(content, str):
@@ -119,7 +127,7 @@ class _Mailbox:
         return await self._answer(request, search) or []
 
     def release(self, context: Context) -> None:
-        """Nothing is held."""
+        """There is nothing to forget."""
 
     def cancel(self, search: Search) -> None:
         for owner, future in list(self.waiting.values()):
@@ -127,7 +135,7 @@ class _Mailbox:
                 future.set_result(None)
 
     def completion(self, request: SampleRequest, place: int, text: str) -> Completion:
-        """The sample that a plain text is."""
+        """The completion that a plain text stands for."""
         params, stops = request.params, request.params.stops
         count = None if self.count_tokens is None else self.count_tokens(text)
         reason: FinishReason = "stop"
@@ -137,18 +145,18 @@ class _Mailbox:
         elif count is not None and count >= params.max_tokens:
             reason, stop = "length", None
         elif stops and not params.include_stop:
-            stop = None  # which of them, or the model's end, the text does not show
+            stop = None  # the text does not show which stop string, or the model, ended it
         seed, index = request.seeds[place], request.indices[place]
         return Completion(request.key, index, seed, text, (), (), reason, stop)
 
     def num_tokens(self, completion: Completion) -> int:
-        """Generated tokens of an answer; what its text has if no tokens are told."""
+        """Generated tokens of an answer; if it has no token ids, those of its text."""
         return completion.num_tokens or self._count(completion.text)
 
     def _count(self, text: str) -> int:
         return 0 if self.count_tokens is None else self.count_tokens(text)
 
-    async def _answer(self, request: Request, search: Search) -> Any:
+    async def _answer(self, request: SearchRequest, search: Search) -> Any:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.waiting[request] = (search, future)
         self.new.append(request)
@@ -167,10 +175,9 @@ class AskTell(Closing):
                 searches.tell(request, answers_to(request))
         searches.results
 
-    Everything that all searches want at a time comes out of one `ask`. Requests have the same ids
-    in every run, and the seeds say which sample is meant: with answers stored by id, a loop that
-    was killed is brought back to where it was by telling them again. Close it, or use `with`, if
-    you leave before the end.
+    One `ask` returns the requests of all searches. Requests have the same ids in every run. So a
+    loop that was killed gets back to where it was by telling answers again that were stored by id.
+    Close it, or use `with`, if you leave before the end.
     """
 
     def __init__(
@@ -184,16 +191,19 @@ class AskTell(Closing):
     ) -> None:
         """Searches that have not begun.
 
-        problems: prompts, or pairs of a name and a prompt; unnamed ones are named by their number.
-        budget: of each. count_tokens: tokens of a text, for the account and the budget; without it
-        only those of Completions count. Raises InputError where two problems have one name.
+        problems: prompts, or (name, prompt) pairs. The name of an unnamed prompt is its number.
+        budget: of each search.
+        count_tokens: counts the tokens of a text, for the account and the budget. Without it only
+        the tokens of Completions count.
+
+        Raises InputError if two problems have one name.
         """
         self._mail = _Mailbox(count_tokens)
         before = DrawnBefore()
         self._searches = [
             Search(
                 self._mail, each.content, name=each.name, params=params, budget=budget,
-                origin=None if each.is_named else before.search(origin_of(each.content)),
+                origin=None if each.is_named else before.origin_of_search(origin_of(each.content)),
             )
             for each in named(problems, _flat)
         ]  # fmt: skip
@@ -211,11 +221,11 @@ class AskTell(Closing):
         """Whether all searches have ended."""
         return all(result is not None for result in self.results)
 
-    def ask(self) -> list[Request]:
+    def ask(self) -> list[SearchRequest]:
         """Run the searches as far as they go, and return what they newly wait for.
 
-        Nothing comes if they are done, or wait for requests that were given out before and have
-        not been answered. If they wait for something else, such as a tool, so does this call.
+        The list is empty if all searches are done, or wait for requests that were returned before.
+        If they wait for something else, such as a tool, this call waits too.
         """
         if not self._loop.is_closed():
             run_apart(self._loop.run_forever)
@@ -225,22 +235,26 @@ class AskTell(Closing):
         new, self._mail.new = self._mail.new, []
         return [request for request in new if self.is_wanted(request)]
 
-    def is_wanted(self, request: Request) -> bool:
+    def is_wanted(self, request: SearchRequest) -> bool:
         """Whether a request is unanswered and its search still waits for it."""
         return request in self._mail.waiting and not self._mail.waiting[request][1].done()
 
-    def tell(self, request: Request, answers: Sequence[Completion | Score | str]) -> bool:
+    def tell(self, request: SearchRequest, answers: Sequence[Completion | Score | str]) -> bool:
         """Answer a request; `ask` goes on from there.
 
-        answers: for samples a Completion for each index, or just the text that the node is to
-        have; for scores a Score for each text. Returns False, and forgets them, if the search no
-        longer waits for them.
+        answers: for samples, a Completion for each index, or just the text of the new node. For
+        scores, a Score for each text.
 
-        A text is taken to end as it shows: with a stop string that the request includes, after
-        max_tokens tokens (by count_tokens), or else by the model itself. Where stop strings are
-        not included, a text does not show which it was, and counts as one that goes on; give a
-        Completion with stop=MODEL_END if the model ended it. Raises InputError for texts under a
-        budget of tokens without count_tokens, for nothing would ever reach it.
+        Returns False, and drops the answers, if the search no longer waits for them.
+
+        How a plain text ended is read from it. It ended with a stop string if the request includes
+        stop strings and the text ends with one; by length if it has max_tokens tokens (by
+        count_tokens); otherwise the model ended it. If stop strings are not included, the text does
+        not show whether one of them or the model ended it. It then counts as one that goes on. Give
+        a Completion with stop=MODEL_END if the model ended it.
+
+        Raises InputError for answers of a wrong number or kind, and for texts without tokens under
+        a budget of tokens if there is no count_tokens, because they would never use it up.
         """
         if not self.is_wanted(request):
             return False
@@ -275,13 +289,13 @@ class AskTell(Closing):
         return True
 
     def stop(self, reason: str = "stopped") -> None:
-        """End all searches; their results, after the next `ask`, have what they found by then."""
+        """End all searches. After the next `ask`, their results have what they found so far."""
         for search, result in zip(self._searches, self.results, strict=True):
             if result is None:
                 search.stop(reason)
 
     def close(self) -> None:
-        """End searches that are still open without a result."""
+        """End searches that have not ended; they get no result."""
         if self._loop.is_closed():
             return
         self._closing = True

@@ -20,7 +20,10 @@ class SearchUsage:
     tokens_decoded: generated tokens, those of cancelled samples included.
     tokens_prefilled: given or recomputed tokens that went through the model, each counted once.
     tokens_reprompted: what prefilling the whole context anew for every call would have computed.
-    calls: sample and score calls. nodes: children made, the root not counted.
+    calls: sample and score calls.
+    nodes: children made; the root does not count.
+    started: when the search began, on the clock of `time.monotonic`.
+    seconds: wall time, once the search has ended.
     """
 
     tokens_decoded: int = 0
@@ -32,7 +35,7 @@ class SearchUsage:
     seconds: float = 0.0
 
     def elapsed(self) -> float:
-        """Seconds since the search began; `seconds` is set when it ends."""
+        """Seconds since the search began, or that it took if it has ended."""
         return self.seconds or time.monotonic() - self.started
 
 
@@ -40,14 +43,17 @@ class SearchUsage:
 class Budget:
     """Limits of one search; None is no limit.
 
-    tokens: decoded tokens, of prompts that ask for values too. calls: sample and score calls.
-    seconds: wall time. nodes: children, of given text too.
+    tokens: decoded tokens, those of prompts that ask for values included.
+    calls: sample and score calls.
+    seconds: wall time.
+    nodes: children, those of given text included.
 
-    calls and nodes are never exceeded: of a call for more children than are left, only those are
-    drawn. tokens is looked at after each pass of the model, so it is exceeded by less than a token
-    for each sample under way; with `AskTell`, where samples come whole, by those that were asked
-    for. seconds ends samples after the pass under way, and whatever else a search awaits, such as
-    a tool, at once; code that does not await, such as a loop or `time.sleep`, cannot be ended.
+    calls and nodes are never exceeded: if a call asks for more children than are left, only those
+    are drawn. tokens is checked after each pass of the model, so it is exceeded by less than one
+    token for each sample under way. With `AskTell` samples come whole, so it may be exceeded by
+    those that were asked for. seconds ends samples after the pass under way. It ends at once
+    whatever else a search awaits, such as a tool. It cannot end code that does not await, such as
+    a loop or `time.sleep`.
     """
 
     tokens: int | None = None
@@ -67,9 +73,9 @@ class Budget:
     def exceeded(
         self, usage: SearchUsage, *, drawing: bool = False, live_tokens: int = 0
     ) -> str | None:
-        """What is used up, for people to read; None if nothing is.
+        """A sentence on the limit that is reached; None if none is.
 
-        drawing: whether samples are being drawn, when only tokens and seconds count.
+        drawing: whether samples are being drawn; then only tokens and seconds count.
         live_tokens: decoded tokens of samples that have not ended.
         """
         for name, spent in (
@@ -84,11 +90,11 @@ class Budget:
         return None
 
     def reached(self, name: str) -> str:
-        """What is said where the limit of that name ends something."""
+        """The sentence that the limit of that name is reached."""
         return f"budget of {getattr(self, name):,} {name} reached"
 
 
 def check_budget(budget: object) -> None:
-    """Raise InputError for what is no budget, such as a number of tokens."""
+    """Raise InputError unless this is a Budget or None."""
     if budget is not None and not isinstance(budget, Budget):
         raise InputError(f"budget is {budget!r}; give a Budget, such as Budget(tokens=1000)")

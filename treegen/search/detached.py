@@ -1,4 +1,4 @@
-"""Tracebacks that say where an error was raised, and hold on to nothing."""
+"""Tracebacks that say where an error was raised and keep no objects alive."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from types import CodeType, FrameType, FunctionType, TracebackType
 
 
 def detach(error: BaseException) -> BaseException:
-    """Return an error whose traceback, and those of what caused it, hold no variables.
+    """Return the error with tracebacks that hold no variables, in its causes too.
 
-    A frame keeps its variables and, by `f_back`, all frames that called it: a search's session, its
-    model, and whatever the caller of the search has. Clearing a frame leaves its callers as they
-    are, so each is replaced by one that never ran, of the same name at the same place.
+    A frame keeps its variables and, by `f_back`, all frames that called it. So it keeps a search's
+    session, its model, and whatever the caller of the search has. Clearing a frame does not clear
+    its callers. So each frame is replaced by one that never ran, with the same name and place.
     """
     seen: list[BaseException] = []
     todo: list[BaseException | None] = [error]
@@ -40,13 +40,13 @@ def _detached(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _frame(entry: TracebackType) -> tuple[FrameType, int]:
-    """Return a frame for an entry of a traceback, and the instruction that is its place."""
+    """Return a new frame for an entry of a traceback, and the instruction at its place."""
     frame, code = entry.tb_frame, entry.tb_frame.f_code
     places = list(code.co_positions())
     at = entry.tb_lasti // 2
     place = places[at] if 0 <= at < len(places) else (None,) * 4
     line, end_line, column, end_column = place
-    # A generator has a frame before it runs, which nobody has called.
+    # A generator has a frame before it runs, and that frame has no caller.
     module = ast.parse("def frame(): yield", code.co_filename)
     for node in ast.walk(module):
         if isinstance(node, ast.stmt | ast.expr):
@@ -58,7 +58,7 @@ def _frame(entry: TracebackType) -> tuple[FrameType, int]:
         if isinstance(const, CodeType)
     )
     own = own.replace(co_name=code.co_name, co_qualname=code.co_qualname)
-    # By these, modules that are in no file find their source.
+    # With these names Python finds the source of modules that are in no file.
     known = {name: frame.f_globals.get(name) for name in ("__name__", "__loader__", "__spec__")}
     instruction = next((i for i, each in enumerate(own.co_positions()) if each == place), -1)
     return FunctionType(own, known)().gi_frame, 2 * instruction

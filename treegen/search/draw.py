@@ -1,4 +1,4 @@
-"""A search tree in a terminal."""
+"""Draw a search tree in a terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from treegen.formats import safe_text
 from treegen.search.records import NodeRecord, TreeNode, best_path, children_of
 
-# Characters of a text that is cut at the width of the terminal anyway.
+# Most characters of a text. The terminal cuts the line at its width anyway.
 _SHOWN: Final = 1000
 _PROMPT: Final = 80
 
@@ -20,17 +20,18 @@ if TYPE_CHECKING:
 def draw_tree(
     nodes: Sequence[NodeRecord | TreeNode], best: int | None = None, *, full: bool = False
 ) -> Tree:
-    """Return a tree as rich draws it, the path to the node `best` marked by * and in bold.
+    """Return a tree for rich to draw. The path to the node `best` is marked by * and bold.
 
-    nodes: of `SearchTree`, or as `trees.jsonl` holds them, parents before their children. Each is
-    one line, cut at the width of the terminal; full: however many lines its text takes.
+    nodes: of `SearchTree`, or as `trees.jsonl` holds them, parents before their children.
+    full: whether a text may take many lines. Otherwise each node is one line, cut at the width of
+    the terminal.
     """
     from rich.tree import Tree
 
     records = [node.to_json() if isinstance(node, NodeRecord) else node for node in nodes]
     path, below = best_path(records, best), children_of(records)
     top = Tree("", hide_root=True)
-    # A chain of thoughts may be deeper than the interpreter allows, hence no recursion.
+    # There is no recursion, for a chain of thoughts may be deeper than the interpreter allows.
     stack = [(top, node) for node in reversed(below.get(None, []))]
     while stack:
         branch, node = stack.pop()
@@ -43,7 +44,7 @@ def draw_tree(
 def _label(node: TreeNode, on_path: bool, *, full: bool) -> Text:
     from rich.text import Text
 
-    drawn = node.get("n_tokens") or 0  # none of them in a prompt
+    drawn = node.get("n_tokens") or 0  # a prompt has none
     facts = [] if node.get("score") is None else [f"score {node['score']:.2f}"]
     if drawn and node.get("logprob") is not None:
         facts.append(f"logprob {node['logprob']:.2f}")
@@ -58,7 +59,7 @@ def _label(node: TreeNode, on_path: bool, *, full: bool) -> Text:
     label.append(f"[{', '.join(facts)}] " if facts else "", style="dim")
     text = str(node.get("text") or "")
     if not full:
-        # What is asked stands at the end of a prompt.
+        # The end of a prompt has the question.
         prompt = node.get("parent_id") is None and len(text) > _PROMPT
         text = f"...{text[-_PROMPT:]}" if prompt else text[:_SHOWN]
     line = " ".join(safe_text(text).split())

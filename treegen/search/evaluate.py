@@ -1,7 +1,7 @@
 """Ways to say how good nodes are. A strategy takes any function of the type Evaluate.
 
-An Evaluate gets nodes that compete with each other, such as all candidates of one level, and
-returns a finite number for each, higher being better; the strategy keeps it as `node.value`.
+An Evaluate gets nodes that compete with each other, such as all candidates of one level. It returns
+a finite number for each; higher is better. The strategy keeps the number as `node.value`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ _NUMBER: Final = re.compile(r"(?<![0-9])[0-9]{1,9}(?![0-9])")
 
 
 async def values_of(nodes: Sequence[SearchNode], evaluate: Evaluate) -> list[float]:
-    """Return what an evaluation makes of nodes; raise InputError unless that is numbers."""
+    """Return the values that `evaluate` gives nodes.
+
+    Raises:
+        InputError: it gives another number of values, or one that is not finite.
+    """
     values = [float(value) for value in await evaluate(nodes)] if nodes else []
     if len(values) != len(nodes):
         raise InputError(f"evaluate gave {len(values)} values for {len(nodes)} nodes")
@@ -35,17 +39,17 @@ async def values_of(nodes: Sequence[SearchNode], evaluate: Evaluate) -> list[flo
 
 
 async def mean_logprob(nodes: Sequence[SearchNode]) -> list[float]:
-    """Mean log-probability of the generated tokens from the root on; 0 where there are none."""
+    """Mean log-probability of the generated tokens from the root on; 0 if there are none."""
     return [fmean(node.path_logprobs or (0.0,)) for node in nodes]
 
 
 async def min_logprob(nodes: Sequence[SearchNode]) -> list[float]:
-    """Log-probability of the least likely token generated from the root on; 0 without one."""
+    """Log-probability of the least likely generated token from the root on; 0 if there is none."""
     return [min(node.path_logprobs, default=0.0) for node in nodes]
 
 
 async def sum_logprob(nodes: Sequence[SearchNode]) -> list[float]:
-    """Log-probability of all that was generated from the root on."""
+    """Log-probability of all generated tokens from the root on."""
     return [math.fsum(node.path_logprobs) for node in nodes]
 
 
@@ -65,10 +69,13 @@ def value_prompt(
     n: int = 3,
     **overrides: Any,
 ) -> Evaluate:
-    """Ask the model for a judgement of each node, n times, and take the mean of what `read` makes.
+    """Ask the model n times to judge each node; the value is the mean of what `read` returns.
 
-    prompt_of: the question, a prompt of its own. overrides: as for `SearchNode.sample`. Nodes with
-    the same question have the same value, and it is asked once in a search.
+    prompt_of: makes the question, a prompt of its own.
+    read: reads a number from an answer.
+    overrides: as for `SearchNode.sample`.
+
+    Nodes with the same question have the same value. A search asks each question once.
     """
 
     async def judge(search: Search, text: str) -> float:
@@ -82,10 +89,13 @@ def value_prompt(
 
 
 def choice_scores(prompt_of: Callable[[SearchNode], str], choices: Mapping[str, float]) -> Evaluate:
-    """Ask how likely the model finds each answer of a choice, and take the mean of their worths.
+    """Ask how likely each of some answers is; the value is the mean of their worths.
 
-    choices: answer -> worth, such as {" sure": 20, " likely": 1, " impossible": 0.001}. Nothing is
-    sampled: the answers are scored after the question, and weighted by their probabilities.
+    prompt_of: makes the question, a prompt of its own.
+    choices: answer -> worth, such as {" sure": 20, " likely": 1, " impossible": 0.001}.
+
+    Nothing is sampled. The answers are scored after the question, and their worths are weighted by
+    their probabilities.
     """
     if not choices:
         raise InputError("choice_scores needs at least one answer to choose from")
@@ -113,8 +123,10 @@ def vote_prompt(
 ) -> Evaluate:
     """Let the model vote between the nodes, n times; the value of a node is its share of votes.
 
-    prompt_of: the question, which numbers the nodes' texts from 1. read: which of so many nodes
-    an answer names, from 1, or None where it names none; by default `read_choice`.
+    prompt_of: makes the question, which numbers the nodes' texts from 1.
+    read: gets an answer and the number of nodes. It returns the number of the node that the answer
+    names, or None if it names none; by default `read_choice`.
+    overrides: as for `SearchNode.sample`.
     """
     reader = read or read_choice
 
@@ -136,7 +148,7 @@ def vote_prompt(
 def read_choice(text: str, num: int) -> int | None:
     """Return the number of the choice that a text makes, from 1 to num; None if it makes none.
 
-    That is what follows the last "best choice is", or else the only number there is.
+    It is the number after the last "best choice is", or else the only number in the text.
     """
     found = _CHOICE.findall(text) or (numbers if len(numbers := _NUMBER.findall(text)) == 1 else [])
     choice = int(found[-1]) if found else 0
@@ -146,10 +158,13 @@ def read_choice(text: str, num: int) -> int | None:
 def rollouts(
     n: int, done: Callable[[SearchNode], bool], evaluate: Evaluate, **overrides: Any
 ) -> Evaluate:
-    """Play n samples to their end from each node, and take the mean of what the ends are worth.
+    """Play n samples to their ends from each node; the value is the mean value of the ends.
 
-    overrides: as for `SearchNode.sample`, such as stop=() and a larger max_tokens. A node that is
-    done, or that the model has ended, is worth what it is itself. The ends stay in the tree as
+    done: whether a node is the end of a solution.
+    evaluate: gives the values of the ends.
+    overrides: as for `SearchNode.sample`, such as stop=() and a larger max_tokens.
+
+    A node that is done, or that the model has ended, is its own end. The ends stay in the tree as
     leaves, with their values.
     """
 
@@ -173,9 +188,9 @@ def rollouts(
 
 
 def along_path(evaluate: Evaluate, combine: Callable[[float, float], float] = min) -> Evaluate:
-    """Combine the value of a step with that of the steps before it.
+    """Combine the value of a step with the value of the steps before it.
 
-    combine: min makes a path as good as its worst step, operator.mul their product.
+    combine: with min a path is as good as its worst step, with operator.mul it is the product.
     """
 
     async def accumulate(nodes: Sequence[SearchNode]) -> list[float]:
@@ -199,8 +214,8 @@ def _value_above(node: SearchNode) -> float | None:
 def _once_per_question(
     prompt_of: Callable[[SearchNode], str], judge: Callable[[Search, str], Awaitable[float]]
 ) -> Evaluate:
-    """Evaluate nodes by a question, which each search asks once."""
-    # By search, since what a search draws must not depend on which other searches ran before it.
+    """Evaluate nodes by a question; a search asks the same question once."""
+    # By search, because what a search draws must not depend on the searches that ran before it.
     known: WeakKeyDictionary[Search, dict[str, float]] = WeakKeyDictionary()
 
     async def evaluate(nodes: Sequence[SearchNode]) -> list[float]:

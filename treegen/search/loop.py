@@ -1,4 +1,4 @@
-"""Event loops that say when all their coroutines wait."""
+"""Event loops that tell when all their coroutines wait."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from treegen.search.budget import BudgetReached
 
 
 class _IdleSelector(selectors.DefaultSelector):
-    """Is asked to wait when an event loop has nothing left to run."""
+    """A selector that notices when its event loop has nothing left to run."""
 
     def __init__(self, on_idle: Callable[[], bool]) -> None:
         super().__init__()
@@ -28,10 +28,12 @@ class _IdleSelector(selectors.DefaultSelector):
 
 
 class IdleLoop(asyncio.SelectorEventLoop):
-    """An event loop that calls `on_idle` whenever it would wait; it does not wait if that is true.
+    """An event loop that calls `on_idle` whenever it would wait. It does not wait if that is true.
 
-    To wait is right where coroutines wait for something that the loop itself knows of, such as
-    the network or a timer. backend: what computes the samples that are awaited in it.
+    `on_idle` returns false if coroutines wait for something that the loop itself knows of, such as
+    the network or a timer.
+
+    backend: computes the samples that are awaited in the loop.
     """
 
     def __init__(self, on_idle: Callable[[], bool], backend: object) -> None:
@@ -45,7 +47,7 @@ _driven: ContextVar[object] = ContextVar("_driven", default=None)
 
 @contextmanager
 def driven(backend: object) -> Iterator[None]:
-    """Inside, what is awaited of a backend is computed by whoever runs the awaiting code."""
+    """Inside, the code that runs a coroutine also computes what it awaits of the backend."""
     token = _driven.set(backend)
     try:
         yield
@@ -54,7 +56,7 @@ def driven(backend: object) -> Iterator[None]:
 
 
 def check_loop(backend: object) -> None:
-    """Raise InputError where nothing would ever compute what is awaited of a backend."""
+    """Raise InputError if nothing would ever compute what is awaited of a backend."""
     if _driven.get() is backend:
         return
     try:
@@ -69,7 +71,7 @@ def check_loop(backend: object) -> None:
 
 
 def run_apart(run: Callable[[], object]) -> None:
-    """Run an event loop; a thread whose own loop is running, as in a notebook, takes no second."""
+    """Run an event loop, in a thread of its own if a loop runs already, as in a notebook."""
     if _has_running_loop():
         with ThreadPoolExecutor(1) as thread:
             thread.submit(run).result()
@@ -102,10 +104,10 @@ T = TypeVar("T")
 async def gather(parts: Iterable[Awaitable[T]]) -> list[T]:
     """Run parts of a search side by side and return what they return, in order.
 
-    Nothing outlives the call, unlike with asyncio.gather. Where one part fails the others are
-    cancelled. A reached budget is no failure of one part: it ends what each of them waits for, so
-    all come to their own end, and what they drew by then is in the tree, before BudgetReached is
-    raised here.
+    Unlike with asyncio.gather, nothing outlives the call. If one part fails, the others are
+    cancelled. A reached budget is not the failure of one part: it ends what each of them waits for.
+    So all parts come to their own ends, and what they have drawn is in the tree. Then BudgetReached
+    is raised here.
     """
     tasks = [asyncio.ensure_future(part) for part in parts]
     waiting = set(tasks)
@@ -118,7 +120,7 @@ async def gather(parts: Iterable[Awaitable[T]]) -> list[T]:
     finally:
         for task in waiting:
             task.cancel()
-        # Of all of them, so that no second failure is reported as never retrieved.
+        # It awaits all tasks, so that asyncio reports no second failure as never retrieved.
         await asyncio.gather(*tasks, return_exceptions=True)
     return [task.result() for task in tasks]
 

@@ -1,9 +1,9 @@
 """Nodes of a search: a piece of text, the way to it, and what may be asked of a model there.
 
-A node is immutable text with a live cache behind it. `sample` draws children whose keys and values
-stay where they were generated, `extend` appends given text, `score` gives log-likelihoods of texts
-that could follow, and `drop` gives the memory back. What computes is a Backend; a Search is the
-account, the budget and the randomness of one problem.
+A node is immutable text with a live cache behind it. `sample` draws children, whose keys and values
+stay where they were generated. `extend` appends given text. `score` gives log-likelihoods of texts
+that could follow. `drop` gives the memory back. A Backend computes the samples and scores. A Search
+is the account, the budget and the randomness of one problem.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NodeEnd = Literal["stop", "length", "given"]
 
 
 class Context(Protocol):
-    """A backend's handle of the text up to and including a node."""
+    """A backend's handle to the text up to and including a node."""
 
     @property
     def num_tokens(self) -> int:
@@ -66,7 +66,7 @@ class Backend(Protocol):
         """One sample per index, in that order.
 
         A sample is a function of (search.origin_of(key), index, params).
-        None where the search was stopped before the sample had ended.
+        It is None if the search was stopped before the sample had ended.
         """
         ...
 
@@ -86,8 +86,9 @@ class Backend(Protocol):
 class Search(Uncopied):
     """One problem's search: its tree, sampling parameters, budget and account.
 
-    origin: what the randomness of its samples belongs to, beside their paths and the seed: the
-    name, unless another is given.
+    origin: a text that the seeds of its samples follow from, beside their paths and the seed of the
+    params; by default the name.
+    usage: what the search has cost so far.
     stopped: why nothing more may be asked for; None while it may.
     """
 
@@ -102,7 +103,7 @@ class Search(Uncopied):
         context: Context | None = None,
         origin: str | None = None,
     ) -> None:
-        """A search whose tree is its prompt alone. context: of the prompt, if there is one."""
+        """A search whose tree has only its prompt. context: of the prompt, if it is known."""
         self.backend, self.name = backend, name
         self.origin = origin if origin is not None else name
         self.params = params or SamplingParams()
@@ -117,10 +118,11 @@ class Search(Uncopied):
     def prompt(self, content: str | Sequence[int], *, key: str | None = None) -> SearchNode:
         """The root of another tree, such as a prompt that asks for a value.
 
-        It is charged to this search but is no part of its tree; drop it when it is done with.
-        key: what its samples' randomness belongs to, beside the search. The default is how many
-        prompts were made before, which is not the same in every run where parts of the search
-        wait for each other; prompts of one key draw the same samples.
+        It counts for this search's budget but is not part of its tree. Drop it when you are done.
+
+        key: a text that the seeds of its samples follow from, beside the search. Prompts of one key
+        draw the same samples. The default is the number of prompts made before. If parts of a
+        search run side by side, that number may differ from run to run.
         """
         self._num_prompts += 1
         own = f"={key}" if key is not None else str(self._num_prompts)
@@ -131,7 +133,7 @@ class Search(Uncopied):
         return node
 
     def origin_of(self, key: str) -> str:
-        """What the randomness of a node's samples belongs to."""
+        """The origin of the seeds of a node's samples."""
         return self.origin + key.removeprefix(self.name)
 
     def close(self) -> None:
@@ -145,7 +147,7 @@ class Search(Uncopied):
         return list(self.root.walk())
 
     def stop(self, reason: str) -> None:
-        """End the search: what it waits for is cancelled, and asking again raises."""
+        """End the search: cancel what it waits for. Asking again raises BudgetReached."""
         if self.stopped is None:
             self.stopped = BudgetReached(reason)
         self.backend.cancel(self)
@@ -153,7 +155,7 @@ class Search(Uncopied):
     def check(self) -> None:
         """Raise BudgetReached if nothing more may be asked for.
 
-        What is under way was within the budget when it was asked for, and may come to its end.
+        Calls under way were within the budget when they began, and may come to their ends.
         """
         if self.stopped is None and (reason := self.budget.exceeded(self.usage)):
             self.stopped = BudgetReached(reason)
@@ -169,9 +171,10 @@ class Search(Uncopied):
 
     @contextmanager
     def drawing(self, n: int) -> Iterator[int]:
-        """Draw samples inside; gives how many of n the budget has room for.
+        """Draw samples inside; yields how many of n the budget has room for.
 
-        Each is a node, and has a token. Raises BudgetReached if there is no room for one.
+        Each sample takes a node and at least one token. Raises BudgetReached if there is no room
+        for one sample.
         """
         self.check()
         granted = min(n, self.check_room("nodes", "tokens"))
@@ -184,7 +187,7 @@ class Search(Uncopied):
     def check_room(self, *names: Literal["nodes", "tokens"]) -> int:
         """How many samples the named limits have room for beside those under way.
 
-        Raises BudgetReached if there is none for one.
+        Raises BudgetReached if there is no room for one sample.
         """
         spent = {"nodes": self.usage.nodes, "tokens": self.usage.tokens_decoded}
         room = sys.maxsize
@@ -200,10 +203,16 @@ class Search(Uncopied):
 class SearchNode(Uncopied):
     """A piece of text in a search tree.
 
-    text: its own text. tokens: its own token ids, empty for given text. logprobs: of its tokens.
-    finish_reason: how it ended: "given", "stop" or "length". stop: the stop string or token id.
-    value: what an evaluation made of it, for strategies and reports; None if none did.
-    pruned: a strategy has given it up. data: anything its user wants to keep with it.
+    search: the search that it belongs to.
+    parent: the node above it; None for a root. children: the nodes right below it, in order.
+    depth: number of nodes above it.
+    key: its name, made of the search's name and its path; seeds follow from it.
+    order: its place among its siblings; samples come before given text.
+    text: its own text.
+    completion: the sample that it is; None for given text.
+    value: the number that an evaluation gave it, for strategies and reports; None if none did.
+    pruned: whether a strategy has given it up.
+    data: anything that its user wants to keep with it.
     """
 
     __slots__ = (
@@ -256,17 +265,17 @@ class SearchNode(Uncopied):
 
     @property
     def finish_reason(self) -> NodeEnd:
-        """How the node's text ended."""
+        """How the node's text ended: "given", "stop" or "length"."""
         return self.completion.finish_reason if self.completion else "given"
 
     @property
     def stop(self) -> str | int | None:
-        """The stop string or token id that ended it."""
+        """The stop string or token id that ended it; None if neither did."""
         return self.completion.stop if self.completion else None
 
     @property
     def is_live(self) -> bool:
-        """Whether it can be drawn from: it was not dropped."""
+        """Whether it can be sampled from, that is, was not dropped."""
         return self._context is not None
 
     @property
@@ -312,21 +321,24 @@ class SearchNode(Uncopied):
         """Draw n children; overrides replace fields of the search's SamplingParams.
 
         A child's text ends before the stop string unless include_stop is set. Further calls draw
-        further children. Raises BudgetReached when the search's budget is used up or the search
-        is stopped, also while it waits; children that had ended by then are in the tree.
+        further children.
+
+        Raises BudgetReached if the search's budget is used up or the search is stopped, also while
+        the call waits; children that had ended by then are in the tree. Raises InputError if the
+        node was dropped, CapacityError if its context or the cache has no room for a sample.
         """
         children = await self._sample(n, overrides)
         if len(children) < n:
             self.search.check()
-            self.search.check_room("nodes", "tokens")  # which other calls may have taken
+            self.search.check_room("nodes", "tokens")  # other calls may have taken the room
         return children
 
     async def stream(self, n: int, **overrides: Any) -> AsyncGenerator[SearchNode]:
         """Draw n children at once and yield them in order, each as soon as it has ended.
 
-        Leaving the loop cancels those that have not ended, so that whether to go on may depend on
-        what came first: `async with aclosing(node.stream(40)) as children: async for ...`. What is
-        yielded is the same as `sample` returns.
+        Leaving the loop cancels the children that have not ended. So the first children may decide
+        whether to go on: `async with aclosing(node.stream(40)) as children: async for ...`. It
+        yields the same children as `sample` returns, and raises the same errors.
         """
         _check_count(n)
         first = self._num_drawn
@@ -339,12 +351,12 @@ class SearchNode(Uncopied):
                 for child in await task:
                     yield child
             if self.search.stopped is not None:
-                self.search.check()  # Last, so that all that had ended by then is yielded.
+                self.search.check()  # It comes last, so that all children that ended are yielded.
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            # Which of the others had ended is a matter of chance; the tree must not show it.
+            # Chance decides which of the other children have ended. The tree must not show it.
             kept = range(first + num_yielded)
             for child in [c for c in self.children if c.order[0] == 0]:
                 if first <= child.order[1] < first + n and child.order[1] not in kept:
@@ -355,7 +367,7 @@ class SearchNode(Uncopied):
     async def _sample(
         self, n: int, overrides: Mapping[str, Any], first: int | None = None
     ) -> list[SearchNode]:
-        """Draw children from index `first`, by default the next; fewer if the search is stopped."""
+        """Draw children from index `first` on, by default the next; fewer if a stop comes."""
         _check_count(n)
         params = replace(self.search.params, **overrides) if overrides else self.search.params
         if params.temperature == 0 and n > 1:
@@ -388,15 +400,16 @@ class SearchNode(Uncopied):
             if each is not None
         ]
         self._add(children)
-        if not self.is_live:  # It was dropped meanwhile, and all below it.
+        if not self.is_live:  # It was dropped meanwhile, so its children are too.
             for child in children:
                 child.drop()
         return children
 
     def extend(self, text: str) -> SearchNode:
-        """Append given text: a tool's result, a question, a delimiter. Computed when needed.
+        """Append given text, such as a tool's result or a question; it is computed when needed.
 
-        Raises BudgetReached where the budget has no room for a further node.
+        Raises BudgetReached if the budget has no room for another node, InputError if this node
+        was dropped.
         """
         self.search.check_room("nodes")
         context = self.search.backend.extend(self._live(), text)
@@ -413,7 +426,11 @@ class SearchNode(Uncopied):
         return child
 
     async def score(self, texts: Sequence[str]) -> list[Score]:
-        """Log-likelihood of each text after this node."""
+        """Log-likelihood of each text after this node.
+
+        Raises BudgetReached as `sample` does, InputError for a text without tokens and if this node
+        was dropped, CapacityError for a text that is too long.
+        """
         if isinstance(texts, str):
             raise InputError("texts must be a list; for one text give a list of one")
         if not texts:
@@ -429,9 +446,9 @@ class SearchNode(Uncopied):
         return scores
 
     def drop(self) -> None:
-        """Free the caches of this node and all below it; their text stays in the tree.
+        """Give back the pages of this node and of all nodes below it; their text stays in the tree.
 
-        A prompt may stay in memory while there is room, for other prompts that start like it.
+        A prompt may stay in memory while there is room, for other prompts that start alike.
         """
         for node in list(self.walk())[::-1]:
             if node._context is not None:
@@ -446,7 +463,7 @@ class SearchNode(Uncopied):
     def _add(self, children: list[SearchNode]) -> None:
         self.search.usage.nodes += len(children)
         self.children += children
-        # Calls that overlap may end in any order; the tree must not show which.
+        # Calls that overlap may end in any order. The tree must not show it.
         self.children.sort(key=lambda child: child.order)
 
 
@@ -460,12 +477,12 @@ def _text(content: str | Sequence[int]) -> str:
 
 
 SearchFn = Callable[[SearchNode], Awaitable[object]]
-"""A search of one problem, from the root of its tree; may return a Found or best nodes."""
+"""A search of one problem. It gets the root of the tree; see `LLM.search` for what it returns."""
 
 
 def ended(node: SearchNode) -> bool:
-    """Whether the model ended the text at this node, by a token instead of a stop string.
+    """Whether the model ended the text at this node, by a token and not by a stop string.
 
-    A stop token of your own counts as well. Where one divides steps, use a `done` of your own.
+    Stop tokens of your own count as well. If they divide steps, use a `done` of your own.
     """
     return node.finish_reason == "stop" and isinstance(node.stop, int)

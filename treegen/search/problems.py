@@ -1,4 +1,4 @@
-"""Names of the problems that are searched; what a search draws belongs to its name."""
+"""Names of the problems that are searched; the seeds of a search follow from its name."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from treegen.prompts.tree import as_list
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class SearchProblem:
     """A prompt to search from, as text or token ids.
 
-    is_named: whether the name was given. If not, what the search draws belongs to its prompt.
-    origin: what it belongs to then, where that is known already.
+    name: unique in a run.
+    content: the prompt.
+    is_named: whether the name was given. If not, the seeds of the search follow from its prompt.
+    origin: what the seeds follow from then, where that is known already.
     """
 
     name: str
@@ -25,19 +27,23 @@ class Problem:
     origin: str | None = None
 
 
-def named(problems: Iterable[Any], flat: Callable[[Any], str | Sequence[int]]) -> list[Problem]:
+def named(
+    problems: Iterable[Any], flat: Callable[[Any], str | Sequence[int]]
+) -> list[SearchProblem]:
     """Problems with names: pairs as they are, others by their number.
 
-    flat: text or token ids of a problem's content.
+    flat: gives the text or token ids of a prompt.
+
+    Raises InputError if two problems have one name.
     """
     found = []
     for index, problem in enumerate(as_list("problems", problems)):
-        if isinstance(problem, Problem):
+        if isinstance(problem, SearchProblem):
             found.append(problem)
             continue
         is_pair = isinstance(problem, tuple) and len(problem) == 2 and isinstance(problem[0], str)
         name, content = problem if is_pair else (str(index), problem)
-        found.append(Problem(name, flat(content), is_pair))
+        found.append(SearchProblem(name, flat(content), is_pair))
     for name, times in Counter(problem.name for problem in found).items():
         if times > 1:
             raise InputError(f"two problems are named {name!r}; names must be unique")

@@ -10,17 +10,19 @@ from treegen.search.loop import gather
 from treegen.search.node import SearchNode, ended
 
 Propose = Callable[[SearchNode], Awaitable[Sequence[SearchNode]]]
-"""Makes the next steps of a node, as nodes below it; none where there is no way on."""
+"""Makes the next steps of a node, as nodes below it; none if there is no way on."""
 
 Step = Callable[[SearchNode, int], Awaitable[Sequence[SearchNode]]]
-"""Makes so many next steps of a node."""
+"""Makes a given number of next steps of a node."""
 
 
 def sample_step(stop: str | Sequence[str] = "\n", **overrides: Any) -> Step:
     """Draw independent continuations, each up to and including a delimiter.
 
-    stop: what ends a step; () makes steps of max_tokens tokens. overrides: as for
-    `SearchNode.sample`. No step follows where the model has ended the text.
+    stop: the delimiters; () makes steps of max_tokens tokens.
+    overrides: as for `SearchNode.sample`.
+
+    No step follows a node at which the model has ended the text.
     """
 
     async def step(node: SearchNode, n: int) -> list[SearchNode]:
@@ -32,7 +34,7 @@ def sample_step(stop: str | Sequence[str] = "\n", **overrides: Any) -> Step:
 
 
 def sample_steps(n: int, stop: str | Sequence[str] = "\n", **overrides: Any) -> Propose:
-    """Propose n independent continuations; the rest as for `sample_step`."""
+    """Propose n independent continuations; the other arguments are those of `sample_step`."""
     _check_count("n", n)
     step = sample_step(stop, **overrides)
 
@@ -43,7 +45,7 @@ def sample_steps(n: int, stop: str | Sequence[str] = "\n", **overrides: Any) -> 
 
 
 def lines(text: str, node: SearchNode | None = None) -> list[str]:
-    """Return each line of a text that says anything, with a newline at its end."""
+    """Return each line of a text that is not blank, stripped, with a newline at its end."""
     return [line.strip() + "\n" for line in text.split("\n") if line.strip()]
 
 
@@ -56,9 +58,13 @@ def propose_lines(
 ) -> Propose:
     """Ask the model for a list of possible next steps, and append each to the node.
 
-    prompt_of: the question, a prompt of its own. parse: the texts to append, read from an answer
-    and the node that it is about; a text that comes twice is appended once. n: answers to draw.
-    overrides: as for `SearchNode.sample`. Asked twice at one node, the answer is the same.
+    prompt_of: makes the question, a prompt of its own.
+    parse: gets an answer and the node that it is about, and returns the texts to append. A text
+    that comes twice is appended once.
+    n: answers to draw.
+    overrides: as for `SearchNode.sample`.
+
+    Asked twice at one node, the model gives the same answers.
     """
     _check_count("n", n)
 
@@ -77,7 +83,7 @@ def propose_lines(
 
 
 def either(*ways: Propose) -> Propose:
-    """Propose what several ways propose, in their order."""
+    """Propose the steps of several ways, in the order of the ways."""
 
     async def propose(node: SearchNode) -> list[SearchNode]:
         return [step for steps in await gather(way(node) for way in ways) for step in steps]

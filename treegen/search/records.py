@@ -1,4 +1,4 @@
-"""The tree of a search as plain records, one JSON object a line."""
+"""The tree of a search as plain records, one JSON object for each node."""
 
 from __future__ import annotations
 
@@ -16,10 +16,15 @@ from treegen.search.node import NodeEnd, SearchNode
 class NodeRecord:
     """One node. The field names are those of the JSON object.
 
-    id: place in the tree, 0 for the root, parents before their children. text: its own text; the
-    root's is the prompt. score: what an evaluation made of it, if that is a finite number.
-    logprob: natural-log probability of its own n_tokens generated tokens. pruned: the strategy
-    gave it up.
+    id: 0 for the root; parents come before their children.
+    parent_id: id of the node above it; None for the root.
+    depth: number of nodes above it.
+    text: its own text; the root's is the prompt.
+    score: its value; None if it has no finite one.
+    logprob: natural-log probability of its own generated tokens. n_tokens: how many these are.
+    leaf: whether it has no children.
+    pruned: whether the strategy gave it up.
+    finish_reason: how its text ended: "stop", "length" or "given".
     """
 
     id: int
@@ -102,9 +107,9 @@ class SearchTree:
 
     @staticmethod
     def from_jsonl(text: str) -> SearchTree:
-        """The tree of which `to_jsonl` made a text; raise DataError where it is none."""
+        """The tree that `to_jsonl` made a text of; raises DataError for any other text."""
         records = []
-        # Not splitlines, which also splits at characters that JSON may hold as they are.
+        # Not splitlines, which also splits at characters that JSON text may have inside strings.
         for number, line in enumerate(text.split("\n"), start=1):
             if not line.strip():
                 continue
@@ -116,7 +121,7 @@ class SearchTree:
 
     @staticmethod
     def from_json(records: Iterable[Mapping[str, Any]]) -> SearchTree:
-        """The tree that some JSON objects are the nodes of; raise DataError where it is none."""
+        """The tree whose nodes are JSON objects; raises DataError if they are no tree."""
         nodes: list[NodeRecord] = []
         for index, record in enumerate(records):
             reason = _wrong(record, index, nodes)
@@ -137,7 +142,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def _wrong(record: object, index: int, before: Sequence[NodeRecord]) -> str | None:
-    """What keeps a record from being the node after some others; None if nothing does."""
+    """Why a record cannot be the next node after others; None if it can."""
     if not isinstance(record, Mapping):
         return f"is a {type(record).__name__}, not an object"
     for name, types in _TYPES.items():
@@ -166,7 +171,7 @@ finish_reason of one node; score, logprob and finish_reason may be None."""
 
 
 def best_path(nodes: Iterable[TreeNode], best: int | None) -> frozenset[int]:
-    """Return the ids on the path from the root to the node `best`; none without one."""
+    """Return the ids on the path from the root to the node `best`; empty if there is none."""
     parent = {node["id"]: node["parent_id"] for node in nodes}
     path: set[int] = set()
     while best is not None and best in parent and best not in path:

@@ -1,4 +1,4 @@
-"""What a search comes to: what a strategy found, and the record that is kept of it."""
+"""The outcome of a search: what a strategy found, and the record that is stored of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from treegen.errors import DataError, InputError
 from treegen.search.budget import BudgetReached, SearchUsage
 from treegen.search.detached import detach
 from treegen.search.node import Search, SearchNode
-from treegen.search.problems import Problem
+from treegen.search.problems import SearchProblem
 from treegen.search.records import NodeRecord, SearchTree
 
 LEFT_OUT: Final = "left out"
@@ -23,11 +23,11 @@ LEFT_OUT: Final = "left out"
 class Found:
     """What a strategy returns.
 
-    best: the best candidate, or where there is none the best unfinished node.
+    best: the best candidate; if there is none, the best unfinished node.
     candidates: finished solutions, best first.
-    answers: what was read from each candidate, if anything was; None is an invalid answer.
+    answers: the answer of each candidate, if answers were read; None if a candidate has none.
     votes: answer -> votes, in the order in which the answers were first given.
-    stopped: why it ended before it was through, "" if it was through.
+    stopped: why it ended early; "" if it did not.
     """
 
     best: SearchNode | None
@@ -41,10 +41,14 @@ class Found:
 class SearchResult:
     """One finished, stopped or failed search, detached from the caches that it used.
 
-    best, candidates: ids of nodes in the tree. answers, votes, stopped: see Found. usage: what the
-    search cost. error: the failure that ended it, in one line; exception: that failure itself, with
-    a traceback that has no variables, which is not stored. value: what the search function
-    returned where that was no Found, no node and no list of nodes.
+    name: of the problem.
+    tree: all nodes.
+    best, candidates: ids of nodes in the tree.
+    answers, votes, stopped: see Found.
+    usage: what the search cost.
+    error: the failure that ended it, in one line; None if it did not fail.
+    exception: that failure itself, with a traceback without variables. It is not stored.
+    value: what the search function returned, if that was no Found, no node and no list of nodes.
     """
 
     name: str
@@ -61,22 +65,21 @@ class SearchResult:
 
     @property
     def best_text(self) -> str | None:
-        """Text after the prompt up to the best node; None without one."""
+        """Text after the prompt up to the best node; None if there is no best node."""
         return None if self.best is None else self.tree.path_text(self.best)
 
     @property
     def answer(self) -> str | None:
-        """Winner of the votes, of several the one given first; else the best candidate's answer."""
+        """The winner of the votes, the first of several; if none voted, the best's answer."""
         if self.votes:
             return max(self.votes, key=lambda answer: self.votes[answer])
         return self.answers[0] if self.answers else None
 
     @staticmethod
     def of(search: Search, returned: object, error: BaseException | None) -> SearchResult:
-        """The record of a search whose function returned something or raised an error.
+        """The result of a search whose function returned something or raised an error.
 
-        What is returned may have no other nodes than those of the search's own tree; a search that
-        returns others has failed.
+        A search that returns nodes of another tree has failed.
         """
         nodes = search.nodes()
         ids = {node: index for index, node in enumerate(nodes)}
@@ -104,7 +107,7 @@ class SearchResult:
         )
 
     @staticmethod
-    def left_out(problem: Problem, told: str) -> SearchResult:
+    def left_out(problem: SearchProblem, told: str) -> SearchResult:
         """The record of a search that was given up before it came to anything; told: why."""
         text = problem.content if isinstance(problem.content, str) else ""
         root = NodeRecord(0, None, 0, text, None, 0.0, 0, False, False, "given")
@@ -113,12 +116,12 @@ class SearchResult:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Not with the exception, which may be of any class.
+        # The exception is left out, because its class may be one that cannot be pickled.
         names = [each.name for each in fields(self) if each.name != "exception"]
         return partial(SearchResult, **{name: getattr(self, name) for name in names}), ()
 
     def to_json(self) -> dict[str, Any]:
-        """The record as a JSON object; a value that is no JSON is kept as its repr."""
+        """The result as a JSON object; a value that JSON cannot hold is stored as its repr."""
         record = {name: getattr(self, name) for name in ("name", "best", "stopped", "error")}
         usage = asdict(self.usage)
         del usage["started"]
@@ -134,7 +137,7 @@ class SearchResult:
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> SearchResult:
-        """The result of which `to_json` made a record; raise DataError where it is none."""
+        """The result that `to_json` made a record of; raises DataError for any other record."""
         try:
             return SearchResult(
                 name=record["name"],
@@ -153,7 +156,7 @@ class SearchResult:
 
 
 def warn_if_all_failed(results: Sequence[SearchResult]) -> None:
-    """Warn if no search of some came to its end, with the first one's failure."""
+    """Warn if all searches failed, with the failure of the first."""
     if results and all(result.error is not None for result in results):
         warnings.warn(
             f"all {len(results):,} searches failed; the first: {results[0].error} (its exception "
@@ -164,7 +167,7 @@ def warn_if_all_failed(results: Sequence[SearchResult]) -> None:
 
 
 def _as_found(returned: object) -> Found | None:
-    """What was found, if what was returned says so; raise InputError where it does only partly."""
+    """What was found, or None for another value; raises InputError for nodes among other things."""
     if returned is None or isinstance(returned, Found):
         return returned or Found(None)
     if isinstance(returned, SearchNode):
@@ -183,7 +186,7 @@ def _as_found(returned: object) -> Found | None:
 
 
 def _check_own(found: Found | None, own: Mapping[SearchNode, int]) -> None:
-    """Raise InputError if something that was found is no node of the search's own tree."""
+    """Raise InputError if something in `found` is no node of the search's own tree."""
     if found is None:
         return
     best = () if found.best is None else (found.best,)

@@ -37,14 +37,20 @@ def reward_model(
     batch_size: int = 16,
     revision: str | None = None,
 ) -> Evaluate:
-    """Evaluate nodes by a sequence classifier of transformers; it is loaded here.
+    """Evaluate nodes by a sequence classifier of transformers, which is loaded here.
 
-    name: a checkpoint directory or a hub name, safetensors only. text_of: what the model reads
-    (default: the prompt and the text so far). label: the output to take; its value is the
-    sigmoid of the only output, or the softmax share of one among several. By default the last,
-    which for two labels is "right". A text that is too long for the model is refused.
+    name: a checkpoint directory or a hub name; safetensors only.
+    text_of: gives the text that the model reads; by default the prompt and the text so far.
+    label: the output to take, by default the last, which for two labels is "right". The value is
+    the sigmoid of the only output, or the softmax share of one among several.
+    device: where it computes; by default a GPU if there is one.
+    batch_size: texts to compute at once.
+    revision: of a hub name.
 
-    Each call is computed apart, so that a search does not depend on those beside it.
+    Each call is computed by itself, so that a search does not depend on the searches beside it.
+
+    Raises InputError for arguments that cannot be used, ModelError for a model that cannot be
+    loaded. The evaluation raises InputError for a text that is too long for the model.
     """
     check_counts(batch_size=batch_size)
     model, tokenizer, length = _load(name, revision, device)
@@ -61,7 +67,7 @@ def reward_model(
                 f"a text has {longest:,} tokens but the reward model reads {length:,}; shorten "
                 "what it reads by text_of"
             )
-        # Like lengths together: the least padding.
+        # Texts of like lengths are computed together, for less padding.
         order = sorted(range(len(nodes)), key=lambda index: len(encoded[index]))
         size = batch_size if tokenizer.pad_token_id is not None else 1
         values = [0.0] * len(nodes)
@@ -78,7 +84,7 @@ def reward_model(
 def _load(
     name: str | os.PathLike[str], revision: str | None, device: str | None
 ) -> tuple[Any, Any, int | None]:
-    """The model, its tokenizer, and how many tokens it reads at most."""
+    """The model, its tokenizer, and the most tokens that it reads."""
     import torch
 
     from treegen.model.files import (
@@ -114,13 +120,13 @@ def _read(name: str | os.PathLike[str], directory: Path, tokenizer: Any) -> Any:
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])[0]
         raise ModelError(f"{name} is no sequence classifier: it has no weights for {missing}")
-    # Decoders find the last token of a padded row by this.
+    # Decoders need it to find the last token of a padded text.
     model.config.pad_token_id = tokenizer.pad_token_id
     return model.eval()
 
 
 def _scores(model: Any, pad_id: int | None, rows: Sequence[Sequence[int]]) -> Tensor:
-    """Probabilities of the labels of some texts, float32 [rows, labels]; padded on the right."""
+    """Probabilities of the labels of texts, float32 [texts, labels]. rows: token ids of each."""
     import torch
 
     longest = max(map(len, rows))

@@ -1,4 +1,4 @@
-"""Hundreds of searches at once: coroutines that wait for samples share every forward pass."""
+"""Run hundreds of searches at once: all that wait for samples share every forward pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from treegen.search.budget import Budget
 from treegen.search.live.backend import LiveBackend
 from treegen.search.loop import IdleLoop, end_tasks, run_apart
 from treegen.search.node import Context, Search, SearchFn
-from treegen.search.problems import Problem
+from treegen.search.problems import SearchProblem
 from treegen.search.result import SearchResult
 from treegen.search.running import Running
 
@@ -21,15 +21,18 @@ from treegen.search.running import Running
 class SearchRun(Iterator[SearchResult], Closing):
     """Results of searches as they finish; closing it ends those that have not.
 
-    names: of the problems, in their order. One failing search fails alone: its result has the
-    error and its tree so far. Errors of the model itself end the run.
+    names: of the problems, in their order.
+    closed: whether the run is over.
+
+    A search that fails does not end the others: its result has the error and its tree so far.
+    Errors of the model itself end the run.
     """
 
     def __init__(
         self,
         backend: LiveBackend,
         fn: SearchFn,
-        problems: Sequence[Problem],
+        problems: Sequence[SearchProblem],
         *,
         params: SamplingParams,
         concurrency: int,
@@ -37,9 +40,10 @@ class SearchRun(Iterator[SearchResult], Closing):
         rows: int,
         dealt: bool = False,
     ) -> None:
-        """Made by `LLM.search_stream`. rows: how many a search is expected to have at once.
+        """Made by `LLM.search_stream`.
 
-        dealt: begin only those that `deal` names.
+        rows: rows that each search is expected to have at once.
+        dealt: begin only those searches that `deal` names.
         """
         self.backend = backend
         self.names = [problem.name for problem in problems]
@@ -78,7 +82,7 @@ class SearchRun(Iterator[SearchResult], Closing):
 
     @property
     def num_unknown(self) -> int:
-        """Searches begun whose results have not come out."""
+        """Searches that have begun and whose results the iterator has not given."""
         return len(self._running) + len(self._results)
 
     def deal(self, names: Iterable[str]) -> None:
@@ -111,15 +115,15 @@ class SearchRun(Iterator[SearchResult], Closing):
         return self._results.popleft()
 
     def step(self) -> None:
-        """Run all searches up to where they wait, and one forward pass over what they wait for.
+        """Run all searches until they wait, then one forward pass over what they wait for.
 
-        For a caller that wants to look around between passes; results come from the iterator.
+        It is for a caller that looks around between passes. Results come from the iterator.
         """
         try:
             while self._waiting and len(self._running) < self._concurrency:
                 self._begin(*self._entries.pop(self._waiting.popleft()))
             run_apart(self._loop.run_forever)
-            if self.closed:  # By a search.
+            if self.closed:  # a search has closed it
                 self.close()
             elif self.backend.has_work:
                 self.backend.step()
@@ -128,7 +132,7 @@ class SearchRun(Iterator[SearchResult], Closing):
             raise
 
     def _on_idle(self) -> bool:
-        """Leave the loop for a forward pass, for a result, or for further searches."""
+        """Stop the loop for a forward pass, for a result, or for further searches."""
         if self.closed:
             return False
         if any(each.end_wait() for each in self._running):
@@ -136,9 +140,9 @@ class SearchRun(Iterator[SearchResult], Closing):
         if self.backend.has_work or self._results or not self._running:
             self._loop.stop()
             return True
-        return False  # They all wait for something else, such as a tool.
+        return False  # all searches wait for something else, such as a tool
 
-    def _begin(self, problem: Problem, context: Context, origin: str | None) -> None:
+    def _begin(self, problem: SearchProblem, context: Context, origin: str | None) -> None:
         search = Search(
             self.backend, problem.content, name=problem.name, params=self._params,
             budget=self._budget, context=context, origin=origin,
@@ -152,12 +156,12 @@ class SearchRun(Iterator[SearchResult], Closing):
             self._results.append(result)
 
     def close(self) -> None:
-        """End all searches; those that have not finished have no result."""
+        """End all searches; those that have not finished get no result."""
         self.closed = True
         self.backend.close()
         self._waiting.clear()
         self._entries.clear()
-        if self._loop.is_running():  # A search closes the run: it ends as soon as that one waits.
+        if self._loop.is_running():  # a search closes the run, which ends when that search waits
             self._loop.stop()
         elif not self._loop.is_closed():
             run_apart(lambda: self._loop.run_until_complete(end_tasks()))

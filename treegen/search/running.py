@@ -1,4 +1,4 @@
-"""One search function under way: its time, its end, and what comes of it."""
+"""One search function under way: its time limit, its end, and its result."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from treegen.search.node import Search, SearchFn
 from treegen.search.result import SearchResult
 
 _AGAIN: Final = 0.1
-"""Seconds between the ends of two waits of one search, for what cleans up after the first."""
+"""Seconds between ending two waits of one search; in them it cleans up after the first."""
 
 
 class Running:
-    """A search function in an event loop, which ends when its seconds are over.
+    """A search function in an event loop. It ends when the seconds of its budget are over.
 
     What it awaits of the model then ends by itself. Whatever else it awaits, such as a tool, is
-    cancelled, and BudgetReached is raised there, so that a strategy returns what it has found.
+    cancelled, and BudgetReached is raised there. So a strategy returns what it has found.
     """
 
     def __init__(
         self, loop: IdleLoop, fn: SearchFn, search: Search, on_end: Callable[[SearchResult], None]
     ) -> None:
-        """Begin. on_end: called with the result."""
+        """Begin the search. on_end: called with the result."""
         self.search = search
         self._loop, self._on_end = loop, on_end
-        self._due: float | None = None  # when its next wait may be ended, once its time is over
-        self._raises: BudgetReached | None = None  # in place of the cancellation that is under way
+        self._due: float | None = None  # once its time is over: when its next wait may end
+        self._raises: BudgetReached | None = None  # raised in place of a cancellation under way
         self.task = loop.create_task(self._run(fn))
         if (seconds := search.budget.seconds) is not None:
             loop.call_later(max(0.0, seconds - search.usage.elapsed()), self._time_is_up)
@@ -43,9 +43,10 @@ class Running:
             self._due = self._loop.time()
 
     def end_wait(self) -> bool:
-        """End what a search waits for whose time is over; False if it is not, or was just ended.
+        """End the wait of a search whose time is over. False if it is not, or a wait just ended.
 
-        Only while nothing in the loop can go on: then it waits for nothing of the model.
+        Call it only when nothing in the loop can go on: then the search waits for nothing of the
+        model.
         """
         if self._due is None or self._loop.time() < self._due or self.task.done():
             return False
@@ -61,9 +62,9 @@ class Running:
         try:
             returned = await self._relayed(_call(fn, self.search))
         except (Exception, asyncio.CancelledError) as error:
-            failure = error  # It is this search's alone, and goes into its result.
+            failure = error  # it goes into the result, and other searches go on
             failure.__traceback__ = _outside(error.__traceback__)
-        self.search.close()  # First, for it settles what the search did not wait for.
+        self.search.close()  # before the result, for it counts calls that nobody waited for
         self._on_end(SearchResult.of(self.search, returned, failure))
 
     @types.coroutine
@@ -89,7 +90,7 @@ class Running:
 
 
 def _outside(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback from the search function on; its last entry if that is not reached."""
+    """A traceback from the search function on; only its last entry if that is not reached."""
     while trace is not None and trace.tb_next and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     return trace

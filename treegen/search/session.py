@@ -1,7 +1,7 @@
 """A session: search trees whose caches live in a model, all sampled in the same steps.
 
-Two ways to use it: `sample` and `score` wait for what they ask of many nodes at once; `ask` and
-`tell` are for a loop of one's own. For searches written as coroutines see `LLM.search`.
+There are two ways to use it. `sample` and `score` ask many nodes at once and wait. `ask` and `tell`
+are for a loop of your own. For searches written as coroutines see `LLM.search`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,13 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Asked(Generic[T]):
-    """A call that `Session.ask` started: its result or error, once `Session.tell` returned it."""
+    """A call that `Session.ask` started. It is done when `Session.tell` has returned it.
+
+    call: the coroutine.
+    tickets: what it waits for.
+    is_done: whether it has ended.
+    error: what it raised; None if nothing.
+    """
 
     call: Coroutine[Any, Any, T]
     tickets: list[Ticket[Any]] = field(default_factory=list)
@@ -37,7 +43,7 @@ class Asked(Generic[T]):
 
     @property
     def result(self) -> T:
-        """What the call returned; raises what it raised."""
+        """What the call returned. Raises what it raised, and InputError if it is not done."""
         if self.error is not None:
             raise self.error
         if not self.is_done:
@@ -45,12 +51,12 @@ class Asked(Generic[T]):
         return cast(T, self._result)
 
     def advance(self) -> None:
-        """Run the call up to where it waits again, or to its end."""
+        """Run the call until it waits again or ends."""
         try:
             self.call.send(None)
         except StopIteration as stop:
             self._result, self.is_done = stop.value, True
-        except Exception as error:  # It belongs to whoever looks at the result.
+        except Exception as error:  # `result` raises it
             self.error, self.is_done = error, True
 
     def fail(self, error: Exception) -> None:
@@ -78,11 +84,16 @@ class Session(Closing, Uncopied):
         tools: Sequence[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> SearchNode:
-        """The root of a new search; what its prompt shares with others is kept once.
+        """The root of a new search; what its prompt shares with others is stored once.
 
-        name: what the randomness of its samples belongs to. By default it belongs to the prompt
-        and to how many unnamed roots with it there were before: since the LLM was made, or, where
-        params have a seed, in this session. tools, chat_template_kwargs: for the chat template.
+        name: the seeds of its samples follow from it. Without a name they follow from the prompt
+        and from the number of unnamed roots of that prompt before. These are counted from when the
+        LLM was made, or in this session if params have a seed.
+        params: how it samples; by default as the session does.
+        budget: of this search.
+        tools, chat_template_kwargs: for the chat template.
+
+        Raises InputError for a prompt, params or a budget that cannot be used.
         """
         check_budget(budget)
         template = chat_arguments(tools, chat_template_kwargs)
@@ -103,7 +114,7 @@ class Session(Closing, Uncopied):
     def sample(
         self, wanted: Mapping[SearchNode, int], **overrides: Any
     ) -> dict[SearchNode, list[SearchNode]]:
-        """Draw children of several nodes at once, so many of each; see `SearchNode.sample`."""
+        """Draw a number of children of each of several nodes at once; see `SearchNode.sample`."""
         self._check_own(wanted)
         calls = [node.sample(n, **overrides) for node, n in wanted.items()]
         return dict(zip(wanted, self._wait(calls), strict=True))
@@ -167,11 +178,11 @@ class Session(Closing, Uncopied):
 
     @property
     def closed(self) -> bool:
-        """Whether it was ended."""
+        """Whether the session is over."""
         return self.backend.closed
 
     def close(self) -> None:
-        """End all searches and free what they hold; their trees can still be read."""
+        """End all searches and free their pages; their trees can still be read."""
         self.backend.close()
 
     def __del__(self) -> None:

@@ -1,4 +1,4 @@
-"""What lives in a model's memory, and so is neither copied nor pickled."""
+"""Objects that live in a model's memory, and so are neither copied nor pickled."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from treegen.errors import InputError
 
 
 class Uncopied:
-    """A copy of what holds it refers to the very same one; pickling says what to do instead.
+    """Copying gives the same object; pickling raises an error that says what to do instead.
 
-    Libraries that copy their states, such as controllers of searches, may hold nodes in them. A
-    copied node would bring a copy of its session, its caches and its model.
+    Libraries that copy their states, such as controllers of searches, may have nodes in them. A
+    real copy of a node would copy its session, its cache and its model.
     """
 
     __slots__ = ()

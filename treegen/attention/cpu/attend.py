@@ -25,7 +25,10 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 class CpuState:
-    """Plans of a step's levels, made when first needed and reused by every layer."""
+    """Plans of a pass's levels. A plan is made when a layer first needs it, and serves all layers.
+
+    One level has several plans only where layers differ in shape or window.
+    """
 
     def __init__(self, levels: tuple[HostLevel, ...], positions_T: IntArray | None) -> None:
         self.levels = levels
@@ -58,7 +61,7 @@ class Cpu:
     def prepare(
         self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device
     ) -> CpuState:
-        """Copy what plans are made from; page size and head count are known at the first layer."""
+        """Copy the positions. Plans wait for the first layer, which tells page size and heads."""
         positions = None if positions_T is None else positions_T.to(torch.int64, copy=True).numpy()
         return CpuState(tuple(levels), positions)
 
@@ -81,7 +84,8 @@ class Cpu:
             )
             plans.append(state.plan(index, num_rows, shape))
         complete = [whole for plan in plans for whole in plan.complete] or [False]
-        # Every row of a complete part is written; what else is read must be zero.
+        # Jobs write every row of a complete part. The rows that they leave out of another part have
+        # no key there: out 0, LSE -inf.
         out_PTHV = q_THD.new_empty(len(complete), num_rows, q_heads, v_dim, dtype=dtype)
         lse_PTH = q_THD.new_empty(len(complete), num_rows, q_heads, dtype=dtype)
         for p, whole in enumerate(complete):
@@ -114,14 +118,14 @@ class Cpu:
 def _run(
     job: CpuJob, q_THD: Tensor, k_SKD: Tensor, v_SKV: Tensor, options: Options
 ) -> tuple[Tensor, Tensor]:
-    """Compute a job: out [B, N, H, V] or with H as K, R; LSE the same less V."""
+    """Compute a job. Returns out [B, N, H, V], or [B, N, K, R, V], and the LSE likewise, less V."""
     kv_heads, num_units, n = k_SKD.shape[1], job.num_units, job.num_rows
     per_head = q_THD.shape[1] // kv_heads
     q_XHD = q_THD[job.rows] if isinstance(job.rows, slice) else q_THD.index_select(0, job.rows)
     q_BNKRD = q_XHD.view(num_units, n, kv_heads, per_head, -1)
     plain = options.softcap is None and k_SKD.shape[2] == v_SKV.shape[2]
-    # Folding the heads of a key head into rows reads each key once. A mask or diagonal that
-    # differs between rows does not fold; there are then rows enough without.
+    # Each key is read once if the query heads of a key head are folded into rows. The flash kernel
+    # cannot fold them if a mask or diagonal differs between rows; such a job has rows enough.
     by_row = job.causal or (job.mask is not None and job.mask.shape[2] > 1)
     folds = not plain or n == 1 or not by_row
     if folds:
@@ -163,7 +167,7 @@ def _keys(pool_SKD: Tensor, piece: slice | Tensor, num_units: int, dtype: torch.
 def _products(
     job: CpuJob, q_BKMD: Tensor, k_BKLD: Tensor, v_BKLV: Tensor, options: Options
 ) -> tuple[Tensor, Tensor]:
-    """Attention by matrix products, for what the kernel does not take."""
+    """Attention by matrix products: for softcaps, and for values of another width than keys."""
     num_units, kv_heads, m, _ = q_BKMD.shape
     num_keys, per_head = k_BKLD.shape[2], m // job.num_rows
     mask = job.mask

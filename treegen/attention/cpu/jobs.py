@@ -1,8 +1,8 @@
 """Turn the units of a level into jobs for the CPU: few calls, bounded padding, no needless copy.
 
 A unit with many consecutive keys is a job of its own and reads the pool in place. Other units of
-one kind and row count are batched: their keys are gathered token by token, short ones padded with
-repetitions of their last key, so that no slot is read that does not hold a key of the group.
+one kind and row count are batched, and their keys are gathered token by token. A short unit is
+padded with repetitions of its last key. So no slot is read that does not hold a key of the group.
 
 Legend: U units, B units of a job, N rows of a unit, L keys of a unit with padding, G groups,
 P page table entries, T query rows.
@@ -37,7 +37,7 @@ from treegen.attention.level import HostLevel, IntArray
 # Keys are gathered or converted this many bytes at a time: copies then stay in the cache and in
 # memory that the allocator keeps. For larger fresh tensors page faults cost more than attention.
 CHUNK_BYTES: Final = 2 << 20
-# Padding that costs about as much as one more call.
+# This much padding costs about as much as one more call.
 WASTE_BYTES: Final = 128 << 10
 # From this size on, a call of its own on keys in place beats gathering them into a batch.
 VIEW_BYTES: Final = 256 << 10
@@ -56,23 +56,33 @@ class CpuShape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CpuJob:
-    """One attention call over B units of N rows each."""
+    """One attention call over B units of N rows each.
+
+    part: the partial result that it writes.
+    rows: the query rows of all units.
+    num_units, num_rows: B and N.
+    pieces: the keys, as runs of the pool, or as slots [B * L] to gather. Several are merged.
+    causal: whether row n of a unit sees its keys 0 to n only.
+    mask: added to the logits, [B, 1, 1 or N, L].
+    dead_BN: the rows from which the mask hides all keys.
+    """
 
     part: int
     rows: slice | Tensor
     num_units: int
     num_rows: int
-    # Pieces of the keys: runs of the pool, or slots [B * L] to gather. Several are merged.
     pieces: tuple[slice | Tensor, ...]
     causal: bool
-    # Additive, [B, 1, 1 or N, L], and the rows [B, N] from which it hides all keys.
     mask: Tensor | None
     dead_BN: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LevelPlan:
-    """Jobs of a level; jobs of one part have disjoint rows; complete[p]: part p has all rows."""
+    """The jobs of a level. Each writes to one part, and the jobs of a part have disjoint rows.
+
+    complete: for each part, whether its jobs write every query row.
+    """
 
     jobs: tuple[CpuJob, ...]
     complete: tuple[bool, ...]
@@ -137,7 +147,7 @@ def _consecutive(level: HostLevel, units_U7: IntArray, page_size: int) -> npt.ND
 
 
 def _slots(level: HostLevel, units_B7: IntArray, key_BL: IntArray, page_size: int) -> IntArray:
-    """Slots in the pool of keys counted from the first of each unit."""
+    """The slots in the pool of keys [B, L], which are counted from the first key of each unit."""
     key_BL = key_BL + units_B7[:, LOW, None]
     slots: IntArray = (
         level.pages_GP[units_B7[:, GROUP, None], key_BL // page_size] * page_size
@@ -187,7 +197,7 @@ def _job(
 
 
 def _pieces(keys: slice | Tensor, shape: CpuShape) -> Iterator[slice | Tensor]:
-    """Cut the keys of a single unit so that what must be copied is copied in small chunks."""
+    """Cut the keys of a single unit into small chunks where they must be gathered or converted."""
     step = max(1, CHUNK_BYTES // shape.token_bytes)
     if isinstance(keys, Tensor):
         yield from keys.split(step)
@@ -201,7 +211,10 @@ def _pieces(keys: slice | Tensor, shape: CpuShape) -> Iterator[slice | Tensor]:
 def _mask(
     level: HostLevel, units_B7: IntArray, positions_T: IntArray | None, shape: CpuShape
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Mask [B, 1, 1 or N, L] that hides padding and, of masked units, what a row may not see."""
+    """Return the mask [B, 1, 1 or N, L] and the rows [B, N] from which it hides all keys.
+
+    It hides padding and, in masked units, the keys that a row may not see.
+    """
     length_B = units_B7[:, HIGH] - units_B7[:, LOW]
     key_L = np.arange(length_B.max())
     hidden_BNL = key_L >= length_B[:, None, None]

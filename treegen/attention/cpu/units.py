@@ -23,9 +23,9 @@ PLAIN: Final = 0
 CAUSAL: Final = 1
 MASKED: Final = 2
 
-# Masks are cut along the rows; with a window this also skips keys that no row of a block sees.
+# Rows of a mask at most. With a window, a block of rows also skips the keys that none of them sees.
 BLOCK_ROWS: Final = 256
-# Up to this many logits per head, one masked call is cheaper than sparing the mask.
+# Up to this many logits per head, one masked call is cheaper than several, some without a mask.
 SMALL_LOGITS: Final = 32 << 10
 
 
@@ -88,7 +88,10 @@ def _cut_mixed(
 def _cut_block(
     level: HostLevel, g: int, row: int, offset_N: IntArray, window: int | None
 ) -> Iterator[tuple[int, ...]]:
-    """Cut the keys of a block of rows: hidden from some, seen by all, hidden from some."""
+    """Cut the keys of a block of rows: those that all rows see, and those on either side of them.
+
+    A key on either side is hidden from some of the rows.
+    """
     kv_len, n = int(level.kv_len_G[g]), offset_N.size
     first, last = int(offset_N.min()), int(offset_N.max())
 

@@ -67,9 +67,9 @@ class Triton:
         """
         keys, values = pairs[0]
         if any(pair[0] is not keys or pair[1] is not values for pair in pairs):
-            raise InputError("impl 'triton' takes one pool for all levels; use 'reference'")
+            raise InputError(f"impl {self.name!r} takes one pool for all levels; use 'reference'")
         if q_THD.dtype == torch.float64:
-            raise InputError("impl 'triton' computes in float32; use 'reference' for float64")
+            raise InputError(f"impl {self.name!r} computes in float32; use 'reference' for float64")
         # The last dimension must be dense for the kernels.
         q_THD = q_THD if q_THD.stride(2) == 1 else q_THD.contiguous()
         (num_rows, q_heads, _), v_dim = q_THD.shape, values.shape[3]
@@ -78,15 +78,32 @@ class Triton:
         if num_rows == 0:
             return out_THV, lse_TH
         state: TritonState = prepared.state
-        width, memory = _width(q_THD, values), shared_memory(q_THD.device)
-        shape = WorkShape(
-            num_rows, keys.shape[2], q_heads // keys.shape[2], keys.shape[1],
-            takes(q_THD, keys, values, options), tallest(width, q_THD.dtype, memory),
-        )  # fmt: skip
-        work = state.work(shape)
+        work = state.work(self.shape_of(q_THD, keys, values, options))
         with current(q_THD.device):
-            _Call(q_THD, keys, values, prepared.positions_T, options, work, out_THV, lse_TH).run()
+            self.launch(q_THD, pairs[0], prepared.positions_T, options, work, out_THV, lse_TH)
         return out_THV, lse_TH
+
+    def shape_of(self, q_THD: Tensor, keys: Tensor, values: Tensor, options: Options) -> WorkShape:
+        """What the work lists of a layer depend on."""
+        num_rows, q_heads = q_THD.shape[:2]
+        highest = tallest(width_of(q_THD, values), q_THD.dtype, shared_memory(q_THD.device))
+        return WorkShape(
+            num_rows, keys.shape[2], q_heads // keys.shape[2], keys.shape[1],
+            takes(q_THD, keys, values, options), highest,
+        )  # fmt: skip
+
+    def launch(
+        self,
+        q_THD: Tensor,
+        pair: KVPair,
+        positions_T: Tensor | None,
+        options: Options,
+        work: DeviceWork,
+        out_THV: Tensor,
+        lse_TH: Tensor,
+    ) -> None:
+        """Fill out and LSE."""
+        _Call(q_THD, *pair, positions_T, options, work, out_THV, lse_TH).run()
 
 
 @dataclass(slots=True)
@@ -121,7 +138,7 @@ class _Call:
         arrays = parts, lses, dense, dense_lses, sinks, self.out_THV, self.lse_TH
         counts = num_rows, dense_rows, num_chunks
         merging = {"FOLD": fold, "HAS_SINKS": self.options.sinks_H is not None}
-        for kind, units in enumerate(work.units):
+        for kind, units in zip(work.host.kinds, work.units, strict=True):
             if len(units):
                 self._launch(units, kind, arrays, counts, FOLD=1, HAS_SINKS=False, LAST=False)
         if len(work.last):
@@ -152,7 +169,7 @@ class _Call:
         block_m = HEIGHTS[kind]
         if block_m > 1:
             block_m = max(block_m, triton.next_power_of_2(per_head))
-        block_d, block_v = _block(k_dim), _block(v_dim)
+        block_d, block_v = block_of(k_dim), block_of(v_dim)
         attend_units[(len(units) * kv_heads,)](
             q_THD, slots_k, slots_v, self.work.pages, units,
             self.positions_T if has_positions else units, *arrays,
@@ -162,14 +179,15 @@ class _Call:
             H=q_heads, PER_HEAD=per_head, D=k_dim, V=v_dim, BLOCK_D=block_d, BLOCK_V=block_v,
             PAGE=page_size, BLOCK_M=block_m, HAS_POSITIONS=has_positions, HAS_WINDOW=has_window,
             HAS_CAP=options.softcap is not None, **merging,
-            **tuning(block_m, _width(q_THD, values), q_THD.dtype, shared_memory(q_THD.device)),
+            **tuning(block_m, width_of(q_THD, values), q_THD.dtype, shared_memory(q_THD.device)),
         )  # fmt: skip
 
 
-def _block(dim: int) -> int:
+def block_of(dim: int) -> int:
     """Width of a block that holds a head: blocks of a matrix product are 16 wide at least."""
     return max(int(triton.next_power_of_2(dim)), 16)
 
 
-def _width(q_THD: Tensor, values: Tensor) -> int:
-    return max(_block(q_THD.shape[2]), _block(values.shape[3]))
+def width_of(q_THD: Tensor, values: Tensor) -> int:
+    """Width of the wider of the blocks that hold keys and values."""
+    return max(block_of(q_THD.shape[2]), block_of(values.shape[3]))

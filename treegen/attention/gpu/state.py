@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from treegen.attention.gpu.dense import DenseRun, find_run
+from treegen.attention.gpu.fold import fold_list
 from treegen.attention.gpu.units import HEIGHTS, UNIT, WorkList, work_list
 from treegen.attention.level import HostLevel
 from treegen.device import staged, to_device_together
@@ -55,8 +56,11 @@ class TritonState:
     kernels: what computes each level, in some layers at least, once they have run.
     """
 
-    def __init__(self, levels: tuple[HostLevel, ...], device: torch.device) -> None:
-        self.levels, self.device = levels, device
+    def __init__(
+        self, levels: tuple[HostLevel, ...], device: torch.device, *, invariant: bool = False
+    ) -> None:
+        """invariant: whether keys are folded in one after another, see `fold_list`."""
+        self.levels, self.device, self.invariant = levels, device, invariant
         self.kernels: tuple[str, ...] = ()
         self._lists: dict[WorkShape, DeviceWork] = {}
         self._plans: dict[tuple[WorkShape, int], tuple[WorkList, DenseRun | None]] = {}
@@ -79,6 +83,8 @@ class TritonState:
         return self._plans[key]
 
     def _make_plan(self, shape: WorkShape, live_rows: int) -> tuple[WorkList, DenseRun | None]:
+        if self.invariant:
+            return fold_list(self.levels, shape.num_rows, shape.per_head, shape.tallest), None
         levels, processors = self.levels, _processors(self.device)
         form = shape.kv_heads, shape.per_head, shape.page_size
         dense = None
@@ -88,7 +94,7 @@ class TritonState:
         return work, dense
 
     def _name_kernels(self) -> None:
-        names = ["triton"] * len(self.levels)
+        names = ["invariant" if self.invariant else "triton"] * len(self.levels)
         for work in self._lists.values():
             if work.dense is not None:
                 names[work.dense.level] = "cudnn"
@@ -146,7 +152,8 @@ def _fits(work: WorkList, room: DeviceWork) -> bool:
     # that only merges does not. A graph of complete lists marks no part empty.
     spare = room.host.num_parts - work.num_parts
     return (
-        all(
+        work.kinds == room.host.kinds
+        and all(
             len(array) <= len(tensor) <= 4 * len(array) + 64
             for array, tensor in zip(work.units, room.units, strict=True)
         )

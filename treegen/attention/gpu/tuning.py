@@ -35,6 +35,18 @@ def tuning(height: int, width: int, dtype: torch.dtype, memory: int) -> dict[str
     return chosen
 
 
+def fold_tuning(height: int, width: int, dtype: torch.dtype, memory: int) -> dict[str, Any]:
+    """The same for `fold_units`, which keeps more numbers in registers."""
+    chosen = tuning(height, width, dtype, memory)
+    chosen.pop("maxnreg", None)
+    if height >= HEIGHTS[2] and width <= 128 and dtype != torch.float32:
+        warps = 8 if height == HEIGHTS[3] and width > 64 else 4
+        chosen = {"BLOCK_N": 64, "num_warps": warps, "num_stages": 3}
+        while not _fits(height, width, dtype, memory, chosen) and chosen["num_stages"] > 1:
+            chosen["num_stages"] -= 1
+    return chosen
+
+
 @cache
 def tallest(width: int, dtype: torch.dtype, memory: int) -> int:
     """The largest of HEIGHTS that can be computed at a head width."""

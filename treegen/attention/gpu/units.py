@@ -25,7 +25,8 @@ _MOST_MERGED = 4  # parts that the last launch merges itself
 
 @dataclass(frozen=True, slots=True)
 class WorkList:
-    """Units of all levels. units: [U, 9] for each of HEIGHTS; see `attend_units`.
+    """Units of all levels. units: [U, 9] for each launch; see `attend_units`. kinds: the index of
+    each launch's height.
 
     last: units of the level whose launch merges, one for each row, of HEIGHTS[last_kind]; empty if
     none does. pages: the levels' page tables, one after another. num_parts: parts beside the last
@@ -34,6 +35,7 @@ class WorkList:
     """
 
     units: tuple[IntArray, ...]
+    kinds: tuple[int, ...]
     last: IntArray
     last_kind: int
     pages: IntArray
@@ -82,6 +84,7 @@ def work_list(
         units=tuple(
             np.concatenate(into) if into else np.empty((0, UNIT), dtype=np.int64) for into in tables
         ),
+        kinds=tuple(range(len(HEIGHTS))),
         last=last,
         last_kind=last_kind,
         pages=np.concatenate([level.pages_GP.reshape(-1) for level in levels]),
@@ -122,7 +125,7 @@ def _cut_of(
     rows_G, keys_G = level.stop_G - level.start_G, level.kv_len_G - first_key
     groups = np.flatnonzero((rows_G > 0) & (keys_G > 0))
     rows, keys = rows_G[groups], keys_G[groups]
-    kind = _kind(rows * per_head, keys, tallest)
+    kind = kind_of(rows * per_head, keys, tallest)
     height = max(HEIGHTS[kind] // per_head, 1)
     splits = 1
     if len(groups):
@@ -135,7 +138,7 @@ def _cut_of(
     return cut
 
 
-def _kind(folded_G: IntArray, keys_G: IntArray, tallest: int) -> int:
+def kind_of(folded_G: IntArray, keys_G: IntArray, tallest: int) -> int:
     """Index of the height that suits a level, one for all of its groups.
 
     Each height is a launch of its own, and which of them there are is part of a CUDA graph.

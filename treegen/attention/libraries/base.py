@@ -1,10 +1,12 @@
 """Attention over levels by a library's kernels for sequences of unequal lengths.
 
-A kernel computes units (see `library_units`): some query rows with a run of keys that it reads in
-the pool. So nothing is gathered, whatever the page size, and windows and causality come down to
+A kernel computes units (see units.py): some query rows with a run of keys that it reads in the
+pool. So nothing is gathered, whatever the page size. Windows and causality are mostly a matter of
 which keys a unit has. Where all rows of a unit see all its keys, the query heads of a key head
-count as rows: a key is then read once for all of them. The kernels' own paths for pages and splits,
-and but for causal units for grouped heads, which have returned wrong LSEs, are never taken.
+count as rows. A key is then read once for all of them.
+
+The kernels' own paths for pages, split keys and grouped heads have returned wrong LSEs. They are
+never taken, except the one for grouped heads in causal units.
 
 Legend: T query rows, N packed rows, H query heads, K key heads, R query heads per key head, D
 dimension, U units, P parts, S slots.
@@ -34,10 +36,14 @@ MAX_UNITS: Final = 65_535  # the second dimension of a CUDA grid
 class Call:
     """One call of a kernel, with units of one level.
 
-    folded: query heads that count as rows. units_U5: the units, on the host. rows_2N: the query row
-    of each packed row, and its place among all partial results. ends_3U: for each unit where its
-    packed rows start and, past the last, end; its first slot; its number of keys. window: of causal
-    calls only. memo: what a kernel makes of the units, for other layers to reuse.
+    level: the index of the level.
+    folded: query heads that count as rows.
+    units_U5: the units, on the host.
+    rows_2N: the query row of each packed row, and its place among all partial results.
+    ends_3U: int32 [3, U + 1]: where the packed rows of each unit start (the last entry: where those
+    of the last unit end), its first slot, and its number of keys.
+    window: the window of a causal call whose kernel is to hide keys; else None.
+    memo: what a kernel makes of the units, for other layers to reuse.
     """
 
     level: int
@@ -50,7 +56,7 @@ class Call:
 
     @property
     def causal(self) -> bool:
-        """Whether each row sees one key less than the next, the last one all."""
+        """Whether the last row of a unit sees all keys, and each row before it one key less."""
         return bool(self.units_U5[0, unit.CAUSAL])
 
     @property
@@ -65,7 +71,10 @@ class Call:
 
 
 class LibraryState:
-    """A step's levels, and its calls, made at the first layer of each shape and window."""
+    """The levels of a pass, and the calls for them.
+
+    Calls are made at the first layer of each shape and window.
+    """
 
     def __init__(
         self, levels: tuple[HostLevel, ...], positions_T: Tensor | None, device: torch.device
@@ -76,7 +85,11 @@ class LibraryState:
     def calls(
         self, q_shape: tuple[int, ...], pools: tuple[Any, ...], window: int | None, bands: bool
     ) -> tuple[list[Call], int]:
-        """Calls, and the number of parts of a row at most. pools: shapes of each level's keys."""
+        """Return the calls, and how many partial results a row has at most.
+
+        pools: the shape of each level's keys.
+        bands: as in `units.cut`.
+        """
         key = q_shape, pools, window
         if key not in self._calls:
             self._calls[key] = self._plan(q_shape, pools, window, bands)
@@ -97,7 +110,8 @@ class LibraryState:
                 level, page_size, per_head, kv_heads, _programs(self._device)
             )
             units_U5 = unit.cut(level, page_size, longest, positions_T, window, bands=bands)
-            # A grid is as tall as its largest unit, so single rows have calls of their own.
+            # A kernel's grid has blocks for the largest unit in all units, so units of a single row
+            # have calls of their own.
             kind_U = np.where(units_U5[:, unit.CAUSAL] == 1, 2, units_U5[:, unit.ROWS] > 1)
             for kind in range(3):
                 chosen_U5 = units_U5[kind_U == kind]
@@ -124,8 +138,11 @@ class LibraryState:
 class Library:
     """Attention by a library: a subclass names it and calls its kernel.
 
-    dtypes: what the kernel computes in. softcaps, windows: whether it takes them; without windows,
-    rows from which a window hides keys are units of their own.
+    name: what `impl=` calls it.
+    dtypes: what the kernel computes in.
+    softcaps: whether it takes a softcap.
+    windows: whether it takes windows. If not, each row from which a window hides other keys than
+    from the next is a unit of its own.
     """
 
     name: str
@@ -136,7 +153,7 @@ class Library:
     def run(
         self, q_NHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, call: Call, options: Options
     ) -> tuple[Tensor, Tensor]:
-        """Out [N, H, D] and LSE [H, N] in float32 of a call's units."""
+        """Return out [N, H, D] and LSE [H, N] in float32 of a call's units."""
         raise NotImplementedError
 
     def refusal(self, device: torch.device) -> str | None:
@@ -156,12 +173,12 @@ class Library:
     def attend(
         self, q_THD: Tensor, pairs: Sequence[KVPair], prepared: Prepared, options: Options
     ) -> tuple[Tensor, Tensor]:
-        """Partial results of all units, rounded by the kernel, merged in float32."""
+        """Compute all units, then merge. The kernel rounds its results; the merge is float32."""
         self._check(q_THD, pairs, options)
         state: LibraryState = prepared.state
         pools = tuple(keys.shape for keys, _ in pairs)
         calls, num_parts = state.calls(q_THD.shape, pools, options.window, self.windows)
-        # A part that a row does not have stays empty: LSE -inf, out zeros.
+        # Where a row has fewer parts than others, the rest stay empty: LSE -inf, out 0.
         part_PTHD = q_THD.new_zeros(num_parts, *q_THD.shape, dtype=torch.float32)
         part_PTH = q_THD.new_full((num_parts, *q_THD.shape[:2]), -torch.inf, dtype=torch.float32)
         for call in calls:
@@ -176,7 +193,7 @@ class Library:
     def _run(
         self, q_THD: Tensor, pair: KVPair, call: Call, options: Options
     ) -> tuple[Tensor, Tensor]:
-        """Out [N, H, D] and LSE [N, H] of a call, query heads unfolded."""
+        """Return out [N, H, D] and LSE [N, H] of a call, for N query rows and all query heads."""
         k_SKD, v_SKD = (pool.view(-1, *pool.shape[2:]) for pool in pair)
         fold = call.folded
         q_NRKD = q_THD[call.rows_2N[0]].unflatten(1, (-1, fold)).transpose(1, 2)
@@ -207,7 +224,7 @@ class Library:
 
 
 def _programs(device: torch.device) -> int:
-    """Blocks that fill the device."""
+    """How many blocks of a kernel fill the device."""
     if device.type != "cuda":
         return 8
     return 2 * torch.cuda.get_device_properties(device).multi_processor_count

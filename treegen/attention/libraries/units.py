@@ -1,8 +1,8 @@
 """Cut levels into units that library kernels for sequences of unequal lengths take as they are.
 
-A unit is some consecutive rows and a run of consecutive slots of the pool, read where it lies. Its
-rows all see all its keys, or it is causal: the last row sees up to the last key, each row before it
-one key less, and a window, if there is one, then counts from there.
+A unit is some consecutive rows and a run of consecutive slots of the pool, read where it lies.
+Either all its rows see all its keys, or it is causal: the last row sees up to the last key, and
+each row before it up to one key less. A window then counts back from the last key that a row sees.
 
 Legend: G groups, P used pages of all groups, R runs of slots, N rows of all runs, U units.
 """
@@ -17,7 +17,7 @@ from treegen.attention.level import HostLevel, IntArray
 ROW, ROWS, SLOT, KEYS, CAUSAL = range(5)
 
 _BLOCK_ROWS = 128  # rows that one block of a kernel computes
-_KEYS_PER_SPLIT = 256  # a run is not cut into shorter ones
+_KEYS_PER_SPLIT = 256  # runs are not cut shorter than this
 
 
 def cut(
@@ -31,8 +31,9 @@ def cut(
 ) -> IntArray:
     """Return the units [U, 5] of a level.
 
-    longest: pages of a unit at most. positions_T: needed if the level is causal or there is a
-    window. bands: causal units may have a window that hides keys; otherwise such rows stand alone.
+    longest: pages of a unit at most.
+    positions_T: needed if the level is causal or there is a window.
+    bands: whether a causal unit may have a window that hides keys. If not, such rows stand alone.
     """
     runs_R6 = _runs(level, page_size, longest)
     if positions_T is None or not (level.causal or window is not None):
@@ -40,7 +41,8 @@ def cut(
     row, rows, slot, keys, _, position = runs_R6.T
     run_N = np.repeat(np.arange(len(runs_R6)), rows)
     row_N = count_up(row, rows)
-    # Of the row, counted from the first key of the run; it sees the keys from low up to high.
+    # N counts rows of runs. place_N is the position of the row, counted from the first key of its
+    # run. The row sees the keys of the run from low_N up to, not including, high_N.
     place_N = positions_T[row_N] - position[run_N]
     high_N = np.clip(place_N + 1, 0, keys[run_N]) if level.causal else keys[run_N]
     low_N = np.zeros_like(high_N) if window is None else np.maximum(place_N + 1 - window, 0)
@@ -48,7 +50,7 @@ def cut(
     run_N, row_N, place_N, low_N, high_N = (
         array[seen] for array in (run_N, row_N, place_N, low_N, high_N)
     )
-    # How a row and the next of the same run differ: 1 not at all, 2 by the diagonal, 0 otherwise.
+    # What a row and the next one see of the same run: 1 the same keys; 2 one key more; 0 otherwise.
     near = (np.diff(run_N) == 0) & (np.diff(row_N) == 1)
     lower, higher = np.diff(low_N), np.diff(high_N)
     step = near & (np.diff(place_N) == 1) & (higher == 1) & (high_N[1:] == place_N[1:] + 1)
@@ -67,13 +69,13 @@ def cut(
 
 
 def _runs(level: HostLevel, page_size: int, longest: int) -> IntArray:
-    """Runs of consecutive pages as units, with the position of the first key: [R, 6]."""
+    """Return runs of consecutive pages as units, with the position of the first key: [R, 6]."""
     rows_G = level.stop_G - level.start_G
     used_G = np.where(rows_G > 0, -(-level.kv_len_G // page_size), 0)
     group_P = np.repeat(np.arange(len(used_G)), used_G)
     index_P = count_up(np.zeros_like(used_G), used_G)
     page_P = level.pages_GP[group_P, index_P]
-    starts = index_P % longest == 0  # so does the first page of each group
+    starts = index_P % longest == 0  # true for the first page of each group too
     starts[1:] |= np.diff(page_P) != 1
     at_R = np.flatnonzero(starts)
     group_R, low_R = group_P[at_R], index_P[at_R] * page_size
@@ -89,7 +91,7 @@ def _runs(level: HostLevel, page_size: int, longest: int) -> IntArray:
 def pages_per_unit(
     level: HostLevel, page_size: int, per_head: int, kv_heads: int, num_programs: int
 ) -> int:
-    """The most pages that a unit may have, so that a few groups with many keys fill the device."""
+    """How many pages a unit may have. Groups with many keys are cut until units fill the device."""
     blocks = kv_heads * int((-(-(level.stop_G - level.start_G) * per_head // _BLOCK_ROWS)).sum())
     splits = max(num_programs // max(blocks, 1), 1)
     keys = max(-(-int(level.kv_len_G.max(initial=0)) // splits), _KEYS_PER_SPLIT)

@@ -1,7 +1,8 @@
 """Kernels of libraries: FlashAttention-2, from torch or from the package flash-attn, and xformers.
 
-Both take where the keys of a sequence start and how many there are, so sequences may lie anywhere
-in a pool and overlap. Pages of fewer than 256 tokens FlashAttention-2 does not take.
+Both are told where the keys of a sequence start and how many there are. So sequences may lie
+anywhere in a pool, and overlap. The page tables of FlashAttention-2 are not used: it takes no pages
+of fewer than 256 tokens.
 
 Legend: N packed rows, H query heads, K key heads, D dimension, S slots.
 """
@@ -65,7 +66,7 @@ class Flash(Library):
 
 
 class XFormers(Library):
-    """Whichever kernel xformers chooses; it has no mask for both gaps and windows."""
+    """Whichever kernel xformers chooses. It has no mask for gaps and windows together."""
 
     name = "xformers"
     windows = False
@@ -77,7 +78,7 @@ class XFormers(Library):
     def run(
         self, q_NHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, call: Call, options: Options
     ) -> tuple[Tensor, Tensor]:
-        """One call; grouped heads are an expanded dimension of keys and values.
+        """One call. Keys and values are expanded along one more dimension for grouped heads.
 
         Raises:
             InputError: no kernel of xformers takes the tensors.

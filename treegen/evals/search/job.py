@@ -1,4 +1,4 @@
-"""One run of searches before any weight is loaded: prompts, and what a run must agree on."""
+"""One run of searches before weights are loaded: prompts, and what a resume must agree on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SearchJob(AnyJob):
-    """One task with its problems, their prompts, and how each is searched."""
+    """One task with its problems, their prompts, and how each is searched.
+
+    roots: the prompt of each problem, by problem id.
+    """
 
     settings: SearchSettings
     task: SearchTask
@@ -26,7 +29,12 @@ class SearchJob(AnyJob):
 
 
 def load_search_job(settings: SearchSettings) -> SearchJob:
-    """Return a task's problems and prompts; raise DataError or InputError for what cannot run."""
+    """Return a task with its problems and prompts.
+
+    Raises:
+        DataError, InputError: the task, data or arguments cannot be used.
+        TaskError: the task's own code fails.
+    """
     task = get_search_task(settings.task)
     data = load_task_data(task, settings.options)
     roots = {
@@ -49,10 +57,10 @@ def check_prompts_fit(job: SearchJob, facts: "ModelFacts") -> None:
 
 
 def check_memory(job: SearchJob, facts: "ModelFacts") -> None:
-    """Raise CacheFullError for a prompt that does not fit with one whole solution even alone."""
+    """Raise CacheFullError for a prompt that does not fit in memory with one whole solution."""
     from treegen.plan.requests import sample_requests
 
-    if facts.num_pages is None:  # only the loaded model can say
+    if facts.num_pages is None:  # only the loaded model can tell
         return
     leaves = [Node(root, id=name, samples=1) for name, root in job.roots.items()]
     tree = Node("", children=leaves, samples=0)

@@ -1,7 +1,7 @@
 """The methods of `treegen search`: what each is called, what it does, and which settings shape it.
 
-A method is a row of METHODS. Help, checks and searches read that table, and nothing else names
-methods. Strategies are imported when they run, so that help answers at once.
+METHODS has all of them. Help, checks and searches read it, and nothing else names methods.
+Strategies are imported when they run, so that help answers at once.
 """
 
 import math
@@ -18,13 +18,17 @@ if TYPE_CHECKING:
 class Knobs:
     """The settings that shape a tree.
 
-    width: states kept at a time. depth: steps of a solution at most. expand: next steps tried in
-    a state. num_samples: solutions that best-of-n and a majority vote draw at most.
-    propose, evaluate: ways to make next steps and to judge states.
-    prune_below: what depth-first search does not look into; None prunes nothing.
-    exploration, iterations: the constant of MCTS, and how often it visits the tree at most.
-    rollouts: samples that MCTS plays to their end from a new state; 0 takes what the evaluation
-    makes of the state itself.
+    width: states to keep at a time.
+    depth: most steps of a solution.
+    expand: next steps to try in a state.
+    num_samples: most solutions that best-of-n and a majority vote draw.
+    propose: the way to make next steps.
+    evaluate: the way to judge states.
+    prune_below: depth-first search gives up states of a lower value; None gives up none.
+    exploration: the constant of MCTS.
+    iterations: most visits of MCTS to the tree.
+    rollouts: samples that MCTS plays to their ends from a new state. With 0 it takes the value of
+    the state itself.
     """
 
     width: int
@@ -40,9 +44,11 @@ class Knobs:
 
 
 class Tools(Protocol):
-    """What a method is given: one problem, in the words that strategies use.
+    """What a method is given: one problem, with the functions that strategies ask for.
 
-    checkable: whether the problem itself tells a right solution.
+    root: the root of the problem's tree.
+    knobs: the settings that shape the tree.
+    checkable: whether the problem itself tells if a solution is right.
     """
 
     root: "SearchNode"
@@ -54,7 +60,7 @@ class Tools(Protocol):
         ...
 
     def state(self, node: "SearchNode") -> Hashable:
-        """Return what a node has come to, equal where the same can follow."""
+        """Return the state of a node. States are equal if the same steps can follow."""
         ...
 
     def answer(self, node: "SearchNode") -> str | None:
@@ -82,11 +88,13 @@ class Tools(Protocol):
 class Method:
     """A way to search one problem.
 
-    run: searches once. help: what it does, in a line. knobs: those that it reads.
-    votes: it chooses its answer by a vote of its own. on_scale: the values of its nodes are from
-    0 to 1, whatever judges them.
-    ends_early: one right solution ends all of it. False where parts of the tree do not wait for
-    each other: the tree would then depend on what else runs.
+    run: searches once.
+    help: what it does, in one line.
+    knobs: names of the settings that it reads.
+    votes: whether it chooses its answer by a vote of its own.
+    on_scale: whether the values of its nodes are from 0 to 1, whatever judges them.
+    ends_early: whether one right solution ends the whole search. It is False if parts of the tree
+    do not wait for each other, because the tree would then depend on what else runs.
     """
 
     run: "Callable[[Tools], Awaitable[Found]]"
@@ -98,7 +106,7 @@ class Method:
 
 
 async def _sample(on: Tools) -> "Found":
-    """One solution; of a task that can be checked, more and more of them."""
+    """Draw one solution; if the task can be checked, `width` of them side by side."""
     from treegen.search.budget import BudgetReached
     from treegen.search.result import Found
 
@@ -194,7 +202,7 @@ def _limits(on: Tools) -> dict[str, Any]:
 
 
 def _enough(on: Tools) -> int | None:
-    # One that is wrong is not enough where that can be told.
+    # If the problem tells right from wrong, one solution is not enough: it may be wrong.
     return None if on.checkable else 1
 
 
@@ -259,5 +267,5 @@ METHODS: Final[Mapping[str, Method]] = {
 
 
 def having(knob: str) -> Iterable[str]:
-    """Return the names of the methods that a setting shapes."""
+    """Return the names of the methods that read a setting."""
     return (name for name, method in METHODS.items() if knob in method.knobs)

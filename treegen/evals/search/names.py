@@ -1,14 +1,14 @@
-"""The names by which ways to choose, to propose and to judge are asked for."""
+"""Names of the ways to choose an answer, to propose steps and to judge states."""
 
 from typing import Final
 
-# Which of the solutions that a method found is its answer.
+# Ways to choose the answer among the solutions that a method has found.
 CHOOSE: Final = {
     "best": "the one that the evaluation finds best",
     "vote": "the answer of most weight, each solution weighing what the evaluation makes of it",
 }
-# Ways that every task has, beside its own.
+# Ways that all tasks share, beside their own.
 PROPOSE: Final = ("sample",)
 EVALUATE: Final = ("logprob", "min-logprob")
-# reward:DIR is a reward model.
+# reward:DIR judges by the reward model in a directory.
 REWARD: Final = "reward:"

@@ -1,6 +1,6 @@
-"""Run searches over a task's problems: search what a run directory lacks, then add it up.
+"""Run searches over a task's problems: search those that a run directory lacks, then add up.
 
-Nothing here prints; `search` is an iterator of progress that its caller draws. Every finished
+Nothing here prints: `search` is an iterator of progress, which its caller shows. Every finished
 search is stored at once, as one record with its whole tree.
 """
 
@@ -19,11 +19,11 @@ from treegen.evals.calls import asked
 from treegen.evals.progress import Progress, RightSoFar
 from treegen.evals.run import results_head
 from treegen.evals.search.job import SearchJob
-from treegen.evals.search.settings import stored_choices
+from treegen.evals.search.settings import stored_search_choices
 from treegen.runs import SearchRunDir
 
 if TYPE_CHECKING:
-    from treegen.evals.search.judges import Judge
+    from treegen.evals.search.value_functions import ValueFunction
     from treegen.llm import LLM
     from treegen.search.result import SearchResult
 
@@ -32,21 +32,22 @@ COSTS: Final = (
 )  # fmt: skip
 
 
-def search(
+def run_searches(
     job: SearchJob,
     run: SearchRunDir,
     llm: "LLM",
     *,
     stop: Callable[[], object] = lambda: None,
-    judge: "Judge | None" = None,
+    value_function: "ValueFunction | None" = None,
     no_room: dict[str, CacheFullError] | None = None,
 ) -> Iterator[Progress]:
     """Search the problems that a run lacks and store each as it ends; yields after each.
 
-    judge: of `searcher.load_judge`. no_room: takes the searches that lack memory, which are
-    not stored: with more of it, resuming does them.
     stop: polled during and after every search; once it returns something true, the iteration ends.
-    What had finished by then, or before an error, is in the run.
+    Searches that had finished by then, or before an error, are in the run.
+    value_function: from `searcher.load_value_function`; by default it is loaded here.
+    no_room: a dict to fill with the errors of searches that lack memory, by problem id. These are
+    not stored; a resume with more memory searches them again.
     """
     if run.missing <= 0:
         return
@@ -61,7 +62,7 @@ def search(
     todo = [(name, root) for name, root in job.roots.items() if name not in done]
     started, start, tokens = len(done), time.monotonic(), 0
     results = llm.search_stream(
-        search_function(job.task, job.data, settings, stop, judge),
+        search_function(job.task, job.data, settings, stop, value_function),
         todo,
         settings.whole,
         concurrency=settings.concurrency,
@@ -110,7 +111,7 @@ def search(
 def make_record(job: SearchJob, result: "SearchResult") -> dict[str, Any]:
     """Return the line of trees.jsonl for one finished search.
 
-    Only a whole solution has an answer and can be solved: what a budget cut short has none.
+    Only a whole solution has an answer and can be right. A text that a budget cut short has none.
     """
     task = job.task
     problem = next(problem for problem in job.data.problems if problem.id == result.name)
@@ -146,11 +147,12 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
         for name in COSTS:
             costs[name].append(record["usage"][name])
     parts = stored_parts(run)
-    # Of those that were under way when a run was stopped, more are hard than of those that ended.
+    # A search that is solved ends early. So those that were under way when a run was stopped are
+    # more often hard ones than those that have ended.
     unknown = min(max(run.missing, 0), job.settings.concurrency)
     solved = tally.estimate(unknown)
     results = {
-        **results_head(job, run, stored_choices(run.info)),
+        **results_head(job, run, stored_search_choices(run.info)),
         "method": job.settings.method,
         "solved": asdict(solved) if solved else None,
         "num_solved": tally.num_right,

@@ -1,9 +1,9 @@
 """From a task and a method's name to an async function that searches one of its problems.
 
 Each method (`methods.py`) is a strategy of `treegen.search`, given the task's steps, judgements
-and ends. Of a task whose problems can be checked, two more things hold for every method alike: a
-search ends with the first solution that is right, and starts again from the root while its budget
-lasts.
+and ends. If the problems of a task can be checked, two more things hold for every method: a search
+ends with the first solution that is right, and until then it starts again from the root while its
+budget lasts.
 """
 
 import asyncio
@@ -15,17 +15,21 @@ from typing import Final, ParamSpec, TypeVar
 from treegen.errors import CacheFullError
 from treegen.evals.calls import asked
 from treegen.evals.problem import Problem
-from treegen.evals.search.judges import Judge, general_judge, own_judge
 from treegen.evals.search.methods import METHODS, Knobs
 from treegen.evals.search.settings import SearchSettings
 from treegen.evals.search.task import Proposer, SearchTask
+from treegen.evals.search.value_functions import (
+    ValueFunction,
+    general_value_function,
+    own_value_function,
+)
 from treegen.evals.task import TaskData
 from treegen.search.node import Search, SearchNode, ended
 from treegen.search.propose import sample_step
 from treegen.search.result import Found
 from treegen.search.strategies.majority import vote
 
-SearchFn = Callable[[SearchNode], Awaitable[Found | CacheFullError]]
+TaskSearchFn = Callable[[SearchNode], Awaitable[Found | CacheFullError]]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,20 +44,20 @@ def search_function(
     data: TaskData,
     settings: SearchSettings,
     interrupted: Callable[[], object] = lambda: None,
-    judge: Judge | None = None,
-) -> SearchFn:
+    value_function: ValueFunction | None = None,
+) -> TaskSearchFn:
     """Return what searches any of a task's problems; a search bears its problem's id as name.
 
     interrupted: polled while a search is under way; once it returns something true, it is stopped.
-    judge: of `load_judge`; by default it is loaded with the first search.
+    value_function: of `load_value_function`; by default it is loaded with the first search.
 
-    A search that lacks memory returns that error: it has come to nothing that could stand.
+    A search that lacks memory returns the CacheFullError: what it has found does not count.
     """
-    return _TaskSearch(task, data, settings, interrupted, judge)
+    return _TaskSearch(task, data, settings, interrupted, value_function)
 
 
 class _TaskSearch:
-    """Searches any of a task's problems. Where it is sent, it loads its judge again."""
+    """Searches any of a task's problems. Where it is sent, it loads its value function again."""
 
     def __init__(
         self,
@@ -61,15 +65,15 @@ class _TaskSearch:
         data: TaskData,
         settings: SearchSettings,
         interrupted: Callable[[], object] = lambda: None,
-        judge: Judge | None = None,
+        value_function: ValueFunction | None = None,
     ) -> None:
         self._task, self._data, self._settings = task, data, settings
         self._problems = {problem.id: problem for problem in data.problems}
-        self._interrupted, self._judge = interrupted, judge
+        self._interrupted, self._value_function = interrupted, value_function
 
     @cached_property
-    def _general(self) -> Judge | None:
-        return self._judge or load_judge(self._data, self._settings)
+    def _general(self) -> ValueFunction | None:
+        return self._value_function or load_value_function(self._data, self._settings)
 
     def __reduce__(self) -> tuple[type["_TaskSearch"], tuple[object, ...]]:
         # Whoever sent it is who is interrupted.
@@ -77,7 +81,7 @@ class _TaskSearch:
 
     async def __call__(self, root: SearchNode) -> Found | CacheFullError:
         problem = self._problems[root.search.name]
-        how = self._general or own_judge(self._task, problem, self._settings.evaluate)
+        how = self._general or own_value_function(self._task, problem, self._settings.evaluate)
         watcher = asyncio.ensure_future(_stop_when(self._interrupted, root.search))
         try:
             return await Searcher(self._task, problem, self._settings, root, how).search()
@@ -87,12 +91,14 @@ class _TaskSearch:
             watcher.cancel()
 
 
-def load_judge(data: TaskData, settings: SearchSettings) -> Judge | None:
+def load_value_function(data: TaskData, settings: SearchSettings) -> ValueFunction | None:
     """Load what judges states in a way that every task has; None for one of the task's own.
 
-    A reward model takes memory, so it comes before the model that samples, which takes the rest.
+    A reward model takes memory. So it is loaded before the model that samples, which takes all
+    that is left.
     """
-    return general_judge(settings.evaluate, {problem.id: problem for problem in data.problems})
+    problems = {problem.id: problem for problem in data.problems}
+    return general_value_function(settings.evaluate, problems)
 
 
 async def _stop_when(interrupted: Callable[[], object], search: Search) -> None:
@@ -102,7 +108,7 @@ async def _stop_when(interrupted: Callable[[], object], search: Search) -> None:
 
 
 class Searcher:
-    """One problem, in the words that strategies use."""
+    """One problem, with the functions that strategies ask for; see `methods.Tools`."""
 
     def __init__(
         self,
@@ -110,16 +116,16 @@ class Searcher:
         problem: Problem,
         settings: SearchSettings,
         root: SearchNode,
-        judge: Judge,
+        value_function: ValueFunction,
     ) -> None:
         self.root, self.checkable = root, task.checkable
         self.knobs: Knobs = settings
         self._task, self._problem, self._settings = task, problem, settings
-        self._judge, self._is_solved = judge, False
+        self._value, self._is_solved = value_function, False
         self._method = METHODS[settings.method]
 
     async def search(self) -> Found:
-        """Search until there is a solution, or once if the task cannot tell."""
+        """Search until there is a right solution, or once if the task cannot tell."""
         usage = self.root.search.usage
         while True:
             self._check()
@@ -132,13 +138,13 @@ class Searcher:
             if self._settings.choose == "vote" and not self._method.votes:
                 found = vote(found, self.answer, self._weight)
             again = self.checkable and self.root.search.stopped is None
-            # What a list of next steps says is the same each time.
+            # A list of next steps is the same each time, so a second search would be too.
             if not again or usage.tokens_decoded == spent or self._settings.propose != "sample":
                 return found
 
     def _right(self) -> SearchNode | None:
         """The first solution in the tree that is right, if the task can tell."""
-        # What an interrupted search has by chance is not what it would have come to.
+        # Chance decides how far an interrupted search has come, so it is not judged.
         if not self.checkable or str(self.root.search.stopped) == INTERRUPTED:
             return None
         nodes = (node for node in self.root.walk() if node.is_leaf)
@@ -153,7 +159,7 @@ class Searcher:
         return self._is_over(node) or self._ask(self._task.done)(self._problem, node.path_text)
 
     def _is_over(self, node: SearchNode) -> bool:
-        """Whether the model has ended the text, by a token or as a whole solution ends."""
+        """Whether the model has ended the text, by a token or a stop string of whole solutions."""
         return ended(node) or node.stop in self._settings.whole.stops
 
     def state(self, node: SearchNode) -> Hashable:
@@ -163,10 +169,10 @@ class Searcher:
         return self._ask(self._task.answer)(self._problem, node.path_text)
 
     def _weight(self, node: SearchNode) -> float:
-        """Votes of a solution; none where the budget did not allow to judge it."""
+        """Votes of a solution; 0 if the budget did not allow to judge it."""
         if node.value is None:
             return 0.0
-        return node.value if self._method.on_scale else self._judge.chance(node.value)
+        return node.value if self._method.on_scale else self._value.chance(node.value)
 
     async def step(self, node: SearchNode, n: int) -> Sequence[SearchNode]:
         """Sample next steps, and prune those that lead nowhere."""
@@ -185,22 +191,22 @@ class Searcher:
         return self._weeded(await way(node))
 
     async def evaluate(self, nodes: Sequence[SearchNode]) -> list[float]:
-        """Judge the nodes whose worth is not plain to see."""
+        """Judge nodes; those that a check finds right or lost are not given to the judge."""
         self._check()
         plain = {node: value for node in nodes if (value := self._plain(node)) is not None}
-        self._is_solved |= self._judge.won in plain.values() and self.checkable
+        self._is_solved |= self._value.won in plain.values() and self.checkable
         unknown = [node for node in nodes if node not in plain]
         judged = dict(
-            zip(unknown, await self._judge.evaluate(unknown) if unknown else (), strict=True)
+            zip(unknown, await self._value.evaluate(unknown) if unknown else (), strict=True)
         )
         return [float(judged[node]) if node in judged else plain[node] for node in nodes]
 
     async def chance(self, nodes: Sequence[SearchNode]) -> list[float]:
         """Judge nodes from 0 to 1."""
-        return [self._judge.chance(value) for value in await self.evaluate(nodes)]
+        return [self._value.chance(value) for value in await self.evaluate(nodes)]
 
     def _check(self) -> None:
-        """End the search if it has come to a solution that is right."""
+        """Raise BudgetReached if the search has a right solution, or may ask for nothing more."""
         if self._is_solved and self._method.ends_early:
             self.root.search.stop(SOLVED)
         self.root.search.check()
@@ -209,9 +215,9 @@ class Searcher:
         kept = []
         for node in nodes:
             value = self._plain(node)
-            if value == self._judge.won:
+            if value == self._value.won:
                 node.value, self._is_solved = value, True
-            if value == self._judge.lost:
+            if value == self._value.lost:
                 node.value, node.pruned = value, True
                 node.drop()
             else:
@@ -219,14 +225,14 @@ class Searcher:
         return kept
 
     def _plain(self, node: SearchNode) -> float | None:
-        """What a node is worth that has gone wrong, or that a check finds right or wrong."""
+        """The value of a node that a check finds right or wrong or that leads nowhere, or None."""
         text, checkable = node.path_text, self.checkable
         if checkable and self._solved(node):
-            return self._judge.won
+            return self._value.won
         if self._ask(self._task.done)(self._problem, text):
-            return self._judge.lost if checkable else None
+            return self._value.lost if checkable else None
         gone = self._ask(self._task.state)(self._problem, text) is None
-        return self._judge.lost if gone or (checkable and self._is_over(node)) else None
+        return self._value.lost if gone or (checkable and self._is_over(node)) else None
 
     def _solved(self, node: SearchNode) -> bool:
         return node is not self.root and self._ask(self._task.solved)(self._problem, node.path_text)

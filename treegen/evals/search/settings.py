@@ -17,18 +17,19 @@ if TYPE_CHECKING:
     from treegen.runs import RunInfo
 
 _DRAW: Final = ("temperature", "top_p", "top_k", "min_p", "seed")
-# What runs did from before there was a choice; where it is so, run.json does not say it.
+# Values of runs from before there was a choice. run.json leaves these values out.
 _BEFORE: Final = {"rollouts": 0, "choose": "best"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSettings(RunChoices, Knobs):
-    """Everything a run of searches was asked for, no default left open.
+    """Everything that a run of searches was asked for; every default is filled in.
 
-    method: one of METHODS. budget: of each problem.
-    step, whole: how one step and a whole solution are sampled.
+    method: one of METHODS.
+    budget: of each problem.
+    step: how one step is sampled. whole: how a whole solution is sampled.
     choose: one of CHOOSE, for methods that find several solutions.
-    concurrency: problems searched at once.
+    concurrency: most problems to search at once.
     """
 
     FREE: ClassVar = ("concurrency",)
@@ -98,7 +99,7 @@ def settle_search(
         step["max_tokens"] = given.pop("step_tokens")
         if step["max_tokens"] < 1:
             raise InputError(f"--step-tokens must be at least 1, got {step['max_tokens']}")
-    # The scale of a value depends on the way in which it is found.
+    # Each way to judge has a scale of its own; the default is on that of the task's own ways.
     prune = defaults.prune_below if evaluate in defaults.evaluate else None
     chosen = {
         "method": method,
@@ -116,11 +117,11 @@ def settle_search(
     return settled(SearchSettings, given, chosen, data=seed, also=(*_DRAW, "step_tokens"))
 
 
-def stored_choices(info: "RunInfo") -> dict[str, Any]:
+def stored_search_choices(info: "RunInfo") -> dict[str, Any]:
     """Return the choices that a run was last begun or resumed with, by name.
 
     Raises:
-        RunError: the run is of something else than searches.
+        RunError: the run is not one of searches.
     """
     return last_choices(
         info, "search", groups=("search", "draw"), names=("budget",), absent=_BEFORE

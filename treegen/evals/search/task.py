@@ -1,4 +1,4 @@
-"""What tree search needs of a task: a prompt, states, what they are worth, and when it is over."""
+"""What tree search needs of a task: a prompt, states, their values, and the ends of solutions."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
@@ -16,16 +16,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchDefaults:
-    """How a task is searched when the user does not say.
+    """How a task is searched if the user does not say.
 
-    method: one of `treegen.evals.search.methods.METHODS`. tokens: decoded tokens per problem.
-    depth: steps of a solution at most. width: states kept at a time. expand: next steps tried in
-    a state. step, whole: how one step, and a whole solution, are sampled.
-    propose, evaluate: the task's own ways to make next steps and to judge states, beside those
-    that every task has (see `names.py`); a task that names some is also a Proposer or Evaluator.
-    evaluator: the way to judge that is used when the user names none.
-    worth: what the best state is worth in the task's own ways, the worst being worth 0.
-    prune_below: what depth-first search does not look into, on the scale of that way.
+    method: one of `treegen.evals.search.methods.METHODS`.
+    tokens: the budget of decoded tokens per problem.
+    depth: most steps of a solution.
+    width: states to keep at a time.
+    expand: next steps to try in a state.
+    step: how one step is sampled. whole: how a whole solution is sampled.
+    evaluator: the way to judge that is used if the user names none.
+    worth: the value of the best state in the task's own ways to judge; the worst has 0.
+    propose, evaluate: names of the task's own ways to make next steps and to judge states, beside
+    those that all tasks share (see `names.py`). A task that has some is a Proposer or Evaluator.
+    prune_below: depth-first search gives up states of a lower value, on the scale of these ways.
     """
 
     method: str
@@ -46,9 +49,11 @@ class SearchDefaults:
 class SearchTask(Task, Protocol):
     """A task whose solutions are made of steps.
 
-    A state is known by the text after the prompt (`SearchNode.path_text`) alone. `checkable` says
-    that a problem itself tells whether a text solves it, as a puzzle does: a search may then ask
-    `solved`, and ends there. Elsewhere that takes the reference, and is for the score alone.
+    The text after the prompt (`SearchNode.path_text`) alone decides the state.
+
+    checkable: whether a problem itself tells if a text solves it, as a puzzle does. A search may
+    then call `solved`, and ends with a right solution. Otherwise `solved` needs the reference, and
+    only the score may call it.
     """
 
     @property
@@ -62,7 +67,7 @@ class SearchTask(Task, Protocol):
         ...
 
     def state(self, problem: Problem, text: str) -> str | None:
-        """Return what a text has come to, equal where the same can follow; None: a dead end."""
+        """Return the state of a text; equal if the same steps can follow, None for a dead end."""
         ...
 
     def done(self, problem: Problem, text: str) -> bool:
@@ -74,25 +79,25 @@ class SearchTask(Task, Protocol):
         ...
 
     def solved(self, problem: Problem, text: str) -> bool:
-        """Return whether a text solves the problem; any text must do."""
+        """Return whether a text solves the problem. It must take any text."""
         ...
 
 
 @runtime_checkable
 class Proposer(Protocol):
-    """A task that has ways of its own to make next steps: `SearchDefaults.propose` names them."""
+    """A task with ways of its own to make next steps; `SearchDefaults.propose` names them."""
 
     def propose(self, problem: Problem, how: str) -> "Propose":
-        """Return what makes next steps in one of the task's own ways."""
+        """Return a function that makes next steps in one of the task's own ways."""
         ...
 
 
 @runtime_checkable
 class Evaluator(Protocol):
-    """A task that has ways of its own to judge states: `SearchDefaults.evaluate` names them."""
+    """A task with ways of its own to judge states; `SearchDefaults.evaluate` names them."""
 
     def evaluate(self, problem: Problem, how: str) -> "Evaluate":
-        """Return what judges nodes in one of the task's own ways; more is better."""
+        """Return a function that judges nodes in one of the task's own ways; higher is better."""
         ...
 
 
@@ -100,7 +105,11 @@ _OPTIONAL: Final = {"propose": Proposer, "evaluate": Evaluator}
 
 
 def get_search_task(name: str) -> SearchTask:
-    """Return a new task that can be searched; raise InputError for one that cannot."""
+    """Return a new task that can be searched.
+
+    Raises:
+        InputError: there is none, or it cannot be searched.
+    """
     task = get_task(name)
     if isinstance(task, SearchTask):
         for member, protocol in _OPTIONAL.items():

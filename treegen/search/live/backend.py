@@ -1,8 +1,8 @@
-"""What computes live searches: nodes become requests and segments of one scheduler.
+"""Computes live searches: nodes become requests and segments of one scheduler.
 
-A node's context is a segment of the scheduler's live tree. Sampling adds a request below it; what a
-row generates becomes a segment with the pages that the row had, so that branching takes references
-and computes one token.
+The context of a node is a segment of the scheduler. Sampling adds a request below that segment.
+What a row generates becomes a segment with the pages that the row had. So branching there takes a
+reference and computes one token.
 """
 
 from __future__ import annotations
@@ -39,7 +39,12 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class LiveContext:
-    """The context of a node. given: what it was given as; None where some of it was generated."""
+    """The context of a node.
+
+    segment: the segment that ends with the node.
+    given: the text or token ids of the context; None if some of it was generated.
+    released: whether it was given back.
+    """
 
     segment: LiveSegment
     given: Given | None
@@ -51,7 +56,7 @@ class LiveContext:
         return self.segment.stop
 
     def tail(self) -> Tokens:
-        """The last tokens."""
+        """The last tokens, as many as appending text has to look at."""
         parts: list[Tokens] = []
         missing = TAIL
         for segment in self.segment.path():
@@ -66,9 +71,11 @@ class LiveContext:
 class Ticket(Generic[T]):
     """Something that a search waits for.
 
-    results: in the order they were asked for, None for what has not come. requests: those of the
-    scheduler that are not over, with the place of their first result. future: where an event loop
-    waits for it.
+    search: the search that waits.
+    results: in the order in which they were asked for; None for a result that has not come.
+    requests: the scheduler's requests that are not over, each with the place of its first result.
+    future: what an event loop waits for; None without one.
+    is_done: whether no more results come.
     """
 
     search: Search
@@ -78,7 +85,7 @@ class Ticket(Generic[T]):
     is_done: bool = False
 
     def finish(self) -> None:
-        """Nothing more will come; whoever awaits it goes on."""
+        """Note that no more results come. The code that awaits the ticket goes on."""
         self.is_done = True
         if self.future is not None and not self.future.done():
             self.future.set_result(None)
@@ -95,7 +102,7 @@ class Ticket(Generic[T]):
 
 
 class LiveBackend:
-    """The Backend of searches that share one scheduler's steps."""
+    """The Backend of searches that share the steps of one scheduler."""
 
     def __init__(
         self,
@@ -109,10 +116,14 @@ class LiveBackend:
         make_plan: Callable[[Sequence[Request]], Plan],
         before: DrawnBefore | None = None,
     ) -> None:
-        """A backend without any tree yet. params: with the most logprobs that are asked for.
+        """A backend without any tree yet.
 
-        make_scheduler: of stop conditions and what is called with every finished sample.
-        before: searches of unnamed prompts by other backends, from which those here go on.
+        params: the first sampling parameters. No others may ask for more logprobs.
+        stopping_of: gives what ends the samples of some parameters.
+        make_scheduler: makes the scheduler, of what ends samples by default and of the function to
+        call with every finished sample.
+        make_plan: finds what prompts share.
+        before: the samples that were drawn of unnamed prompts before, so that others are drawn.
         """
         self.tokenizer, self.spec, self.params = tokenizer, spec, params
         self._make_plan, self._stopping_of = make_plan, stopping_of
@@ -129,15 +140,15 @@ class LiveBackend:
     # Contexts
 
     def new_origin(self, context: Context, seed: int | None) -> str:
-        """What the randomness of one more unnamed search of a prompt belongs to."""
+        """The origin of the seeds of one more unnamed search of a prompt."""
         assert isinstance(context, LiveContext)
         before = self._before if seed is None else self._own_before
-        return before.search(origin_of(path_tokens(context.segment)))
+        return before.origin_of_search(origin_of(path_tokens(context.segment)))
 
     def prompts_together(
         self, contents: Sequence[str | Sequence[int]], *, rows: int
     ) -> list[Context]:
-        """Contexts of prompts that are known together, each expected to have so many rows."""
+        """Contexts of prompts that are known together. rows: rows to expect below each."""
         requests = [
             Request(str(index), tokens, samples=rows, rows=rows, max_tokens=1)
             for index, tokens in enumerate(self._encode(contents))
@@ -162,7 +173,7 @@ class LiveBackend:
         return tokens
 
     def prompt(self, content: str | Sequence[int], usage: SearchUsage) -> LiveContext:
-        """The context of a prompt; its tokens are charged when they are computed."""
+        """The context of a prompt. `usage` counts its tokens only when they are computed."""
         self._check_open()
         segment = self._prompts.find(self._encode([content])[0])
         return LiveContext(segment, given=Given.of(content))
@@ -183,7 +194,7 @@ class LiveBackend:
         return LiveContext(self.scheduler.run.store.add(segment, ids), given=None)
 
     def release(self, context: Context) -> None:
-        """Forget a context; what others share with it stays."""
+        """Forget a context; what other contexts share with it stays."""
         assert isinstance(context, LiveContext)
         if not context.released and not self.closed:
             context.released = True
@@ -236,7 +247,7 @@ class LiveBackend:
                 self._submit(ticket, spec, segment, 0, range(place, place))
         finally:
             for segment in segments:
-                store.release(segment)  # Its request refers to it now, if there is one.
+                store.release(segment)  # If it has a request, that one refers to it now.
         return [score for score in await self._until_done(ticket) if score is not None]
 
     def cancel(self, search: Search) -> None:
@@ -256,7 +267,7 @@ class LiveBackend:
         try:
             return await ticket
         except BaseException:
-            # Whoever waited will not see what has come.
+            # The code that waited does not get the samples that have come, so they go.
             for each in ticket.results if not self.closed else ():
                 if isinstance(each, Drawn):
                     self.release(each.context)
@@ -273,7 +284,7 @@ class LiveBackend:
         ticket.finish()
 
     def _settle(self, ticket: Ticket[Any], request: LiveRequest) -> None:
-        """A request is over; its ticket is done with its last one."""
+        """Note that a request is over. A ticket is done with its last request."""
         del self._tickets[request.index], ticket.requests[request]
         ticket.search.usage.tokens_prefilled += request.num_prefilled
         if not ticket.requests:
@@ -283,7 +294,7 @@ class LiveBackend:
 
     @property
     def has_work(self) -> bool:
-        """Whether anything was asked for that is not done."""
+        """Whether something that was asked for is not done."""
         # Scores may have come while something else was cancelled, outside any step.
         return self.scheduler.has_work or bool(self.scheduler.scores)
 
@@ -299,7 +310,7 @@ class LiveBackend:
         self._check_budgets()
 
     def _collect(self) -> None:
-        """Hand samples and scores that are finished to whoever waits for them."""
+        """Put finished samples and scores into the tickets that wait for them."""
         for (index, sample), segment in self.scheduler.grown.items():
             completion = self._ended.pop((index, sample))
             if index not in self._tickets:  # its search was stopped when it had just ended
@@ -322,7 +333,7 @@ class LiveBackend:
         self.scheduler.scores.clear()
 
     def _on_grown(self, request: LiveRequest, completion: Completion) -> Grown:
-        """What the segment of a sample holds: the tokens that its text, cut at the stop, has."""
+        """What the segment of a sample holds: the tokens of its text, which is cut at the stop."""
         self._ended[request.index, completion.sample_index] = completion
         tail, tokens, text = request.spec.tokens, completion.tokens, completion.text
         stopping = self.scheduler.run.param_sets[request.params].stopping
@@ -339,7 +350,7 @@ class LiveBackend:
         return Grown(np.concatenate([generated, rest]), num_generated=count)
 
     def _check_budgets(self) -> None:
-        """Stop searches whose live rows have used up their tokens, or whose time is over."""
+        """Stop searches that have used up their time, or their tokens with those of live rows."""
         limited = {
             ticket.search
             for ticket, _ in self._tickets.values()
@@ -383,7 +394,7 @@ class LiveBackend:
             )
 
     def close(self) -> None:
-        """End all searches and free what they hold; those that wait are stopped."""
+        """End all searches and free their pages; searches that wait are stopped."""
         if self.closed:
             return
         self.closed = True

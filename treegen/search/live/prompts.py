@@ -1,8 +1,9 @@
-"""Given text in a session: which tokens it has, and which segments have them already.
+"""Finds the segments that have the tokens of a given text already.
 
-Prompts are matched against those before them from the root down. One that parts inside a segment
-splits it where nothing of it was computed yet, and else goes on from a view of its first pages, so
-that what two prompts share is computed and kept once, whatever order they come in.
+A prompt is matched against those before it, from the root down. If it parts from a segment in its
+middle, the segment is split there while nothing of it is computed. Otherwise the prompt goes on
+from a view of the segment's first pages. So what two prompts share is computed and stored once,
+whatever order they come in.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ _MAX_HELD = 256
 
 
 class PromptIndex:
-    """Segments of given text by what they go on from and their first token."""
+    """Segments of given text, by the segment above them and their first token."""
 
     def __init__(self, store: SegmentStore, *, rows: int) -> None:
-        """No prompts yet. rows: how many may come to hang below what prompts share."""
+        """No prompts yet. rows: rows to expect below a segment that prompts share."""
         self._store, self._rows = store, rows
         self._page_size = store.cache.page_size
         self._below: dict[tuple[int, int], list[LiveSegment]] = {}
-        # Views and prompts used lately stay known when nothing hangs below them for a moment.
+        # The segments used last are held, so that they stay while nothing else refers to them.
         self._held: OrderedDict[int, LiveSegment] = OrderedDict()
 
     def add_plan(self, plan: Plan) -> list[LiveSegment]:
@@ -58,9 +59,9 @@ class PromptIndex:
     def _furthest(
         self, parent: LiveSegment | None, tokens: Tokens
     ) -> tuple[LiveSegment | None, int]:
-        """Of the segments below `parent` the one that most tokens can be shared with.
+        """The segment below `parent` that shares most tokens, and the position up to which it does.
 
-        And up to which position: of several one that ends there. None if no token can be.
+        Of several such segments it is the shortest. None if no token can be shared.
         """
         key = self._key(parent, tokens)
         alive = [s for s in self._below.get(key, ()) if s.refs > 0]
@@ -76,21 +77,21 @@ class PromptIndex:
         return (match, cut) if cut > match.start else (None, 0)
 
     def _cut(self, segment: LiveSegment, shared: int) -> int:
-        """Where a segment can be parted whose first tokens are shared."""
+        """The position at which a segment can be cut if its first `shared` tokens are shared."""
         cut = segment.start + shared
         if cut == segment.stop or self._store.can_split(segment):
             return cut
         return self._aligned(segment, cut)
 
     def _aligned(self, segment: LiveSegment, cut: int) -> int:
-        """Where the last page that is full up to a position ends."""
+        """The position where the last page ends that is full up to position `cut`."""
         return cut - (cut - segment.base) % self._page_size
 
     def _can_split(self, segment: LiveSegment) -> bool:
         return self._store.can_split(segment) and self._store.has_room_to_split(segment)
 
     def _part(self, segment: LiveSegment, cut: int) -> LiveSegment:
-        """The part of a segment up to position `cut`, which stays known."""
+        """The part of a segment up to position `cut`, as a segment of its own that is held."""
         if not self._can_split(segment):
             return self._keep(self._store.view(segment, cut, rows=self._rows))
         self._below[self._key(segment.parent, segment.tokens)].remove(segment)
@@ -106,7 +107,7 @@ class PromptIndex:
         self._below.setdefault(self._key(segment.parent, segment.tokens), []).append(segment)
 
     def _keep(self, segment: LiveSegment) -> LiveSegment:
-        """Keep the caller's reference on a new segment until many others have been used since."""
+        """Hold a new segment by the caller's reference until many others have been used."""
         self._note(segment)
         self._held[segment.index] = segment
         while len(self._held) > _MAX_HELD:

@@ -31,11 +31,14 @@ async def beam(
     depth: int,
     state: State = text_state,
 ) -> Found:
-    """Take all paths on by a step, keep the best ones, and so on.
+    """Extend all paths by one step, keep the best, and go on with these.
 
-    width: paths that are kept, finished ones among them, so `width` solutions at most are found.
-    depth: steps at most. Of nodes with equal states one is kept. Found is the solution of most
-    value; for a vote weighted by values give what is found to `vote`.
+    width: paths to keep, finished ones included. So it finds at most `width` solutions.
+    depth: most steps of a path.
+    state: of nodes with equal states only the first is kept.
+
+    Returns the solutions, that of the highest value first. For a vote weighted by values give what
+    is found to `vote`.
     """
     check_counts(width=width, depth=depth)
     try:
@@ -57,7 +60,7 @@ async def beam_down(
     depth: int,
     state: State,
 ) -> str:
-    """Grow the tree below root as `beam` does, and return why it stopped before it was through."""
+    """Grow the tree below root as `beam` does. Returns why it stopped early, "" if it did not."""
     frontier, seen, num_finished = [root], {state(root)}, 0
     for _ in range(depth):
         steps = distinct(await propose_all(frontier, propose), state, seen, root)

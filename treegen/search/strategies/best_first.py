@@ -40,13 +40,16 @@ async def best_first(
 ) -> Found:
     """Expand nodes in the order of their values, whatever their depth.
 
-    max_expansions: nodes that next steps are proposed for, at most. batch: nodes expanded side by
-    side. prune_below: a node of less value is given up. solutions: end when so many are
-    finished, that is, are done and no open node is better; None goes on until nothing is open.
+    max_expansions: most nodes to propose next steps for.
+    batch: nodes to expand side by side.
+    prune_below: a node of a lower value is given up.
+    solutions: solutions to finish before the search ends. A solution is finished when it is done
+    and no open node is better. None goes on until no node is open.
+    state: of nodes with equal states only the first is kept.
     """
     check_counts(max_expansions=max_expansions, batch=batch, solutions=solutions)
     seen: set[Hashable] = {state(root)}
-    # Places differ, so nodes themselves are never compared.
+    # No two nodes have one place, so nodes themselves are never compared.
     opened = [(-math.inf, place(root), root)]
     stopped, num_expansions, num_finished = "", 0, 0
     try:
@@ -56,7 +59,7 @@ async def best_first(
                 node = opened[0][2]
                 finished = node is not root and done(node)
                 if finished and chosen:
-                    break  # those chosen are better
+                    break  # the chosen nodes are better
                 heapq.heappop(opened)
                 if finished:
                     num_finished += 1

@@ -13,11 +13,13 @@ from treegen.search.strategies.common import assess, check_counts, conclude
 
 
 async def best_of_n(root: SearchNode, n: int, evaluate: Evaluate, **overrides: Any) -> Found:
-    """Draw n samples and rank them by what an evaluation makes of them.
+    """Draw n samples and rank them by their values. Every sample is a candidate.
 
-    overrides: as for `SearchNode.sample`. Every sample is a candidate. Under a budget of tokens
-    only as many are drawn side by side as are sure to end within it, at least one in all, then
-    as many as what those left has room for, and so on; an evaluation may spend the rest.
+    overrides: as for `SearchNode.sample`.
+
+    Under a budget of tokens it draws in rounds. Each round draws as many samples side by side as
+    are sure to end within the tokens that are left; the first draws at least one. An evaluation
+    may spend the rest.
     """
     check_counts(n=n)
     search, max_tokens = root.search, replace(root.search.params, **overrides).max_tokens

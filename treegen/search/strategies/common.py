@@ -1,7 +1,7 @@
 """What the strategies share: ranking, pruning, and how a search ends.
 
-A strategy keeps what it knows in the tree itself: values, what is pruned, what hangs below what.
-So when a budget ends it, at whatever point, its outcome is read from the tree.
+A strategy keeps what it knows in the tree itself: nodes, their values, and which are pruned. So
+wherever a budget ends it, its outcome can be read from the tree.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from treegen.search.propose import Propose
 from treegen.search.result import Found
 
 Done = Callable[[SearchNode], bool]
-"""Whether a node is the end of a solution, right or wrong. Asked more than once of a node."""
+"""Whether a node is the end of a solution, right or wrong. May be called again for a node."""
 
 State = Callable[[SearchNode], Hashable]
-"""What a node stands for: of nodes with equal states only the first is followed."""
+"""The state that a node stands for. Of nodes with equal states only the first is followed."""
 
 
 def text_state(node: SearchNode) -> Hashable:
-    """Two nodes are the same state if their texts are equal and both or neither have ended."""
+    """The text of a node's path, and whether the model has ended it."""
     return node.path_text, ended(node)
 
 
@@ -34,32 +34,32 @@ async def propose_all(nodes: Iterable[SearchNode], propose: Propose) -> list[Sea
 
 
 async def assess(nodes: Sequence[SearchNode], evaluate: Evaluate) -> None:
-    """Set the values of nodes."""
+    """Set the values of nodes to what an evaluation gives."""
     for node, value in zip(nodes, await values_of(nodes, evaluate), strict=True):
         node.value = value
 
 
 def rank(nodes: Iterable[SearchNode]) -> list[SearchNode]:
-    """Sort nodes by value, the best first, ties by their place in the tree; unvalued ones last."""
+    """Sort nodes by value, best first; ties by place in the tree, nodes without a value last."""
     return sorted(nodes, key=lambda node: (node.value is None, -(node.value or 0.0), place(node)))
 
 
 def split(
     nodes: Sequence[SearchNode], prune_below: float
 ) -> tuple[list[SearchNode], list[SearchNode]]:
-    """Nodes of enough value and the others, each the best first."""
+    """The nodes whose value is at least `prune_below`, and the others; each best first."""
     ranked = rank(nodes)
     num_good = sum(node.value is not None and node.value >= prune_below for node in nodes)
     return ranked[:num_good], ranked[num_good:]
 
 
 def place(node: SearchNode) -> tuple[tuple[int, int], ...]:
-    """Where a node stands in its tree; places sort as `SearchNode.walk` yields."""
+    """The place of a node in its tree. Places sort in the order of `SearchNode.walk`."""
     return tuple(each.order for each in node.path)
 
 
 def prune(nodes: Iterable[SearchNode], root: SearchNode) -> None:
-    """Give nodes up and free their caches, and so for each parent below root with no other way."""
+    """Give nodes up and free their pages; also parents below root whose children are all pruned."""
     for node in nodes:
         while True:
             node.pruned = True
@@ -89,8 +89,8 @@ def distinct(
 async def conclude(root: SearchNode, done: Done, evaluate: Evaluate, stopped: str) -> Found:
     """Read from the tree below root what was found.
 
-    Candidates are the leaves that are done and not pruned. Those without a value get theirs now;
-    where the budget does not allow it, they stand last.
+    Candidates are the leaves that are done and not pruned. Those without a value get one now. If
+    the budget does not allow it, they come last.
     """
     leaves = [node for node in root.walk() if node.is_leaf and not node.pruned and node is not root]
     finished = [node for node in leaves if done(node)]

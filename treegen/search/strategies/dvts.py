@@ -22,12 +22,17 @@ async def dvts(
     depth: int,
     state: State = text_state,
 ) -> Found:
-    """Grow independent subtrees, each of which keeps the best of the steps proposed at a time.
+    """Grow independent subtrees. Each keeps the best of the steps that are proposed at a time.
 
-    Unlike in a beam, no good start crowds out the others. Each subtree asks for first steps of
-    its own, so `propose` must sample (`sample_steps`). It ends in one solution per subtree;
-    found is the one of most value. For a vote weighted by values, as its authors report, give
-    what is found to `vote`.
+    Unlike in a beam, a good start does not crowd out the others. Each subtree asks for first steps
+    of its own, so `propose` must sample (`sample_steps`).
+
+    subtrees: how many to grow.
+    depth: most steps of a path.
+    state: of nodes with equal states only the first is kept.
+
+    Returns at most one solution of each subtree, that of the highest value first. For a vote
+    weighted by values, as the authors report, give what is found to `vote`.
     """
     check_counts(subtrees=subtrees, depth=depth)
     try:

@@ -1,4 +1,4 @@
-"""Declared expansions: a tree of generated levels, run without code of the user's in the loop."""
+"""Declared expansions: generates the levels of a tree without code of the user in the loop."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _SCORERS: Final[dict[ScorerName, Evaluate]] = {
 async def expand(root: SearchNode, levels: Sequence[Expand]) -> Found:
     """Generate declared levels below a node.
 
-    Candidates are the nodes of the last level that were kept, and those that the model ended
-    before it, ranked by the last level's scorer (mean_logprob if it names none).
+    Candidates are the nodes of the last level that were kept, and nodes above it at which the model
+    ended the text. They are ranked by the last level's scorer (mean_logprob if it names none).
     """
 
     def done(node: SearchNode) -> bool:

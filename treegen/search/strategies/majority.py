@@ -20,10 +20,11 @@ Answer = Callable[[SearchNode], str | None]
 
 
 def agreement(first: int, second: int) -> float:
-    """How likely the leading answer is to stay ahead of the next, given their votes.
+    """The chance that the leading answer stays ahead of the second, given their votes.
 
-    P(p > 1/2) where p has the distribution Beta(first + 1, second + 1): the beta rule of Aggarwal
-    et al. 2023. It equals the chance of at most `first` heads in first + second + 1 tosses.
+    It is P(p > 1/2) where p has the distribution Beta(first + 1, second + 1): the beta rule of
+    Aggarwal et al. 2023. It equals the chance of at most `first` heads in first + second + 1
+    tosses.
     """
     tosses = first + second + 1
     ways: int = sum(math.comb(tosses, heads) for heads in range(first + 1))
@@ -31,7 +32,7 @@ def agreement(first: int, second: int) -> float:
 
 
 def is_decided(answers: Iterable[str | None], confidence: float) -> bool:
-    """Whether the two leading answers are so far apart; invalid answers never agree."""
+    """Whether the leading answer stays ahead with a chance of `confidence`; None is no answer."""
     top = [votes for _, votes in Counter(a for a in answers if a is not None).most_common(2)]
     return bool(top) and agreement(top[0], top[1] if len(top) > 1 else 0) >= confidence
 
@@ -47,10 +48,15 @@ async def majority(
 ) -> Found:
     """Draw solutions until the beta rule says that the vote is decided, and let them vote.
 
-    batch: solutions drawn side by side, fewer where the budget of tokens has no room for so many;
-    when the vote is decided those still being drawn are cancelled. confidence: of the rule; None
-    draws max_samples. overrides: as for `SearchNode.sample`. Solutions are read in the order in
-    which they were started, so what is counted, and the tree, do not depend on which end first.
+    answer: reads the answer of a solution.
+    max_samples: most solutions to draw.
+    batch: solutions to draw side by side. There are fewer if the budget of tokens has no room for
+    all of them. When the vote is decided, those still being drawn are cancelled.
+    confidence: the chance at which the vote is decided; None draws max_samples.
+    overrides: as for `SearchNode.sample`.
+
+    Solutions are read in the order in which they were started. So neither the votes nor the tree
+    depend on which of them end first.
     """
     check_counts(max_samples=max_samples, batch=batch)
     if confidence is not None and not 0 < confidence < 1:
@@ -80,12 +86,15 @@ async def majority(
 def vote(
     found: Found, answer: Answer, weight: Callable[[SearchNode], float] | None = None
 ) -> Found:
-    """Let the candidates that a search found vote on the answer, and put the winner's first.
+    """Let the candidates of a search vote on the answer; those of the winning answer come first.
 
-    weight: votes of a candidate, a finite number from 0 on; 1 by default. Weighted by what a
-    verifier makes of them, `lambda node: node.value or 0.0`, candidates of `rebase`, `dvts` and
-    `beam` vote as in their papers. A log-probability is no weight, for the least likely candidate
-    would have the most to say; its exponential is: `lambda node: math.exp(node.value)`.
+    weight: gives the votes of a candidate, a finite number from 0 on; 1 by default.
+
+    With the values of a verifier as weights, `lambda node: node.value or 0.0`, candidates of
+    `rebase`, `dvts` and `beam` vote as in their papers. A log-probability is no weight, because it
+    is negative. Its exponential is one: `lambda node: math.exp(node.value)`.
+
+    Raises InputError for a weight that is negative or not finite.
     """
     answers = [answer(candidate) for candidate in found.candidates]
     elected = _elect(found.candidates, answers, weight)
@@ -107,12 +116,12 @@ def _elect(
     answers: Sequence[str | None],
     weight: Callable[[SearchNode], float] | None = None,
 ) -> Found:
-    """The outcome of a vote: samples of the winning answer first, invalid ones last."""
+    """The outcome of a vote: samples of the winning answer first, those without an answer last."""
     votes: dict[str, float] = {}
     for sample, answer in zip(samples, answers, strict=True):
         if answer is not None:
             votes[answer] = votes.get(answer, 0) + (_weight(sample, weight) if weight else 1)
-    # Of answers with equal votes the one given first is first.
+    # Of answers with equal votes the one that was given first comes first.
     rank = {answer: place for place, answer in enumerate(sorted(votes, key=lambda a: -votes[a]))}
     places = [len(rank) if answer is None else rank[answer] for answer in answers]
     order = sorted(range(len(samples)), key=places.__getitem__)

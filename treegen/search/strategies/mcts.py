@@ -24,18 +24,18 @@ from treegen.search.strategies.common import (
 
 @dataclass(slots=True)
 class Arm:
-    """How often a node was visited, and what the visits came to in all."""
+    """The visits of a node. total: the sum of the values that they gave."""
 
     visits: int = 0
     total: float = 0.0
 
     @property
     def mean(self) -> float:
-        """Mean of what visits came to; 0 before the first."""
+        """The mean value of the visits; 0 before the first."""
         return self.total / self.visits if self.visits else 0.0
 
     def bound(self, parent_visits: int, c: float) -> float:
-        """What the arm may be worth at best: its mean and c * sqrt(ln(parent's) / its visits)."""
+        """The upper confidence bound: mean + c * sqrt(ln(parent_visits) / visits)."""
         if not self.visits:
             return math.inf
         return self.mean + c * math.sqrt(math.log(parent_visits) / self.visits)
@@ -54,16 +54,20 @@ async def mcts(
     state: State = text_state,
     arms: dict[SearchNode, Arm] | None = None,
 ) -> Found:
-    """Visit the tree again and again, more often where it has turned out well.
+    """Visit the tree again and again, more often where its values are high.
 
-    An iteration goes down from the root to the child with the highest bound each time, until it
-    comes to a node that is new, done or at the depth limit; what that is worth counts for all
-    nodes passed, whose values are the means. A node gets children at its second visit, at the
-    root's first. Dead ends are pruned.
+    An iteration starts at the root and goes down to the child with the highest bound, until it
+    comes to a node that is new, done or at the depth limit. The value of that node counts for all
+    nodes on the way. The value of a node is the mean of what was counted. A node gets children at
+    its second visit, the root at its first. Dead ends are pruned.
 
-    evaluate: of one node at a time; `rollouts` plays samples to their ends. Values from 0 to 1 go
-    with the usual c. depth: steps of a path at most. enough: end once a solution is worth this.
-    arms: a mapping that takes up the visits of each node, for those who want to look.
+    evaluate: gets one node at a time; `rollouts` plays samples to their ends.
+    iterations: most iterations.
+    c: the weight of the bound's second term. The default fits values from 0 to 1.
+    depth: most steps of a path.
+    enough: the search ends at a solution of at least this value.
+    state: of nodes with equal states only the first is kept.
+    arms: a mapping to fill with the visits of each node, for callers who want to see them.
     """
     check_counts(iterations=iterations, depth=depth)
     arms = {} if arms is None else arms
@@ -72,7 +76,7 @@ async def mcts(
     seen: set[Hashable] = {state(root)}
 
     async def descend() -> list[SearchNode]:
-        """The path from the root to the node to evaluate; empty if there is none left."""
+        """The path from the root to the node to evaluate; empty if no node is left."""
         path = [root]
         while path:
             node = path[-1]

@@ -27,12 +27,12 @@ _ROUNDING = 1e-9
 
 
 def allocate(values: Sequence[float], budget: int, temperature: float) -> list[int]:
-    """Share a budget of children out in proportion to exp(value / temperature).
+    """Divide a budget of children among nodes in proportion to exp(value / temperature).
 
-    The best node comes first: each gets its share of what is left, rounded up. So the numbers add
-    up to the budget, and no node gets more than its exact share rounded up. (The paper rounds each
-    share to the nearest whole number, and so draws more or fewer than its budget at some levels:
-    four equal nodes get 2 each of a budget of 6, and none of a budget of 1.)
+    The best node comes first. Each node gets its share of what is left, rounded up. So the numbers
+    add up to the budget, and no node gets more than its exact share rounded up. (The paper rounds
+    each share to the nearest whole number. So it draws more or fewer than its budget at some
+    levels: four equal nodes get 2 each of a budget of 6, and none of a budget of 1.)
     """
     if not temperature > 0:
         raise InputError(f"temperature must be more than 0, got {temperature!r}")
@@ -62,13 +62,17 @@ async def rebase(
 ) -> Found:
     """Go down level by level, drawing from each node as many steps as its value earns.
 
-    step: draws so many next steps of a node (`sample_step`). width: steps drawn per level, less
-    one for each solution finished above. temperature: the smaller, the more goes to the best.
-    Found is the solution of most value; for the paper's vote, in which each counts as much as its
-    value, give what is found to `vote`.
+    step: draws a number of next steps of a node (`sample_step`).
+    width: steps to draw per level, less one for each solution finished above.
+    depth: most steps of a path.
+    temperature: the smaller it is, the more steps the best nodes get.
+    state: of nodes with equal states only the first is kept.
+
+    Returns the solutions, that of the highest value first. For the paper's vote, in which each
+    solution counts as much as its value, give what is found to `vote`.
     """
     check_counts(width=width, depth=depth)
-    allocate((), 0, temperature)  # Says what is wrong with a temperature before anything is drawn.
+    allocate((), 0, temperature)  # It checks the temperature before anything is drawn.
     stopped, num_finished = "", 0
     seen: set[Hashable] = {state(root)}
     shares = [(root, width)]

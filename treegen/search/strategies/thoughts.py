@@ -38,9 +38,12 @@ async def bfs(
 ) -> Found:
     """Go down level by level, keeping the best thoughts of each.
 
-    breadth: thoughts that go on per level, finished ones not counted. prune_below: a thought of
-    less value is given up, finished or not. solutions: end after the level at which so many are
-    finished; None goes on to `depth` levels.
+    breadth: thoughts of a level to go on with, finished ones not counted.
+    depth: most levels.
+    prune_below: a thought of a lower value is given up, finished or not.
+    solutions: the search ends after the level at which so many are finished; None goes on to
+    `depth` levels.
+    state: of nodes with equal states only the first is kept.
     """
     check_counts(breadth=breadth, depth=depth, solutions=solutions)
     frontier, seen, num_finished, stopped = [root], {state(root)}, 0, ""
@@ -76,9 +79,11 @@ async def dfs(
 ) -> Found:
     """Follow the best thought first, and go back where there is no way on.
 
-    depth: steps of a path at most. prune_below: a thought of less value is given up unvisited.
-    max_visits: nodes that next steps are proposed for, at most. solutions: end when so many are
-    finished; None visits everything.
+    depth: most steps of a path.
+    prune_below: a thought of a lower value is given up and not visited.
+    max_visits: most nodes to propose next steps for.
+    solutions: the search ends when so many are finished; None visits everything.
+    state: of nodes with equal states only the first is kept.
     """
     check_counts(depth=depth, max_visits=max_visits, solutions=solutions)
     stopped, num_visits, num_finished = "", 0, 0

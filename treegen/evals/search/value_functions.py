@@ -1,4 +1,4 @@
-"""Ways to judge states: those that every task has, and a task's own."""
+"""Ways to judge states: those that all tasks share, and a task's own."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,16 +11,18 @@ from treegen.evals.search.task import Evaluator, SearchTask
 from treegen.search.evaluate import Evaluate, mean_logprob, min_logprob
 from treegen.search.node import SearchNode
 
-# Less than any mean of log-probabilities that a state which leads somewhere has.
+# It is less than the mean log-probability of any state that leads somewhere.
 _LOST: Final = -1e6
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class ValueFunction:
     """A way to judge states.
 
-    lost, won: what a state is worth that leads nowhere, and a right solution. chance: puts its
-    values on a scale from 0 to 1.
+    evaluate: gives the values of nodes.
+    lost: the value of a state that leads nowhere.
+    won: the value of a right solution.
+    chance: puts a value on a scale from 0 to 1.
     """
 
     evaluate: Evaluate
@@ -29,25 +31,25 @@ class Judge:
     chance: Callable[[float], float]
 
 
-def own_judge(task: SearchTask, problem: Problem, how: str) -> Judge:
+def own_value_function(task: SearchTask, problem: Problem, how: str) -> ValueFunction:
     """Return one of the task's own ways."""
     assert isinstance(task, Evaluator), "settings name only ways that the task has"
     worth = task.search_defaults.worth
-    return Judge(task.evaluate(problem, how), 0.0, worth, lambda value: value / worth)
+    return ValueFunction(task.evaluate(problem, how), 0.0, worth, lambda value: value / worth)
 
 
-def general_judge(how: str, problems: Mapping[str, Problem]) -> Judge | None:
+def general_value_function(how: str, problems: Mapping[str, Problem]) -> ValueFunction | None:
     """Return a way to judge that every task has; None if it is one of the task's own."""
     if how.startswith(REWARD):
         from treegen.search.reward import reward_model
 
         def text_of(node: SearchNode) -> str:
-            # Without the solved examples, which say nothing of this solution.
+            # The solved examples are left out, because they say nothing of this solution.
             return f"{problems[node.search.name].question}\n{node.path_text}"
 
         reward = reward_model(how.removeprefix(REWARD), text_of=text_of)
-        return Judge(reward, 0.0, 1.0, lambda value: value)
+        return ValueFunction(reward, 0.0, 1.0, lambda value: value)
     found = {"logprob": mean_logprob, "min-logprob": min_logprob}.get(how)
     if found is None:
         return None
-    return Judge(found, _LOST, 0.0, lambda value: math.exp(min(0.0, value)))
+    return ValueFunction(found, _LOST, 0.0, lambda value: math.exp(min(0.0, value)))

@@ -1,0 +1,88 @@
+"""The work lists of attention that folds keys in, one for each level, launched in order.
+
+Where keys are cut depends on their positions alone. So does the part to which their sums belong.
+
+Letters: G groups, U units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from treegen.attention.gpu.units import HEIGHTS, UNIT, WorkList, kind_of
+from treegen.attention.level import HostLevel, IntArray
+
+PART = 4096  # positions whose keys are summed one after another
+ALIGN = 16  # levels begin at multiples of so many positions: what one matrix product sums at once
+
+
+def fold_list(levels: Sequence[HostLevel], num_rows: int, per_head: int, tallest: int) -> WorkList:
+    """Cut levels into units: row blocks of one height a level, times the parts of their keys.
+
+    num_rows: with those past the live ones. tallest: the largest of HEIGHTS that may be used.
+    """
+    tables, kinds = [], []
+    offset, parts = 0, 1
+    for index, level in enumerate(levels):
+        key = "fold", per_head, tallest, offset
+        if key not in level.memo:
+            level.memo[key] = _units(level, per_head, tallest, offset)
+        table, kind = level.memo[key]
+        parts = max(parts, int(table[:, 0].max(initial=0)) + 1)
+        if index == len(levels) - 1:
+            table = np.concatenate([table, _idle_rows(table, num_rows)])
+        tables.append(table)
+        kinds.append(kind)
+        offset += level.pages_GP.size
+    return WorkList(
+        units=tuple(tables),
+        kinds=tuple(kinds),
+        last=np.empty((0, UNIT), dtype=np.int64),
+        last_kind=0,
+        pages=np.concatenate([level.pages_GP.reshape(-1) for level in levels]),
+        num_parts=parts,
+        complete=False,
+        causal=any(level.causal for level in levels),
+    )
+
+
+def _units(level: HostLevel, per_head: int, tallest: int, offset: int) -> tuple[IntArray, int]:
+    """Units of a level, [U, 9], and the index of their height."""
+    rows_G, keys_G, origin_G = level.stop_G - level.start_G, level.kv_len_G, level.kv_start_G
+    groups = np.flatnonzero((rows_G > 0) & (keys_G > 0))
+    # Below 16 rows there is no matrix product, and none sums as it does.
+    kind = max(kind_of(rows_G[groups] * per_head, keys_G[groups], tallest), 1)
+    height = max(HEIGHTS[kind] // per_head, 1)
+    group, block = _repeat(groups, -(-rows_G[groups] // height))
+    first, last = origin_G[group] // PART, (origin_G + keys_G - 1)[group] // PART
+    at, part = _repeat(np.arange(len(group)), last - first + 1)
+    group, block, part = group[at], block[at], part + first[at]
+    table = np.zeros((len(group), UNIT), dtype=np.int64)
+    table[:, 0] = part
+    table[:, 1] = level.start_G[group] + block * height
+    table[:, 2] = np.minimum(table[:, 1] + height, level.stop_G[group])
+    table[:, 3] = offset + group * level.pages_GP.shape[1]
+    table[:, 4] = np.maximum(part * PART - origin_G[group], 0)
+    table[:, 5] = np.minimum((part + 1) * PART - origin_G[group], keys_G[group])
+    table[:, 6] = origin_G[group]
+    table[:, 7] = level.causal
+    return table, kind
+
+
+def _repeat(values: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
+    """Each value so many times, and how many times it was there before."""
+    again = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+    return np.repeat(values, counts), again
+
+
+def _idle_rows(table: IntArray, num_rows: int) -> IntArray:
+    """A unit without keys for each row that has none in a table: what is above it is written."""
+    covered = np.zeros(num_rows + 1, dtype=np.int64)
+    np.add.at(covered, table[:, 1], 1)
+    np.add.at(covered, table[:, 2], -1)
+    rows = np.flatnonzero(covered[:-1].cumsum() == 0)
+    idle = np.zeros((len(rows), UNIT), dtype=np.int64)
+    idle[:, 1], idle[:, 2] = rows, rows + 1
+    return idle

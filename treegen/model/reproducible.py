@@ -1,0 +1,111 @@
+"""Passes whose bits for a row do not depend on the rows beside it: all of a model but attention.
+
+Attention is `impl="invariant"`. The rest of a layer is computed for each row apart, but by kernels
+that may sum in another order where rows are few, or many. So products do not split their sums, no
+pass has few rows, and layers are compiled for one number of rows whatever the first pass is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import torch
+import torch._inductor.config
+from torch import Tensor
+
+from treegen.attention import HostLevel, prepare_host
+from treegen.cache.pool import LayerKV
+from treegen.errors import InputError
+from treegen.model.batch import Batch
+
+IMPL: Final = "invariant"
+ALIGN: Final = 16
+"""Attention parts begin at multiples of so many positions; see `treegen.attention.gpu.fold`."""
+_LEAST_ROWS: Final = 64  # products of fewer rows are no faster, and some are much slower
+_COMPILED_ROWS: Final = 1024
+
+
+def check_reproducible(device: torch.device, impl: str, page_size: int) -> None:
+    """Check how attention is computed.
+
+    Raises:
+        InputError: bits of a row would depend on other rows.
+    """
+    if device.type != "cuda":
+        return
+    if impl not in ("auto", IMPL):
+        raise InputError(
+            f"reproducible computes attention with impl {IMPL!r}, but impl is {impl!r}; leave one "
+            "of them out"
+        )
+    if page_size % ALIGN:
+        raise InputError(
+            f"reproducible needs a page_size that is a multiple of {ALIGN}, got {page_size}"
+        )
+
+
+def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
+    """Check the type of the weights.
+
+    Raises:
+        InputError: bits of a row would depend on other rows.
+    """
+    # Weights of a softmax that are small have fewer digits in float16. On a CPU, so far only sums
+    # in float32 were shown to give the same samples.
+    allowed = (torch.float32, torch.bfloat16) if device.type == "cuda" else (torch.float32,)
+    if dtype not in allowed:
+        names = " or ".join(str(each).removeprefix("torch.") for each in allowed)
+        raise InputError(
+            f"reproducible on {device.type} takes {names}, and the model's dtype is "
+            f"{str(dtype).removeprefix('torch.')}; give dtype= (--dtype)"
+        )
+
+
+def fix_sums() -> None:
+    """Let the sums of a row have one order in this process, whatever the number of rows.
+
+    Matrix products do not split them, which cuBLASLt can be told. The compiler does not choose
+    among kernels by timing them.
+    """
+    torch.backends.cuda.preferred_blas_library("cublaslt")
+    # Of each pair, the second is whether sums may be split.
+    for name in (
+        "allow_bf16_reduced_precision_reduction",
+        "allow_fp16_reduced_precision_reduction",
+    ):
+        setattr(torch.backends.cuda.matmul, name, (False, False))
+    if hasattr(torch._inductor.config, "deterministic"):
+        torch._inductor.config.deterministic = True
+
+
+def with_rows(batch: Batch) -> Batch:
+    """The same batch with rows to spare, which write to the padding page, if it has few."""
+    missing = _LEAST_ROWS - len(batch.tokens_T)
+    if missing <= 0:
+        return batch
+
+    def longer(tensor_T: Tensor) -> Tensor:
+        return torch.nn.functional.pad(tensor_T, (0, missing))
+
+    positions_T = longer(batch.positions_T)
+    levels = batch.levels
+    if levels.positions_T is not None:
+        levels = replace(levels, positions_T=positions_T)
+    return replace(
+        batch, tokens_T=longer(batch.tokens_T), positions_T=positions_T,
+        slots_T=longer(batch.slots_T), levels=levels,
+    )  # fmt: skip
+
+
+def first_batch(layers: Sequence[LayerKV], device: torch.device) -> Batch:
+    """A pass over nothing but the padding page, for the compiler to see a usual number of rows."""
+    zeros_T = torch.zeros(_COMPILED_ROWS, dtype=torch.int64, device=device)
+    one, none = np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    level = HostLevel(none, one * _COMPILED_ROWS, none[:, None], one, none, causal=False)
+    return Batch(
+        zeros_T, zeros_T, zeros_T, zeros_T[:_LEAST_ROWS],
+        prepare_host([level], zeros_T, device, IMPL), layers,
+    )  # fmt: skip
