@@ -32,6 +32,7 @@ _COMMANDS: Final = {
     "show": ("treegen.cli.show", "Show a run, one of its problems or one of its trees."),
     "tasks": ("treegen.cli.tasks", "List the tasks."),
     "demo": ("treegen.cli.demo", "Show what treegen does, with a model that comes with it."),
+    "selfcheck": ("treegen.cli.selfcheck", "Try whether samples depend on what runs beside them."),
     "bench": ("treegen.cli.bench", "Measure this machine."),
 }
 

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from treegen.cluster.cluster import Cluster
     from treegen.engine.stream import RunResult, ScoreStream, Stream
     from treegen.errors import (
         CapacityError,
@@ -16,11 +17,12 @@ if TYPE_CHECKING:
         RunError,
         TreeError,
         TreegenError,
+        WorkerError,
     )
     from treegen.llm import LLM, Kept
     from treegen.model.load import from_module, load_model
     from treegen.model.model import Model
-    from treegen.outputs import Completion, LevelRows, Score, Status, Usage
+    from treegen.outputs import Completion, LevelRows, Score, Status, Usage, WorkerStatus
     from treegen.params import SamplingParams
     from treegen.plan.plan import Plan
     from treegen.prompts.expansion import Expand
@@ -31,6 +33,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "CapacityError",
+    "Cluster",
     "Completion",
     "DataError",
     "Expand",
@@ -55,6 +58,8 @@ __all__ = [
     "TreeError",
     "TreegenError",
     "Usage",
+    "WorkerError",
+    "WorkerStatus",
     "from_module",
     "load_model",
 ]
@@ -63,6 +68,7 @@ __all__ = [
 # `import treegen` and `treegen --help` do not pay for torch.
 _MODULE_OF: Final = {
     "CapacityError": "treegen.errors",
+    "Cluster": "treegen.cluster.cluster",
     "Completion": "treegen.outputs",
     "DataError": "treegen.errors",
     "Expand": "treegen.prompts.expansion",
@@ -88,6 +94,8 @@ _MODULE_OF: Final = {
     "TreeError": "treegen.errors",
     "TreegenError": "treegen.errors",
     "Usage": "treegen.outputs",
+    "WorkerError": "treegen.errors",
+    "WorkerStatus": "treegen.outputs",
     "from_module": "treegen.model.load",
     "load_model": "treegen.model.load",
 }

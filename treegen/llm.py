@@ -11,9 +11,12 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from treegen.attention.api import choose
 from treegen.cache.kept import KeptPrefix, KeptPrefixes
 from treegen.cache.pool import PagedCache
+from treegen.engine.dealt import DealtStream
 from treegen.engine.graphs import DecodeGraphs
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segment import LiveRequest
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
     from treegen.search.budget import Budget
     from treegen.search.live.backend import LiveBackend
     from treegen.search.node import SearchFn, SearchNode
+    from treegen.search.problems import SearchProblem
     from treegen.search.result import Found, SearchResult
     from treegen.search.run import SearchRun
     from treegen.search.session import Session
@@ -179,6 +183,11 @@ class LLM:
         self._before = DrawnBefore()
         self._starting = threading.Lock()
         self._running: weakref.ref[Scheduler] | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """What stands for the weights."""
+        return self.model.fingerprint
 
     # Sampling
 
@@ -316,6 +325,7 @@ class LLM:
             return []
         with self.score_stream(pairs) as stream:
             scores = dict(stream)
+            stream.check_whole()
         return [scores[index] for index in range(len(scores))]
 
     def score_stream(self, pairs: Iterable[tuple[ScoreInput, ScoreInput]]) -> ScoreStream:
@@ -355,20 +365,39 @@ class LLM:
             assert keep_as is not None and table is not None
             self._kept.add(keep_as, request.spec.tokens, self.cache.pool.share(table))
 
-        # Equal params become one set, so that their rows are drawn and ended together.
-        sets = {each.drawing: each for each in params or [SamplingParams()]}
-        place = {drawing: index for index, drawing in enumerate(sets)}
-        first, *further = (ParamSet(each, self._stopping_of(each)) for each in sets.values())
+        sets, params_of = self._param_sets(params)
         scheduler = self._scheduler(
             plan,
-            params=first.params,
-            stopping=first.stopping,
-            further=further,
-            params_of=[place[each.drawing] for each in params],
+            **sets,
+            params_of=params_of,
             samples=samples,
             on_prefilled=keep if keep_as is not None else None,
         )
         return Stream(plan, scheduler, self.model, self._graphs)
+
+    def follow(self, plan: Plan, params: Sequence[SamplingParams]) -> DealtStream:
+        """Begin a run of which only what `DealtStream.deal` adds is done; for a cluster's workers.
+
+        plan: with all requests, which are laid out here as it says. params: of each request.
+
+        Raises CacheFullError for a prompt that the cache cannot hold even alone, InputError while
+        another run of this LLM is not finished.
+        """
+        plan.check_fits(self.cache.pool.num_pages, self.cache.page_size)
+        sets, params_of = self._param_sets(params)
+        nothing = np.empty(0, dtype=np.int64)
+        empty = replace(plan, requests=(), segments=(), segment_of=nothing, order=nothing)
+        scheduler = self._scheduler(empty, **sets, samples=[])
+        return DealtStream(plan, scheduler, self.model, self._graphs, params_of)
+
+    def _param_sets(self, params: Sequence[SamplingParams]) -> tuple[dict[str, Any], list[int]]:
+        """The sampling parameters of a scheduler, and the index of each request's among them."""
+        # Of equal ones, rows are drawn and ended together.
+        sets = {each.drawing: each for each in params or [SamplingParams()]}
+        place = {drawing: index for index, drawing in enumerate(sets)}
+        first, *further = (ParamSet(each, self._stopping_of(each)) for each in sets.values())
+        named = {"params": first.params, "stopping": first.stopping, "further": further}
+        return named, [place[each.drawing] for each in params]
 
     def _scheduler(self, plan: Plan, **options: Any) -> Scheduler:
         """The scheduler of a run, which has the cache until it is closed."""
@@ -492,7 +521,6 @@ class LLM:
         """
         from treegen.search.budget import check_budget
         from treegen.search.problems import named
-        from treegen.search.run import SearchRun
         from treegen.search.session import flat_content
 
         for name, value in (("concurrency", concurrency), ("rows", rows)):
@@ -500,12 +528,24 @@ class LLM:
         check_budget(budget)
         template = chat_arguments(tools, chat_template_kwargs)
         found = named(problems, lambda content: flat_content(content, self.tokenizer, template))
-        params = _of_tree(params)
+        return self._start_searches(
+            fn,
+            found,
+            params=_of_tree(params),
+            concurrency=concurrency,
+            budget=budget,
+            rows=rows,
+        )
+
+    def _start_searches(
+        self, fn: SearchFn, problems: Sequence[SearchProblem], *, params: SamplingParams, **how: Any
+    ) -> SearchRun:
+        """Searches of problems; how: what `SearchRun` takes."""
+        from treegen.search.run import SearchRun
+
         backend = self._search_backend(params)
         try:
-            return SearchRun(
-                backend, fn, found, params=params, concurrency=concurrency, budget=budget, rows=rows
-            )
+            return SearchRun(backend, fn, problems, params=params, **how)
         except BaseException:
             backend.close()
             raise
@@ -647,6 +687,7 @@ def _finished(stream: Stream) -> RunResult:
     """Use a run up; completions in the order of its prompts."""
     with stream:
         completions = list(stream)
+        stream.check_whole()
     place = {request.id: i for i, request in enumerate(stream.plan.requests)}
     completions.sort(key=lambda c: (place[c.prompt_id], c.sample_index))
     return RunResult(tuple(completions), stream.usage, stream.plan)

@@ -168,26 +168,35 @@ class Scheduler:
         return len(self.run.param_sets) - 1
 
     def add(
-        self, spec: Request, segment: LiveSegment, params: int, samples: Sequence[int]
+        self,
+        spec: Request,
+        segment: LiveSegment,
+        params: int,
+        samples: Sequence[int],
+        *,
+        rank: int | None = None,
+        grows: bool = True,
     ) -> LiveRequest:
         """Add a request below a segment; its samples become segments when they end.
 
         spec.tokens: the end of the prompt is enough. It is only read to make text of tokens.
         params: the index of the sampling parameters.
         samples: the sample indices that are wanted.
+        rank: its place among all requests, depth first; by default after those that are there.
+        grows: whether its samples become segments.
         """
         index = self._num_requests
         self._num_requests += 1
         scored = segment.parent if spec.score_from is not None else None
         request = LiveRequest(
             index=index,
-            rank=index,
+            rank=index if rank is None else rank,
             spec=spec,
             segment=segment,
             params=params,
             samples=list(samples),
             rewinds=scored or segment,
-            grows=True,
+            grows=grows,
         )
         self._admission.add([request])
         return request
