@@ -54,7 +54,7 @@ demo: $(VENV)/.treegen-demo
 
 # The kernels run in Triton's interpreter, which has to be chosen before Triton is imported.
 test: lint
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/attention/test_triton.py
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/attention/test_triton.py tests/attention/test_invariant.py
 	$(BIN)/python -m pytest -m "not gpu"
 
 lint: $(VENV)/.treegen-dev

@@ -33,6 +33,7 @@ _COMMANDS: Final = {
     "serve": ("treegen.cli.serve", "Serve a model to clients that speak OpenAI's protocol."),
     "tasks": ("treegen.cli.tasks", "List the tasks."),
     "demo": ("treegen.cli.demo", "Show what treegen does, with a model that comes with it."),
+    "selfcheck": ("treegen.cli.selfcheck", "Try whether samples depend on what runs beside them."),
     "bench": ("treegen.cli.bench", "Measure this machine."),
 }
 

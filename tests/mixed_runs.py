@@ -137,9 +137,11 @@ class MixedRun:
     def _plan(self, requests: Sequence[Request], split_at: Sequence[Any] = ()) -> Plan:
         if not hasattr(self, "_sharing"):
             self._sharing = self._pick(SHARING)
+            self._align = self._pick([1, self.page_size])
         return compile_plan(
-            requests, token_bytes=64, num_layers=1, sharing=self._sharing, split_at=split_at
-        )
+            requests, token_bytes=64, num_layers=1, sharing=self._sharing, split_at=split_at,
+            align=self._align,
+        )  # fmt: skip
 
     def _act(self) -> None:
         live = [node for node in self.nodes if node.is_live and node.search.stopped is None]

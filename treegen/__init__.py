@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from treegen.async_llm import AsyncLLM
+    from treegen.cluster.cluster import Cluster
     from treegen.engine.stream import RunResult, ScoreStream, Stream
     from treegen.errors import (
         BusyError,
@@ -18,11 +19,12 @@ if TYPE_CHECKING:
         RunError,
         TreeError,
         TreegenError,
+        WorkerError,
     )
     from treegen.llm import LLM, Kept
     from treegen.model.load import from_module, load_model
     from treegen.model.model import Model
-    from treegen.outputs import Completion, LevelRows, Score, Status, Usage
+    from treegen.outputs import Completion, LevelRows, Score, Status, Usage, WorkerStatus
     from treegen.params import SamplingParams
     from treegen.plan.plan import Plan
     from treegen.prompts.expansion import Expand
@@ -35,6 +37,7 @@ __all__ = [
     "AsyncLLM",
     "BusyError",
     "CapacityError",
+    "Cluster",
     "Completion",
     "DataError",
     "Expand",
@@ -59,6 +62,8 @@ __all__ = [
     "TreeError",
     "TreegenError",
     "Usage",
+    "WorkerError",
+    "WorkerStatus",
     "from_module",
     "load_model",
 ]
@@ -69,6 +74,7 @@ _MODULE_OF: Final = {
     "AsyncLLM": "treegen.async_llm",
     "BusyError": "treegen.errors",
     "CapacityError": "treegen.errors",
+    "Cluster": "treegen.cluster.cluster",
     "Completion": "treegen.outputs",
     "DataError": "treegen.errors",
     "Expand": "treegen.prompts.expansion",
@@ -94,6 +100,8 @@ _MODULE_OF: Final = {
     "TreeError": "treegen.errors",
     "TreegenError": "treegen.errors",
     "Usage": "treegen.outputs",
+    "WorkerError": "treegen.errors",
+    "WorkerStatus": "treegen.outputs",
     "from_module": "treegen.model.load",
     "load_model": "treegen.model.load",
 }

@@ -41,6 +41,10 @@ class RunError(TreegenError):
     """A run directory cannot be written, resumed or read."""
 
 
+class WorkerError(TreegenError):
+    """Workers of a cluster are lost, or a problem breaks them; the rest of the work is kept."""
+
+
 class InternalError(TreegenError):
     """A mistake of treegen's own, such as a run that cannot go on; please report it."""
 

@@ -457,8 +457,10 @@ def test_the_kernel_draws_the_same_uniform_numbers() -> None:
     steps = torch.randint(0, 1000, (300,))
     # Equal weights, whose sums are exact: the token says which part of [0, 1) the number is in.
     logits, temperature = torch.zeros(300, 2**16, device=DEVICE), torch.ones(300, device=DEVICE)
-    tokens, _, _ = draw_blocks(logits, seeds.to(DEVICE), steps.to(DEVICE), temperature, None)
-    assert tokens.cpu().equal((uniforms(seeds, steps).float() * 2**16).long())
+    tokens, _, _ = draw_blocks(
+        logits, seeds.to(DEVICE)[:, None], steps.to(DEVICE)[:, None], temperature, None
+    )
+    assert tokens[:, 0].cpu().equal((uniforms(seeds, steps).float() * 2**16).long())
 
 
 def seed_of(uniform: Tensor, step: Tensor) -> Tensor:
@@ -494,9 +496,10 @@ def test_block_draws_follow_the_cumulative_distribution(size: int) -> None:
     tokens, logprobs, lse = (
         tensor.cpu()
         for tensor in draw_blocks(
-            *(tensor.to(DEVICE) for tensor in (logits, seeds, steps, temperature, greedy))
+            *(t.to(DEVICE) for t in (logits, seeds[:, None], steps[:, None], temperature, greedy))
         )
     )
+    tokens, logprobs = tokens[:, 0], logprobs[:, 0]
     torch.testing.assert_close(lse, logits.logsumexp(-1))
     want = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
     torch.testing.assert_close(logprobs, want, rtol=1e-5, atol=1e-5)
@@ -512,7 +515,27 @@ def test_block_draws_follow_the_cumulative_distribution(size: int) -> None:
     logits[4] = torch.nan
     assert greedy[4]
     tokens, _, lse = draw_blocks(
-        *(t.to(DEVICE) for t in (logits, seeds, steps, temperature, greedy))
+        *(t.to(DEVICE) for t in (logits, seeds[:, None], steps[:, None], temperature, greedy))
     )
     assert lse.isfinite().sum() == rows - 2
     assert 0 <= tokens.min() <= tokens.max() < size
+
+
+@needs_triton
+def test_several_draws_of_a_row_are_those_of_one_each() -> None:
+    """A prompt's first tokens are drawn together, or one by one where a run is resumed."""
+    from treegen.sampling.kernels import draw_blocks
+
+    generator = torch.Generator().manual_seed(1)
+    logits = (torch.randn(5, 9000, generator=generator) * 4).to(DEVICE)
+    seeds = torch.randint(0, 2**62, (5, 7), generator=generator).to(DEVICE)
+    steps, temperature = torch.zeros_like(seeds), torch.full((5,), 0.8, device=DEVICE)
+    together = draw_blocks(logits, seeds, steps, temperature, None)
+    assert len(together[0].unique()) > 5
+    for at in range(7):
+        one = draw_blocks(
+            logits, seeds[:, at : at + 1].contiguous(), steps[:, :1].contiguous(), temperature, None
+        )
+        assert one[0][:, 0].equal(together[0][:, at])
+        assert one[1][:, 0].equal(together[1][:, at])
+        assert one[2].equal(together[2])

@@ -112,3 +112,36 @@ def test_attention_runs_where_its_tensors_are() -> None:
         out = attend(q, keys.to(device), values.to(device), moved, positions, impl="triton")
         outs.append(out.cpu())
     assert torch.equal(*outs)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_reproducible_samples_depend_on_nothing_else(eager: bool) -> None:
+    """In bfloat16 and to the bit: in part, alone, with few rows or pages, shared or not."""
+    problems = {
+        f"p{i}": f"Q: Ann has {7 * i % 31} apples{' or so' * (i % 3)}.\nA:" for i in range(9)
+    }
+    params = SamplingParams(max_tokens=40, seed=5)
+
+    def run(names: list[str], samples: int = 8, **options: Any) -> dict[Any, Any]:
+        llm = LLM(
+            "demo", device="cuda", dtype="bfloat16", reproducible=True, eager=eager,
+            **{"memory": "64MiB", **options},
+        )  # fmt: skip
+        leaves = [Node(problems[name], samples=samples, id=name) for name in names]
+        result = llm.run(Node(FEW_SHOT, children=leaves), params)
+        assert result.usage.impl == "invariant"
+        return {(c.prompt_id, c.sample_index): (c.tokens, c.logprob) for c in result.completions}
+
+    names = list(problems)
+    whole = run(names)
+    parts: list[dict[Any, Any]] = [
+        run(names[::-1]),
+        run(names[2:4]),
+        run(names[5:6], samples=1),
+        run(names, max_rows=5),
+        run(names, memory="900KiB", page_size=16),
+        run(names, sharing="off"),
+        run(names, sharing="all", prefill_chunk=40),
+    ]
+    for part in parts:
+        assert part == {key: whole[key] for key in part}

@@ -808,7 +808,6 @@ def test_other_versions_are_told_in_one_line(
     with RunDir.resume(run_path, settings()) as run:
         assert run.notices == ()
     now = {**versions(), "torch": "9.9.0", "python": "3.99.1", "platform": "elsewhere"}
-    monkeypatch.setattr("treegen.runs.directory.versions", lambda: dict(now))
     monkeypatch.setattr("treegen.runs.settings.versions", lambda: dict(now))
     old = versions()
     with RunDir.resume(run_path, settings()) as run:
@@ -819,6 +818,13 @@ def test_other_versions_are_told_in_one_line(
     with RunDir.resume(run_path, settings()) as run:
         assert run.notices == ()  # compared with the last time
     monkeypatch.undo()
+    for device in ("cpu", "NVIDIA H200"):
+        with RunDir.resume(run_path, settings(computing={"device": device})) as run:
+            notices = run.notices
+    assert notices == (
+        "resumed with device NVIDIA H200 instead of cpu: samples may differ from those drawn "
+        "before",
+    )
     file.write_bytes(whole)
     with RunDir.resume(run_path, settings()) as run:
         assert run.notices == ()  # nothing is drawn any more

@@ -176,6 +176,7 @@ class Scheduler:
         params: int,
         samples: Sequence[int],
         *,
+        rank: int | None = None,
         grows: bool = True,
     ) -> LiveRequest:
         """Add a request below a segment.
@@ -183,6 +184,7 @@ class Scheduler:
         spec.tokens: the end of the prompt is enough. It is only read to make text of tokens.
         params: the index of the sampling parameters.
         samples: the sample indices that are wanted.
+        rank: its place among all requests, depth first; by default after those that are there.
         grows: whether its samples become segments when they end; else they are only returned.
         """
         index = self._num_requests
@@ -190,7 +192,7 @@ class Scheduler:
         scored = segment.parent if spec.score_from is not None else None
         request = LiveRequest(
             index=index,
-            rank=index,
+            rank=index if rank is None else rank,
             spec=spec,
             segment=segment,
             params=params,

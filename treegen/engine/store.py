@@ -15,7 +15,7 @@ from treegen.cache.kept import KeptPrefix, KeptPrefixes
 from treegen.cache.pool import PagedCache, Pages, table_slots
 from treegen.engine.segment import LiveRequest, LiveSegment
 from treegen.plan.cost import keep_or_fold
-from treegen.plan.plan import Plan, segment_pages
+from treegen.plan.plan import Plan, Segment, segment_pages
 from treegen.prompts.radix import Tokens, common_prefix
 
 
@@ -42,6 +42,10 @@ class SegmentStore:
         for prefix in self._kept:
             _match(prefix, [segment for segment in live if segment.parent is None])
         return live
+
+    def add_planned(self, parent: LiveSegment | None, segment: Segment) -> LiveSegment:
+        """A segment of a plan; it goes when what is attached to it or below it does."""
+        return self._add(parent, segment.tokens, kept=segment.kept)
 
     def add(self, parent: LiveSegment | None, tokens: Tokens, *, rows: int = 1) -> LiveSegment:
         """A new segment, with one reference for the caller. rows: rows to expect below it."""

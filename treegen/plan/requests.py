@@ -33,11 +33,16 @@ def sample_requests(
 
     Raises:
         TreeError: the tree has no samples, or generates levels.
-        InputError: a prompt has no tokens, or tokens that the model does not have.
+        InputError: a prompt has no tokens, or tokens that the model does not have, or params are
+            not as many as sampled nodes.
         CapacityError: a prompt leaves no room for a token in the model's context.
     """
     prompts = tokenize(tree, tokenizer)
     of_each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    if len(of_each) != len(prompts):
+        raise InputError(
+            f"there are {len(of_each)} params for {len(prompts)} sampled nodes; give one for each"
+        )
     return [
         _request(prompt, prompt.samples, each, spec)
         for prompt, each in zip(prompts, of_each, strict=True)

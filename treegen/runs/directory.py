@@ -36,7 +36,6 @@ from treegen.runs.settings import (
     differences,
     from_json,
     to_json,
-    versions,
 )
 
 # The file of records of each kind of run, and the command that makes such runs.
@@ -101,7 +100,7 @@ class RunDir:
                 free=plain(settings.free),
                 problem_ids=tuple(settings.problem_ids),
                 planned=settings.planned,
-                versions=versions(),
+                versions=settings.versions,
                 resumes=(),
             )
             _write_info(path, info)
@@ -134,12 +133,14 @@ class RunDir:
             try:
                 began = {"free": info.free, "versions": info.versions}
                 before = info.resumes[-1] if info.resumes else began
-                now = {"free": plain(settings.free), "versions": versions()}
+                now = {"free": plain(settings.free), "versions": settings.versions}
                 if any(before.get(name) != value for name, value in now.items()):
                     info = replace(info, resumes=(*info.resumes, {"time": _now(), **now}))
                     _write_info(path, info)
                 missing = len(samples.keys) < info.planned
-                changed = changed_versions(before.get("versions")) if missing else ()
+                changed = (
+                    changed_versions(before.get("versions"), settings.versions) if missing else ()
+                )
                 return cls(path, info, samples, lock, notices=changed)
             except BaseException:
                 samples.close()

@@ -30,6 +30,8 @@ class RunSettings:
     flags: the flag with which a user sets a field, by the field's dotted name, such as
     `{"sampling.n": "-n"}`. A field with an empty text has no flag. The flag of a field that is not
     here is `--` and the last part of its name with hyphens.
+    computing: what the last bits of samples depend on beside versions, such as the device. It is
+    noted with the versions. A resume tells of changes.
 
     Raises:
         InputError: a value that JSON cannot hold, an id that is there twice, `planned` below 1.
@@ -40,6 +42,7 @@ class RunSettings:
     planned: int
     free: Mapping[str, Any] = field(default_factory=dict)
     flags: Mapping[str, str] = field(default_factory=dict)
+    computing: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse what cannot be stored and compared."""
@@ -59,6 +62,11 @@ class RunSettings:
             seen.add(problem_id)
 
     @property
+    def versions(self) -> dict[str, str]:
+        """What is noted of packages, the platform and `computing`."""
+        return {**versions(), **self.computing}
+
+    @property
     def fingerprint(self) -> str:
         """A hash of everything that changes a result."""
         return _fingerprint(_compared(self.identity, self.problem_ids, self.planned))
@@ -71,7 +79,8 @@ class RunInfo:
     fingerprint: a hash of everything that changes a result.
     created: when the run began, in UTC.
     identity, free, problem_ids, planned: as in `RunSettings`, as JSON holds them.
-    versions: the versions of Python, the platform and packages that it began with.
+    versions: the versions of Python, the platform and packages that it began with, and what it was
+    computed with.
     resumes: the resumes with other free settings or versions than before; each has time, free and
     versions.
     """
@@ -104,13 +113,13 @@ def _versions() -> Mapping[str, str]:
     return found
 
 
-def changed_versions(before: object) -> list[str]:
+def changed_versions(before: object, now: Mapping[str, str]) -> list[str]:
     """Return one sentence on which versions differ from `before`; an empty list if none."""
-    now, old = versions(), before if isinstance(before, Mapping) else {}
+    old = before if isinstance(before, Mapping) else {}
     changed = [
         f"{name} {now[name]} instead of {old[name]}"
-        for name in ("python", *_PACKAGES)
-        if name in now and name in old and now[name] != old[name]
+        for name in now
+        if name != "platform" and name in old and now[name] != old[name]
     ]
     if not changed:
         return []

@@ -218,11 +218,12 @@ def draw(logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: Sampling
     seeds_PN: the seed of each draw.
     steps_PN: how many tokens were drawn before it. All draws of a biased row have the same.
     """
-    if logits_PV.device.type == "cuda" and seeds_PN.shape[1] == 1 and params.is_plain:
-        tokens_P, logprobs_P, lse_P = _kernels().draw_blocks(
-            logits_PV, seeds_PN[:, 0], steps_PN[:, 0], params.temperature_P, params.greedy_P
-        )
-        return Draws(tokens_P[:, None], logprobs_P[:, None], lse_P, None, None)
+    if logits_PV.device.type == "cuda" and seeds_PN.shape[1] and params.is_plain:
+        tokens_PN, logprobs_PN, lse_P = _kernels().draw_blocks(
+            logits_PV, seeds_PN.contiguous(), steps_PN.contiguous(), params.temperature_P,
+            params.greedy_P,
+        )  # fmt: skip
+        return Draws(tokens_PN, logprobs_PN, lse_P, None, None)
     # To sort, sum and search logits takes ten to twenty times the memory that they take.
     most = max(_AT_ONCE // logits_PV.shape[1], 1)
     if len(logits_PV) <= most:

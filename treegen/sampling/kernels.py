@@ -50,13 +50,16 @@ def _uniform(seed, step):
     return ((z >> 11) & (2**53 - 1)).to(tl.float64) * 2.0**-53
 
 
-@triton.jit(do_not_specialize_on_alignment=("seeds", "steps", *SUMS))
+@triton.jit(do_not_specialize=("N",), do_not_specialize_on_alignment=("seeds", "steps", *SUMS))
 def _pick(
     logits, temperature, greedy, seeds, steps, tops, plain, tempered, tokens, logprobs, lses,
-    row_stride, V, B, HAS_GREEDY: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,
+    row_stride, V, B, N, HAS_GREEDY: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program: one row. The token is the first whose cumulative weight passes the target."""
-    row = tl.program_id(0).to(tl.int64)
+    """One program: one of a row's N draws. The first token whose cumulative weight passes the
+    target.
+    """
+    draw = tl.program_id(0).to(tl.int64)
+    row = draw // N
     b = tl.arange(0, ROOM)
     there = b < B
     top = tl.load(tops + row * B + b, mask=there, other=float("-inf"))
@@ -68,7 +71,7 @@ def _pick(
     weights = tl.load(tempered + row * B + b, mask=there, other=0.0)
     weights = weights * tl.exp((top - floor) * inverse)
     reached = tl.cumsum(weights, 0)
-    uniform = _uniform(tl.load(seeds + row), tl.load(steps + row)).to(tl.float32)
+    uniform = _uniform(tl.load(seeds + draw), tl.load(steps + draw)).to(tl.float32)
     target = uniform * tl.sum(weights, 0)
     # The block is the first whose cumulative weight exceeds the target. Rounding may leave no such
     # block; then it is the last block with any weight.
@@ -89,19 +92,19 @@ def _pick(
     index = tl.minimum(index, BLOCK - 1)
     chosen = tl.max(tl.where(n == index, x, float("-inf")), 0)
     # The caller refuses logits that are not numbers, but the token must be one of the vocabulary.
-    tl.store(tokens + 2 * row, tl.minimum(block * BLOCK + index, V - 1).to(tl.int64))
-    tl.store(logprobs + 4 * row, chosen - lse)
-    tl.store(lses + 4 * row, lse)
+    tl.store(tokens + 2 * draw, tl.minimum(block * BLOCK + index, V - 1).to(tl.int64))
+    tl.store(logprobs + 4 * draw, chosen - lse)
+    tl.store(lses + 4 * draw, lse)
 
 
 def draw_blocks(
-    logits_PV: Tensor, seeds_P: Tensor, steps_P: Tensor, temperature_P: Tensor,
+    logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, temperature_P: Tensor,
     greedy_P: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Tokens [P] (int64), their logprobs and the logits' LSE [P] (float32), natural log.
+    """Tokens [P, N] (int64), their logprobs and the logits' LSE [P] (float32), natural log.
 
     logits_PV: of any floating type.
-    seeds_P, steps_P: int64, dense.
+    seeds_PN, steps_PN: int64, dense.
     temperature_P: not 0 where greedy_P is false.
     greedy_P: which rows take the likeliest token; None for none.
 
@@ -111,18 +114,19 @@ def draw_blocks(
     rows, size = logits_PV.shape
     blocks = triton.cdiv(size, BLOCK)
     sums = torch.empty(3, rows, blocks, dtype=torch.float32, device=logits_PV.device)
-    result_P2 = torch.empty(rows, 2, dtype=torch.int64, device=logits_PV.device)
-    tokens_P = result_P2[:, 0]
-    logprobs_P, lse_P = result_P2.view(torch.float32)[:, 2:].unbind(1)
-    if rows == 0:
-        return tokens_P, logprobs_P, lse_P
+    draws = seeds_PN.shape[1]
+    result_PN2 = torch.empty(rows, draws, 2, dtype=torch.int64, device=logits_PV.device)
+    tokens_PN = result_PN2[..., 0]
+    logprobs_PN, lse_PN = result_PN2.view(torch.float32)[..., 2:].unbind(-1)
+    if rows * draws == 0:
+        return tokens_PN, logprobs_PN, lse_PN[:, :1].reshape(rows)
     stride = logits_PV.stride(0)
     _block_sums[(rows, blocks)](
         logits_PV, temperature_P, sums[0], sums[1], sums[2], stride, size, blocks, BLOCK=BLOCK
     )
-    _pick[(rows,)](
-        logits_PV, temperature_P, seeds_P if greedy_P is None else greedy_P, seeds_P, steps_P,
-        sums[0], sums[1], sums[2], tokens_P, logprobs_P, lse_P, stride, size, blocks,
+    _pick[(rows * draws,)](
+        logits_PV, temperature_P, seeds_PN if greedy_P is None else greedy_P, seeds_PN, steps_PN,
+        sums[0], sums[1], sums[2], tokens_PN, logprobs_PN, lse_PN, stride, size, blocks, draws,
         HAS_GREEDY=greedy_P is not None, ROOM=triton.next_power_of_2(blocks), BLOCK=BLOCK,
     )  # fmt: skip
-    return tokens_P, logprobs_P, lse_P
+    return tokens_PN, logprobs_PN, lse_PN[:, 0]

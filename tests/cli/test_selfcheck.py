@@ -1,0 +1,44 @@
+"""`treegen selfcheck`: arrangements are counted, and a broken promise is an exit code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cli_cases import Command
+
+import treegen.selfcheck as checks
+
+WORDS = ["selfcheck", "--problems", "3", "--device", "cpu", "--dtype", "float32"]
+
+
+def test_on_a_cpu_samples_stay_the_same(treegen: Command) -> None:
+    done = treegen(*WORDS)
+    assert done.code == 0, done
+    found = done.document
+    assert found["promised"] and found["same"] == found["samples"]
+    names = [each["name"] for each in found["arrangements"]]
+    assert "problem 2 alone" in names and "few pages" in names
+    assert "|few pages " in done.out
+
+
+def test_a_sample_that_differs_is_told(treegen: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Differs(checks.SelfCheck):
+        def arrangements(self) -> Any:
+            yield checks.Arrangement("again", 24, 23, 20, 0)
+
+    monkeypatch.setattr(checks, "SelfCheck", Differs)
+    assert treegen(*WORDS).code == 1
+    assert treegen(*WORDS[:-1], "bfloat16").code == 0  # where nothing is promised
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--problems", "2"], "--problems must be at least 3"),
+        (["--reproducible", "--dtype", "bfloat16", "--device", "cpu"], "reproducible on cpu takes"),
+        (["--model", "nowhere/at/all"], "nowhere/at/all"),
+    ],
+)
+def test_bad_input(treegen: Command, words: list[str], message: str) -> None:
+    assert message in treegen("selfcheck", *words, "-q").error

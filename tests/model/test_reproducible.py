@@ -1,0 +1,88 @@
+"""Reproducible passes: what is refused, and batches with rows to spare."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from treegen import LLM, Node, SamplingParams
+from treegen.attention import HostLevel, prepare_host
+from treegen.cache.pool import LayerKV
+from treegen.errors import InputError
+from treegen.model.batch import Batch
+from treegen.model.reproducible import ALIGN, check_dtype, check_reproducible, with_rows
+from treegen.plan.plan import Request, compile_plan
+
+CUDA, CPU = torch.device("cuda"), torch.device("cpu")
+
+
+def test_what_is_not_reproducible_is_refused() -> None:
+    check_reproducible(CUDA, "auto", 64)
+    check_reproducible(CPU, "reference", 5)
+    with pytest.raises(InputError, match="'invariant', but impl is 'flash'"):
+        check_reproducible(CUDA, "flash", 64)
+    with pytest.raises(InputError, match="multiple of 16, got 40"):
+        check_reproducible(CUDA, "auto", 40)
+    check_dtype(torch.bfloat16, CUDA)
+    with pytest.raises(InputError, match="takes float32 or bfloat16, and the model's dtype is flo"):
+        check_dtype(torch.float16, CUDA)
+    with pytest.raises(InputError, match="on cpu takes float32"):
+        LLM("demo", device="cpu", dtype="bfloat16", reproducible=True)
+
+
+def test_a_pass_has_rows_to_spare_which_nothing_reads() -> None:
+    zeros = torch.zeros(2, 4, 1, 8)
+    ends = np.arange(1, 4)
+    level = HostLevel(
+        ends - 1, ends, np.ones((3, 1), np.int64), ends, np.zeros(3, np.int64), causal=False
+    )
+    positions = torch.arange(3)
+    batch = Batch(
+        torch.tensor([5, 6, 7]), positions, torch.arange(4, 7), torch.tensor([2]),
+        prepare_host([level], positions, CPU), [LayerKV(zeros, zeros)],
+    )  # fmt: skip
+    longer = with_rows(batch)
+    assert longer.tokens_T.tolist() == [5, 6, 7, *[0] * 61]
+    assert longer.slots_T.tolist() == [4, 5, 6, *[0] * 61]
+    assert longer.levels.positions_T is not None and len(longer.levels.positions_T) == 64
+    assert longer.logits_at_S.tolist() == [2]
+    assert with_rows(longer) is longer
+
+
+def test_parts_begin_at_blocks() -> None:
+    """The last tokens of a shared segment that fill no block are read with what is below it."""
+    trunk = np.arange(37, dtype=np.int32)
+    requests = [
+        Request(f"{i}", np.concatenate([trunk, np.full(20 + i, 50 + i, np.int32)]), 4, 4, 8)
+        for i in range(3)
+    ]
+    plan = compile_plan(requests, token_bytes=64, num_layers=1, sharing="all", align=ALIGN)
+    root, *leaves = plan.segments
+    assert (root.kept, root.base, root.base_below) == (True, 0, 32)
+    for leaf in leaves:
+        assert (leaf.start, leaf.base, leaf.base_below) == (37, 32, leaf.stop // 16 * 16)
+    assert plan.stored_tokens == 37 + 20 + 21 + 22  # nothing is computed twice
+    short = compile_plan(
+        [Request(f"{i}", trunk[: 9 + i], 4, 4, 8) for i in range(2)],
+        token_bytes=64, num_layers=1, sharing="all", align=ALIGN,
+    )  # fmt: skip
+    assert [(segment.kept, segment.reason) for segment in short.segments] == [
+        (False, "no whole block")
+    ] * 2
+
+
+@pytest.mark.parametrize("sharing", ["auto", "all"])
+def test_samples_do_not_depend_on_where_parts_begin(sharing: str) -> None:
+    texts = [
+        f"Q: Tom has {i * 37 % 51} apples{' or so' * (i % 3)}. How many?\nA:" for i in range(4)
+    ]
+    leaves = [Node(text, samples=3, id=str(i)) for i, text in enumerate(texts)]
+    tree = Node("Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 2, children=leaves)
+    found = []
+    for align in (1, ALIGN):
+        llm = LLM("demo", device="cpu", dtype="float32", sharing=sharing, memory="4MiB")  # type: ignore[arg-type]
+        llm._align = align
+        result = llm.run(tree, SamplingParams(max_tokens=12, seed=3))
+        found.append([completion.tokens for completion in result.completions])
+    assert found[0] == found[1]

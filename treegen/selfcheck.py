@@ -1,0 +1,143 @@
+"""Whether samples depend on what runs beside them, tried on a model and a device.
+
+One job is run as it is, and then in other arrangements: in another order, in parts, with fewer rows
+or pages, resumed. Samples of the same problem and index are compared, their tokens and, to the bit,
+their log-probabilities.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from treegen.llm import LLM
+from treegen.options import LOADING, EngineOptions
+from treegen.outputs import Usage
+from treegen.params import SamplingParams
+from treegen.prompts.tree import Node
+
+_ROWS: Final = 16  # of the arrangement with few rows
+_SAMPLES: Final = 8
+
+_Problems = dict[str, str]
+_Samples = dict[tuple[str, int], tuple[tuple[int, ...], float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """One way to run a part of the job, against the whole of it as it is.
+
+    name: what is different, for people.
+    samples: samples that it draws.
+    same: those with the same tokens.
+    to_the_bit: those with the same log-probability as well.
+    preemptions: rows that gave their pages up and were computed again.
+    """
+
+    name: str
+    samples: int
+    same: int
+    to_the_bit: int
+    preemptions: int
+
+
+class SelfCheck:
+    """A job of a few problems, and its arrangements on one model."""
+
+    def __init__(self, options: EngineOptions, *, problems: int = 24, max_tokens: int = 64) -> None:
+        """Load the model and run the whole job. Raises what `LLM` and its runs raise."""
+        self._options = asdict(options)
+        self._llm = LLM(**self._options)
+        for name in ("model", *LOADING):
+            del self._options[name]
+        self._params = SamplingParams(max_tokens=max_tokens, seed=7)
+        self._problems = _problems(problems)
+        self._whole, self.usage = self._run(self._problems)
+
+    def arrangements(self) -> Iterator[Arrangement]:
+        """Run the job in one arrangement after another."""
+        problems = self._problems
+        names = list(problems)
+        others = random.Random(3).sample(names, len(names))
+        yield self._compare("again", problems)
+        yield self._compare("in another order", {name: problems[name] for name in others})
+        yield self._compare("every second problem", {name: problems[name] for name in names[::2]})
+        for name in (names[0], names[len(names) // 2], names[-1]):
+            yield self._compare(f"{name} alone", {name: problems[name]})
+        yield self._compare("every second sample, as resumed runs draw", problems, skip=0)
+        yield self._compare("one sample of each", problems, skip=1)
+        few_pages = {"memory": self._little_memory(), "page_size": 16}
+        changes: dict[str, dict[str, Any]] = {
+            f"{_ROWS} rows at once": {"max_rows": _ROWS},
+            "few pages": few_pages,
+            "prompts computed in small parts": {"prefill_chunk": 96},
+            "no sharing": {"sharing": "off"},
+            "all levels shared": {"sharing": "all"},
+            "steps not launched ahead": {"run_ahead": False},
+        }
+        for what, changed in changes.items():
+            model, tokenizer = self._llm.model, self._llm.tokenizer
+            del self._llm  # and its pages
+            self._llm = LLM(model, tokenizer=tokenizer, **{**self._options, **changed})
+            yield self._compare(what, problems)
+
+    def _compare(self, name: str, problems: _Problems, skip: int | None = None) -> Arrangement:
+        samples, usage = self._run(problems, skip)
+        pairs = [(sample, self._whole[key]) for key, sample in samples.items()]
+        return Arrangement(
+            name=name,
+            samples=len(pairs),
+            same=sum(mine[0] == other[0] for mine, other in pairs),
+            to_the_bit=sum(mine == other for mine, other in pairs),
+            preemptions=usage.preemptions,
+        )
+
+    def _run(self, problems: _Problems, skip: int | None = None) -> tuple[_Samples, Usage]:
+        """Samples of problems. skip: 0 leaves out every second one, 1 all but one of each."""
+        skipped = {None: [], 0: range(0, _SAMPLES, 2), 1: range(1, _SAMPLES)}[skip]
+        done = [(name, index) for name in problems for index in skipped]
+        with self._llm.stream(_tree(problems), self._params, skip=done) as stream:
+            found = {(c.prompt_id, c.sample_index): (c.tokens, c.logprob) for c in stream}
+            return found, stream.usage
+
+    def _little_memory(self) -> int:
+        """Bytes for the prompts and what a few rows come to."""
+        plan = self._llm.plan(_tree(self._problems), self._params)
+        page = 16  # the last one of each segment or row may not be full
+        rows = _ROWS // 2 * (self._params.max_tokens // 2 + page)
+        tokens = plan.stored_tokens + page * (len(plan.segments) + 2) + rows
+        return tokens * self._llm.spec.kv_bytes_per_token
+
+
+def _problems(num: int) -> _Problems:
+    """Problems by name, whose texts begin alike and have many lengths."""
+    rng = random.Random(1)
+    words = [
+        "one",
+        "three",
+        "seven",
+        "eleven",
+        "apples",
+        "pears",
+        "boxes",
+        "gives",
+        "sells",
+        "buys",
+    ]
+    return {
+        f"problem {index + 1}": f"Q: Tom has {rng.randrange(2, 50)} {rng.choice(words)} and gets "
+        f"{rng.randrange(2, 500)} more{' and more' * rng.randrange(4)}. How many does he have?\nA:"
+        for index in range(num)
+    }
+
+
+def _tree(problems: _Problems) -> Node:
+    shots = [
+        f"Q: Ann has {i} apples and buys {i + 3}. How many apples?\n"
+        f"A: {i} + {i + 3} = {2 * i + 3}. The answer is {2 * i + 3}.\n\n"
+        for i in range(8)
+    ]
+    leaves = [Node(text, samples=_SAMPLES, id=name) for name, text in problems.items()]
+    return Node("".join(shots), children=leaves)
