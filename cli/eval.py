@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -11,10 +12,12 @@ import click
 from treegen.cli.interrupts import Interrupted
 from treegen.cli.judging import check_of_use, complaint, judge_rest, open_judging, take_execution
 from treegen.cli.options import CONTEXT, FLAGS, QUIET, WRITE_OUT, asked_for, options_of, task_names
+from treegen.cli.places import places_for, take_cluster
 from treegen.cli.work import Stop, Work, fill, kept_of, look_at, open_runs, wanted
 from treegen.formats import safe_text
 
 if TYPE_CHECKING:
+    from treegen.cluster.places import Places
     from treegen.evals.execution import Judging
     from treegen.evals.job import Job
     from treegen.evals.progress import Progress
@@ -33,7 +36,7 @@ class _Work(Work):
 
 
 @click.command("eval", context_settings=CONTEXT)
-@options_of("task", "data", "arguments", "model", "sampling", "report", "execution")
+@options_of("task", "data", "arguments", "model", "cluster", "sampling", "report", "execution")
 @click.option("--output-path", "-o", metavar="DIR", help="Run directory. Default: a new one in "
               "runs/.")  # fmt: skip
 @click.option("--resume", is_flag=False, flag_value="", metavar="[DIR]", help="Continue the run "
@@ -66,14 +69,16 @@ def command(
     from treegen.tasks import get_task
 
     tasks = task_names(params)
+    cluster = take_cluster(params)
     execution = take_execution(params)
     given = asked_for(params) | ({"score": False} if no_score else {})
+    places = places_for(cluster, given)
     targets = destinations(tasks, given, output_path, resume)
     if not quiet:
         demo_notice(given, [each.settings.engine.model for each in targets if not each.resume])
     check_of_use([get_task(target.settings.task) for target in targets], execution)
     jobs = [load_job(target.settings) for target in targets]
-    asked = [_checked(job, write_out=write_out, quiet=quiet) for job in jobs]
+    asked = [_checked(job, places, write_out=write_out, quiet=quiet) for job in jobs]
     again = shlex.quote(resume or output_path or str(targets[0].path))
     allowed = " --allow-code-execution" if execution else ""
     advice = f"continue with: treegen eval --resume {again}{allowed}"
@@ -89,7 +94,8 @@ def command(
                 stack.callback(judging.close)
             work.append(_Work(job, run, judging=judging))
         try:
-            fill(work, _steps, lambda: f"{kept_of(work, _UNIT)}; {advice}", quiet=quiet)
+            kept = partial(kept_of, work, _UNIT)
+            fill(work, _steps, lambda: f"{kept()}; {advice}", places=places, quiet=quiet)
             for item in work:
                 if item.judging:
                     judge_rest(item.job, item.run, item.judging, quiet=quiet)
@@ -105,12 +111,12 @@ def command(
         raise SystemExit(1)
 
 
-def _checked(job: "Job", *, write_out: bool, quiet: bool) -> "RunSettings":
+def _checked(job: "Job", places: "Places | None", *, write_out: bool, quiet: bool) -> "RunSettings":
     """Check all that can be checked without weights; returns the settings of the run."""
     from treegen.cli.render import show_prompt
     from treegen.evals.job import first_prompt, plan_job
 
-    facts = look_at(job, quiet=quiet)
+    facts = look_at(job, places, quiet=quiet)
     plan_job(job, facts)
     if write_out:
         show_prompt(first_prompt(job, facts), quiet=quiet)

@@ -30,6 +30,7 @@ _COMMANDS: Final = {
     "report": ("treegen.cli.report", "Write a page with the plots, samples and trees of runs."),
     "compare": ("treegen.cli.compare", "Test whether one run is better than another."),
     "show": ("treegen.cli.show", "Show a run, one of its problems or one of its trees."),
+    "serve": ("treegen.cli.serve", "Serve a model to clients that speak OpenAI's protocol."),
     "tasks": ("treegen.cli.tasks", "List the tasks."),
     "demo": ("treegen.cli.demo", "Show what treegen does, with a model that comes with it."),
     "selfcheck": ("treegen.cli.selfcheck", "Try whether samples depend on what runs beside them."),

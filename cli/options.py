@@ -74,6 +74,13 @@ _MODEL: Final = (
     click.option("--eager", is_flag=True, help="On a GPU, start at once: no compiling, no CUDA "
                  "graphs. Longer runs are slower so."),
 )  # fmt: skip
+_CLUSTER: Final = (
+    click.option("--gpus", metavar="all|N|0,2", help="Several GPUs, each with the model and a part "
+                 "of the work."),
+    click.option("--workers", type=int, metavar="N", help="Several workers on CPUs instead."),
+    click.option("--ray", metavar="ADDRESS", help="Workers of the Ray cluster at HOST:PORT, or "
+                 "auto for one on this machine. Default: a Ray of the command's own."),
+)  # fmt: skip
 _SAMPLING: Final = (
     click.option("--n-samples", "-n", "--epochs", "--repeats", "num_samples", type=int,
                  help="Samples per problem."),
@@ -160,7 +167,7 @@ def json_wanted() -> bool:
 def options_of(*groups: str) -> Decorator:
     """Return a decorator that adds groups of options, by their names below."""
     known: dict[str, tuple[Decorator, ...]] = {
-        "task": _TASK, "data": _DATA, "arguments": _ARGUMENTS, "model": _MODEL,
+        "task": _TASK, "data": _DATA, "arguments": _ARGUMENTS, "model": _MODEL, "cluster": _CLUSTER,
         "sampling": _SAMPLING, "report": _REPORT, "execution": _EXECUTION,
     }  # fmt: skip
 

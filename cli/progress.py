@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from treegen.evals.progress import Progress
+    from treegen.outputs import WorkerStatus
 
 _SECONDS: Final = 10.0  # most seconds between lines of a log
 _LINES: Final = 10  # lines of a log at least, one for each tenth of the samples
@@ -41,6 +42,8 @@ def _draw_lines(steps: "Iterator[Progress]", name: str) -> None:
             percent = 100 * now.done // now.planned
             told = ", ".join(filter(None, (details(now), time_left(now))))
             notice(f"{name}: {now.done:,}/{now.planned:,} {now.unit} ({percent}%), {told}")
+            if now.workers:
+                notice("; ".join(map(_worker_text, now.workers)))
 
 
 def _draw_live(steps: "Iterator[Progress]", name: str) -> None:
@@ -90,6 +93,14 @@ def details(now: "Progress") -> str:
     )
 
 
+def _worker_text(worker: "WorkerStatus") -> str:
+    """Return what one worker does, for a line of a log."""
+    return (
+        f"{worker.name} {worker.tokens_per_second:,.0f} tokens/s, {worker.rows:,} rows, "
+        f"{worker.pages:,}/{worker.num_pages:,} pages"
+    )
+
+
 def accuracy_text(now: "Progress") -> str:
     """Return the accuracy so far with its interval; "" if no sample is judged."""
     if now.estimate is not None:
@@ -123,5 +134,19 @@ def _view(bar: "RenderableType", now: "Progress") -> "RenderableType":
         for level in now.levels:
             shared = f"{level.kept:,} rows" if level.kept else "none"
             table.add_row(f"{level.depth}", f"{level.segments:,}", f"{level.rows:,}", shared)
+        parts.append(table)
+    if now.workers:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column("worker", header_style="dim")
+        for column in ("tokens/s", "rows", "pages", "restarts"):
+            table.add_column(column, justify="right", header_style="dim")
+        for worker in now.workers:
+            table.add_row(
+                Text(safe_text(f"{worker.name} {worker.where}")),
+                f"{worker.tokens_per_second:,.0f}",
+                f"{worker.rows:,}",
+                f"{worker.pages:,}/{worker.num_pages:,}",
+                f"{worker.deaths:,}" if worker.deaths else "",
+            )
         parts.append(table)
     return Group(*parts)

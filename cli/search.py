@@ -4,18 +4,21 @@ import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from treegen.cli.interrupts import Interrupted
 from treegen.cli.options import CONTEXT, FLAGS, QUIET, asked_for, options_of
+from treegen.cli.places import places_for, take_cluster
 from treegen.cli.work import Stop, Work, fill, kept_of, look_at, open_runs, wanted
 from treegen.errors import InputError
 from treegen.evals.search.methods import METHODS, having
 from treegen.formats import safe_text
 
 if TYPE_CHECKING:
+    from treegen.cluster.places import Places
     from treegen.errors import CacheFullError
     from treegen.evals.progress import Progress
     from treegen.evals.search.job import SearchJob
@@ -92,7 +95,7 @@ class _Work(Work):
 @options_of("data")
 @click.option("--task-arg", "-T", "task_args", multiple=True, metavar="NAME=VALUE",
               help="An argument of the task's own, as `treegen tasks` lists them.")  # fmt: skip
-@options_of("model")
+@options_of("model", "cluster")
 @click.option("--output-path", "-o", metavar="DIR", help="Run directory. Default: a new one in "
               "runs/.")  # fmt: skip
 @click.option("--resume", is_flag=False, flag_value="", metavar="[DIR]", help="Continue the run "
@@ -112,7 +115,9 @@ def command(
     Tasks with steps are countdown, game24 and gsm8k. Every finished search is stored with its
     whole tree; a run that was stopped continues with --resume.
     """
+    cluster = take_cluster(params)
     given = _given(params)
+    places = places_for(cluster, given)
     methods = _methods(method, compare)
     from treegen.cli.destinations import search_destinations
     from treegen.cli.discarding import discarding
@@ -127,7 +132,7 @@ def command(
         demo_notice(given, [each.settings.engine.model for each in found if not each.resume])
     jobs = [load_search_job(target.settings) for target in found]
     _check_alike(jobs)
-    asked = [_checked(job, quiet=quiet) for job in jobs]
+    asked = [_checked(job, places, quiet=quiet) for job in jobs]
     folder = found[0].path.parent if compare and len(found) > 1 else found[0].path
     advice = f"continue with: treegen search --resume {shlex.quote(str(resume or folder))}"
     with ExitStack() as stack:
@@ -136,7 +141,7 @@ def command(
         stack.enter_context(discarding(runs, but=RunError))
         work = [_Work(job, run) for job, run in zip(jobs, runs, strict=True)]
         try:
-            _search_all(work, advice, quiet=quiet)
+            _search_all(work, advice, places, quiet=quiet)
             _report(work, quiet=quiet)
         except Interrupted as stopped:
             raise Interrupted(stopped.signum, f"{kept_of(work, _UNIT)}; {advice}") from None
@@ -188,25 +193,27 @@ def _methods(method: str | None, compare: str | None) -> list[str]:
     return names
 
 
-def _checked(job: "SearchJob", *, quiet: bool) -> "RunSettings":
+def _checked(job: "SearchJob", places: "Places | None", *, quiet: bool) -> "RunSettings":
     """Check all that can be checked without weights; returns the settings of the run."""
     from treegen.evals.search.job import check_memory, check_prompts_fit, check_reward
 
-    facts = look_at(job, quiet=quiet)
+    facts = look_at(job, places, quiet=quiet)
     check_prompts_fit(job, facts)
     check_memory(job, facts)
     check_reward(job.settings)
     return wanted(job, facts, _FLAGS)
 
 
-def _search_all(work: list[_Work], advice: str, *, quiet: bool) -> None:
+def _search_all(work: list[_Work], advice: str, places: "Places | None", *, quiet: bool) -> None:
     """Search what each run lacks."""
     from treegen.evals.search.run import run_searches
     from treegen.evals.search.searcher import load_value_function
 
     # They have the same problems, so what judges the states of one can judge those of another.
     jobs = {item.job.settings.evaluate: item.job for item in work if item.run.missing > 0}
-    function_of = {how: load_value_function(job.data, job.settings) for how, job in jobs.items()}
+    loads = {how: partial(load_value_function, job.data, job.settings) for how, job in jobs.items()}
+    # Workers judge for themselves.
+    function_of = {how: load() for how, load in loads.items()} if places is None else {}
 
     def steps(item: _Work, llm: "LLM", stop: Stop) -> "Iterator[Progress]":
         return run_searches(
@@ -214,11 +221,18 @@ def _search_all(work: list[_Work], advice: str, *, quiet: bool) -> None:
             item.run,
             llm,
             stop=stop,
-            value_function=function_of[item.job.settings.evaluate],
+            value_function=function_of.get(item.job.settings.evaluate),
             no_room=item.no_room,
         )
 
-    fill(work, steps, lambda: f"{kept_of(work, _UNIT)}; {advice}", quiet=quiet)
+    fill(
+        work,
+        steps,
+        lambda: f"{kept_of(work, _UNIT)}; {advice}",
+        places=places,
+        before=list(loads.values()),
+        quiet=quiet,
+    )
 
 
 def _report(work: list[_Work], *, quiet: bool) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from treegen.cli.render import DOWN, PLUS_MINUS, UP, echo
-from treegen.evals.account import attention_line, sharing_line
+from treegen.evals.account import attention_line, sharing_line, workers_line
 from treegen.evals.tables import Cell, Grid, Table
 from treegen.formats import safe_text
 from treegen.report.heat_map import draw_text
@@ -69,6 +69,8 @@ def report_tables(
         f"decoded tokens: {usage['decoded_tokens']:,} at {usage['tokens_per_second']:,.0f} per "
         f"second; {results['done']:,} of {results['planned']:,} {unit}"
     )
+    if told := workers_line(results.get("parts", ())):
+        echo(safe_text(f"workers: {told}"))
 
 
 def cost_table(results: Sequence[Mapping[str, Any]]) -> str:

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from treegen.cli.interrupts import Interrupted, received
+from treegen.closing import Closing
 
 if TYPE_CHECKING:
     from treegen.cli.destinations import Destination
+    from treegen.cluster.places import Places
     from treegen.evals.job import AnyJob, ModelFacts
     from treegen.evals.progress import Progress
     from treegen.llm import LLM
@@ -34,15 +36,18 @@ _Run = TypeVar("_Run", bound="RunDir")
 Stop = Callable[[], int | None]
 
 
-def look_at(job: "AnyJob", *, quiet: bool) -> "ModelFacts":
-    """Check that the machine can run a job; returns the facts about its model, without weights."""
+def look_at(job: "AnyJob", places: "Places | None" = None, *, quiet: bool) -> "ModelFacts":
+    """Check that the machine can run a job; returns the facts about its model, without weights.
+
+    places: of workers. Each checks its own machine.
+    """
     from treegen.cli.render import skipped_rows
     from treegen.evals.job import check_machine, look_at_model
 
     if not quiet:
         skipped_rows(job.data.skipped)
-    facts = look_at_model(job.settings.engine)
-    check_machine(job.settings.engine)
+    facts = look_at_model(job.settings.engine, places)
+    check_machine(job.settings.engine, places)
     return facts
 
 
@@ -51,7 +56,9 @@ def wanted(job: "AnyJob", facts: "ModelFacts", flags: Mapping[str, str]) -> "Run
     from treegen.evals.job import run_settings, weights_fingerprint
 
     fingerprint = weights_fingerprint(job.settings.engine)
-    return run_settings(job, dtype=facts.dtype, fingerprint=fingerprint, flags=flags)
+    return run_settings(
+        job, dtype=facts.dtype, fingerprint=fingerprint, flags=flags, device_type=facts.device_type
+    )
 
 
 def open_runs(
@@ -86,30 +93,81 @@ def fill(
     steps: "Callable[[_Work, LLM, Stop], Iterator[Progress]]",
     kept: Callable[[], str],
     *,
+    places: "Places | None" = None,
+    before: Sequence[Callable[[], object]] = (),
     quiet: bool,
 ) -> None:
     """Draw what each run lacks. The model is loaded only if something is to be drawn.
 
     steps: draws what one item lacks; it is given a function to poll for a signal.
     kept: gives the end of error messages: what is stored, and how to go on.
+    places: of workers that draw.
+    before: what each worker calls before it loads the model.
     """
+    with ExitStack() as stack:
+        _fill(work, steps, kept, _Models(places, before, stack, quiet=quiet), quiet=quiet)
+
+
+class _Models:
+    """The model that is loaded, one at a time."""
+
+    def __init__(
+        self,
+        places: "Places | None",
+        before: Sequence[Callable[[], object]],
+        stack: ExitStack,
+        *,
+        quiet: bool,
+    ) -> None:
+        """None is. stack: closes the last one, and the workers that have it."""
+        self._places, self._before, self._stack, self._quiet = places, before, stack, quiet
+        self._llm: LLM | None = None
+        self._engine: EngineOptions | None = None
+
+    def get(self, item: Work) -> "LLM":
+        """Load what an item needs, unless it is there."""
+        from treegen.cli.render import notice
+
+        engine = item.job.settings.engine
+        if self._llm is None or self._engine != engine:
+            self._llm = None  # gives its memory back before the next one is loaded
+            self._stack.close()
+            if not self._quiet:
+                many = f" on {_told(self._places)}" if self._places else ""
+                notice(f"loading {engine.model}{many}")
+            weights = item.run.info.identity["model"]["fingerprint"]
+            self._llm = _load(engine, weights, self._places, self._before)
+            self._engine = engine
+            if isinstance(self._llm, Closing):
+                self._stack.enter_context(self._llm)
+        return self._llm
+
+
+def _told(places: "Places") -> str:
+    """Return where workers are, for people."""
+    count = "all" if places.count is None else f"{places.count}"
+    kind = "GPU" if places.device == "cuda" else "CPU worker"
+    where = f" of Ray at {places.address}" if places.address else ""
+    return f"{count} {kind}{'' if places.count == 1 else 's'}{where}"
+
+
+def _fill(
+    work: Sequence[_Work],
+    steps: "Callable[[_Work, LLM, Stop], Iterator[Progress]]",
+    kept: Callable[[], str],
+    models: _Models,
+    *,
+    quiet: bool,
+) -> None:
     from treegen.cli.discarding import all_new
     from treegen.cli.progress import show_progress
-    from treegen.cli.render import notice
     from treegen.errors import RunError, TreegenError
     from treegen.runs import graceful_signals
 
-    llm: LLM | None = None
-    loaded: EngineOptions | None = None
     for item in work:
-        engine = item.job.settings.engine
         if item.run.missing <= 0:
             continue
-        if llm is None or loaded != engine:
-            llm = None  # its memory is free before the next model is loaded
-            if not quiet:
-                notice(f"loading {engine.model}")
-            llm, loaded = _load(engine, item.run.info.identity["model"]["fingerprint"]), engine
+        llm = models.get(item)
         with graceful_signals() as graceful:
             stop = _either(received, graceful)
             try:
@@ -131,7 +189,12 @@ def kept_of(work: Sequence[Work], unit: str) -> str:
     return f"{done:,} of {planned:,} {unit} are kept"
 
 
-def _load(engine: "EngineOptions", fingerprint: str) -> "LLM":
+def _load(
+    engine: "EngineOptions",
+    fingerprint: str,
+    places: "Places | None",
+    before: Sequence[Callable[[], object]],
+) -> "LLM":
     from transformers.utils import logging
 
     from treegen.evals.job import load_llm
@@ -139,7 +202,9 @@ def _load(engine: "EngineOptions", fingerprint: str) -> "LLM":
     # Progress bars and advice of transformers would mix with our own lines.
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    return load_llm(engine, fingerprint)
+    if places is None:
+        return load_llm(engine, fingerprint)
+    return load_llm(engine, fingerprint, places, before)
 
 
 def _either(*flags: Stop) -> Stop:

@@ -5,14 +5,14 @@ judgements are mostly right. So sampling whole solutions rarely works, and searc
 """
 
 from collections import defaultdict
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 
 from toy_search import ToyBackend, ToyModel, run_all
 
 from treegen.evals.search.searcher import TaskSearchFn
-from treegen.outputs import Status
+from treegen.outputs import Status, WorkerStatus
 from treegen.params import SamplingParams
 from treegen.search.budget import Budget
 from treegen.search.node import Search
@@ -88,17 +88,30 @@ class Results:
 
     def __init__(self, results: Generator[SearchResult, None, None], num_begun: int) -> None:
         self._results, self.num_unknown = results, num_begun
+        self._found: list[SearchResult] = []
+        self.has_work = True
+
+    def workers(self) -> tuple[WorkerStatus, ...]:
+        return ()
 
     def status(self) -> Status:
         return Status(rows=0, pages=0, num_pages=1)
 
-    def __iter__(self) -> "Results":
-        return self
+    def __iter__(self) -> Iterator[SearchResult]:
+        while self.has_work:
+            self.step()
+            yield from self.ended()
 
-    def __next__(self) -> SearchResult:
-        result = next(self._results)
-        self.num_unknown -= 1
-        return result
+    def step(self) -> None:
+        try:
+            self._found.append(next(self._results))
+            self.num_unknown -= 1
+        except StopIteration:
+            self.has_work = False
+
+    def ended(self) -> list[SearchResult]:
+        found, self._found = self._found, []
+        return found
 
     def close(self) -> None:
         self._results.close()

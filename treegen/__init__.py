@@ -4,8 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from treegen.async_llm import AsyncLLM
+    from treegen.cluster.cluster import Cluster
     from treegen.engine.stream import RunResult, ScoreStream, Stream
     from treegen.errors import (
+        BusyError,
         CapacityError,
         DataError,
         InputError,
@@ -16,11 +19,12 @@ if TYPE_CHECKING:
         RunError,
         TreeError,
         TreegenError,
+        WorkerError,
     )
     from treegen.llm import LLM, Kept
     from treegen.model.load import from_module, load_model
     from treegen.model.model import Model
-    from treegen.outputs import Completion, LevelRows, Score, Status, Usage
+    from treegen.outputs import Completion, LevelRows, Score, Status, Usage, WorkerStatus
     from treegen.params import SamplingParams
     from treegen.plan.plan import Plan
     from treegen.prompts.expansion import Expand
@@ -30,7 +34,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
+    "BusyError",
     "CapacityError",
+    "Cluster",
     "Completion",
     "DataError",
     "Expand",
@@ -55,6 +62,8 @@ __all__ = [
     "TreeError",
     "TreegenError",
     "Usage",
+    "WorkerError",
+    "WorkerStatus",
     "from_module",
     "load_model",
 ]
@@ -62,7 +71,10 @@ __all__ = [
 # Where each public name lives. Its module is imported when the name is first asked for, so that
 # `import treegen` and `treegen --help` do not pay for torch.
 _MODULE_OF: Final = {
+    "AsyncLLM": "treegen.async_llm",
+    "BusyError": "treegen.errors",
     "CapacityError": "treegen.errors",
+    "Cluster": "treegen.cluster.cluster",
     "Completion": "treegen.outputs",
     "DataError": "treegen.errors",
     "Expand": "treegen.prompts.expansion",
@@ -88,6 +100,8 @@ _MODULE_OF: Final = {
     "TreeError": "treegen.errors",
     "TreegenError": "treegen.errors",
     "Usage": "treegen.outputs",
+    "WorkerError": "treegen.errors",
+    "WorkerStatus": "treegen.outputs",
     "from_module": "treegen.model.load",
     "load_model": "treegen.model.load",
 }

@@ -29,12 +29,20 @@ class CacheFullError(CapacityError):
     """The work needs more key-value memory than there is, and could be done with more."""
 
 
+class BusyError(TreegenError):
+    """Too much is under way to take more now; the same may be asked for again later."""
+
+
 class TaskError(TreegenError):
     """The code of a task fails, or gives what no task may."""
 
 
 class RunError(TreegenError):
     """A run directory cannot be written, resumed or read."""
+
+
+class WorkerError(TreegenError):
+    """Workers of a cluster are lost, or a problem breaks them; the rest of the work is kept."""
 
 
 class InternalError(TreegenError):

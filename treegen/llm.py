@@ -11,10 +11,13 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from treegen.attention.api import choose
 from treegen.cache.kept import KeptPrefix, KeptPrefixes
 from treegen.cache.pool import PagedCache
 from treegen.cache.states import StateCache
+from treegen.engine.dealt import DealtStream
 from treegen.engine.graphs import DecodeGraphs
 from treegen.engine.keeping import keep_prompt
 from treegen.engine.scheduler import Scheduler
@@ -35,11 +38,12 @@ from treegen.plan.plan import Plan, Request
 from treegen.plan.requests import (
     ScoreInput,
     expand_requests,
+    flat_requests,
     plan_requests,
     sample_requests,
     score_requests,
 )
-from treegen.plan.unnamed import DrawnBefore, origin_of
+from treegen.plan.unnamed import DrawnBefore
 from treegen.prompts.expansion import sum_levels
 from treegen.prompts.stops import Stopping, Stoppings
 from treegen.prompts.tree import Message, Node, as_list, chat_arguments, expansions_of, generates
@@ -50,7 +54,9 @@ if TYPE_CHECKING:
 
     from treegen.search.budget import Budget
     from treegen.search.live.backend import LiveBackend
+    from treegen.search.live.run import LiveRun
     from treegen.search.node import SearchFn, SearchNode
+    from treegen.search.problems import SearchProblem
     from treegen.search.result import Found, SearchResult
     from treegen.search.run import SearchRun
     from treegen.search.session import Session
@@ -200,6 +206,11 @@ class LLM:
         self._starting = threading.Lock()
         self._running: weakref.ref[Scheduler] | None = None
 
+    @property
+    def fingerprint(self) -> str:
+        """What stands for the weights."""
+        return self.model.fingerprint
+
     # Sampling
 
     def plan(self, tree: Node, params: SamplingParams | None = None) -> Plan:
@@ -223,7 +234,7 @@ class LLM:
     def stream(
         self,
         tree: Node,
-        params: SamplingParams | None = None,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         skip: Collection[tuple[str, int]] = (),
     ) -> Stream:
@@ -233,6 +244,7 @@ class LLM:
         without an id they follow from the prompt's tokens. Then, as with `generate`, another call
         with the same prompt draws further samples, unless params have a seed or `skip` is given.
 
+        params: of all sampled nodes, or one for each in the order that the tree declares.
         skip: (prompt id, sample index) pairs that are not wanted, as when a run is resumed. The
         other samples are the same with or without them.
 
@@ -241,8 +253,9 @@ class LLM:
         hold even alone. The iterator raises NumericsError for logits that are not numbers, and
         CapacityError if the GPU's memory is full.
         """
-        params = _of_tree(params)
-        requests = sample_requests(tree, self.tokenizer, params, self.spec)
+        given = _of_nodes(params)
+        requests = sample_requests(tree, self.tokenizer, given, self.spec)
+        each = [given] * len(requests) if isinstance(given, SamplingParams) else given
         known = {request.id: request.samples for request in requests}
         skipped = defaultdict(set)
         for prompt_id, index in skip:
@@ -251,16 +264,18 @@ class LLM:
             skipped[prompt_id].add(index)
         samples = [[i for i in range(r.samples) if i not in skipped[r.id]] for r in requests]
         self._check_ready()
-        resumes = any(skipped.values())
-        before = DrawnBefore(self._before if params.seed is None and not resumes else None)
-        requests = [before.continued(request) for request in requests]
-        stream = self._start(self._plan(requests), [params] * len(requests), samples)
-        if params.seed is None:
-            self._before.update(before)  # Only now, because a call that is refused draws nothing.
+        before = DrawnBefore(None if any(skipped.values()) else self._before)
+        requests = before.continued_flat(requests, [own.seed for own in each])
+        stream = self._start(self._plan(requests), each, samples)
+        self._before.update(before)  # Only now, because a call that is refused draws nothing.
         return stream
 
-    def run(self, tree: Node, params: SamplingParams | None = None) -> RunResult:
+    def run(
+        self, tree: Node, params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> RunResult:
         """Sample a tree to its end; completions in the order the tree declares.
+
+        params: as for `stream`.
 
         Raises:
             TreegenError: as for `stream` and its iterator.
@@ -294,22 +309,10 @@ class LLM:
         if not contents:
             return []
         template = chat_arguments(tools, chat_template_kwargs)
-        leaves = [
-            Node(content, samples=own.n, id=str(i), template=template)
-            for i, (content, own) in enumerate(zip(contents, each, strict=True))
-        ]
-        tree = Node("", children=leaves, samples=0)
-        requests = [
-            replace(request, origin=origin_of(request.tokens))
-            for request in sample_requests(tree, self.tokenizer, each, self.spec)
-        ]
+        requests = flat_requests(contents, each, self.tokenizer, self.spec, template)
         self._check_ready()
         before = DrawnBefore(self._before)
-        again: dict[int, DrawnBefore] = defaultdict(DrawnBefore)
-        requests = [
-            (before if own.seed is None else again[own.seed]).continued(request)
-            for request, own in zip(requests, each, strict=True)
-        ]
+        requests = before.continued_flat(requests, [own.seed for own in each])
         samples = [range(request.samples) for request in requests]
         stream = self._start(self._plan(requests), each, samples)
         self._before.update(before)  # Only now, because a call that is refused draws nothing.
@@ -336,6 +339,7 @@ class LLM:
             return []
         with self.score_stream(pairs) as stream:
             scores = dict(stream)
+            stream.check_whole()
         return [scores[index] for index in range(len(scores))]
 
     def score_stream(self, pairs: Iterable[tuple[ScoreInput, ScoreInput]]) -> ScoreStream:
@@ -379,20 +383,39 @@ class LLM:
             assert keep_as is not None
             keep_prompt(request, keep_as, self.cache, self._kept)
 
-        # Equal params become one set, so that their rows are drawn and ended together.
-        sets = {each.drawing: each for each in params or [SamplingParams()]}
-        place = {drawing: index for index, drawing in enumerate(sets)}
-        first, *further = (ParamSet(each, self._stopping_of(each)) for each in sets.values())
+        sets, params_of = self._param_sets(params)
         scheduler = self._scheduler(
             plan,
-            params=first.params,
-            stopping=first.stopping,
-            further=further,
-            params_of=[place[each.drawing] for each in params],
+            **sets,
+            params_of=params_of,
             samples=samples,
             on_prefilled=keep if keep_as is not None else None,
         )
         return Stream(plan, scheduler, self.model, self._graphs)
+
+    def follow(self, plan: Plan, params: Sequence[SamplingParams]) -> DealtStream:
+        """Begin a run of which only what `DealtStream.deal` adds is done; for a cluster's workers.
+
+        plan: with all requests, which are laid out here as it says. params: of each request.
+
+        Raises CacheFullError for a prompt that the cache cannot hold even alone, InputError while
+        another run of this LLM is not finished.
+        """
+        plan.check_fits(self.cache.pool.num_pages, self.cache.page_size, self.num_states)
+        sets, params_of = self._param_sets(params)
+        nothing = np.empty(0, dtype=np.int64)
+        empty = replace(plan, requests=(), segments=(), segment_of=nothing, order=nothing)
+        scheduler = self._scheduler(empty, **sets, samples=[])
+        return DealtStream(plan, scheduler, self.model, self._graphs, params_of)
+
+    def _param_sets(self, params: Sequence[SamplingParams]) -> tuple[dict[str, Any], list[int]]:
+        """The sampling parameters of a scheduler, and the index of each request's among them."""
+        # Of equal ones, rows are drawn and ended together.
+        sets = {each.drawing: each for each in params or [SamplingParams()]}
+        place = {drawing: index for index, drawing in enumerate(sets)}
+        first, *further = (ParamSet(each, self.stopping_of(each)) for each in sets.values())
+        named = {"params": first.params, "stopping": first.stopping, "further": further}
+        return named, [place[each.drawing] for each in params]
 
     def _scheduler(self, plan: Plan, **options: Any) -> Scheduler:
         """The scheduler of a run, which has the cache until it is closed."""
@@ -413,7 +436,26 @@ class LLM:
             self._running = weakref.ref(scheduler)
         return scheduler
 
-    def _stopping_of(self, params: SamplingParams) -> Stopping:
+    def open(self) -> LiveRun:
+        """A run that takes flat prompts while it goes; see `treegen.search.live.run.LiveRun`.
+
+        Raises:
+            InputError: another run of this LLM is not finished.
+        """
+        from treegen.search.live.run import LiveRun
+
+        params = SamplingParams()
+        scheduler = self._scheduler(
+            self._plan([]), params=params, stopping=self.stopping_of(params), samples=[]
+        )
+        return LiveRun(scheduler, self.spec, stopping_of=self.stopping_of, before=self._before)
+
+    def stopping_of(self, params: SamplingParams) -> Stopping:
+        """What ends the samples of some parameters; it takes a while for new stop strings.
+
+        Raises:
+            InputError: logit_bias names a token that the model does not have.
+        """
         spec = self.spec
         if params.biases and (token := params.biases[-1][0]) >= spec.vocab_size:
             raise InputError(
@@ -515,7 +557,6 @@ class LLM:
         """
         from treegen.search.budget import check_budget
         from treegen.search.problems import named
-        from treegen.search.run import SearchRun
         from treegen.search.session import flat_content
 
         for name, value in (("concurrency", concurrency), ("rows", rows)):
@@ -523,12 +564,24 @@ class LLM:
         check_budget(budget)
         template = chat_arguments(tools, chat_template_kwargs)
         found = named(problems, lambda content: flat_content(content, self.tokenizer, template))
-        params = _of_tree(params)
+        return self._start_searches(
+            fn,
+            found,
+            params=_of_tree(params),
+            concurrency=concurrency,
+            budget=budget,
+            rows=rows,
+        )
+
+    def _start_searches(
+        self, fn: SearchFn, problems: Sequence[SearchProblem], *, params: SamplingParams, **how: Any
+    ) -> SearchRun:
+        """Searches of problems; how: what `SearchRun` takes."""
+        from treegen.search.run import SearchRun
+
         backend = self._search_backend(params)
         try:
-            return SearchRun(
-                backend, fn, found, params=params, concurrency=concurrency, budget=budget, rows=rows
-            )
+            return SearchRun(backend, fn, problems, params=params, **how)
         except BaseException:
             backend.close()
             raise
@@ -582,7 +635,7 @@ class LLM:
             spec=self.spec,
             params=params,
             max_rows=self.max_rows,
-            stopping_of=self._stopping_of,
+            stopping_of=self.stopping_of,
             make_scheduler=lambda stopping, on_grown: self._scheduler(
                 empty,
                 params=params,
@@ -683,6 +736,7 @@ def _finished(stream: Stream) -> RunResult:
     """Use a run up; completions in the order of its prompts."""
     with stream:
         completions = list(stream)
+        stream.check_whole()
     place = {request.id: i for i, request in enumerate(stream.plan.requests)}
     completions.sort(key=lambda c: (place[c.prompt_id], c.sample_index))
     return RunResult(tuple(completions), stream.usage, stream.plan)
@@ -697,6 +751,15 @@ def _of_tree(params: SamplingParams | None) -> SamplingParams:
             "search what it samples (node.sample(n))"
         )
     return params
+
+
+def _of_nodes(
+    params: SamplingParams | Sequence[SamplingParams] | None,
+) -> SamplingParams | list[SamplingParams]:
+    """Check the parameters of all nodes of a tree, or of each node."""
+    if params is None or isinstance(params, SamplingParams):
+        return _of_tree(params)
+    return [_of_tree(own) for own in as_list("params", params)]
 
 
 def _of_each(

@@ -83,6 +83,24 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One worker of a cluster now.
+
+    where: its machine. tokens: decoded in this run. tokens_per_second: of late. deaths: how often
+    its process was lost.
+    """
+
+    name: str
+    where: str
+    tokens: int
+    tokens_per_second: float
+    rows: int
+    pages: int
+    num_pages: int
+    deaths: int
+
+
+@dataclass(frozen=True, slots=True)
 class LevelRows:
     """One level of the tree at work now.
 

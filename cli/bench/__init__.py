@@ -7,6 +7,7 @@ from dataclasses import asdict
 import click
 
 from treegen.cli.bench.attention import attention
+from treegen.cli.bench.cluster import cluster
 from treegen.cli.bench.device import decode, monkeys, paper
 from treegen.cli.bench.options import at_least, check_checkpoint
 from treegen.cli.options import JSON
@@ -17,7 +18,7 @@ def command() -> None:
     """Measure treegen on this machine."""
 
 
-for _part in (attention, decode, paper, monkeys):
+for _part in (attention, decode, paper, monkeys, cluster):
     command.add_command(_part)
 
 

@@ -15,7 +15,7 @@ from treegen.cli.bench.options import show
 
 QUICK = ("--ceiling-seconds", "0.003", "--device", "cpu")
 TINY = ("--shape", "tiny", "--repeats", "2", "--memory", "4MiB", *QUICK)
-COMMANDS = ("attention", "decode", "paper", "monkeys")
+COMMANDS = ("attention", "cluster", "decode", "paper", "monkeys")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -43,6 +43,7 @@ REFUSED = [
     (["engine", "--problems", "0"], "--problems must be at least 1"),
     (["engine", "--max-tokens", "0"], "--max-tokens must be at least 1"),
     (["search", "--step-tokens", "0"], "--step-tokens must be at least 1"),
+    (["cluster", "--samples", "0"], "--samples must be at least 1"),
     (["decode", "--shape", "llama9"], "llama3-8b"),
     (["decode", "--shape", "tiny", "--model", "x"], "not both"),
     (["decode", "--rows", "10", "--problems", "3", "--problem-tokens", "5"], "cannot be divided"),

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -14,7 +15,8 @@ from treegen.evals.arguments import known_arguments
 from treegen.tasks import get_task, list_tasks
 
 # A page of programs that is not here is docs/search.md, which has a test of its own.
-_PAGES = ("README.md", *(f"docs/{name}.md" for name in ("index", "concepts", "runs", "tasks")),
+_PAGES = ("README.md", *(f"docs/{name}.md" for name in (
+    "index", "concepts", "integrations", "runs", "tasks")),
           *(f"docs/tutorials/{name}.md" for name in (
     "gsm8k", "own-task", "own-search", "own-attention", "prompts"
 )))  # fmt: skip
@@ -29,7 +31,13 @@ def attention_implementations() -> None:
     LOADERS.pop("row-by-row", None)
 
 
-@pytest.mark.parametrize("page", _PAGES)
+_SCALE = pytest.param(
+    "docs/scale.md",
+    marks=[pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")],
+)
+
+
+@pytest.mark.parametrize("page", [*_PAGES, _SCALE])
 def test_the_programs_of_a_page_run(
     page: str, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -46,7 +54,7 @@ def test_the_programs_of_a_page_run(
 def test_every_page_with_programs_is_tested(repository: Path) -> None:
     pages = [repository / "README.md", *(repository / "docs").rglob("*.md")]
     found = {str(p.relative_to(repository)) for p in pages if "```python\n" in p.read_text()}
-    assert found == {*_PAGES, "docs/search.md"}
+    assert found == {*_PAGES, "docs/search.md", "docs/scale.md"}
 
 
 def test_the_page_of_tasks_has_each_task_and_argument(repository: Path) -> None:

@@ -247,6 +247,36 @@ def test_each_prompt_may_have_parameters_of_its_own(llm: LLM) -> None:
             llm.generate(prompts, wrong)  # type: ignore[arg-type]
 
 
+def test_each_node_of_a_tree_may_have_parameters_of_its_own(llm: LLM) -> None:
+    leaves = [Node(f" {name}", samples=3, id=name) for name in ("one", "two", "three")]
+    each = [
+        SamplingParams(max_tokens=3, seed=1, ignore_eos=True),
+        SamplingParams(max_tokens=7, seed=2, top_k=3, ignore_eos=True),
+        SamplingParams(temperature=0, max_tokens=5, ignore_eos=True),
+    ]
+    together = llm.run(Node("Q:", children=leaves), each).completions
+    apart = [
+        completion
+        for leaf, params in zip(leaves, each, strict=True)
+        for completion in llm.run(Node("Q:", children=[leaf]), params).completions
+    ]
+    assert tokens_of(together) == tokens_of(apart)
+    with llm.stream(Node("Q:", children=leaves), each, skip=[("two", 0), ("two", 2)]) as resumed:
+        left = {(c.prompt_id, c.sample_index): c.tokens for c in resumed}
+    assert left == {
+        (c.prompt_id, c.sample_index): c.tokens
+        for c in together
+        if (c.prompt_id, c.sample_index) not in {("two", 0), ("two", 2)}
+    }
+    # Without names and seeds, the samples of a prompt are numbered on through the tree.
+    unnamed = Node("", children=[Node("Q: one", samples=2), Node("Q: one", samples=2)])
+    assert len(set(tokens_of(llm.run(unnamed, [FREE, FREE]).completions))) == 4
+    with pytest.raises(InputError, match="2 params for 3 sampled nodes"):
+        llm.run(Node("Q:", children=leaves), each[:2])
+    with pytest.raises(InputError, match=r"params (must be|is a)"):
+        llm.run(Node("Q:", children=leaves), ["n"] * 3)  # type: ignore[list-item]
+
+
 def test_what_cannot_be_honoured_is_refused_by_name(llm: LLM) -> None:
     eight = SamplingParams(n=8)
     tree = Node("a")

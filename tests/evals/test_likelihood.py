@@ -95,7 +95,7 @@ def check_records(path: Path, checkpoint: Path, wanted: Mapping[str, Any]) -> No
 def test_scores_are_those_of_plain_transformers(
     command: Command, checkpoint: Path, folder: Path, tmp_path: Path
 ) -> None:
-    """With chunks so small that examples are kept between them."""
+    """With passes so small that the examples take several."""
     out = tmp_path / "run"
     done = command(
         "eval", "mmlu", "--data", folder, "-M", checkpoint, "-o", out, "-a", "prefill_chunk=64",
@@ -107,7 +107,6 @@ def test_scores_are_those_of_plain_transformers(
     assert "acc_norm" not in done.out and "truncated" not in done.out
     usage = done.document["runs"][0]["usage"]
     assert usage["prompt_tokens_computed"] < usage["prompt_tokens_unshared"] / 3
-    assert usage["prompt_tokens_reused"] > 0
 
 
 def test_real_questions_score_as_in_plain_transformers(
@@ -207,7 +206,7 @@ def test_a_stopped_run_continues_and_can_be_scored_again(
     assert command("score", moved, "-q").document["report"] == first["report"]
 
 
-def test_stopping_between_chunks_keeps_what_is_scored(
+def test_stopping_between_passes_keeps_what_is_scored(
     checkpoint: Path, folder: Path, tmp_path: Path
 ) -> None:
     asked = {"task": "mmlu", "data": str(folder), "model": str(checkpoint), "prefill_chunk": 32}
@@ -217,7 +216,7 @@ def test_stopping_between_chunks_keeps_what_is_scored(
     with RunDir.create(tmp_path / "run", settings) as run:
         steps = list(sample(job, run, llm, stop=lambda: len(run.done) >= 9))
         assert 9 <= len(run.done) < 40
-        assert [step.done for step in steps] == sorted({step.done for step in steps})
+        assert [step.done for step in steps] == sorted(step.done for step in steps)
         assert llm.kept() == [] and llm.cache.pool.num_used == 0
         list(sample(job, run, llm))
         results, _ = write_results(job, run)

@@ -91,9 +91,9 @@ class Admission:
     def _try_open(self, request: LiveRequest, growth: int) -> bool:
         """Open a request if its pages fit beside what active rows are expected to need."""
         if self._open:
-            # A search keeps idle segments in memory. They leave before this request has to wait.
+            # A run that takes requests keeps idle segments. They leave before this one waits.
             while not self._fits(request, growth):
-                if not request.grows or not self._run.store.evict_idle(request):
+                if not request.added or not self._run.store.evict_idle(request):
                     return False
         else:
             self._make_room(

@@ -195,7 +195,7 @@ def completions_of(
         rows.sample[slots].tolist(),
         rows.seed[slots].tolist(),
         rows.logprobs(slots),
-        _alternatives(rows, slots),
+        _alternatives(rows, slots, param_sets),
         strict=True,
     )
     for at, sample, seed, logprobs, top in per_row:
@@ -245,11 +245,18 @@ def _endings(
     return found
 
 
-def _alternatives(rows: RowTable, slots: Ints) -> list[Sequence[tuple[tuple[int, float], ...]]]:
-    """The likeliest (token, logprob) pairs at each token of each slot."""
+def _alternatives(
+    rows: RowTable, slots: Ints, param_sets: Sequence[ParamSet]
+) -> list[Sequence[tuple[tuple[int, float], ...]]]:
+    """The likeliest (token, logprob) pairs at each token of each slot that asked for them."""
+    found: list[Sequence[tuple[tuple[int, float], ...]]] = [()] * len(slots)
     if not rows.num_logprobs:
-        return [()] * len(slots)
-    both = zip(*rows.alternatives(slots), strict=True)
-    pairs = (zip(ids, values, strict=True) for ids, values in both)
-    # Each token has `num_logprobs` consecutive pairs.
-    return [list(zip(*[each] * rows.num_logprobs, strict=True)) for each in pairs]
+        return found
+    asked = [param_sets[index].params.logprobs > 0 for index in rows.params[slots].tolist()]
+    places = np.flatnonzero(asked)
+    both = zip(*rows.alternatives(slots[places]), strict=True)
+    for at, (ids, values) in zip(places.tolist(), both, strict=True):
+        pairs = zip(ids, values, strict=True)
+        # Each token has `num_logprobs` consecutive pairs.
+        found[at] = list(zip(*[pairs] * rows.num_logprobs, strict=True))
+    return found

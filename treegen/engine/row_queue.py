@@ -151,7 +151,7 @@ class LiveRows:
     def activate(self, max_rows: int) -> None:
         """Give ready rows their pages, depth first, while the pool is expected to last.
 
-        In a search, idle segments are evicted to make room.
+        For rows of requests that were added to the run, idle segments are evicted to make room.
         """
         while len(self.ready) and self.num_active < max_rows:
             slots = self.ready[: max_rows - self.num_active]
@@ -166,8 +166,8 @@ class LiveRows:
                 self._start(slots[:num])
             else:
                 request = self._run.requests[int(self._run.rows.request[slots[0]])]
-                # A search keeps idle segments in memory. They leave before a row has to wait.
-                if not request.grows or not self._run.store.evict_idle():
+                # A run that takes requests keeps idle segments. They leave before a row waits.
+                if not request.added or not self._run.store.evict_idle():
                     return
 
     def _start(self, slots: Ints) -> None:

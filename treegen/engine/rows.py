@@ -94,6 +94,12 @@ class RowTable:
         "last", "base", "num_pages", "state_now", "state_before", "state_from", "inputs",
     )  # fmt: skip
 
+    def record(self, num_logprobs: int) -> None:
+        """Record at least so many alternatives per token from now on."""
+        if num_logprobs > self.num_logprobs:
+            self.num_logprobs = num_logprobs
+            self.generated.widen(num_logprobs)
+
     def add(self, num: int) -> NDArray[np.int64]:
         """Take `num` slots and return them; the caller sets what is in them."""
         if num > len(self._free):

@@ -10,13 +10,13 @@ from treegen.cache.kept import KeptPrefixes
 from treegen.cache.pool import PagedCache, PagePool
 from treegen.device import to_device
 from treegen.engine.layout import Ints
+from treegen.engine.param_table import ParamTable
 from treegen.engine.rows import RowTable
 from treegen.engine.segment import LiveRequest, LiveSegment
 from treegen.engine.store import SegmentStore
 from treegen.model.batch import Forward
 from treegen.outputs import Score, Usage
 from treegen.sampling.draw import SamplingBatch
-from treegen.sampling.param_set import ParamSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class RunState:
     store: the segments.
     rows: the samples that are being drawn, by slot.
     usage: the account of what was computed.
-    param_sets: sampling parameters; requests name them by index. A search may add some.
+    param_sets: sampling parameters; requests name them by index. More may be added.
     impl: the attention implementation.
     max_rows: most rows to decode at once.
     requests: the requests that are not over, by index.
@@ -44,7 +44,7 @@ class RunState:
     store: SegmentStore
     rows: RowTable
     usage: Usage
-    param_sets: list[ParamSet]
+    param_sets: ParamTable
     impl: str
     max_rows: int
     requests: dict[int, LiveRequest] = field(default_factory=dict)

@@ -34,6 +34,7 @@ from treegen.device import current
 from treegen.engine.admission import Admission
 from treegen.engine.decode import DecodeSteps, Flight
 from treegen.engine.finish import Endings, Grown
+from treegen.engine.param_table import ParamTable
 from treegen.engine.prefill import PrefillFlight, PrefillPasses
 from treegen.engine.row_queue import LiveRows
 from treegen.engine.rows import RowTable
@@ -121,16 +122,13 @@ class Scheduler:
             ),
             rows=RowTable(min(num_logprobs, len(stopping.may_end))),
             usage=usage,
-            param_sets=[ParamSet(params, stopping)],
+            param_sets=ParamTable(ParamSet(params, stopping)),
             impl=impl,
             max_rows=max_rows,
         )
         self.usage, self.scores, self.grown = run.usage, run.scores, run.grown
-        # The tokens that may end a row, for each Stopping; and the Stopping of each parameter set.
-        self._may_end, self._stoppings = stopping.may_end[None], {stopping: 0}
-        self._stopping_of = np.zeros(1, dtype=np.int64)
         for each in further:
-            self.add_params(each.params, each.stopping)
+            run.param_sets.add(each, lambda: range(len(run.param_sets)))
         self._run_ahead = run_ahead
         self.flight: PrefillFlight | Flight | None = None
         self.closed = False
@@ -162,35 +160,49 @@ class Scheduler:
         return self._admission.has_work or self._endings.has_more or self._error is not None
 
     def add_params(self, params: SamplingParams, stopping: Stopping) -> int:
-        """Add sampling parameters; returns their index for `add`."""
-        self.run.param_sets.append(ParamSet(params, stopping))
-        if stopping not in self._stoppings:
-            self._stoppings[stopping] = len(self._stoppings)
-            self._may_end = np.concatenate([self._may_end, stopping.may_end[None]])
-        self._stopping_of = np.append(self._stopping_of, self._stoppings[stopping])
-        return len(self.run.param_sets) - 1
+        """The index of sampling parameters, for an `add` that follows at once.
+
+        Parameters that no request uses any more may lose their index when others are added.
+        """
+        self.run.rows.record(min(params.logprobs, len(stopping.may_end)))
+        return self.run.param_sets.add(ParamSet(params, stopping), self._params_in_use)
+
+    def _params_in_use(self) -> set[int]:
+        rows = self.run.rows
+        of_rows = np.unique(rows.params[rows.used()]).tolist()
+        return {request.params for request in self.run.requests.values()}.union(of_rows)
 
     def add(
-        self, spec: Request, segment: LiveSegment, params: int, samples: Sequence[int]
+        self,
+        spec: Request,
+        segment: LiveSegment,
+        params: int,
+        samples: Sequence[int],
+        *,
+        rank: int | None = None,
+        grows: bool = True,
     ) -> LiveRequest:
-        """Add a request below a segment; its samples become segments when they end.
+        """Add a request below a segment.
 
         spec.tokens: the end of the prompt is enough. It is only read to make text of tokens.
         params: the index of the sampling parameters.
         samples: the sample indices that are wanted.
+        rank: its place among all requests, depth first; by default after those that are there.
+        grows: whether its samples become segments when they end; else they are only returned.
         """
         index = self._num_requests
         self._num_requests += 1
         scored = segment.parent if spec.score_from is not None else None
         request = LiveRequest(
             index=index,
-            rank=index,
+            rank=index if rank is None else rank,
             spec=spec,
             segment=segment,
             params=params,
             samples=list(samples),
             rewinds=scored or segment,
-            grows=True,
+            added=True,
+            grows=grows,
         )
         self._admission.add([request])
         return request
@@ -399,9 +411,8 @@ class Scheduler:
         self._check_numbers(lse, lambda at: self._row_name(slots[at]))
         rows.append(slots, tokens, logprobs, *top)
         self.usage.decoded_tokens += len(slots)
-        over = self._may_end[self._stopping_of[rows.params[slots]], tokens] | (
-            rows.count[slots] >= rows.limit[slots]
-        )
+        may_end = self.run.param_sets.may_end(rows.params[slots], tokens)
+        over = may_end | (rows.count[slots] >= rows.limit[slots])
         if over.any():
             self._endings.end(slots[over])
 

@@ -127,6 +127,7 @@ class LiveRequest:
     slots: slots of the rows that have not ended; None until first tokens are being drawn.
     opened: segments that it keeps in memory while it is open, leaf first; None while it waits.
     rewinds: a segment whose last token is computed once more, for its logits.
+    added: whether it came while the run was under way. Idle segments leave before it waits.
     grows: whether it is of a search: its samples become segments when they end.
     num_prefilled: tokens computed for it. Tokens that several requests need count for the first.
     """
@@ -140,6 +141,7 @@ class LiveRequest:
     slots: set[int] | None = None
     opened: list[LiveSegment] | None = None
     rewinds: LiveSegment | None = None
+    added: bool = False
     grows: bool = False
     num_prefilled: int = 0
 

@@ -17,7 +17,7 @@ from treegen.cache.states import NO_STATE, Slots
 from treegen.engine.segment import LiveRequest, LiveSegment
 from treegen.engine.segment_states import SegmentStates
 from treegen.plan.cost import keep_or_fold
-from treegen.plan.plan import Plan, segment_pages
+from treegen.plan.plan import Plan, Segment, segment_pages
 from treegen.prompts.radix import Tokens, common_prefix
 
 
@@ -51,6 +51,10 @@ class SegmentStore:
         for prefix in self._kept:
             self._match(prefix, [segment for segment in live if segment.parent is None])
         return live
+
+    def add_planned(self, parent: LiveSegment | None, segment: Segment) -> LiveSegment:
+        """A segment of a plan; it goes when what is attached to it or below it does."""
+        return self._add(parent, segment.tokens, kept=segment.kept)
 
     def add(self, parent: LiveSegment | None, tokens: Tokens, *, rows: int = 1) -> LiveSegment:
         """A new segment, with one reference for the caller. rows: rows to expect below it."""

@@ -10,10 +10,11 @@ import numpy as np
 
 from treegen.closing import Closing
 from treegen.engine.graphs import DecodeGraphs
+from treegen.engine.layout import Ints
 from treegen.engine.scheduler import Scheduler
 from treegen.errors import InputError
 from treegen.model.model import Model
-from treegen.outputs import Completion, LevelRows, Score, Status, Usage
+from treegen.outputs import Completion, LevelRows, Score, Status, Usage, WorkerStatus
 from treegen.plan.plan import Plan
 
 
@@ -40,13 +41,28 @@ class Stream(Iterator[Completion], Closing):
         """What was computed so far."""
         return self.scheduler.usage
 
+    @property
+    def scores(self) -> dict[int, Score]:
+        """Scores that are known, by the index of the request, for whoever takes them from here."""
+        return self.scheduler.scores
+
     def status(self) -> Status:
         """What is under way now."""
         return status_of(self.scheduler)
 
+    def workers(self) -> tuple[WorkerStatus, ...]:
+        """What each worker does now; none where one LLM does all."""
+        return ()
+
+    def check_whole(self) -> None:
+        """Raise WorkerError if something was left out, which one LLM never does."""
+
     def levels(self) -> tuple[LevelRows, ...]:
         """The levels of the tree that the live rows read now."""
-        decoded = self.scheduler.run.rows.request[self.scheduler.live.order]
+        return self._levels_of(self.scheduler.run.rows.request[self.scheduler.live.order])
+
+    def _levels_of(self, decoded: Ints) -> tuple[LevelRows, ...]:
+        """The levels that rows of some requests read, each request once for each of its rows."""
         requests, counts = np.unique(decoded, return_counts=True)
         below: Counter[int] = Counter()
         for request, rows in zip(requests.tolist(), counts.tolist(), strict=True):
@@ -141,15 +157,36 @@ class ScoreStream(Iterator[tuple[int, Score]], Closing):
         """What was computed so far."""
         return self._stream.usage
 
+    def status(self) -> Status:
+        """What is under way now."""
+        return self._stream.status()
+
+    def workers(self) -> tuple[WorkerStatus, ...]:
+        """What each worker of a cluster does now."""
+        return self._stream.workers()
+
+    def check_whole(self) -> None:
+        """Raise WorkerError if pairs were left out."""
+        self._stream.check_whole()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is left to do."""
+        return self._stream.has_work
+
+    def step(self) -> list[tuple[int, Score]]:
+        """Run one forward pass; returns the scores that are known now, as `Stream.step` does."""
+        self._stream.step()
+        known = sorted(self._stream.scores.items())
+        self._stream.scores.clear()
+        return known
+
     def __next__(self) -> tuple[int, Score]:
-        scores = self._stream.scheduler.scores
         while not self._known:
-            if not self._stream.has_work:
+            if not self.has_work:
                 self.close()
                 raise StopIteration
-            self._stream.step()
-            self._known = sorted(scores.items(), reverse=True)
-            scores.clear()
+            self._known = self.step()[::-1]
         return self._known.pop()
 
     def close(self) -> None:

@@ -46,6 +46,12 @@ class TokenStore:
         """Grow to `num` slots, at least as many as before."""
         self._blocks = _grown(self._blocks, num, self._blocks.shape[1])
 
+    def widen(self, num_logprobs: int) -> None:
+        """Record `num_logprobs` alternatives per token from now on, at least as many as before."""
+        for name in ("top_tokens", "top_logprobs"):
+            array = getattr(self, name)
+            setattr(self, name, _grown(array, *array.shape[:2], num_logprobs))
+
     def append(
         self,
         slots: _Ints,
@@ -76,9 +82,14 @@ class TokenStore:
 
     def between(self, slot: int, start: int, stop: int) -> NDArray[np.int32]:
         """Tokens `start` to `stop` of a slot."""
+        return self.part(self.tokens, slot, start, stop)
+
+    def part(self, array: NDArray[Any], slot: int, start: int, stop: int) -> NDArray[Any]:
+        """What one of the arrays holds for tokens `start` to `stop` of a slot."""
         first = start >> _BITS
         blocks = self._blocks[slot, first : -(-stop >> _BITS)]
-        return self.tokens[blocks].reshape(-1)[start - (first << _BITS) : stop - (first << _BITS)]
+        flat = array[blocks].reshape(-1, *array.shape[2:])
+        return flat[start - (first << _BITS) : stop - (first << _BITS)]
 
     def numbers(
         self, slots: _Ints, counts: _Ints, array: NDArray[np.generic]

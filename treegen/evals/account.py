@@ -6,18 +6,19 @@ seconds. So a process that is killed loses at most the account of its last secon
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.errors import RunError
 from treegen.formats import format_bytes
-from treegen.outputs import Usage, in_order
+from treegen.outputs import Usage, WorkerStatus, in_order
 from treegen.runs import RunDir
 
 if TYPE_CHECKING:
     from treegen.plan.plan import Plan
 
+Workers = Callable[[], Sequence[WorkerStatus]]
 _SAVE_SECONDS: Final = 10.0
 _LARGEST: Final = ("peak_rows", "peak_pages", "num_pages", "page_size")
 # It counts all planned samples of a part, finished or not; `add_up` counts those that finished.
@@ -27,15 +28,23 @@ _REPLACED: Final = "prompt_tokens_unshared"
 class Parts:
     """The parts of one run, each with its seconds; the last part is under way."""
 
-    def __init__(self, run: RunDir) -> None:
-        """Take over the parts in the run's results.json; a new part begins now."""
-        self._run, self._before = run, stored_parts(run)
+    def __init__(self, run: RunDir, workers: Workers = lambda: ()) -> None:
+        """Take over the parts in the run's results.json; a new part begins now.
+
+        workers: says what each worker of a cluster has done.
+        """
+        self._run, self._before, self._workers = run, stored_parts(run), workers
         self._start, self._save_due = time.monotonic(), 0.0
 
     @property
     def parts(self) -> list[dict[str, Any]]:
         """Every part, as JSON holds it."""
-        return [*self._before, {"seconds": time.monotonic() - self._start}]
+        return [*self._before, self._with_workers({"seconds": time.monotonic() - self._start})]
+
+    def _with_workers(self, part: dict[str, Any]) -> dict[str, Any]:
+        if workers := self._workers():
+            part["workers"] = described(workers)
+        return part
 
     def save(self, *, now: bool = False) -> None:
         """Write the parts to results.json if that is due. now: write them in any case."""
@@ -57,9 +66,16 @@ class Account(Parts):
         self._plan: dict[str, Any] | None = None
         self._num_samples = 0
 
-    def begin(self, usage: Usage, plan: "Plan | None" = None) -> None:
-        """Start a part. usage: the scheduler keeps it up. plan: what the part follows, if known."""
-        self._usage = usage
+    def begin(
+        self, usage: Usage, plan: "Plan | None" = None, workers: Workers = lambda: ()
+    ) -> None:
+        """Start a part.
+
+        usage: the scheduler keeps it up.
+        plan: what the part follows, if known.
+        workers: says what each worker of a cluster has done.
+        """
+        self._usage, self._workers = usage, workers
         self._plan = describe(plan) if plan else None
         self._save_due = time.monotonic() + _SAVE_SECONDS
 
@@ -76,7 +92,14 @@ class Account(Parts):
         del now[_REPLACED]
         if self._plan is not None:
             now["plan"] = self._plan
-        return [*self._before, {"samples": self._num_samples, **now}]
+        return [*self._before, self._with_workers({"samples": self._num_samples, **now})]
+
+
+def described(workers: Sequence[WorkerStatus]) -> list[dict[str, Any]]:
+    """Return what each worker has done, as JSON holds it."""
+    return [
+        {"name": w.name, "where": w.where, "tokens": w.tokens, "deaths": w.deaths} for w in workers
+    ]
 
 
 def describe(plan: "Plan") -> dict[str, Any]:
@@ -160,6 +183,8 @@ def add_up(
     }
     for part in parts:
         for name, value in part.items():
+            if name == "workers":  # of this part alone
+                continue
             if name == "kernels":
                 total[name] = _merged(total.get(name, {}), value)
             elif isinstance(value, bool) or not isinstance(value, int | float):
@@ -196,6 +221,18 @@ def _times(fewer: float) -> str:
     if fewer >= 1.05:
         return f"{fewer:,.1f} times fewer"
     return "nothing saved" if fewer > 0.95 else f"{1 / fewer:,.1f} times more"
+
+
+def workers_line(parts: Sequence[Mapping[str, Any]]) -> str:
+    """Return in one line what each worker of the last part did; "" if there were none."""
+    workers = parts[-1].get("workers") if parts else None
+    told = []
+    for worker in workers if isinstance(workers, list) else ():
+        if isinstance(worker, Mapping) and _is_number(worker.get("tokens")):
+            lost = f", {worker['deaths']} times lost" if worker.get("deaths") else ""
+            told.append(f"{worker.get('name')} ({worker.get('where')}) {worker['tokens']:,} tokens")
+            told[-1] += lost
+    return ", ".join(told)
 
 
 def attention_line(usage: Mapping[str, Any]) -> str:

@@ -2,12 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import treegen
+from treegen.closing import Closing
 from treegen.errors import CapacityError, InputError, ModelError
 from treegen.evals.arguments import check_arguments, configured, known_arguments
 from treegen.evals.calls import asked, load_data
@@ -26,6 +27,7 @@ from treegen.runs import RunSettings
 
 # Importing torch takes seconds. Reading and checking the data does not need it.
 if TYPE_CHECKING:
+    from treegen.cluster.places import Places
     from treegen.llm import LLM
     from treegen.plan.plan import Request
     from treegen.spec import ModelSpec
@@ -158,8 +160,13 @@ def load_job(settings: EvalSettings) -> Job:
     return Job(settings, task, data, _dressed(tree, settings), tree)
 
 
-def look_at_model(engine: EngineOptions) -> ModelFacts:
-    """Return the facts about a model that its configuration and tokenizer tell."""
+def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> ModelFacts:
+    """Return the facts about a model that its configuration and tokenizer tell.
+
+    places: of workers that do the work, on devices that this machine need not have.
+    """
+    import torch
+
     from treegen.model import memory
     from treegen.model.config import load_spec, read_config, resolve_device, resolve_dtype
     from treegen.model.files import load_tokenizer, locate
@@ -169,10 +176,10 @@ def look_at_model(engine: EngineOptions) -> ModelFacts:
         "revision": engine.revision,
         "trust_remote_code": engine.trust_remote_code,
     }
-    device = resolve_device(engine.device)
+    device = torch.device(places.device) if places else resolve_device(engine.device)
     directory = locate(engine.model, engine.revision, weights=False)
     dtype = resolve_dtype(engine.dtype, read_config(engine.model, directory, **source), device)
-    spec = load_spec(engine.model, dtype, device=device, **source)
+    spec = load_spec(engine.model, dtype, device="cpu", **source)  # the type is settled
     if engine.reproducible:
         check_dtype(dtype, device)
         check_layers(spec, device)
@@ -196,12 +203,16 @@ def look_at_model(engine: EngineOptions) -> ModelFacts:
     )
 
 
-def check_machine(engine: EngineOptions) -> None:
-    """Raise InputError or CapacityError for what this machine cannot do, whatever the model."""
+def check_machine(engine: EngineOptions, places: "Places | None" = None) -> None:
+    """Raise InputError or CapacityError for what this machine cannot do, whatever the model.
+
+    Workers check their own machines.
+    """
     from treegen import llm
     from treegen.model.config import resolve_device
 
-    llm.check_machine(engine, resolve_device(engine.device))
+    if places is None:
+        llm.check_machine(engine, resolve_device(engine.device))
 
 
 def plan_job(job: Job, facts: ModelFacts) -> Plan:
@@ -273,13 +284,19 @@ def weights_fingerprint(engine: EngineOptions) -> str:
 
 
 def run_settings(
-    job: AnyJob, *, dtype: str, fingerprint: str, flags: Mapping[str, str]
+    job: AnyJob,
+    *,
+    dtype: str,
+    fingerprint: str,
+    flags: Mapping[str, str],
+    device_type: str | None = None,
 ) -> RunSettings:
     """Return the settings that a run of a job stores and, when it is resumed, compares.
 
     dtype: the name of the type that the model computes in.
     fingerprint: of the weights.
     flags: how the user sets each field, for messages.
+    device_type: the kind of device, cpu or cuda, where workers of a cluster compute.
     """
     problems = [problem.content for problem in job.data.problems]
     return RunSettings(
@@ -294,22 +311,24 @@ def run_settings(
         planned=job.planned,
         free=job.settings.free_choices(),
         flags=flags,
-        computing=_computing(job.settings.engine),
+        computing=_computing(job.settings.engine, device_type),
     )
 
 
-def _computing(engine: EngineOptions) -> dict[str, str]:
+def _computing(engine: EngineOptions, device_type: str | None) -> dict[str, str]:
     """What the last bits of logits depend on beside weights, dtype and versions."""
     import torch
 
     from treegen.model.config import resolve_device
 
-    device = resolve_device(engine.device)
+    device = torch.device(device_type) if device_type else resolve_device(engine.device)
     if device.type == "cpu":
         return {"device": "cpu"}
+    # The machine of a cluster's coordinator may have no GPU.
+    named = torch.cuda.is_available()
     compiled = not engine.eager if engine.compile is None else engine.compile
     return {
-        "device": torch.cuda.get_device_name(device),
+        **({"device": torch.cuda.get_device_name(device)} if named else {}),
         "attention": "invariant" if engine.reproducible else engine.impl,
         "layers": "compiled" if compiled else "as they are",
     }
@@ -328,16 +347,32 @@ def check_same_data(job: Job, stored: Mapping[str, Any], name: str) -> None:
         )
 
 
-def load_llm(engine: EngineOptions, fingerprint: str) -> "LLM":
+def load_llm(
+    engine: EngineOptions,
+    fingerprint: str,
+    places: "Places | None" = None,
+    before: Sequence[Callable[[], object]] = (),
+) -> "LLM":
     """Load a model.
+
+    places: of workers. What is returned is then a Cluster, to be closed.
+    before: what each worker calls before it loads the model.
 
     Raises:
         ModelError: its files changed since `weights_fingerprint`, or it cannot be used.
     """
     from treegen.llm import LLM
 
-    llm = LLM(**asdict(engine))
-    if llm.model.fingerprint != fingerprint:
+    llm: LLM
+    if places is None:
+        llm = LLM(**asdict(engine))
+    else:
+        from treegen.cluster.cluster import Cluster
+
+        llm = Cluster.at(places, engine, before)
+    if llm.fingerprint != fingerprint:
+        if isinstance(llm, Closing):
+            llm.close()
         raise ModelError(f"the files of {engine.model} changed while they were read; start again")
     return llm
 

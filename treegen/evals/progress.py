@@ -8,7 +8,7 @@ from typing import Any, Final
 from treegen.evals.calls import verdicts_of
 from treegen.evals.job import Job
 from treegen.evals.stats import Estimate, estimate
-from treegen.outputs import LevelRows
+from treegen.outputs import LevelRows, WorkerStatus
 
 # Seconds between two looks at what is too slow for every step: intervals, and rows by level.
 GLANCE: Final = 0.25
@@ -30,6 +30,7 @@ class Progress:
     unit: what is counted.
     unknown: searches under way. A search that is solved ends early, so those under way are more
     often hard ones than those that have ended. The estimate leaves open how they end.
+    workers: what each worker of a cluster does.
     """
 
     done: int
@@ -45,6 +46,7 @@ class Progress:
     levels: tuple[LevelRows, ...] = ()
     unit: str = "samples"
     unknown: int = 0
+    workers: tuple[WorkerStatus, ...] = ()
 
     @property
     def tokens_per_second(self) -> float:

@@ -64,7 +64,7 @@ def sample(
         llm.stream(job.tree, job.settings.sampling, skip=set(run.done)) as stream,
     ):
         prompts = _Prompts(stream)
-        account.begin(stream.usage, stream.plan)
+        account.begin(stream.usage, stream.plan, stream.workers)
         watch = _Watch(run, stream, tally)
 
         def keep(completions: Sequence[Completion]) -> None:
@@ -241,6 +241,7 @@ class _Watch:
             seconds=time.monotonic() - self._start,
             accuracy=self._tally.accuracy if self._tally else None,
             started=self._started,
+            workers=self._stream.workers(),
             **self._seen,
         )
 

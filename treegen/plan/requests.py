@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from treegen.plan.unnamed import origin_of
 from treegen.prompts.expansion import bound_levels
 from treegen.prompts.radix import Tokens
 from treegen.prompts.tokens import TokenPrompt, encode_texts, tokenize
-from treegen.prompts.tree import MAX_TOKEN_ID, Node, expansions_of
+from treegen.prompts.tree import MAX_TOKEN_ID, Message, Node, expansions_of
 
 if TYPE_CHECKING:
     from treegen.spec import ModelSpec
@@ -32,14 +33,45 @@ def sample_requests(
 
     Raises:
         TreeError: the tree has no samples, or generates levels.
-        InputError: a prompt has no tokens, or tokens that the model does not have.
+        InputError: a prompt has no tokens, or tokens that the model does not have, or params are
+            not as many as sampled nodes.
         CapacityError: a prompt leaves no room for a token in the model's context.
     """
     prompts = tokenize(tree, tokenizer)
     of_each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    if len(of_each) != len(prompts):
+        raise InputError(
+            f"there are {len(of_each)} params for {len(prompts)} sampled nodes; give one for each"
+        )
     return [
         _request(prompt, prompt.samples, each, spec)
         for prompt, each in zip(prompts, of_each, strict=True)
+    ]
+
+
+def flat_requests(
+    contents: Sequence[str | Sequence[int] | Sequence[Message]],
+    params: Sequence[SamplingParams],
+    tokenizer: Any,
+    spec: ModelSpec,
+    template: Mapping[str, Any],
+) -> list[Request]:
+    """One request for each flat prompt, named by its place; its randomness is that of its tokens.
+
+    template: arguments of the chat template.
+
+    Raises:
+        InputError: a prompt has no tokens, or tokens that the model does not have.
+        CapacityError: a prompt leaves no room for a token in the model's context.
+    """
+    leaves = [
+        Node(content, samples=own.n, id=str(i), template=template)
+        for i, (content, own) in enumerate(zip(contents, params, strict=True))
+    ]
+    tree = Node("", children=leaves, samples=0)
+    return [
+        replace(request, origin=origin_of(request.tokens))
+        for request in sample_requests(tree, tokenizer, params, spec)
     ]
 
 

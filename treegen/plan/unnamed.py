@@ -7,6 +7,7 @@ The results of separate calls would then go up and down together.
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -62,3 +63,13 @@ class DrawnBefore:
         if request.origin is None:
             return request
         return replace(request, first=self.take(request.origin, request.samples))
+
+    def continued_flat(
+        self, requests: Sequence[Request], seeds: Sequence[int | None]
+    ) -> list[Request]:
+        """The flat requests of one call, numbered on; those with a seed from 0 in each call."""
+        of_seed: dict[int, DrawnBefore] = defaultdict(DrawnBefore)
+        return [
+            (self if seed is None else of_seed[seed]).continued(request)
+            for request, seed in zip(requests, seeds, strict=True)
+        ]

@@ -87,14 +87,17 @@ def key_of(record: Mapping[str, Any]) -> Key:
 class RecordFile:
     """The records of one file, at most one for each key; written by one thread of one process."""
 
-    def __init__(self, path: Path, *, writable: bool) -> None:
+    def __init__(self, path: Path, *, writable: bool, again: str | None = None) -> None:
         """Read the existing file `path`; when `writable`, mend its end so that it can grow.
+
+        again: how a user goes on after an error, for messages; by default by resuming the run.
 
         Raises:
             RunError: the file cannot be read, is damaged before its end, or has two different
                 records for one key.
         """
         self.path: Final = path
+        self._again = again or f"continue with {resume_flag(path.parent)}"
         # What was wrong at the end of the file and what was done about it, one sentence each.
         self.notices: list[str] = []
         self._offsets: dict[Key, int] = {}
@@ -165,7 +168,7 @@ class RecordFile:
             self._unsure = True
             raise RunError(
                 f"cannot flush {self.path} to the disk: {reason(error)}; the latest records may "
-                f"be lost; continue with {resume_flag(self.path.parent)}, which checks the file"
+                f"be lost; {self._again}, which checks the file"
             ) from error
         end = time.monotonic()
         self._dirty = False
@@ -241,7 +244,7 @@ class RecordFile:
     def _damage(self, number: int, why: str) -> RunError:
         return RunError(
             f"{self.path}:{number}: damaged line ({why}); restore the file from a copy, or delete "
-            f"this line and continue with {resume_flag(self.path.parent)} to sample it again"
+            f"this line and {self._again} to sample it again"
         )
 
     def _mend(self, whole_newline: bool, torn: tuple[int, int, str] | None) -> None:
@@ -304,7 +307,7 @@ class RecordFile:
             part = "nothing of the last one is in the file"
         return (
             f"{len(self._offsets):,} finished samples are kept, {part}; make room or mend the "
-            f"cause, then continue with {resume_flag(self.path.parent)}"
+            f"cause, then {self._again}"
         )
 
     def _check_writable(self) -> None:
@@ -312,6 +315,5 @@ class RecordFile:
             raise RunError(f"{self.path} is closed, or was opened for reading only")
         if self._unsure:
             raise RunError(
-                f"{self.path} could not be written before and its end is not known; "
-                f"continue with {resume_flag(self.path.parent)}"
+                f"{self.path} could not be written before and its end is not known; {self._again}"
             )

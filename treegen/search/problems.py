@@ -18,11 +18,13 @@ class SearchProblem:
     name: unique in a run.
     content: the prompt.
     is_named: whether the name was given. If not, the seeds of the search follow from its prompt.
+    origin: what the seeds follow from then, where that is known already.
     """
 
     name: str
     content: str | Sequence[int]
     is_named: bool
+    origin: str | None = None
 
 
 def named(

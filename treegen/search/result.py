@@ -6,13 +6,17 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from treegen.errors import DataError, InputError
 from treegen.search.budget import BudgetReached, SearchUsage
 from treegen.search.detached import detach
 from treegen.search.node import Search, SearchNode
-from treegen.search.records import SearchTree
+from treegen.search.problems import SearchProblem
+from treegen.search.records import NodeRecord, SearchTree
+
+LEFT_OUT: Final = "left out"
+"""What a search was stopped by that was not done at all; see `Cluster`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,15 @@ class SearchResult:
             error=None if error is None else _one_line(error),
             value=None if found else returned,
             exception=None if error is None else detach(error),
+        )
+
+    @staticmethod
+    def left_out(problem: SearchProblem, told: str) -> SearchResult:
+        """The record of a search that was given up before it came to anything; told: why."""
+        text = problem.content if isinstance(problem.content, str) else ""
+        root = NodeRecord(0, None, 0, text, None, 0.0, 0, False, False, "given")
+        return SearchResult(
+            name=problem.name, tree=SearchTree((root,)), stopped=LEFT_OUT, error=told
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from treegen.errors import InputError, ModelError
 from treegen.search.evaluate import Evaluate
@@ -13,6 +15,9 @@ from treegen.search.strategies.common import check_counts
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+# By directory and device: what is asked for again while it is in use is not loaded twice.
+_in_use: WeakValueDictionary[tuple[str, str], Any] = WeakValueDictionary()
 
 
 def whole_text(node: SearchNode) -> str:
@@ -81,21 +86,31 @@ def _load(
 ) -> tuple[Any, Any, int | None]:
     """The model, its tokenizer, and the most tokens that it reads."""
     import torch
-    from transformers import AutoModelForSequenceClassification
 
     from treegen.model.files import (
         check_trust,
         check_weights,
         load_tokenizer,
         locate,
-        one_line,
         read_raw_config,
     )
 
     directory = locate(name, revision, weights=True)
+    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_trust(read_raw_config(directory), "config.json", revision, local=True, trust=False)
     check_weights(directory)
     tokenizer: Any = load_tokenizer(directory)
+    model = _in_use.get((str(directory), where))
+    if model is None:
+        model = _in_use[str(directory), where] = _read(name, directory, tokenizer).to(where)
+    return model, tokenizer, getattr(model.config, "max_position_embeddings", None)
+
+
+def _read(name: str | os.PathLike[str], directory: Path, tokenizer: Any) -> Any:
+    from transformers import AutoModelForSequenceClassification
+
+    from treegen.model.files import one_line
+
     try:
         model, info = AutoModelForSequenceClassification.from_pretrained(
             directory, use_safetensors=True, local_files_only=True, output_loading_info=True
@@ -107,8 +122,7 @@ def _load(
         raise ModelError(f"{name} is no sequence classifier: it has no weights for {missing}")
     # Decoders need it to find the last token of a padded text.
     model.config.pad_token_id = tokenizer.pad_token_id
-    model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
-    return model, tokenizer, getattr(model.config, "max_position_embeddings", None)
+    return model.eval()
 
 
 def _scores(model: Any, pad_id: int | None, rows: Sequence[Sequence[int]]) -> Tensor:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from treegen.closing import Closing
 from treegen.engine.stream import status_of
-from treegen.outputs import Status
+from treegen.outputs import Status, WorkerStatus
 from treegen.params import SamplingParams
 from treegen.search.budget import Budget
 from treegen.search.live.backend import LiveBackend
@@ -38,21 +38,30 @@ class SearchRun(Iterator[SearchResult], Closing):
         concurrency: int,
         budget: Budget | None,
         rows: int,
+        dealt: bool = False,
     ) -> None:
-        """Made by `LLM.search_stream`. rows: rows that each search is expected to have at once."""
+        """Made by `LLM.search_stream`.
+
+        rows: rows that each search is expected to have at once.
+        dealt: begin only those searches that `deal` names.
+        """
         self.backend = backend
         self.names = [problem.name for problem in problems]
         self._fn, self._params, self._budget = fn, params, budget
         self._concurrency = concurrency
         contexts = backend.prompts_together([each.content for each in problems], rows=rows)
-        self._waiting: deque[tuple[SearchProblem, Context, str | None]] = deque(
-            (
+        self._entries = {
+            problem.name: (
                 problem,
                 context,
-                None if problem.is_named else backend.new_origin(context, params.seed),
+                problem.origin
+                or (None if problem.is_named else backend.new_origin(context, params.seed)),
             )
             for problem, context in zip(problems, contexts, strict=True)
-        )
+        }
+        self._waiting: deque[str] = deque()
+        if not dealt:
+            self.deal(self.names)
         self._running: set[Running] = set()
         self._results: deque[SearchResult] = deque()
         self._loop = IdleLoop(self._on_idle, backend)
@@ -61,6 +70,10 @@ class SearchRun(Iterator[SearchResult], Closing):
     def status(self) -> Status:
         """What is under way now."""
         return status_of(self.backend.scheduler)
+
+    def workers(self) -> tuple[WorkerStatus, ...]:
+        """What each worker does now; none where one LLM does all."""
+        return ()
 
     @property
     def num_running(self) -> int:
@@ -71,6 +84,25 @@ class SearchRun(Iterator[SearchResult], Closing):
     def num_unknown(self) -> int:
         """Searches that have begun and whose results the iterator has not given."""
         return len(self._running) + len(self._results)
+
+    def deal(self, names: Iterable[str]) -> None:
+        """Begin the searches of some problems, as soon as fewer than `concurrency` run."""
+        self._waiting.extend(names)
+
+    def take_back(self, most: int) -> list[str]:
+        """Drop searches that have not begun, the last first; returns their names."""
+        return [self._waiting.pop() for _ in range(min(most, len(self._waiting)))]
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a search is not over, or its result was not returned."""
+        return not self.closed and bool(self._waiting or self._running or self._results)
+
+    def ended(self) -> list[SearchResult]:
+        """Results that are there and were not returned yet."""
+        found = list(self._results)
+        self._results.clear()
+        return found
 
     def __next__(self) -> SearchResult:
         while not self._results and not self.closed:
@@ -89,7 +121,7 @@ class SearchRun(Iterator[SearchResult], Closing):
         """
         try:
             while self._waiting and len(self._running) < self._concurrency:
-                self._begin(*self._waiting.popleft())
+                self._begin(*self._entries.pop(self._waiting.popleft()))
             run_apart(self._loop.run_forever)
             if self.closed:  # a search has closed it
                 self.close()
@@ -128,6 +160,7 @@ class SearchRun(Iterator[SearchResult], Closing):
         self.closed = True
         self.backend.close()
         self._waiting.clear()
+        self._entries.clear()
         if self._loop.is_running():  # a search closes the run, which ends when that search waits
             self._loop.stop()
         elif not self._loop.is_closed():

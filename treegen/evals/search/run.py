@@ -45,13 +45,14 @@ def run_searches(
 
     stop: polled during and after every search; once it returns something true, the iteration ends.
     Searches that had finished by then, or before an error, are in the run.
-    judge: from `searcher.load_judge`; by default it is loaded here.
+    value_function: from `searcher.load_value_function`; by default it is loaded here.
     no_room: a dict to fill with the errors of searches that lack memory, by problem id. These are
     not stored; a resume with more memory searches them again.
     """
     if run.missing <= 0:
         return
     from treegen.evals.search.searcher import INTERRUPTED, search_function
+    from treegen.search.result import LEFT_OUT
 
     settings = job.settings
     tally = RightSoFar()
@@ -67,38 +68,42 @@ def run_searches(
         concurrency=settings.concurrency,
         budget=settings.budget,
     )
-    parts = Parts(run)
+    parts = Parts(run, results.workers)
+    stopped = False
     with closing(results):
-        for result in results:
-            if result.stopped == INTERRUPTED:
-                break
-            if isinstance(result.value, CacheFullError):
-                if no_room is not None:
-                    no_room[result.name] = result.value
-                continue
-            record = make_record(job, result)
-            run.append(record)
-            tally.count(record["problem_id"], record["solved"])
-            tokens += record["usage"]["tokens_decoded"]
-            parts.save()
-            unknown = results.num_unknown
-            found, status = tally.estimate(unknown), results.status()
-            yield Progress(
-                done=len(run.done),
-                planned=run.info.planned,
-                rows=status.rows,
-                pages=status.pages,
-                num_pages=status.num_pages,
-                tokens=tokens,
-                seconds=time.monotonic() - start,
-                accuracy=found.value if found else None,
-                started=started,
-                estimate=found,
-                unit="searches",
-                unknown=unknown,
-            )
-            if stop():
-                break
+        while results.has_work and not stopped:
+            results.step()
+            found = results.ended()
+            for number, result in enumerate(found, 1):
+                if result.stopped in (INTERRUPTED, LEFT_OUT):
+                    continue
+                if isinstance(result.value, CacheFullError):
+                    if no_room is not None:
+                        no_room[result.name] = result.value
+                    continue
+                record = make_record(job, result)
+                run.append(record)
+                tally.count(record["problem_id"], record["solved"])
+                tokens += record["usage"]["tokens_decoded"]
+                parts.save()
+                unknown = results.num_unknown + len(found) - number
+                solved, status = tally.estimate(unknown), results.status()
+                yield Progress(
+                    done=len(run.done),
+                    planned=run.info.planned,
+                    rows=status.rows,
+                    pages=status.pages,
+                    num_pages=status.num_pages,
+                    tokens=tokens,
+                    seconds=time.monotonic() - start,
+                    accuracy=solved.value if solved else None,
+                    started=started,
+                    estimate=solved,
+                    unit="searches",
+                    unknown=unknown,
+                    workers=results.workers(),
+                )
+            stopped = bool(stop())
         parts.save(now=True)
     run.sync()
 

@@ -9,6 +9,7 @@ budget lasts.
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Final, ParamSpec, TypeVar
 
 from treegen.errors import CacheFullError
@@ -48,25 +49,46 @@ def search_function(
     """Return what searches any of a task's problems; a search bears its problem's id as name.
 
     interrupted: polled while a search is under way; once it returns something true, it is stopped.
-    value_function: of `load_value_function`; by default it is loaded here.
+    value_function: of `load_value_function`; by default it is loaded with the first search.
 
     A search that lacks memory returns the CacheFullError: what it has found does not count.
     """
-    problems = {problem.id: problem for problem in data.problems}
-    general = value_function or load_value_function(data, settings)
+    return _TaskSearch(task, data, settings, interrupted, value_function)
 
-    async def search(root: SearchNode) -> Found | CacheFullError:
-        problem = problems[root.search.name]
-        how = general or own_value_function(task, problem, settings.evaluate)
-        watcher = asyncio.ensure_future(_stop_when(interrupted, root.search))
+
+class _TaskSearch:
+    """Searches any of a task's problems. Where it is sent, it loads its value function again."""
+
+    def __init__(
+        self,
+        task: SearchTask,
+        data: TaskData,
+        settings: SearchSettings,
+        interrupted: Callable[[], object] = lambda: None,
+        value_function: ValueFunction | None = None,
+    ) -> None:
+        self._task, self._data, self._settings = task, data, settings
+        self._problems = {problem.id: problem for problem in data.problems}
+        self._interrupted, self._value_function = interrupted, value_function
+
+    @cached_property
+    def _general(self) -> ValueFunction | None:
+        return self._value_function or load_value_function(self._data, self._settings)
+
+    def __reduce__(self) -> tuple[type["_TaskSearch"], tuple[object, ...]]:
+        # Whoever sent it is who is interrupted.
+        return _TaskSearch, (self._task, self._data, self._settings)
+
+    async def __call__(self, root: SearchNode) -> Found | CacheFullError:
+        problem = self._problems[root.search.name]
+        how = self._general or own_value_function(self._task, problem, self._settings.evaluate)
+        watcher = asyncio.ensure_future(_stop_when(self._interrupted, root.search))
         try:
-            return await Searcher(task, problem, settings, root, how).search()
+            return await Searcher(self._task, problem, self._settings, root, how).search()
         except CacheFullError as error:
             return error
         finally:
             watcher.cancel()
-
-    return search
 
 
 def load_value_function(data: TaskData, settings: SearchSettings) -> ValueFunction | None:

@@ -19,10 +19,10 @@ from treegen.engine.finish import Grown
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segment import LiveRequest, LiveSegment
 from treegen.engine.store import path_tokens
-from treegen.errors import CacheFullError, CapacityError, InputError
+from treegen.errors import CapacityError, InputError
 from treegen.outputs import Completion, Score
 from treegen.params import SamplingParams
-from treegen.plan.plan import Plan, Request, row_pages, segment_pages
+from treegen.plan.plan import Plan, Request
 from treegen.plan.requests import check_scored, check_vocabulary, token_ids
 from treegen.plan.unnamed import DrawnBefore, origin_of
 from treegen.prompts.detokenize import Detokenizer
@@ -30,7 +30,7 @@ from treegen.prompts.radix import Tokens
 from treegen.prompts.stops import Stopping
 from treegen.prompts.tokens import TAIL, Appender, Given, append_text, encode_texts
 from treegen.search.budget import SearchUsage
-from treegen.search.live.prompts import PromptIndex
+from treegen.search.live.prompts import PromptIndex, check_fits
 from treegen.search.node import Context, Drawn, Search
 from treegen.spec import ModelSpec
 
@@ -128,7 +128,6 @@ class LiveBackend:
         self.tokenizer, self.spec, self.params = tokenizer, spec, params
         self._make_plan, self._stopping_of = make_plan, stopping_of
         self._before, self._own_before = before or DrawnBefore(), DrawnBefore()
-        self._param_sets = {params.drawing: 0}
         self.scheduler = make_scheduler(stopping_of(params), self._on_grown)
         self._prompts = PromptIndex(self.scheduler.run.store, rows=max_rows)
         self._detokenizer, self._appender = Detokenizer(tokenizer), Appender(tokenizer)
@@ -219,7 +218,7 @@ class LiveBackend:
             key, context.tail(), len(indices), rows, min(params.max_tokens, room),
             origin=search.origin_of(key),
         )  # fmt: skip
-        self._check_fits(context.segment, spec)
+        check_fits(f"node {spec.id!r}", context.segment, spec, self.scheduler.run.cache)
         self.scheduler.run.store.promote(context.segment, rows)
         param_set = self._param_set(params)
         ticket: Ticket[Drawn] = Ticket(search, [None] * len(indices))
@@ -242,7 +241,7 @@ class LiveBackend:
         segments = [store.add(context.segment, ids) for ids in encoded]
         try:
             for segment in segments:
-                self._check_fits(segment, spec)
+                check_fits(f"node {spec.id!r}", segment, spec, self.scheduler.run.cache)
             for place, segment in enumerate(segments):
                 self._submit(ticket, spec, segment, 0, range(place, place))
         finally:
@@ -375,32 +374,7 @@ class LiveBackend:
                 f"logprobs={params.logprobs} in a session that records {self.params.logprobs}; "
                 "ask for them when the session is opened"
             )
-        key = params.drawing
-        if key not in self._param_sets:
-            self._param_sets[key] = self.scheduler.add_params(params, self._stopping_of(params))
-        return self._param_sets[key]
-
-    def _check_fits(self, segment: LiveSegment, spec: Request) -> None:
-        cache, size = self.scheduler.run.cache, self.scheduler.run.cache.page_size
-        needed = sum(segment_pages(s.base, s.start, s.stop, size) for s in segment.path())
-        if spec.rows:
-            needed += row_pages(segment.base_below, segment.stop, spec.max_tokens, size)
-        if needed > cache.pool.num_pages:
-            raise CacheFullError(
-                f"node {spec.id!r} ({segment.stop:,} tokens, max_tokens {spec.max_tokens:,}) needs "
-                f"{needed * size:,} cache tokens even alone, but "
-                f"{cache.pool.num_pages * size:,} fit; give more memory or lower "
-                "max_tokens"
-            )
-        if cache.states is None:
-            return
-        # After the last token of each segment and before it, and so for a row.
-        states = 2 * (sum(1 for _ in segment.path()) + bool(spec.rows))
-        if states > cache.states.num_slots:
-            raise CacheFullError(
-                f"node {spec.id!r} needs {states:,} recurrent states even alone, but "
-                f"{cache.states.num_slots:,} fit; give more memory"
-            )
+        return self.scheduler.add_params(params, self._stopping_of(params))
 
     def close(self) -> None:
         """End all searches and free their pages; searches that wait are stopped."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from treegen.cache.pool import PagedCache
 from treegen.engine.segment import LiveSegment
 from treegen.engine.store import SegmentStore
-from treegen.plan.plan import Plan
+from treegen.errors import CacheFullError
+from treegen.plan.plan import Plan, Request, row_pages, segment_pages
 from treegen.prompts.radix import Tokens, common_prefix
 
 _MAX_HELD = 256
@@ -28,6 +30,7 @@ class PromptIndex:
         self._below: dict[tuple[int, int], list[LiveSegment]] = {}
         # The segments used last are held, so that they stay while nothing else refers to them.
         self._held: OrderedDict[int, LiveSegment] = OrderedDict()
+        self._num_noted = 0
 
     def add_plan(self, plan: Plan) -> list[LiveSegment]:
         """The last segment of every prompt of a plan, each with one reference for the caller."""
@@ -105,6 +108,14 @@ class PromptIndex:
 
     def _note(self, segment: LiveSegment) -> None:
         self._below.setdefault(self._key(segment.parent, segment.tokens), []).append(segment)
+        self._num_noted += 1
+        if self._num_noted > 2 * len(self._store.segments) + _MAX_HELD:
+            self._forget_freed()
+
+    def _forget_freed(self) -> None:
+        below = {key: [s for s in each if s.refs > 0] for key, each in self._below.items()}
+        self._below = {key: each for key, each in below.items() if each}
+        self._num_noted = sum(map(len, self._below.values()))
 
     def _keep(self, segment: LiveSegment) -> LiveSegment:
         """Hold a new segment by the caller's reference until many others have been used."""
@@ -114,3 +125,30 @@ class PromptIndex:
             _, oldest = self._held.popitem(last=False)
             self._store.release(oldest)
         return segment
+
+
+def check_fits(name: str, segment: LiveSegment, spec: Request, cache: PagedCache) -> None:
+    """Check that a request below a segment fits the cache alone.
+
+    Raises:
+        CacheFullError: it does not.
+    """
+    size = cache.page_size
+    needed = sum(segment_pages(s.base, s.start, s.stop, size) for s in segment.path())
+    if spec.rows:
+        needed += row_pages(segment.base_below, segment.stop, spec.max_tokens, size)
+    if needed > cache.pool.num_pages:
+        raise CacheFullError(
+            f"{name} ({segment.stop:,} tokens, max_tokens {spec.max_tokens:,}) needs "
+            f"{needed * size:,} cache tokens even alone, but {cache.pool.num_pages * size:,} fit; "
+            "give more memory or lower max_tokens"
+        )
+    if cache.states is None:
+        return
+    # After the last token of each segment and before it, and so for a row.
+    states = 2 * (sum(1 for _ in segment.path()) + bool(spec.rows))
+    if states > cache.states.num_slots:
+        raise CacheFullError(
+            f"{name} needs {states:,} recurrent states even alone, but "
+            f"{cache.states.num_slots:,} fit; give more memory"
+        )

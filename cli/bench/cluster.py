@@ -1,0 +1,78 @@
+"""`treegen bench cluster`: whole jobs on one worker and on several."""
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from treegen.cli.bench.options import at_least, check_checkpoint
+from treegen.cli.options import CONTEXT, JSON, options_of
+from treegen.cli.places import places_for, take_cluster
+from treegen.errors import InputError
+
+
+@click.command(context_settings=CONTEXT)
+@options_of("cluster")
+@click.option("--model", metavar="DIR", help="A checkpoint instead of a shape.")
+@click.option("--shape", default="tiny", show_default=True, metavar="NAME",
+              help="Random weights of this shape, written to a temporary folder.")  # fmt: skip
+@click.option("--dtype", default="auto", metavar="TYPE", help="auto, float32, bfloat16 or float16.")
+@click.option("--memory", metavar="SIZE", help="For keys and values of each worker.")
+@click.option("--problems", default=64, show_default=True, help="Problems below one prefix.")
+@click.option("--samples", default=16, show_default=True, help="Samples per problem.")
+@click.option("--prefix", default=512, show_default=True, help="Prompt tokens that all share.")
+@click.option("--problem-tokens", default=64, show_default=True, help="Tokens of each problem.")
+@click.option("--mean-tokens", default=64, show_default=True, help="Tokens of a sample on average, "
+              "with random weights.")  # fmt: skip
+@click.option("--eager", is_flag=True, help="On GPUs: no compiling, no CUDA graphs.")
+@JSON
+def cluster(
+    model: str | None, shape: str, dtype: str, memory: str | None, eager: bool, **params: Any
+) -> None:
+    """The same whole job on one worker and on all: tokens per second, and how near to N times.
+
+    On CPUs that share their cores, N workers are no N machines: measure that on GPUs.
+    """
+    wanted = take_cluster(params) or {"workers": 2}
+    for name, value in params.items():
+        at_least(name.replace("_", "-"), value, 1)
+    places = places_for(wanted, {})
+    assert places is not None
+    if places.count is None:
+        raise InputError("say how many GPUs of the Ray cluster: --gpus N")
+    check_checkpoint(model)
+    from treegen.bench.cluster import ClusterJob, compare
+    from treegen.bench.shapes import shape_of
+    from treegen.cli.render import json_line, notice
+    from treegen.cli.tables import markdown
+    from treegen.options import EngineOptions
+
+    shape_of(shape)
+    job = ClusterJob(**params)
+    options = EngineOptions(model=model or shape, dtype=dtype, memory=memory, eager=eager)
+    counts = tuple(dict.fromkeys((1, places.count)))
+    found = []
+    for each in compare(job, places, counts, model=model, shape=shape, options=options):
+        notice(f"{each.workers} workers: {each.tokens_per_second:,.0f} tokens/s")
+        found.append(each)
+    one = found[0].tokens_per_second
+    click.echo(
+        f"{job.problems} problems x {job.samples} samples below {job.prefix} tokens, "
+        f"{model or shape}, {'GPUs' if places.device == 'cuda' else 'CPU workers'}"
+    )
+    click.echo(
+        markdown(
+            ["Workers", "tokens/s", "times one", "seconds", "prompt tokens", "start, s"],
+            [
+                [
+                    str(e.workers), f"{e.tokens_per_second:,.0f}",
+                    f"{e.tokens_per_second / one:.2f}", f"{e.seconds:.2f}",
+                    f"{e.prompt_tokens:,}", f"{e.startup_seconds:.1f}",
+                ]
+                for e in found
+            ],
+            [0, 1, 2, 3, 4, 5],
+        )
+    )  # fmt: skip
+    results = [asdict(e) | {"tokens_per_second": e.tokens_per_second} for e in found]
+    json_line({"bench": "cluster", "device": places.device, "job": asdict(job), "results": results})

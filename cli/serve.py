@@ -1,0 +1,80 @@
+"""`treegen serve`: a server that speaks OpenAI's protocol."""
+
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from treegen.cli.options import CONTEXT, asked_for, options_of
+from treegen.errors import InputError
+
+_NEEDED: Final = ("starlette", "uvicorn", "prometheus_client")
+_LOCAL: Final = ("127.0.0.1", "::1", "localhost")
+
+
+@click.command("serve", context_settings=CONTEXT)
+@options_of("model")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
+@click.option("--api-key", envvar="TREEGEN_API_KEY", show_envvar=True, metavar="KEY",
+              help="What clients must give. Needed for a --host that others reach.")  # fmt: skip
+@click.option("--served-model-name", metavar="NAME", help="What clients call the model. Default: "
+              "the last part of --model.")  # fmt: skip
+@click.option("--max-waiting", type=int, metavar="N", help="Samples that may wait; more are "
+              "told to come again (429). Default: four times --max-rows.")  # fmt: skip
+@click.option(
+    "--max-body", default="16MiB", show_default=True, metavar="SIZE", help="Of a request."
+)
+@click.option("--drain-seconds", type=click.IntRange(0), default=60, show_default=True,
+              help="After SIGTERM, time to answer what was asked.")  # fmt: skip
+def command(
+    host: str,
+    port: int,
+    api_key: str | None,
+    served_model_name: str | None,
+    max_waiting: int | None,
+    max_body: str,
+    drain_seconds: int,
+    **params: Any,
+) -> None:
+    """Serve a model to clients that speak OpenAI's protocol, until SIGTERM or Ctrl-C.
+
+    What requests share is computed and stored once, whatever order they come in.
+    """
+    if missing := [name for name in _NEEDED if not find_spec(name)]:
+        raise InputError(
+            f"`treegen serve` needs {', '.join(missing)}; install it with: "
+            "pip install 'treegen[serve]'"
+        )
+    from treegen.formats import parse_bytes
+    from treegen.options import EngineOptions
+    from treegen.params import check_int
+
+    given = asked_for(params)
+    if "model" not in given:
+        raise InputError("--model is missing; give a checkpoint directory, a hub name or demo")
+    if not api_key and host not in _LOCAL:
+        raise InputError(f"others can reach {host}; give --api-key too, or set TREEGEN_API_KEY")
+    if max_waiting is not None:
+        check_int("--max-waiting", max_waiting, least=1)
+    body_bytes, engine = parse_bytes(max_body), EngineOptions(**given)
+    name = served_model_name or Path(engine.model).name or engine.model
+
+    from treegen.serve.sockets import bound
+
+    with bound(host, port) as at:
+        from treegen.llm import LLM
+        from treegen.serve.run import serve
+
+        serve(
+            LLM(**asdict(engine)),
+            at,
+            name=name,
+            api_key=api_key or None,
+            max_waiting=max_waiting,
+            max_body=body_bytes,
+            drain_seconds=drain_seconds,
+            on_start=lambda url: click.echo(f"{name} is served at {url}/v1", err=True),
+        )

@@ -1,0 +1,97 @@
+"""`treegen serve` as a process: it starts, ends in order, and refuses what cannot be served."""
+
+import importlib.util
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from typing import Any
+
+import pytest
+from cli_cases import Command
+
+SERVE = [sys.executable, "-m", "treegen", "serve", "--model", "demo", "--dtype", "float32"]
+BODY = {"prompt": "Tom has 3 apples and", "n": 4, "max_tokens": 300, "ignore_eos": True}
+
+
+def test_sigterm_answers_what_was_asked_and_ends() -> None:
+    for name in ("starlette", "uvicorn", "prometheus_client"):
+        pytest.importorskip(name)
+    options = ["--port", "0", "--memory", "64MiB", "--device", "cpu"]
+    with subprocess.Popen([*SERVE, *options], stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        told = server.stderr.readline()
+        assert "demo is served at http://127.0.0.1:" in told
+        url = told.split()[-1]
+        answers: list[Any] = []
+
+        def ask() -> None:
+            request = urllib.request.Request(f"{url}/completions", json.dumps(BODY).encode())
+            with urllib.request.urlopen(request, timeout=120) as response:
+                answers.append(json.load(response))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        while "treegen_rows 0.0" in _metrics(url):
+            pass
+        server.send_signal(signal.SIGTERM)
+        asking.join()
+        rest = server.stderr.read()
+        assert server.wait() == 0, rest
+    assert not rest
+    assert [choice["finish_reason"] for choice in answers[0]["choices"]] == ["length"] * 4
+    assert answers[0]["usage"]["completion_tokens"] == 1_200
+
+
+def _metrics(url: str) -> str:
+    with urllib.request.urlopen(f"{url.removesuffix('/v1')}/metrics") as response:
+        return str(response.read().decode())
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ([], "--model is missing"),
+        (["--model", "demo", "--host", "0.0.0.0"], "give --api-key too"),
+        (["--model", "demo", "--max-waiting", "0"], "--max-waiting must be at least 1"),
+        (["--model", "demo", "--max-body", "big"], "big"),
+        (["--model", "demo", "--page-size", "0"], "page-size"),
+        (["--model", "nowhere/at/all", "--port", "0"], "nowhere/at/all"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_in_one_line(
+    treegen: Command, options: list[str], told: str
+) -> None:
+    for name in ("starlette", "uvicorn", "prometheus_client"):
+        pytest.importorskip(name)
+    done = treegen("serve", *options)
+    assert done.code == 2
+    assert told in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def test_an_address_that_is_taken_is_refused_before_the_model_is_loaded(treegen: Command) -> None:
+    for name in ("starlette", "uvicorn", "prometheus_client"):
+        pytest.importorskip(name)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = treegen("serve", "--model", "nowhere", "--port", taken.getsockname()[1])
+    assert done.code == 2
+    assert "cannot listen at 127.0.0.1" in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def test_without_the_extra_one_line_says_how_to_install_it(
+    treegen: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        "treegen.cli.serve.find_spec", lambda name: None if name == "uvicorn" else find(name)
+    )
+    done = treegen("serve", "--model", "demo")
+    assert done.code == 2
+    assert done.err == (
+        "Error: `treegen serve` needs uvicorn; install it with: pip install 'treegen[serve]'\n"
+    )

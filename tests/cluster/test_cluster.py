@@ -1,0 +1,180 @@
+"""Two workers give what one LLM gives: samples, scores and searches, also when a worker dies."""
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from treegen import LLM, Cluster, Node, SamplingParams
+from treegen.errors import CapacityError, InputError, ModelWarning
+from treegen.outputs import Completion
+from treegen.search import Found, SearchNode
+
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")
+OPTIONS: dict[str, Any] = {"memory": "4MiB", "max_rows": 8}
+TREE = Node(
+    "Solve it.\n",
+    children=[Node(f"Question {i}?", id=f"q{i}", samples=5 + i % 3) for i in range(12)],
+    samples=0,
+)
+PARAMS = SamplingParams(max_tokens=40, seed=3, logprobs=2)
+
+
+@pytest.fixture(scope="module")
+def llm(tiny: Path) -> LLM:
+    return LLM(str(tiny), **OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny: Path) -> Iterator[Cluster]:
+    with Cluster(str(tiny), workers=2, **OPTIONS) as started:
+        yield started
+
+
+def _drawn(completions: Sequence[Completion]) -> list[tuple[object, ...]]:
+    """What does not depend on rounding."""
+    return [
+        (c.prompt_id, c.sample_index, c.seed, c.text, c.tokens, c.finish_reason, c.stop)
+        for c in completions
+    ]
+
+
+def _kill_one(cluster: Cluster, number: int = 0) -> None:
+    loaded = cluster._crew.slots[number].loaded
+    assert loaded is not None
+    os.kill(loaded.pid, signal.SIGKILL)
+
+
+def test_a_run_has_the_samples_of_one_engine_in_order(llm: LLM, cluster: Cluster) -> None:
+    one, many = llm.run(TREE, PARAMS), cluster.run(TREE, PARAMS)
+    assert _drawn(many.completions) == _drawn(one.completions)
+    for ours, theirs in zip(many.completions, one.completions, strict=True):
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
+    assert many.plan.levels() == one.plan.levels()
+    for name in ("decoded_tokens", "prompt_tokens_unshared", "impl", "page_size"):
+        assert getattr(many.usage, name) == getattr(one.usage, name)
+    assert many.usage.num_pages == 2 * one.usage.num_pages
+    assert 0 < many.usage.peak_rows <= 2 * one.usage.peak_rows  # summed over workers
+    # Each worker computes what all prompts share once.
+    assert one.usage.prompt_tokens_computed < many.usage.prompt_tokens_computed
+    assert many.usage.prompt_tokens_computed <= 2 * one.usage.prompt_tokens_computed
+
+
+def test_both_workers_work_and_are_told_of(cluster: Cluster) -> None:
+    with cluster.stream(TREE, PARAMS) as stream:
+        found = list(stream)
+        workers = stream.workers()
+    assert len(found) == sum(node.samples or 0 for node in TREE.children)
+    assert [worker.name for worker in workers] == ["worker 0", "worker 1"]
+    assert sum(worker.tokens for worker in workers) == stream.usage.decoded_tokens
+    assert all(worker.tokens > stream.usage.decoded_tokens / 4 for worker in workers)
+    assert all(worker.num_pages and not worker.deaths for worker in workers)
+
+
+def test_what_is_skipped_is_not_drawn(llm: LLM, cluster: Cluster) -> None:
+    skip = [("q0", 1), ("q3", 0), *(("q5", index) for index in range(7))]
+    one, many = (sorted(_drawn(list(m.stream(TREE, PARAMS, skip=skip)))) for m in (llm, cluster))
+    assert many == one
+
+
+def test_greedy_samples_and_flat_prompts(llm: LLM, cluster: Cluster) -> None:
+    greedy = SamplingParams(max_tokens=9, temperature=0.0)
+    first, second = (_drawn(each.run(TREE, greedy).completions) for each in (llm, cluster))
+    assert second == first
+    prompts = ["One", "Two", "Three", "One"]
+    params = [SamplingParams(n=n, max_tokens=9) for n in (2, 3, 1, 2)]
+    for _ in range(2):  # the second call draws further samples
+        one, many = llm.generate(prompts, params), cluster.generate(prompts, params)
+        assert [_drawn(group) for group in many] == [_drawn(group) for group in one]
+    assert cluster.generate([]) == []
+
+
+def test_scores_come_in_the_order_of_the_pairs(llm: LLM, cluster: Cluster) -> None:
+    pairs = [(f"The word {i // 3} is", f" {'very ' * (i % 3)}long") for i in range(20)]
+    for one, many in zip(llm.score(pairs), cluster.score(pairs), strict=True):
+        assert many.tokens == one.tokens and many.is_greedy == one.is_greedy
+        assert many.logprobs == pytest.approx(one.logprobs, abs=1e-5)
+    with cluster.score_stream(pairs) as stream:
+        assert sorted(index for index, _ in stream) == list(range(20))
+
+
+async def _two_steps(root: SearchNode) -> Found:
+    first = await root.sample(3, max_tokens=5)
+    second = await first[len(root.search.name) % 3].sample(2, max_tokens=4)
+    return Found(second[0], tuple(second))
+
+
+def test_searches_grow_the_same_trees(llm: LLM, cluster: Cluster) -> None:
+    problems = ["Go", "Stop", ("named", "Go"), "Go"]
+    for _ in range(2):
+        one, many = llm.search(_two_steps, problems), cluster.search(_two_steps, problems)
+        for ours, theirs in zip(many, one, strict=True):
+            assert ours.error is None and ours.name == theirs.name
+            assert [n.text for n in ours.tree.nodes] == [n.text for n in theirs.tree.nodes]
+            assert ours.best_text == theirs.best_text
+
+
+async def _fails(root: SearchNode) -> Found:
+    if root.search.name == "bad":
+        raise ValueError("no way")
+    return Found(None)
+
+
+def test_a_search_that_fails_fails_alone(cluster: Cluster) -> None:
+    good, bad = cluster.search(_fails, [("good", "a"), ("bad", "b")])
+    assert good.error is None and bad.error is not None and "no way" in bad.error
+
+
+def test_a_stream_that_is_left_is_over(cluster: Cluster) -> None:
+    stream = cluster.stream(TREE, PARAMS)
+    next(stream)
+    with pytest.raises(InputError, match="not finished"):
+        cluster.run(TREE, PARAMS)
+    stream.close()
+    assert not stream.has_work
+    assert len(cluster.run(TREE, PARAMS).completions) == 72
+
+
+def test_bad_input_is_told_as_by_one_engine(cluster: Cluster) -> None:
+    with pytest.raises(CapacityError, match="too many for the model's context"):
+        cluster.run(Node("word " * 9000, samples=1))
+    with pytest.raises(InputError, match="logit_bias has token"):
+        cluster.run(TREE, SamplingParams(logit_bias={10**6: 1.0}))
+    for call in (lambda: cluster.keep("a"), cluster.session):
+        with pytest.raises(InputError, match="lives in one model"):
+            call()
+
+
+def test_a_worker_that_is_killed_gives_back_what_it_had(llm: LLM, cluster: Cluster) -> None:
+    wanted = llm.run(TREE, PARAMS).completions
+    found: list[Completion] = []
+    with cluster.stream(TREE, PARAMS) as stream:
+        found += stream.step()
+        _kill_one(cluster)
+        while stream.has_work:
+            found += stream.step()
+        workers = stream.workers()
+    assert sorted(_drawn(found)) == sorted(_drawn(wanted))
+    assert [worker.deaths for worker in workers] == [1, 0]
+
+
+async def _breaks(root: SearchNode) -> Found:
+    await root.sample(1, max_tokens=2)
+    if root.search.name == "bad":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Found(None)
+
+
+@pytest.mark.slow
+def test_a_problem_that_breaks_workers_is_reported_and_left_out(cluster: Cluster) -> None:
+    problems = [(name, "Go") for name in ("a", "b", "bad", "c", "d", "e")]
+    with pytest.warns(ModelWarning, match="'bad' is left out: it broke workers 3 times"):
+        results = cluster.search(_breaks, problems)
+    assert [result.name for result in results if result.error] == ["bad"]
+    assert results[2].stopped == "left out"
+    # The cluster goes on after that.
+    assert len(cluster.run(TREE, PARAMS).completions) == 72

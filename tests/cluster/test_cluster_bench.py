@@ -1,0 +1,23 @@
+"""`treegen bench cluster`: the same job on one worker and on two."""
+
+from importlib.util import find_spec
+
+import pytest
+from cli_cases import Command
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")
+def test_it_times_the_same_samples_on_one_worker_and_on_two(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    done = Command(capsys)(
+        "bench", "cluster", "--workers", "2", "--problems", "6", "--samples", "3",
+        "--prefix", "40", "--problem-tokens", "8", "--mean-tokens", "8", "--memory", "4MiB",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    one, two = done.document["results"]
+    assert (one["workers"], two["workers"]) == (1, 2)
+    assert one["tokens"] == two["tokens"] > 18
+    assert two["prompt_tokens"] <= one["prompt_tokens"] + 40 + 8
+    assert "|      2|" in done.out

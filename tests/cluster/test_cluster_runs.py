@@ -1,0 +1,229 @@
+"""Runs of workers: the samples of one engine, whoever began them and whoever dies on the way."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from cli_cases import Command, assert_same_samples, copy_part, results_of
+
+from treegen import Cluster, WorkerError
+from treegen.cluster import crew
+from treegen.evals.job import load_job, run_settings
+from treegen.evals.run import sample, write_results
+from treegen.evals.settings import settle, stored_choices
+from treegen.runs import RunDir
+
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")
+RUN = ["-L", "6", "-n", "12", "--max-tokens", "40", "--memory", "4MiB", "-b", "6"]
+KILLS = int(os.environ.get("TREEGEN_TEST_KILLS", "5"))  # a hundred take half an hour
+EVAL = ["eval", "gsm8k", *RUN, "-q"]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(capsys)
+
+
+@pytest.fixture(scope="module")
+def whole(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of one engine."""
+    path = tmp_path_factory.mktemp("runs") / "whole"
+    subprocess.run([sys.executable, "-m", "treegen", *EVAL, "-M", tiny, "-o", path], check=True,
+                   capture_output=True)  # fmt: skip
+    return path
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny: Path) -> Iterator[Cluster]:
+    with Cluster(str(tiny), workers=2, memory="4MiB", max_rows=6) as started:
+        yield started
+
+
+def _go_on(
+    path: Path, cluster: Cluster, *, kill: int = 0, chance: random.Random | None = None
+) -> int:
+    """Continue a run by workers and kill some of them on the way; returns how many died."""
+    with RunDir.open(path) as opened:
+        job = load_job(settle({}, stored_choices(opened.info)))
+    settings = run_settings(job, dtype="float32", fingerprint=cluster.fingerprint, flags={})
+    killed = 0
+    with RunDir.resume(path, settings) as run:
+        before = len(run.done)
+        for now in sample(job, run, cluster):
+            loaded = [s.loaded for s in cluster._crew.slots if s.loaded is not None]
+            if killed < kill and loaded and now.done > before:
+                before = now.done
+                killed += 1
+                os.kill((chance or random).choice(loaded).pid, signal.SIGKILL)
+        write_results(job, run)
+    return killed
+
+
+def test_workers_go_on_with_the_run_of_one_engine(
+    whole: Path, cluster: Cluster, tmp_path: Path
+) -> None:
+    part = copy_part(whole, tmp_path / "part", 25, b'{"problem_id": "')
+    _go_on(part, cluster)
+    assert_same_samples(part, whole)
+    results, wanted = results_of(part), results_of(whole)
+    assert results["report"] == wanted["report"] and results["complete"]
+    (last,) = results["parts"]
+    assert [worker["name"] for worker in last["workers"]] == ["worker 0", "worker 1"]
+    assert sum(worker["tokens"] for worker in last["workers"]) == last["decoded_tokens"]
+    assert last["samples"] == 72 - 25
+
+
+def test_one_engine_goes_on_with_the_run_of_workers(
+    whole: Path, cluster: Cluster, command: Command, tmp_path: Path
+) -> None:
+    """Begun with two, killed with one of them on the way, and ended with none."""
+    path = copy_part(whole, tmp_path / "run", 0)
+    assert _go_on(path, cluster, kill=1) == 1
+    assert_same_samples(path, whole)
+    part = copy_part(path, tmp_path / "part", 31)
+    assert command("eval", "--resume", part, "-q").code == 0
+    assert_same_samples(part, whole)
+
+
+def test_searches_of_workers_are_those_of_one_engine(
+    tiny: Path, cluster: Cluster, command: Command, tmp_path: Path
+) -> None:
+    """With the Ray that this process has already, which the command leaves as it is."""
+    args = ["search", "countdown", "-m", "beam", "-L", "6", "--budget", "tokens=150", "-M", tiny,
+            "--memory", "4MiB", "-b", "6", "-q"]  # fmt: skip
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert command(*args, "-o", one).code == 0
+    done = command(*args, "-o", two, "--workers", "2")
+    assert done.code == 0, done.err
+    assert _trees_of(two) == _trees_of(one)
+    assert len(results_of(two)["parts"][-1]["workers"]) == 2
+    assert cluster.generate(["still there"])
+
+
+def _trees_of(path: Path) -> dict[str, list[tuple[object, ...]]]:
+    records = map(json.loads, (path / "trees.jsonl").read_text().splitlines())
+    return {
+        r["problem_id"]: [(n["text"], n["parent_id"], n["n_tokens"]) for n in r["nodes"]]
+        for r in records
+    }
+
+
+@pytest.mark.slow
+def test_four_workers_draw_what_one_draws(
+    whole: Path, cluster: Cluster, tiny: Path, tmp_path: Path
+) -> None:
+    """In a second cluster of this process, beside the first."""
+    path = copy_part(whole, tmp_path / "run", 0)
+    with Cluster(str(tiny), workers=4, memory="4MiB", max_rows=6) as four:
+        assert (cluster.num_workers, four.num_workers) == (2, 4)
+        _go_on(path, four)
+    assert_same_samples(path, whole)
+
+
+def test_if_no_worker_is_left_the_run_says_so_and_goes_on_later(
+    whole: Path, tiny: Path, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew, "MOST_FAILURES", 1)
+    path = copy_part(whole, tmp_path / "run", 0)
+    with (
+        Cluster(str(tiny), workers=1, memory="4MiB", max_rows=6) as alone,
+        pytest.raises(WorkerError, match="no worker is left"),
+    ):
+        _go_on(path, alone, kill=1)
+    assert command("eval", "--resume", path, "-q").code == 0
+    assert_same_samples(path, whole)
+
+
+def _descendants(pid: int) -> set[int]:
+    """Processes that a process has started, and those that they have.
+
+    Not Ray's agents, which try for a minute to tell a head that is gone of the end.
+    """
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = stat.read_text()
+        except OSError:
+            continue
+        state, parent = text.rpartition(")")[2].split()[:2]
+        if state != "Z" and "(ray::Dashboard" not in text and "(ray::RuntimeEnv" not in text:
+            parents[int(text.split()[0])] = int(parent)
+    found, new = set[int](), {pid}
+    while new:
+        new = {child for child, parent in parents.items() if parent in new} - found
+        found |= new
+    return found
+
+
+def _wait_for(path: Path, lines: int, process: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        samples = path / "samples.jsonl"
+        if samples.exists() and samples.read_bytes().count(b"\n") >= lines:
+            return
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
+def test_a_command_that_is_killed_takes_its_ray_along(
+    number: signal.Signals, whole: Path, tiny: Path, command: Command, tmp_path: Path
+) -> None:
+    """And what it had stored is gone on with, without workers."""
+    path = tmp_path / "run"
+    where: list[str] = ["-M", str(tiny), "-o", str(path), "--workers", "2"]
+    process = subprocess.Popen([sys.executable, "-m", "treegen", *EVAL, *where],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               start_new_session=True)  # fmt: skip
+    _wait_for(path, 2, process)
+    started = _descendants(process.pid)
+    if number == signal.SIGINT:  # as a terminal sends it, to Ray's processes too
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert b"Traceback" not in err and b"raylet" not in out + err
+    if process.returncode != 0:  # else it was quicker
+        assert process.returncode in (-number, 128 + number), err
+        assert len(started) >= 4
+    deadline = time.monotonic() + 60
+    while left := {pid for pid in started if pid in _alive()}:
+        assert time.monotonic() < deadline, f"processes of Ray are left: {left}"
+        time.sleep(0.1)
+    assert command("eval", "--resume", path, "-q").code == 0
+    assert_same_samples(path, whole)
+
+
+def _alive() -> set[int]:
+    return _descendants(0) | _descendants(1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_after_random_kills_nothing_is_lost_and_nothing_is_there_twice(
+    tiny: Path, cluster: Cluster, command: Command, tmp_path: Path
+) -> None:
+    chance = random.Random(0)
+    whole = tmp_path / "whole"
+    args = ["eval", "gsm8k", "-M", tiny, "-L", "8", "-n", "60", "--max-tokens", "60", "-q",
+            "--memory", "4MiB", "-b", "6"]  # fmt: skip
+    assert command(*args, "-o", whole).code == 0
+    killed = rounds = 0
+    while killed < KILLS:
+        path = copy_part(whole, tmp_path / f"run{rounds}", chance.randrange(200))
+        killed += _go_on(path, cluster, kill=KILLS - killed, chance=chance)
+        assert_same_samples(path, whole)
+        rounds += 1

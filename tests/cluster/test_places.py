@@ -1,0 +1,105 @@
+"""What is said of workers is checked before anything is loaded or started."""
+
+import socket
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from cli_cases import Command
+
+from treegen.cluster import places
+from treegen.cluster.places import Places, places_of
+from treegen.errors import InputError
+
+HAS_RAY = find_spec("ray") is not None
+needs_ray = pytest.mark.skipif(not HAS_RAY, reason="needs ray")
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(capsys)
+
+
+@pytest.fixture
+def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "num_gpus", lambda: 4)
+
+
+@needs_ray
+@pytest.mark.usefixtures("four_gpus")
+def test_gpus_are_all_some_or_named_ones() -> None:
+    assert places_of("all") == Places("cuda", 4, (0, 1, 2, 3))
+    assert places_of() == places_of("all")
+    assert places_of(2) == places_of("2") == Places("cuda", 2, (0, 1))
+    assert places_of("0,2") == Places("cuda", 2, (0, 2))
+    assert places_of("3,") == Places("cuda", 1, (3,))
+    assert places_of("all", address="10.0.0.1:6379") == Places("cuda", None, (), "10.0.0.1:6379")
+    assert places_of(workers=3, address="auto") == Places("cpu", 3, (), "auto")
+
+
+WRONG = [
+    (["--gpus", "5"], "5 GPUs were asked for (--gpus) but this machine has 4"),
+    (["--gpus", "0,4"], "GPU 4 was asked for (--gpus) but this machine has 4"),
+    (["--gpus", "0"], "must be at least 1"),
+    (["--gpus", "1,1"], "names a GPU twice"),
+    (["--gpus", "some"], "must be all, a number or a list"),
+    (["--gpus", "2", "--workers", "2"], "not both"),
+    (["--gpus", "2", "--device", "cpu"], "contradict each other"),
+    (["--gpus", "2", "--device", "cuda:1"], "contradict each other"),
+    (["--gpus", "2", "-a", "device=cpu"], "contradict each other"),
+    (["--gpus", "0,1", "--ray", "auto"], "are those of this machine"),
+    (["--workers", "0"], "workers must be at least 1"),
+    (["--workers", "2", "--device", "cuda"], "run on CPUs"),
+    (["--workers", "2", "--ray", "nowhere"], "auto or HOST:PORT"),
+    (["--workers", "2", "--ray", "ray://a:1"], "auto or HOST:PORT"),
+]
+
+
+@needs_ray
+@pytest.mark.usefixtures("four_gpus")
+@pytest.mark.parametrize(("flags", "told"), WRONG, ids=[" ".join(flags) for flags, _ in WRONG])
+def test_what_cannot_be_is_refused_in_one_line(
+    command: Command, flags: list[str], told: str, tmp_path: Path
+) -> None:
+    for verb in (["eval", "gsm8k"], ["search", "game24"]):
+        error = command(*verb, "-M", tmp_path / "none", "-o", tmp_path / "run", *flags).error
+        assert told in error
+    assert not (tmp_path / "run").exists()
+
+
+@needs_ray
+def test_a_machine_without_a_gpu_says_so(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(places, "num_gpus", lambda: 0)
+    error = command("eval", "gsm8k", "-M", tmp_path, "--gpus", "all").error
+    assert "torch sees no GPU" in error and "--workers" in error
+
+
+def test_without_ray_it_says_how_to_install_it(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(places, "find_spec", lambda name: None)
+    error = command("eval", "gsm8k", "-M", tmp_path, "--workers", "2").error
+    assert "pip install 'treegen[ray]'" in error
+
+
+@needs_ray
+def test_an_address_that_does_not_answer_is_told_soon(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tiny: Path, tmp_path: Path
+) -> None:
+    """Nobody listens there, or somebody who is no Ray."""
+    from treegen.cluster import session
+
+    monkeypatch.setattr(session, "_SECONDS", 0.5)
+    args = ["eval", "gsm8k", "-M", tiny, "-o", tmp_path / "run", "-L", "1", "--workers", "2"]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        silent = f"127.0.0.1:{server.getsockname()[1]}"
+        assert "no Ray answers" in command(*args, "--ray", silent).error
+    assert "no Ray answers" in command(*args, "--ray", silent).error
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_bad_address_is_an_input_error() -> None:
+    with pytest.raises(InputError, match="HOST:PORT"):
+        places._checked("host:99999")

@@ -1,0 +1,101 @@
+"""A run of a plan whose work comes in parts draws what the whole run draws."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from treegen import LLM, Node, SamplingParams
+from treegen.engine.dealt import DealtStream
+from treegen.outputs import Completion
+from treegen.plan.requests import sample_requests, score_requests
+
+TREE = Node(
+    "Solve it.\n",
+    children=[
+        Node(
+            f"{'Some words that are shared. ' * shared}",
+            children=[
+                Node(f"Question {shared}{number}?", id=f"{shared}{number}", samples=samples)
+                for number, samples in enumerate((7, 1, 12))
+            ],
+            samples=0,
+        )
+        for shared in (1, 9)
+    ],
+    samples=0,
+)
+PAIRS = [
+    ("The sun is", " warm"), ("The sun is", " wide"), ("The sun is warm", " and"), ("Far", "away"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def llm(tiny: Path) -> LLM:
+    return LLM(str(tiny), memory="1MiB", max_rows=6, prefill_chunk=50)
+
+
+def _known(found: Sequence[Completion]) -> dict[tuple[str, int], tuple[int, ...]]:
+    pairs = {(each.prompt_id, each.sample_index): each.tokens for each in found}
+    assert len(pairs) == len(found), "a sample came twice"
+    return pairs
+
+
+def _draw(stream: DealtStream, parts: list[tuple[int, list[int]]]) -> list[Completion]:
+    """Deal parts one after another, with steps between them, and some taken back on the way."""
+    found: list[Completion] = []
+    with stream:
+        while stream.has_work or parts:
+            if parts and (random.random() < 0.4 or not stream.has_work):
+                stream.deal([parts.pop() for _ in range(random.randint(1, min(3, len(parts))))])
+            if random.random() < 0.2:
+                parts += stream.take_back(random.randint(1, 9))
+            if stream.has_work:
+                found += stream.step()
+                stream.scheduler.check()
+                stream.levels()
+    return found
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_parts_draw_the_samples_of_the_whole(llm: LLM, seed: int, temperature: float) -> None:
+    params = SamplingParams(max_tokens=20, seed=seed, temperature=temperature)
+    whole = llm.run(TREE, params)
+    requests = sample_requests(TREE, llm.tokenizer, params, llm.spec)
+    parts = []
+    for place, request in enumerate(requests):
+        indices = list(range(request.samples))
+        if temperature == 0.0:
+            parts.append((place, indices))
+            continue
+        random.shuffle(indices)
+        while indices:
+            cut = random.randint(1, len(indices))
+            parts.append((place, indices[:cut]))
+            indices = indices[cut:]
+    random.shuffle(parts)
+    stream = llm.follow(llm.plan(TREE, params), [params] * len(requests))
+    found = _draw(stream, parts)
+    assert _known(found) == _known(whole.completions)
+    assert stream.usage.prompt_tokens_unshared == sum(
+        len(requests[int(key)].tokens) * request.samples
+        for key, request in enumerate(whole.plan.requests)
+    )
+    assert llm.cache.pool.num_used == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_parts_have_the_scores_of_the_whole(llm: LLM, seed: int) -> None:
+    random.seed(seed)
+    pairs = PAIRS + [("The sun is warm and wide", f" w{index}") for index in range(12)]
+    wanted = llm.score(pairs)
+    plan = llm._plan(score_requests(pairs, llm.tokenizer, llm.spec))
+    stream = llm.follow(plan, [SamplingParams()] * len(pairs))
+    parts: list[tuple[int, list[int]]] = [(place, []) for place in range(len(pairs))]
+    random.shuffle(parts)
+    assert _draw(stream, parts) == []
+    for index, score in enumerate(wanted):
+        assert stream.scores[index].tokens == score.tokens
+        assert stream.scores[index].logprobs == pytest.approx(score.logprobs, abs=1e-5)

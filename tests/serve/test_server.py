@@ -1,0 +1,381 @@
+"""The server, asked by the real OpenAI client and by clients that mean no good."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from treegen import LLM, AsyncLLM, Completion, SamplingParams
+from treegen.demo import model_path
+
+if TYPE_CHECKING:
+    import httpx2
+    import openai
+    import uvicorn
+
+    from treegen.serve.app import Server
+else:
+    openai, uvicorn, httpx2 = map(pytest.importorskip, ("openai", "uvicorn", "httpx2"))
+    pytest.importorskip("prometheus_client")
+    Server = pytest.importorskip("treegen.serve.app").Server
+
+PROMPT = "Question: Tom has 3 apples and buys 5 more. How many apples does Tom have?\nAnswer:"
+CHAT = [{"role": "user", "content": "Tom has 3 apples"}]
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if tools %}{{ tools | length }} tools\n{% endif %}assistant:"
+)
+KEY = "open sesame"
+
+
+def demo() -> LLM:
+    llm = LLM(str(model_path()), device="cpu", dtype="float32", memory="64MiB", max_rows=64)
+    llm.tokenizer.chat_template = TEMPLATE
+    return llm
+
+
+@dataclass
+class Running:
+    """A server in a thread of this process."""
+
+    served: AsyncLLM
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def post(self, path: str, body: Any, **more: Any) -> httpx2.Response:
+        headers = {"authorization": f"Bearer {KEY}"}
+        return httpx2.post(f"{self.url}/v1/{path}", headers=headers, timeout=120, **more, **(
+            {"content": body} if isinstance(body, bytes) else {"json": body}
+        ))  # fmt: skip
+
+    def wait_until_idle(self) -> None:
+        while self.served.status().rows or self.served.num_waiting:
+            time.sleep(0.01)
+        self.served.check()
+
+
+@pytest.fixture(name="model", scope="module")
+def _model() -> LLM:
+    return demo()
+
+
+@pytest.fixture(name="running")
+def _running(model: LLM) -> Iterator[Running]:
+    with AsyncLLM(model, max_waiting=100) as served:
+        app = Server(served, name="demo", api_key=KEY, max_body=2**16, body_seconds=1).app()
+        config = uvicorn.Config(app, port=0, lifespan="off", log_level="warning")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        running = Running(served, server.servers[0].sockets[0].getsockname()[1])
+        yield running
+        running.wait_until_idle()
+        server.should_exit = True
+        thread.join()
+    assert model.cache.pool.num_used == 0
+
+
+@pytest.fixture(name="client")
+def _client(running: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{running.url}/v1", api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(name="reference", scope="module")
+def _reference() -> LLM:
+    return demo()
+
+
+def test_answers_are_those_of_generate(client: openai.OpenAI, reference: LLM) -> None:
+    got = client.completions.create(
+        model="demo", prompt=PROMPT, n=4, seed=3, max_tokens=30, stop=["\n", "is"], logprobs=2
+    )
+    want = reference.generate(
+        [PROMPT], SamplingParams(n=4, seed=3, max_tokens=30, stop=["\n", "is"], logprobs=2)
+    )[0]
+    assert [(c.index, c.text, c.finish_reason) for c in got.choices] == [
+        (c.sample_index, c.text, c.finish_reason) for c in want
+    ]
+    for choice, each in zip(got.choices, want, strict=True):
+        assert choice.logprobs is not None
+        assert choice.logprobs.token_logprobs == pytest.approx(each.logprobs, abs=1e-4)
+        assert choice.logprobs.top_logprobs is not None
+        assert {len(top) for top in choice.logprobs.top_logprobs} == {2}
+        assert choice.logprobs.tokens is not None
+        assert "".join(choice.logprobs.tokens).startswith(each.text)
+    assert got.usage is not None
+    assert got.usage.completion_tokens == sum(c.num_tokens for c in want)
+    assert got.usage.prompt_tokens == len(reference.tokenizer(PROMPT)["input_ids"])
+
+
+def test_chat_answers_are_those_of_generate(client: openai.OpenAI, reference: LLM) -> None:
+    got = client.chat.completions.create(
+        model="demo", messages=CHAT, n=2, seed=1, max_completion_tokens=12,  # type: ignore[arg-type]
+        logprobs=True, top_logprobs=3, temperature=0.8, top_p=0.9, logit_bias={"20": -5},
+        user="me",
+    )  # fmt: skip
+    params = SamplingParams(
+        n=2, seed=1, max_tokens=12, logprobs=3, temperature=0.8, top_p=0.9, logit_bias={20: -5}
+    )
+    want = reference.generate([CHAT], params)[0]
+    assert [c.message.content for c in got.choices] == [c.text for c in want]
+    for choice, each in zip(got.choices, want, strict=True):
+        assert choice.logprobs is not None and choice.logprobs.content is not None
+        logprobs = [token.logprob for token in choice.logprobs.content]
+        assert logprobs == pytest.approx(each.logprobs, abs=1e-4)
+        assert {len(token.top_logprobs) for token in choice.logprobs.content} == {3}
+
+
+@pytest.mark.parametrize("stop", [None, ["apples", "\n\n"]])
+def test_a_stream_adds_up_to_the_whole(client: openai.OpenAI, stop: Any) -> None:
+    asked: dict[str, Any] = {"model": "demo", "n": 3, "seed": 5, "max_tokens": 40, "stop": stop}
+    whole = client.completions.create(prompt=[PROMPT, "Tom"], logprobs=1, **asked)
+    texts, reasons, usage = [""] * 6, [""] * 6, None
+    tokens: list[list[str]] = [[] for _ in texts]
+    for piece in client.completions.create(
+        prompt=[PROMPT, "Tom"], logprobs=1, stream=True, stream_options={"include_usage": True},
+        **asked,
+    ):  # fmt: skip
+        usage = piece.usage
+        for choice in piece.choices:
+            texts[choice.index] += choice.text
+            reasons[choice.index] = choice.finish_reason or ""
+            tokens[choice.index] += (choice.logprobs and choice.logprobs.tokens) or []
+    assert texts == [choice.text for choice in whole.choices]
+    assert reasons == [choice.finish_reason for choice in whole.choices]
+    assert tokens == [choice.logprobs and choice.logprobs.tokens for choice in whole.choices]
+    assert usage == whole.usage
+
+    chat_messages: Any = CHAT
+    chat = client.chat.completions.create(messages=chat_messages, **asked)
+    said = [""] * 3
+    parts: Any = client.chat.completions.create(messages=chat_messages, stream=True, **asked)
+    for part in parts:
+        for each in part.choices:
+            said[each.index] += each.delta.content or ""
+    assert said == [choice.message.content for choice in chat.choices]
+
+
+def test_a_prompt_asked_for_again_gets_the_next_sample(running: Running) -> None:
+    async def ask() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key=KEY) as client:
+            calls = [
+                client.completions.create(model="demo", prompt="Tom was", max_tokens=12)
+                for _ in range(20)
+            ]
+            return [(await call).choices[0].text for call in map(asyncio.ensure_future, calls)]
+
+    want = demo().generate(["Tom was"], SamplingParams(n=20, max_tokens=12))[0]
+    assert sorted(asyncio.run(ask())) == sorted(each.text for each in want)
+
+
+def test_prompts_come_in_all_forms(client: openai.OpenAI, reference: LLM) -> None:
+    ids = reference.tokenizer(PROMPT)["input_ids"]
+    asked: dict[str, Any] = {"model": "demo", "temperature": 0, "max_tokens": 5}
+    texts = [
+        [choice.text for choice in client.completions.create(prompt=prompt, **asked).choices]
+        for prompt in (PROMPT, ids, [PROMPT], [ids, ids])
+    ]
+    assert texts == [texts[0]] * 3 + [texts[0] * 2]
+    echoed = client.completions.create(prompt=PROMPT, echo=True, logprobs=0, **asked).choices[0]
+    assert echoed.text == PROMPT + texts[0][0]
+    context, rest = ids[:1], ids[1:]
+    score = reference.score([(context, rest)])[0]
+    assert echoed.logprobs is not None and echoed.logprobs.token_logprobs is not None
+    assert echoed.logprobs.token_logprobs[1 : len(ids)] == pytest.approx(score.logprobs, abs=1e-4)
+    only = client.completions.create(
+        model="demo", prompt=[PROMPT, "x"], echo=True, max_tokens=0, logprobs=0
+    )
+    assert [choice.text for choice in only.choices] == [PROMPT, "x"]
+    assert only.choices[0].logprobs is not None
+    assert only.choices[0].logprobs.token_logprobs == pytest.approx(
+        [None, *score.logprobs], abs=1e-4
+    )
+
+
+REFUSED: list[tuple[Any, int, str]] = [
+    (b"", 400, "no JSON"),
+    (b"[" * 9_000, 400, "no JSON"),
+    (b"[1]", 400, "no JSON object"),
+    (b'{"prompt": "a", "temperature": NaN}', 400, "NaN"),
+    (b'{"prompt": "a", "seed": ' + b"9" * 5_000 + b"}", 400, "JSON"),
+    (b"\xff\xfe{", 400, "no JSON"),
+    (b"x" * 2**17, 413, "bytes"),
+    ({}, 400, "prompt must be"),
+    ({"prompt": {"a": 1}}, 400, "prompt must be"),
+    ({"prompt": [1, "a"]}, 400, "prompt must be"),
+    ({"prompt": [10**9]}, 400, "token id"),
+    ({"prompt": "\ud800"}, 400, "content"),
+    ({"prompt": "a" * 60_000}, 400, "too many"),
+    ({"prompt": "a", "wings": 2}, 400, "wings is not supported"),
+    ({"prompt": "a", "presence_penalty": 1}, 400, "presence_penalty"),
+    ({"prompt": "a", "best_of": 3}, 400, "best_of"),
+    ({"prompt": "a", "suffix": "b"}, 400, "suffix"),
+    ({"prompt": "a", "n": 10**6}, 400, "one call asks for"),
+    ({"prompt": "a", "n": True}, 400, "n must be"),
+    ({"prompt": "a", "temperature": "hot"}, 400, "temperature"),
+    ({"prompt": "a", "temperature": 10**400}, 400, ""),
+    ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
+    ({"prompt": "a", "max_tokens": -1}, 400, "max_tokens"),
+    ({"prompt": "a", "logprobs": 99}, 400, "logprobs"),
+    ({"prompt": "a", "logit_bias": {"x": 1}}, 400, "logit_bias"),
+    ({"prompt": "a", "logit_bias": {"5": "x"}}, 400, "logit_bias"),
+    ({"prompt": "a", "logit_bias": {"99999": 1}}, 400, "logit_bias"),
+    ({"prompt": "a", "stop": 5}, 400, "stop"),
+    ({"prompt": "a", "stop": ["a"] * 99}, 400, "stop"),
+    ({"prompt": "a", "stream_options": {}, "stream": 1}, 400, "stream"),
+    ({"prompt": "a", "model": "gpt-5"}, 404, "not served"),
+    ({"messages": []}, 400, "messages"),
+    ({"messages": [5]}, 400, "message"),
+    ({"messages": [{"role": "user"}]}, 400, "content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "text"),
+    ({"messages": [{"role": "assistant", "tool_calls": 5}]}, 400, "tool_calls"),
+    ({"messages": CHAT, "response_format": {"type": "json_object"}}, 400, "response_format"),
+    ({"messages": CHAT, "tool_choice": {"type": "function"}}, 400, "tool_choice"),
+    ({"messages": CHAT, "tools": 5}, 400, "tools"),
+    ({"messages": CHAT, "top_logprobs": 2}, 400, "logprobs=true"),
+    ({"messages": CHAT, "chat_template_kwargs": {"tokenize": True}}, 400, "tokenize"),
+    ({"messages": CHAT, "echo": True}, 400, "echo"),
+]
+
+
+def test_what_cannot_be_done_is_refused_by_name(running: Running) -> None:
+    for body, status, told in REFUSED:
+        is_chat = isinstance(body, dict) and "messages" in body
+        if isinstance(body, dict):
+            body = json.dumps(body).encode()
+        response = running.post("chat/completions" if is_chat else "completions", body)
+        assert response.status_code == status, (body[:99], response.text)
+        error = response.json()["error"]
+        assert told in error["message"], (body[:99], error)
+        assert error["code"] == status
+
+
+def test_keys_models_health_and_metrics(running: Running, client: openai.OpenAI) -> None:
+    assert [card.id for card in client.models.list()] == ["demo"]
+    assert client.models.retrieve("demo").id == "demo"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
+    stranger = client.with_options(api_key="guess")
+    with pytest.raises(openai.AuthenticationError):
+        stranger.models.list()
+    with pytest.raises(openai.AuthenticationError):
+        stranger.completions.create(model="demo", prompt="a")
+    assert httpx2.get(f"{running.url}/metrics").status_code == 401
+    assert httpx2.get(f"{running.url}/health").json() == {"status": "ok"}
+    assert httpx2.get(f"{running.url}/v1/completions").status_code == 405
+    assert httpx2.get(f"{running.url}/else").json()["error"]["code"] == 404
+    client.completions.create(model="demo", prompt="a", max_tokens=7, extra_body={"min_tokens": 7})
+    metrics = httpx2.get(f"{running.url}/metrics", headers={"authorization": f"Bearer {KEY}"}).text
+    assert "treegen_decoded_tokens_total 7.0" in metrics
+    assert 'treegen_requests_total{path="/v1/models",status="401"} 1.0' in metrics
+
+
+def test_a_crowd_is_told_to_come_again(running: Running, client: openai.OpenAI) -> None:
+    stream = client.completions.create(
+        model="demo", prompt=PROMPT, n=100, max_tokens=300, stream=True,
+        extra_body={"ignore_eos": True},
+    )  # fmt: skip
+    next(iter(stream))
+    with pytest.raises(openai.RateLimitError) as refused:
+        client.completions.create(model="demo", prompt=PROMPT, n=90)
+    assert refused.value.response.headers["retry-after"] == "1"
+    stream.close()
+    running.wait_until_idle()
+    client.completions.create(model="demo", prompt=PROMPT, n=90, max_tokens=2)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_who_hangs_up_takes_the_samples_along(running: Running, streams: bool) -> None:
+    body = {"prompt": PROMPT, "n": 20, "max_tokens": 3_000, "ignore_eos": True, "stream": streams}
+    with closing(_sent(running, json.dumps(body).encode())):
+        while not running.served.status().rows:
+            time.sleep(0.01)
+    running.wait_until_idle()
+    assert running.served.usages()[-1].decoded_tokens < 20 * 3_000
+
+
+def _sent(running: Running, body: bytes, *, length: int | None = None) -> socket.socket:
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+        f"Content-Length: {len(body) if length is None else length}\r\n\r\n"
+    )
+    connection = socket.create_connection(("127.0.0.1", running.port))
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_good_clients_are_served_among_bad_ones(running: Running, reference: LLM) -> None:
+    draw = random.Random(1)
+    good: list[dict[str, Any]] = []
+    for number in range(130):
+        good.append(
+            {
+                "prompt": PROMPT[: draw.choice([20, 45, 60, len(PROMPT)])]
+                + draw.choice(["", " a"]),
+                "n": draw.choice([1, 1, 2, 4]),
+                "seed": number,
+                "max_tokens": draw.choice([1, 6, 20]),
+                "temperature": draw.choice([0, 0.7, 1]),
+                "top_p": draw.choice([1, 0.8]),
+                "stop": draw.choice([None, ["."], ["apples", "\n"]]),
+                "logprobs": draw.choice([None, 0, 2]),
+            }
+        )
+
+    async def ask(client: openai.AsyncOpenAI, body: dict[str, Any]) -> list[str]:
+        await asyncio.sleep(draw.random() * 4)
+        while True:
+            try:
+                got = await client.completions.create(model="demo", **body)
+            except openai.RateLimitError as busy:
+                await asyncio.sleep(float(busy.response.headers["retry-after"]) * draw.random())
+            else:
+                return [choice.text for choice in got.choices]
+
+    async def misbehave(way: int) -> None:
+        await asyncio.sleep(draw.random() * 4)
+        long = json.dumps({"prompt": PROMPT, "n": 9, "max_tokens": 900, "stream": way % 2 == 0})
+        body = [long.encode(), b"\x00\x01garbage", b'{"prompt": ' + b"[" * 999, b"{"][way % 4]
+        length = len(body) + 50 if way % 4 == 3 else None  # what it promises never comes
+        connection = await asyncio.to_thread(_sent, running, body, length=length)
+        await asyncio.sleep(draw.choice([0, 0.1, 2]))
+        connection.close()
+
+    async def all_at_once() -> list[list[str]]:
+        async with openai.AsyncOpenAI(
+            base_url=f"{running.url}/v1", api_key=KEY, max_retries=0, timeout=300
+        ) as client:
+            bad = [asyncio.create_task(misbehave(way)) for way in range(70)]
+            answers = await asyncio.gather(*(ask(client, body) for body in good))
+            await asyncio.gather(*bad)
+            return answers
+
+    answers = asyncio.run(all_at_once())
+    want: list[list[Completion]] = [
+        reference.generate([body["prompt"]], _params(body))[0] for body in good
+    ]
+    assert answers == [[each.text for each in completions] for completions in want]
+    running.wait_until_idle()
+
+
+def _params(body: dict[str, Any]) -> SamplingParams:
+    given = {name: value for name, value in body.items() if name != "prompt" and value is not None}
+    return SamplingParams(**given)

@@ -1,0 +1,197 @@
+"""AsyncLLM: many callers at once get what LLM.generate gives, and none disturbs another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from treegen import LLM, AsyncLLM, Completion, InputError, SamplingParams
+from treegen.demo import model_path
+from treegen.errors import BusyError, NumericsError
+from treegen.search.live.run import LiveRun, News
+
+PROMPT = "Tom has 3 apples and buys 5 more. How many apples does Tom have?\n"
+LONG = SamplingParams(max_tokens=600, ignore_eos=True)
+
+
+def demo() -> LLM:
+    return LLM(str(model_path()), device="cpu", dtype="float32", memory="64MiB")
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LLM:
+    return demo()
+
+
+@pytest.fixture(name="served")
+def _served(loaded: LLM) -> Iterator[AsyncLLM]:
+    with AsyncLLM(loaded, max_waiting=40) as found:
+        yield found
+    assert loaded.cache.pool.num_used == 0
+
+
+def facts(completions: list[Completion]) -> list[tuple[Any, ...]]:
+    return sorted((c.text, c.tokens, c.finish_reason, c.stop, c.seed) for c in completions)
+
+
+def test_single_calls_get_the_samples_of_one_call(served: AsyncLLM) -> None:
+    async def ask() -> list[Completion]:
+        one = SamplingParams(max_tokens=24)
+        calls = [served.generate([PROMPT], one) for _ in range(6)]
+        return [found[0][0] for _, found in await asyncio.gather(*calls)]
+
+    got = asyncio.run(ask())
+    served.check()
+    served.close()
+    want = demo().generate([PROMPT], SamplingParams(n=6, max_tokens=24))[0]
+    assert facts(got) == facts(want)
+    # They were taken together: one step less would not do.
+    assert served.usages()[0].decode_steps < 6 * 23
+
+
+def test_a_call_with_a_seed_is_as_generate(served: AsyncLLM) -> None:
+    params = SamplingParams(n=3, seed=4, max_tokens=12, logprobs=2, stop=["s"])
+    prompts = [PROMPT, "x", PROMPT]
+    tokens, got = asyncio.run(served.generate(prompts, params))
+    served.close()
+    want = served.llm.generate(prompts, params)
+    assert [[(c.text, c.top_logprobs) for c in each] for each in got] == [
+        [(c.text, c.top_logprobs) for c in each] for each in want
+    ]
+    assert len(tokens) == 3
+
+
+def test_a_stream_gives_tokens_as_they_come(served: AsyncLLM) -> None:
+    async def ask(params: SamplingParams) -> None:
+        drawn: dict[int, list[int]] = {}
+        ended = []
+        async for place, item in served.stream([PROMPT], params):
+            assert place == 0
+            if isinstance(item, News):
+                drawn.setdefault(item.sample, []).extend(item.tokens)
+            elif isinstance(item, Completion):
+                ended.append(item.sample_index)
+                mine = drawn[item.sample_index]
+                assert tuple(mine) == item.tokens[: len(mine)]
+                assert len(mine) >= len(item.tokens) - 1
+        assert sorted(ended) == list(range(params.n))
+
+    asyncio.run(ask(SamplingParams(n=3, max_tokens=12)))
+    asyncio.run(ask(SamplingParams(n=2, max_tokens=9, temperature=0)))
+
+
+def test_who_leaves_takes_the_samples_along(served: AsyncLLM) -> None:
+    async def ask() -> None:
+        left = asyncio.create_task(served.generate([PROMPT], LONG))
+        stream = served.stream([PROMPT], LONG)
+        async for _, item in stream:
+            if isinstance(item, News):
+                break
+        while served.status().rows < 2:
+            await asyncio.sleep(0.005)
+        await stream.aclose()
+        left.cancel()
+        while served.status().rows or served.num_waiting:
+            await asyncio.sleep(0.01)
+        served.check()
+
+    asyncio.run(ask())
+
+
+def test_mistakes_and_a_crowd_are_refused_alone(served: AsyncLLM) -> None:
+    async def ask() -> None:
+        good = asyncio.create_task(served.generate([PROMPT], SamplingParams(max_tokens=100, n=40)))
+        await asyncio.sleep(0)
+        with pytest.raises(BusyError, match="at most 40 may"):
+            await served.generate([PROMPT], SamplingParams(n=10))
+        await good
+        refused: list[tuple[str | list[int], SamplingParams, str]] = [
+            ([10**6], SamplingParams(), "token id 1000000"),
+            (PROMPT, SamplingParams(n=9_999), "one call asks for"),
+            (PROMPT, SamplingParams(logit_bias={10**6: 1}), "logit_bias has token"),
+        ]
+        for prompt, params, told in refused:
+            with pytest.raises(InputError, match=told):
+                await served.generate([prompt], params)
+        scores = await served.score([[5, 6, 7], [5, 6, 8]])
+        assert [score.tokens for score in scores] == [(6, 7), (6, 8)]
+        with pytest.raises(InputError, match="another run"):
+            served.llm.generate([PROMPT])
+
+    asyncio.run(ask())
+    served.check()
+
+
+def test_closing_waits_for_calls_or_ends_them(loaded: LLM) -> None:
+    async def ask(drain: bool) -> Any:
+        served = AsyncLLM(loaded)
+        call = asyncio.create_task(served.generate([PROMPT], SamplingParams(max_tokens=30)))
+        while not served.status().rows:
+            await asyncio.sleep(0.005)
+        await asyncio.to_thread(served.close, drain=drain)
+        with pytest.raises(InputError, match="is closed"):
+            await served.generate([PROMPT])
+        return await call
+
+    assert asyncio.run(ask(True))[1][0][0].num_tokens
+    with pytest.raises(InputError, match="was not done"):
+        asyncio.run(ask(False))
+
+
+def test_after_a_run_has_failed_others_are_served(
+    loaded: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, fails = loaded.model.forward, [False]
+
+    def bad(batch: Any) -> Any:
+        logits = forward(batch)
+        return logits * float("nan") if fails[0] else logits
+
+    monkeypatch.setattr(loaded.model, "forward", bad)
+
+    async def ask() -> None:
+        calls = [asyncio.create_task(served.generate([PROMPT], LONG)) for _ in range(3)]
+        while not served.status().rows:
+            await asyncio.sleep(0.005)
+        fails[0] = True
+        for call in calls:
+            with pytest.raises(NumericsError):
+                await call
+        fails[0] = False
+        assert served.failure is None
+        assert (await served.generate([PROMPT], SamplingParams(max_tokens=3)))[1][0][0].num_tokens
+        assert len(served.usages()) == 2
+
+    with AsyncLLM(loaded) as served:
+        asyncio.run(ask())
+        served.check()
+
+
+def test_a_failure_while_a_call_is_dropped_stops_nobody_else(
+    served: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancel, fails = LiveRun.cancel, [True]
+
+    def bad(run: LiveRun, number: int) -> None:
+        if fails and fails.pop():
+            raise NumericsError("the pass under way has failed")
+        cancel(run, number)
+
+    async def ask() -> None:
+        left = asyncio.create_task(served.generate([PROMPT], LONG))
+        other = asyncio.create_task(served.generate([PROMPT], LONG))
+        while served.status().rows < 2:
+            await asyncio.sleep(0.005)
+        monkeypatch.setattr(LiveRun, "cancel", bad)
+        left.cancel()
+        with pytest.raises(NumericsError):
+            await other
+        found = await served.generate([PROMPT], SamplingParams(max_tokens=3))
+        assert found[1][0][0].num_tokens
+        assert served.num_waiting == 0
+
+    asyncio.run(ask())
+    served.check()

@@ -1,0 +1,1 @@
+"""Many workers, each with an LLM of its own, that share every run; needs Ray."""

@@ -1,0 +1,246 @@
+"""Cluster: an LLM whose passes are run by several workers."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from treegen.closing import Closing
+from treegen.cluster.crew import Crew, cores
+from treegen.cluster.dealer import Dealer, Item
+from treegen.cluster.jobs import Job, SampleJob, ScoreJob, SearchJob
+from treegen.cluster.order import sample_items, score_groups, score_items
+from treegen.cluster.packed import PackedPlan
+from treegen.cluster.places import Places, places_of
+from treegen.cluster.run import Run
+from treegen.cluster.session import RaySession
+from treegen.cluster.streams import ClusterScores, ClusterSearchRun, ClusterStream
+from treegen.cluster.worker import loading
+from treegen.engine.stream import Stream
+from treegen.errors import InputError
+from treegen.llm import LLM, Kept
+from treegen.model.files import load_tokenizer
+from treegen.model.reproducible import ALIGN
+from treegen.options import EngineOptions
+from treegen.params import SamplingParams
+from treegen.plan.plan import Plan, Request
+from treegen.plan.requests import plan_requests
+from treegen.plan.unnamed import DrawnBefore, origin_of
+from treegen.prompts.tokens import encode_texts
+from treegen.prompts.tree import Node
+
+if TYPE_CHECKING:
+    from treegen.search.node import SearchFn
+    from treegen.search.problems import SearchProblem
+    from treegen.search.session import Session
+
+
+class Cluster(LLM, Closing):
+    """An LLM of many: each worker has the model, and does a part of every run.
+
+    It has the calls of LLM, which mean and give what they do there: what a sample draws belongs to
+    the seed, its prompt and its index, not to the worker. This process plans, deals and collects,
+    and needs no GPU. Use it in a `with` statement, or `close` it: until then workers hold their
+    GPUs.
+
+    Sessions and kept prefixes belong to one model and are refused.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        gpus: str | int | None = None,
+        workers: int | None = None,
+        address: str | None = None,
+        before: Sequence[Callable[[], object]] = (),
+        **engine: Any,
+    ) -> None:
+        """Start workers, and wait until each has loaded the model.
+
+        gpus: "all", how many, or which of this machine, such as "0,2"; one worker for each.
+        workers: how many on CPUs instead. address: of a Ray cluster that is there, of which this
+        machine is a node: "auto" or HOST:PORT. Without it Ray is started here and ends with this
+        process.
+        before: what each worker calls before it loads the model, such as what loads another.
+        engine: what LLM takes beside the model. Sizes, such as memory, are those of each worker.
+
+        Raises InputError for what contradicts itself or is not there, what `LLM` raises, and
+        WorkerError if workers cannot be started.
+        """
+        options = EngineOptions(model=model, **engine)
+        places = places_of(gpus, workers, address, device=options.device)
+        self._open(places, options, before)
+
+    @classmethod
+    def at(
+        cls, places: Places, options: EngineOptions, before: Sequence[Callable[[], object]] = ()
+    ) -> Cluster:
+        """A cluster at places that are known already."""
+        cluster = cls.__new__(cls)
+        cluster._open(places, options, before)
+        return cluster
+
+    def _open(
+        self, places: Places, options: EngineOptions, before: Sequence[Callable[[], object]]
+    ) -> None:
+        model = options.model
+        self.tokenizer = load_tokenizer(
+            model, revision=options.revision, trust_remote_code=options.trust_remote_code
+        )
+        self._session = RaySession(places, cores())
+        self._stop = weakref.finalize(self, self._session.close)
+        try:
+            self._crew = _crew(self._session, places, loading(options, places.device), before)
+        except BaseException:
+            self._stop()
+            raise
+        loaded = [slot.loaded for slot in self._crew.slots if slot.loaded is not None]
+        first = loaded[0]
+        self.spec, self._fingerprint = first.spec, first.fingerprint
+        self.max_rows, self.sharing = first.max_rows, options.sharing
+        self._device, self._page_size = places.device, first.page_size
+        self._align = ALIGN if options.reproducible and places.device == "cuda" else 1
+        self._num_pages = min(each.num_pages for each in loaded)
+        self._before = DrawnBefore()
+        self._current: weakref.ref[Run] | None = None
+        self._closed = False
+
+    @property
+    def fingerprint(self) -> str:
+        """What stands for the weights."""
+        return self._fingerprint
+
+    @property
+    def num_workers(self) -> int:
+        """Workers that are there or about to be."""
+        return sum(not slot.over for slot in self._crew.slots)
+
+    def close(self) -> None:
+        """Stop the workers, and the Ray that was started for them."""
+        if not self._closed:
+            self._closed = True
+            self._crew.close()
+            self._stop()
+
+    # What belongs to one model
+
+    def session(self, params: SamplingParams | None = None) -> Session:
+        """Refused: a session's caches live in one model."""
+        raise InputError("a session lives in one model; use search of a Cluster, or an LLM")
+
+    def keep(self, prefix: str | Node, *, name: str | None = None) -> Kept:
+        """Refused: a kept prefix lives in one model's cache."""
+        raise InputError("a kept prefix lives in one model; a Cluster shares prefixes in each run")
+
+    def kept(self) -> list[tuple[str, int]]:
+        """No prefix is kept."""
+        return []
+
+    # What LLM's calls come to here
+
+    def _plan(self, requests: Sequence[Request]) -> Plan:
+        return plan_requests(
+            requests,
+            self.spec,
+            device_type=self._device,
+            sharing=self.sharing,
+            max_rows=self.max_rows,
+            align=self._align,
+        )
+
+    def _check_ready(self) -> None:
+        if self._closed:
+            raise InputError("the cluster is closed; make another")
+        running = self._current() if self._current is not None else None
+        if running is not None and not running.closed:
+            raise InputError("another run of this Cluster is not finished; use it up or close() it")
+
+    def _start(
+        self,
+        plan: Plan,
+        params: Sequence[SamplingParams],
+        samples: Sequence[Sequence[int]],
+        *,
+        keep_as: str | None = None,
+    ) -> Stream:
+        plan.check_fits(self._num_pages, self._page_size)
+        packed = PackedPlan.of(plan, params)
+        if all(request.score_from is not None for request in plan.requests):
+            groups = score_groups(plan)
+            names = [plan.requests[group[0]].id for group in groups]
+            run = self._run(ScoreJob(packed, groups), score_items(plan, groups), names)
+            return ClusterScores(plan, run, groups)
+        items = sample_items(plan, samples)
+        run = self._run(SampleJob(packed), items, [request.id for request in plan.requests])
+        return ClusterStream(plan, run)
+
+    def _start_searches(
+        self, fn: SearchFn, problems: Sequence[SearchProblem], *, params: SamplingParams, **how: Any
+    ) -> ClusterSearchRun:
+        self._check_ready()
+        problems = self._with_origins(problems, params.seed)
+        job = SearchJob(fn, problems, params, **how)
+        names = [problem.name for problem in problems]
+        # A search is one piece, and how long it takes nobody knows.
+        items = [Item(key, (0,)) for key in range(len(problems))]
+        run = self._run(job, items, names, parts=how["concurrency"])
+        return ClusterSearchRun(problems, run)
+
+    def _run(
+        self, job: Job, items: Sequence[Item], names: Sequence[str], *, parts: int | None = None
+    ) -> Run:
+        self._check_ready()
+        dealer = Dealer(items, [slot.number for slot in self._crew.slots if not slot.over])
+        run = Run(self._crew, job, dealer, names.__getitem__, parts=parts)
+        self._current = weakref.ref(run)
+        return run
+
+    def _with_origins(
+        self, problems: Sequence[SearchProblem], seed: int | None
+    ) -> list[SearchProblem]:
+        """Problems with what their draws belong to, whichever worker searches them."""
+        before = self._before if seed is None else DrawnBefore()
+        unnamed = [problem for problem in problems if not problem.is_named]
+        texts = [each.content for each in unnamed if isinstance(each.content, str)]
+        encoded = iter(encode_texts(texts, self.tokenizer))
+        origins = {
+            each.name: before.origin_of_search(
+                origin_of(next(encoded) if isinstance(each.content, str) else each.content)
+            )
+            for each in unnamed
+        }
+        return [replace(each, origin=origins.get(each.name)) for each in problems]
+
+
+def _crew(
+    session: RaySession, places: Places, options: dict[str, Any], before: Sequence[Any]
+) -> Crew:
+    """Start the workers that are wanted; raise InputError if there are not so many GPUs."""
+    free = session.free()
+    on_gpus = places.device == "cuda"
+    num_gpus = int(free.get("GPU", 0))
+    count = places.count if places.count is not None else num_gpus
+    if on_gpus and not num_gpus:
+        raise InputError("Ray has no free GPU; use workers on CPUs (--workers N)")
+    if on_gpus and count > num_gpus:
+        raise InputError(f"{count} GPUs were asked for (--gpus) but Ray has {num_gpus} free")
+    threads = max(1, int(free.get("CPU", 1) // count))
+    crew = Crew(
+        session=session,
+        options=options,
+        before=before,
+        # A Ray of this process's own has nobody to share with.
+        cpus=(1 if on_gpus else threads) if places.address else 0,
+        gpus=1 if on_gpus else 0,
+        threads=threads,
+        grows=on_gpus and places.count is None,
+    )
+    try:
+        crew.start(count)
+    except BaseException:
+        crew.close()
+        raise
+    return crew

@@ -1,0 +1,175 @@
+"""The workers of a cluster: started, started again when they die, and stopped."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from treegen.cluster.session import RaySession
+from treegen.cluster.worker import Failure, Loaded, Worker
+from treegen.errors import InputError, ModelWarning, WorkerError
+
+MOST_FAILURES: Final = 5
+"""How often a worker may die without any result in between before it is given up."""
+_LOOK: Final = 5.0  # seconds between looks for GPUs that have joined
+_PATIENCE: Final = 600.0  # seconds for Ray to find room for the first workers
+
+
+@dataclass(eq=False, slots=True)
+class Slot:
+    """A place for a worker, whichever process has it now.
+
+    actor: of Ray. loading: the answer to its loading, while that is awaited. loaded: what it is
+    like, once it can work. life: how many it has had. failures: deaths since its last result.
+    """
+
+    number: int
+    actor: Any = None
+    loading: Any = None
+    loaded: Loaded | None = None
+    life: int = 0
+    failures: int = 0
+    over: bool = False
+    told: str = ""
+
+    @property
+    def name(self) -> str:
+        """How people are told of it."""
+        return f"worker {self.number}"
+
+
+@dataclass(slots=True)
+class Crew:
+    """All workers of one Cluster.
+
+    before: what each calls before it loads its model. cpus, gpus: what each takes of Ray's.
+    threads: of each.
+    grows: whether GPUs that join the Ray cluster become workers too.
+    starting: whether the first workers load their models. devices: what they run on, by name.
+    """
+
+    session: RaySession
+    options: Mapping[str, Any]
+    before: Sequence[Any]
+    cpus: float
+    gpus: float
+    threads: int
+    grows: bool
+    slots: list[Slot] = field(default_factory=list)
+    starting: bool = False
+    devices: set[str] = field(default_factory=set)
+    _look_due: float = 0.0
+
+    def start(self, count: int) -> None:
+        """Start workers and wait until all have loaded the model; raise what one cannot do."""
+        self.starting = True
+        self.slots = [Slot(number) for number in range(count)]
+        for slot in self.slots:
+            self.begin(slot)
+        end = time.monotonic() + _PATIENCE
+        while any(slot.loading is not None for slot in self.slots):
+            self.session.ray.wait([s.loading for s in self.slots if s.loading], timeout=1.0)
+            for slot in self.slots:
+                self.look_at(slot)
+                if slot.over or (slot.failures and slot.loaded is None):
+                    raise WorkerError(f"{slot.name} cannot be started: {slot.told}")
+            if time.monotonic() > end and not any(slot.loaded for slot in self.slots):
+                raise WorkerError(
+                    f"Ray found no room for workers in {_PATIENCE:.0f} seconds; see `ray status`"
+                )
+        self.starting = False
+        names = Counter(slot.loaded.device for slot in self.slots if slot.loaded)
+        if len(names) > 1:
+            told = ", ".join(f"{count} x {name}" for name, count in names.most_common())
+            raise InputError(f"the GPUs differ ({told}), so samples would too; choose equal ones")
+        for told in dict.fromkeys(w for s in self.slots if s.loaded for w in s.loaded.warnings):
+            warnings.warn(told, ModelWarning, stacklevel=2)
+        self._look_due = time.monotonic() + _LOOK
+
+    def begin(self, slot: Slot) -> None:
+        """Start a process for a slot; its model is loaded meanwhile."""
+        ray = self.session.ray
+        slot.life, slot.loaded = slot.life + 1, None
+        slot.actor = (
+            ray.remote(Worker)
+            .options(
+                num_cpus=self.cpus,
+                num_gpus=self.gpus,
+                max_restarts=0,
+                max_task_retries=0,
+                scheduling_strategy="SPREAD",
+            )
+            .remote()
+        )
+        slot.loading = slot.actor.load.remote(dict(self.options), list(self.before), self.threads)
+
+    def look_at(self, slot: Slot) -> bool:
+        """Whether a slot's worker has become ready to work just now."""
+        ray = self.session.ray
+        if slot.loading is None or not ray.wait([slot.loading], timeout=0)[0]:
+            return False
+        answer, slot.loading = slot.loading, None
+        try:
+            found: Loaded | Failure = ray.get(answer)
+        except ray.exceptions.RayError as error:
+            self.failed(slot, self.session.told(error))
+            return False
+        if isinstance(found, Failure):
+            if found.error is not None and self.starting:
+                raise found.error
+            self.failed(slot, found.told)
+            return False
+        if not self.starting and found.device not in self.devices:
+            slot.over, slot.told = True, f"{found.device} is not what the others have"
+            ray.kill(slot.actor)
+            return False
+        self.devices.add(found.device)
+        slot.loaded = found
+        return True
+
+    def failed(self, slot: Slot, told: str) -> None:
+        """End a worker that is broken or dead, and start another in its place, a few times."""
+        slot.told = " ".join(told.split())[:300]
+        slot.failures += 1
+        slot.loaded = slot.loading = None
+        self.session.ray.kill(slot.actor)
+        if slot.failures >= MOST_FAILURES:
+            slot.over = True
+        else:
+            self.begin(slot)
+
+    def joined(self) -> list[Slot]:
+        """Slots for GPUs that have joined the Ray cluster since the last look."""
+        if not self.grows or time.monotonic() < self._look_due:
+            return []
+        self._look_due = time.monotonic() + _LOOK
+        free = int(self.session.free().get("GPU", 0))
+        waiting = sum(slot.loading is not None for slot in self.slots)
+        have = len(self.slots)
+        new = [Slot(number) for number in range(have, have + max(free - waiting, 0))]
+        for slot in new:
+            self.begin(slot)
+        self.slots += new
+        return new
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no worker is left."""
+        return all(slot.over for slot in self.slots)
+
+    def close(self) -> None:
+        """Stop all workers."""
+        for slot in self.slots:
+            if slot.actor is not None and not slot.over:
+                slot.over = True
+                self.session.ray.kill(slot.actor)
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,178 @@
+"""What an LLM returns of a run under way, for runs that workers do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from treegen.cluster.run import Run
+from treegen.engine.stream import Stream
+from treegen.errors import InputError, WorkerError
+from treegen.outputs import Completion, LevelRows, Score, Status, Usage, WorkerStatus
+from treegen.plan.plan import Plan
+from treegen.search.problems import SearchProblem
+from treegen.search.result import SearchResult
+from treegen.search.run import SearchRun
+
+
+class ClusterStream(Stream):
+    """Completions of one run as workers finish them.
+
+    What they come to is what `Stream` gives; their order is another, for workers work side by side.
+    """
+
+    def __init__(self, plan: Plan, run: Run) -> None:
+        """Made by `Cluster.stream`."""
+        self.plan, self._run = plan, run
+        self._closed = False
+        self._finished: list[Completion] = []
+        self._known: dict[int, Score] = {}
+
+    @property
+    def usage(self) -> Usage:
+        """What all workers have computed so far; `seconds` is time on the clock."""
+        return self._run.usage
+
+    @property
+    def scores(self) -> dict[int, Score]:
+        """Scores that are known, by the index of the request."""
+        return self._known
+
+    def check_whole(self) -> None:
+        """Raise WorkerError if prompts were left out, for they broke workers."""
+        if left := self._run.left_out:
+            key, told = next(iter(left.items()))
+            more = f" and {len(left) - 1:,} more" if len(left) > 1 else ""
+            raise WorkerError(f"prompt {self._run.name_of(key)!r}{more} is left out: {told}")
+
+    def status(self) -> Status:
+        """What is under way now, on all workers together."""
+        return self._run.status()
+
+    def levels(self) -> tuple[LevelRows, ...]:
+        """Which levels of the tree the rows being decoded read now."""
+        return self._run.levels()
+
+    def workers(self) -> tuple[WorkerStatus, ...]:
+        """What each worker does now."""
+        return self._run.workers()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is left to do."""
+        return not self._closed and self._run.has_work
+
+    def step(self) -> list[Completion]:
+        """Wait for what workers send, a fifth of a second at most; returns samples that ended.
+
+        Raises what workers raise, and WorkerError if none is left.
+        """
+        try:
+            return [completion for _, _, completion in self._run.step()]
+        except BaseException:
+            self.close()
+            raise
+
+    def ended(self) -> list[Completion]:
+        """Samples that have ended and were not returned yet, for whoever leaves the run now."""
+        rest, self._finished = self._finished[::-1], []
+        return rest + [completion for _, _, completion in self._run.ended()]
+
+    def cancel(self, prompt_id: str, sample_index: int | None = None) -> None:
+        """Not known of a cluster."""
+        raise InputError("a sample that workers draw cannot be cancelled; close the stream")
+
+    def close(self) -> None:
+        """Stop; samples that have not finished are dropped."""
+        if not self._closed:
+            self._closed = True
+            self._run.close()
+
+
+class ClusterScores(ClusterStream):
+    """Scores of one run, for `ScoreStream`."""
+
+    def __init__(self, plan: Plan, run: Run, groups: Sequence[Sequence[int]]) -> None:
+        """Made by `Cluster.score_stream`. groups: the requests of each key."""
+        super().__init__(plan, run)
+        self._groups = groups
+
+    def step(self) -> list[Completion]:
+        """Wait for what workers send."""
+        try:
+            for key, index, score in self._run.step():
+                self._known[self._groups[key][index]] = score
+        except BaseException:
+            self.close()
+            raise
+        return []
+
+
+class ClusterSearchRun(SearchRun):
+    """Results of searches as workers finish them."""
+
+    def __init__(self, problems: Sequence[SearchProblem], run: Run) -> None:
+        """Made by `Cluster.search_stream`."""
+        self.names = [problem.name for problem in problems]
+        self._problems = problems
+        self._left_out = 0  # whose results have come out
+        self._run = run
+        self._found: list[SearchResult] = []
+        self.closed = False
+
+    @property
+    def usage(self) -> Usage:
+        """What all workers have computed so far."""
+        return self._run.usage
+
+    def status(self) -> Status:
+        """What is under way now, on all workers together."""
+        return self._run.status()
+
+    def workers(self) -> tuple[WorkerStatus, ...]:
+        """What each worker does now."""
+        return self._run.workers()
+
+    @property
+    def num_running(self) -> int:
+        """Searches that workers have."""
+        return self._run.num_open
+
+    @property
+    def num_unknown(self) -> int:
+        """Searches begun, or about to be, whose results have not come out."""
+        return self._run.num_open + len(self._found)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a search is not over, or its result was not returned."""
+        return not self.closed and (self._run.has_work or bool(self._found))
+
+    def ended(self) -> list[SearchResult]:
+        """Results that are there and were not returned yet."""
+        found, self._found = self._found, []
+        return found
+
+    def step(self) -> None:
+        """Wait for what workers send, a fifth of a second at most."""
+        try:
+            self._found += [result for _, _, result in self._run.step()]
+            for key, told in list(self._run.left_out.items())[self._left_out :]:
+                self._left_out += 1
+                self._found.append(SearchResult.left_out(self._problems[key], told))
+        except BaseException:
+            self.close()
+            raise
+
+    def __next__(self) -> SearchResult:
+        while not self._found:
+            if not self.has_work:
+                self.close()
+                raise StopIteration
+            self.step()
+        return self._found.pop(0)
+
+    def close(self) -> None:
+        """End all searches; those that have not finished have no result."""
+        if not self.closed:
+            self.closed = True
+            self._run.close()

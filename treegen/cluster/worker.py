@@ -1,0 +1,174 @@
+"""A worker: a process with an LLM of its own, which does what it is dealt."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from treegen.cluster.importing import unpacked_job
+from treegen.cluster.jobs import Job, Part, Result, Task
+from treegen.errors import CapacityError, InternalError, ModelWarning, TreegenError
+from treegen.options import EngineOptions
+from treegen.outputs import LevelRows, Status, Usage
+
+if TYPE_CHECKING:
+    from treegen.llm import LLM
+    from treegen.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What went wrong in a worker.
+
+    told: in one line. error: what the caller can mend, as one LLM raises it. If there is none, it
+    is the worker that is broken.
+    """
+
+    told: str
+    error: TreegenError | None = None
+
+    @staticmethod
+    def of(error: BaseException) -> Failure:
+        """Return what is sent of an error; a GPU that is full is the worker's own."""
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        full = isinstance(error, CapacityError) and error.__cause__ is not None
+        if full or isinstance(error, InternalError) or not isinstance(error, TreegenError):
+            return Failure(told)
+        return Failure(told, error)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a worker is like once its model is loaded. where: its machine. device: its name."""
+
+    spec: ModelSpec
+    fingerprint: str
+    device: str
+    where: str
+    pid: int
+    max_rows: int
+    page_size: int
+    num_pages: int
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a turn came to. given_back: work that others are to do."""
+
+    results: list[Result] = field(default_factory=list)
+    given_back: list[Part] = field(default_factory=list)
+    usage: Usage = field(default_factory=Usage)
+    status: Status = field(default_factory=lambda: Status(0, 0, 0))
+    levels: tuple[LevelRows, ...] = ()
+    failure: Failure | None = None
+
+
+class Worker:
+    """Runs in a process of its own; calls come one after another.
+
+    Each turn takes further work and runs passes for a while, so that results come in batches. The
+    next turn waits here already, so that the engine does not.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is loaded yet."""
+        self._llm: LLM | None = None
+        self._before: list[Any] = []  # kept for jobs that need it
+        self._task: Task | None = None
+        self._number = -1  # of the job
+        self._failed: Failure | None = None
+
+    def load(
+        self, options: dict[str, Any], before: Sequence[Any], threads: int
+    ) -> Loaded | Failure:
+        """Load the model. before: called first, such as what loads another model."""
+        import torch
+
+        from treegen.llm import LLM
+
+        try:
+            torch.set_num_threads(threads)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                self._before = [call() for call in before]
+                self._llm = llm = LLM(**options)
+        except Exception as error:
+            return Failure.of(error)
+        return Loaded(
+            spec=llm.spec,
+            fingerprint=llm.model.fingerprint,
+            device=_device_name(llm),
+            where=socket.gethostname(),
+            pid=os.getpid(),
+            max_rows=llm.max_rows,
+            page_size=llm.cache.page_size,
+            num_pages=llm.cache.pool.num_pages,
+            warnings=tuple(
+                str(each.message) for each in caught if issubclass(each.category, ModelWarning)
+            ),
+        )
+
+    def begin(self, number: int, packed: bytes) -> None:
+        """Begin a share of a job; what there was before ends."""
+        self.end(self._number)
+        self._number, self._failed = number, None
+        assert self._llm is not None
+        try:
+            job: Job = unpacked_job(packed)
+            self._task = job.begin(self._llm)
+        except Exception as error:
+            self._failed = Failure.of(error)
+
+    def turn(self, number: int, parts: list[Part], recall: int, seconds: float) -> Batch:
+        """Take work, and do what there is for so many seconds, or until nothing is left.
+
+        recall: parts that the worker is to give back, if it has not begun them.
+        """
+        if number != self._number:
+            return Batch()
+        task, results = self._task, list[Result]()
+        if task is None:
+            return Batch(failure=self._failed)
+        given_back: list[Part] = []
+        failure: Failure | None = None
+        try:
+            task.deal(parts)
+            given_back = task.take_back(recall) if recall else []
+            end = time.monotonic() + seconds
+            while task.has_work and time.monotonic() < end:
+                results += task.step()
+        except Exception as error:
+            failure = Failure.of(error)
+        return Batch(
+            results=results,
+            given_back=given_back,
+            usage=replace(task.usage),
+            status=task.status(),
+            levels=task.levels() if failure is None else (),
+            failure=failure,
+        )
+
+    def end(self, number: int) -> None:
+        """Leave a job."""
+        if number == self._number and self._task is not None:
+            self._task.close()
+            self._task = None
+        self._number = -1 if number == self._number else self._number
+
+
+def _device_name(llm: LLM) -> str:
+    import torch
+
+    device = llm.model.device
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def loading(options: EngineOptions, device: str) -> dict[str, Any]:
+    """Return what a worker's LLM is made with."""
+    return {**asdict(options), "device": device}

@@ -1,0 +1,271 @@
+"""TreegenLM: lm-eval's interface of a model, over an LLM.
+
+All requests of a call become one tree: equal prefixes are computed once, and a prompt that is there
+k times is one node with k samples. Texts become tokens, are shortened and cut as by lm-eval's `hf`.
+"""
+
+import inspect
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from math import fsum
+from pathlib import Path
+from typing import Any
+
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.models.utils import resolve_max_length
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from tqdm import tqdm
+
+import treegen
+from treegen.errors import CapacityError, InputError
+from treegen.llm import LLM
+from treegen.lm_eval.answers import Answers, Pair, Prompt
+from treegen.lm_eval.journal import Journal, make_directory
+from treegen.lm_eval.settings import GenSettings, gen_settings
+from treegen.lm_eval.texts import Texts
+from treegen.options import EngineOptions
+from treegen.params import check_int
+
+
+class TreegenLM(TemplateLM):  # type: ignore[misc]
+    """`--model treegen`; its arguments are `--model_args`."""
+
+    def __init__(
+        self,
+        pretrained: str | LLM,
+        *,
+        cache: str | None = None,
+        seed: int = 0,
+        max_length: int | None = None,
+        max_gen_toks: int = 256,
+        add_bos_token: bool | None = None,
+        prefix_token_id: int | None = None,
+        think_end_token: str | int | None = None,
+        enable_thinking: bool | None = None,
+        chat_template_args: Mapping[str, Any] | None = None,
+        batch_size: object = None,
+        max_batch_size: object = None,
+        **options: Any,
+    ) -> None:
+        """Load a model, or take an LLM as it is.
+
+        pretrained: a directory, a hub name, "demo", or an LLM.
+        cache: a directory to keep answers in as they are known. A run that was stopped goes on from
+        it when the same command is run again.
+        seed: of samples whose gen_kwargs have none.
+        max_length: tokens of a prompt and its answer at most; by default as lm-eval's `hf`.
+        max_gen_toks: tokens of an answer at most, where gen_kwargs do not say.
+        add_bos_token, prefix_token_id, think_end_token, enable_thinking, chat_template_args: as for
+        lm-eval's `hf`.
+        batch_size, max_batch_size: without effect; max_rows is the most samples at once.
+        options: those of LLM, such as dtype, device, memory or max_rows.
+
+        Raises:
+            InputError: an argument is not known or has a value that cannot be used.
+            ModelError, CapacityError: as for LLM.
+            RunError: the cache cannot be used.
+        """
+        super().__init__()
+        _check_options(options, is_loaded=isinstance(pretrained, LLM))
+        check_int("seed", seed, least=0)
+        check_int("max_gen_toks", max_gen_toks, least=1)
+        if max_length is not None:
+            check_int("max_length", max_length, least=2)
+        if enable_thinking and think_end_token is None:
+            raise InputError("enable_thinking needs think_end_token, which ends the thoughts")
+        if cache is not None:
+            make_directory(Path(cache))
+        if options.get("device") == "cuda:0" and not torch.cuda.is_available():
+            options["device"] = "auto"  # lm-eval's command names that GPU where the user names none
+        self.llm = pretrained if isinstance(pretrained, LLM) else LLM(str(pretrained), **options)
+        self.tokenizer = self.llm.tokenizer
+        self._texts = Texts(
+            self.tokenizer,
+            add_bos_token=add_bos_token,
+            prefix_token_id=prefix_token_id,
+            think_end_token=think_end_token,
+            enable_thinking=enable_thinking,
+            chat_template_args=chat_template_args,
+        )
+        self._device = self.llm.model.device
+        self._seed, self._max_gen_toks = seed, max_gen_toks
+        self._revision = options.get("revision")
+        most = self.llm.spec.context_length
+        if max_length is not None and max_length > most:
+            raise InputError(f"max_length={max_length} is beyond the model's context of {most}")
+        config = self.llm.model.module.config
+        self._max_length = max_length or min(resolve_max_length(config, self.tokenizer), most)
+        self._answers = Answers(self.llm, None if cache is None else self._journal(Path(cache)))
+
+    def _journal(self, directory: Path) -> Journal:
+        info = self.get_model_info()
+        identity = {name: info[name] for name in ("model_fingerprint", "model_dtype")}
+        if not identity["model_fingerprint"]:
+            raise InputError("cache needs a model from files; one from memory has no fingerprint")
+        return Journal(directory, {**identity, "treegen_version": treegen.__version__})
+
+    # What lm-eval asks about the model
+
+    @property
+    def eot_token_id(self) -> int | None:
+        """The token that ends a text."""
+        return self._texts.eos_token_id
+
+    @property
+    def prefix_token_id(self) -> int | None:
+        """The token that stands for an empty context."""
+        return self._texts.prefix_token_id
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of a prompt and its answer at most."""
+        return self._max_length
+
+    @property
+    def max_gen_toks(self) -> int:
+        """Tokens of an answer at most, where its request does not say."""
+        return self._max_gen_toks
+
+    @property
+    def tokenizer_name(self) -> str:
+        """What lm-eval's caches of requests call the tokenizer and its chat template."""
+        return str(self.tokenizer.name_or_path).replace("/", "__")
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm-eval's results say of the model."""
+        model = self.llm.model
+        return {
+            "model_num_parameters": sum(p.numel() for p in model.module.parameters()),
+            "model_dtype": str(model.dtype),
+            "model_revision": self._revision,
+            "model_fingerprint": model.fingerprint,
+            "treegen_version": treegen.__version__,
+        }
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """The prompt of a conversation."""
+        return self._texts.chat(chat_history, add_generation_prompt)
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
+    ) -> list[int]:
+        """The tokens of a text."""
+        return self._texts.encode(string, add_special_tokens)
+
+    # Log-likelihoods
+
+    def _loglikelihood_tokens(
+        self,
+        requests: Sequence[tuple[tuple[str, str], list[int], list[int]]],
+        disable_tqdm: bool = False,
+        **kwargs: Any,
+    ) -> list[tuple[float, bool]]:
+        """Score the continuations of requests; a long context loses its first tokens."""
+        pairs = [self._fitting(context, continuation) for _, context, continuation in requests]
+        answers: dict[int, tuple[float, bool]] = {}
+        with _bar(len(pairs), "loglikelihood", disable_tqdm) as bar:
+            for at, answer in self._answers.scores(pairs):
+                bar.update()
+                answers[at] = answer
+                self.cache_hook.add_partial("loglikelihood", requests[at][0], answer)
+        return [answers[at] for at in range(len(pairs))]
+
+    def _fitting(self, context: list[int], continuation: list[int]) -> Pair:
+        if len(continuation) > self.max_length:
+            raise CapacityError(
+                f"a continuation has {len(continuation):,} tokens, more than the model's length of "
+                f"{self.max_length:,}"
+            )
+        # The last token is no input of the model.
+        room = self.max_length + 1 - len(continuation)
+        return context[-room:], continuation
+
+    def loglikelihood_rolling(
+        self, requests: Sequence[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
+        """Score whole texts, in windows of the model's length."""
+        pairs: list[Pair] = []
+        owner: list[int] = []
+        for at, request in enumerate(requests):
+            tokens = self.tok_encode(request.args[0])
+            windows = get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length, 1)
+            for context, continuation in map(make_disjoint_window, windows):
+                pairs.append((context, continuation))
+                owner.append(at)
+        windows_of = Counter(owner)
+        parts: list[list[float]] = [[] for _ in requests]
+        with _bar(len(pairs), "loglikelihood_rolling", disable_tqdm) as bar:
+            for index, (logprob, _) in self._answers.scores(pairs):
+                bar.update()
+                at = owner[index]
+                parts[at].append(logprob)
+                if len(parts[at]) == windows_of[at]:
+                    whole = fsum(parts[at])
+                    self.cache_hook.add_partial("loglikelihood_rolling", requests[at].args, whole)
+        return [fsum(each) for each in parts]
+
+    # Generation
+
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Draw one sample for each request; equal requests are samples of one prompt."""
+        asked: dict[tuple[str, str], tuple[Prompt, GenSettings]] = {}
+        members: dict[Prompt, list[int]] = defaultdict(list)
+        settings = []
+        for at, request in enumerate(requests):
+            context, gen_kwargs = request.args
+            text = context, repr(gen_kwargs)
+            if text not in asked:
+                asked[text] = self._prompt(context, gen_kwargs)
+            prompt, own = asked[text]
+            members[prompt].append(at)
+            settings.append(own)
+        answers: dict[int, str] = {}
+        with _bar(len(requests), "generate_until", disable_tqdm) as bar:
+            counts = {prompt: len(places) for prompt, places in members.items()}
+            for prompt, index, tokens in self._answers.samples(counts):
+                bar.update()
+                at = members[prompt][index]
+                answers[at] = self._texts.answer(tokens, settings[at].until)
+                self.cache_hook.add_partial("generate_until", requests[at].args, answers[at])
+        return [answers[at] for at in range(len(requests))]
+
+    def _prompt(self, context: str, gen_kwargs: Mapping[str, Any]) -> tuple[Prompt, GenSettings]:
+        """A prompt, shortened to leave room for the answer, and its settings."""
+        settings = gen_settings(
+            gen_kwargs,
+            max_gen_toks=self._max_gen_toks,
+            seed=self._seed,
+            eos=self._texts.eos,
+            thinks=self._texts.think,
+        )
+        room = self.max_length - settings.params.max_tokens
+        if room < 1:
+            raise InputError(
+                f"max_gen_toks={settings.params.max_tokens} leaves no room for a prompt in the "
+                f"model's length of {self.max_length}; lower it"
+            )
+        tokens = self._texts.encode_prompt(context)[-room:]
+        return Prompt.of(tokens, settings.params), settings
+
+
+def _check_options(options: Mapping[str, Any], *, is_loaded: bool) -> None:
+    """Refuse arguments that neither treegen's model for lm-eval nor its LLM has."""
+    known = [field.name for field in fields(EngineOptions) if field.name != "model"]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        own = [name for name in inspect.signature(TreegenLM).parameters if name != "options"]
+        raise InputError(
+            f"model_args have {', '.join(unknown)}, which treegen does not know; it knows "
+            f"{', '.join((*own, *known))}"
+        )
+    if options and is_loaded:
+        raise InputError(f"{', '.join(options)}: the LLM is loaded; give its options to LLM")
+
+
+def _bar(total: int, kind: str, quiet: bool) -> Any:
+    return tqdm(total=total, desc=f"Running {kind} requests", disable=quiet)

@@ -1,0 +1,80 @@
+"""What one request of lm-eval asks for: its generation settings as sampling parameters."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
+
+from treegen.errors import InputError
+from treegen.params import SamplingParams
+
+# Beside these there are `until`, `do_sample`, and max_gen_toks under its four names.
+_HONOURED: Final = (
+    "temperature", "top_p", "top_k", "min_p", "min_tokens", "stop_token_ids", "ignore_eos",
+    "logit_bias", "seed",
+)  # fmt: skip
+# Settings of other engines, and the value with which each of them changes nothing.
+_NEUTRAL: Final[Mapping[str, object]] = {
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "n": 1,
+    "repetition_penalty": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "no_repeat_ngram_size": 0,
+    "typical_p": 1,
+    "use_cache": True,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GenSettings:
+    """The generation settings of a request.
+
+    params: how its sample is drawn.
+    until: the texts at which its answer is cut, the end-of-sequence token's among them.
+    """
+
+    params: SamplingParams
+    until: tuple[str, ...]
+
+
+def gen_settings(
+    gen_kwargs: Mapping[str, Any], *, max_gen_toks: int, seed: int, eos: str | None, thinks: bool
+) -> GenSettings:
+    """Return the settings that a request's gen_kwargs mean; None stands for a setting's absence.
+
+    max_gen_toks, seed: where gen_kwargs have none.
+    eos: the text of the end-of-sequence token.
+    thinks: whether thoughts come before the answer. They may have any text, so the stop strings do
+    not end the sample, and only cut its answer.
+
+    Raises:
+        InputError: a setting cannot be honoured, or has a value that cannot be used.
+    """
+    given = {name: value for name, value in gen_kwargs.items() if value is not None}
+    try:
+        asked: dict[str, Any] = dict(normalize_gen_kwargs(given, max_gen_toks))
+        until = handle_stop_sequences(asked.pop("until"), None if asked.get("ignore_eos") else eos)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"gen_kwargs {dict(gen_kwargs)!r} cannot be read: {error}") from None
+    length, is_drawn = asked.pop("max_gen_toks"), asked.pop("do_sample")
+    refused = [
+        f"{name}={value!r}"
+        for name, value in asked.items()
+        if name not in _HONOURED and (name not in _NEUTRAL or value != _NEUTRAL[name])
+    ]
+    if refused:
+        raise InputError(
+            f"treegen cannot honour {', '.join(refused)} of gen_kwargs; it knows until, do_sample, "
+            f"max_gen_toks, {', '.join(_HONOURED)}"
+        )
+    settings = {name: asked[name] for name in _HONOURED if name in asked}
+    settings.setdefault("seed", seed)
+    settings["temperature"] = settings.get("temperature", 0.0) if is_drawn else 0.0
+    if settings.get("top_k") == -1:  # another way to write that all tokens are kept
+        settings["top_k"] = 0
+    until = tuple(text for text in until if text != "")
+    stop = [text for text in until if text == eos] if thinks else until
+    return GenSettings(SamplingParams(max_tokens=length, stop=stop, **settings), until)

@@ -1,0 +1,242 @@
+"""A run that takes flat prompts while it goes, and finds what they share whatever their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from treegen.closing import Closing
+from treegen.engine.scheduler import Scheduler
+from treegen.engine.segment import LiveRequest
+from treegen.engine.stream import status_of
+from treegen.errors import InputError
+from treegen.outputs import Completion, Score, Status, Usage
+from treegen.params import SamplingParams
+from treegen.plan.plan import Request
+from treegen.plan.requests import check_scored
+from treegen.plan.unnamed import DrawnBefore
+from treegen.prompts.radix import Tokens
+from treegen.prompts.stops import Stopping
+from treegen.prompts.tokens import TAIL
+from treegen.search.live.prompts import PromptIndex, check_fits
+from treegen.search.uncopied import Uncopied
+from treegen.spec import ModelSpec
+
+_SCORING = Request("score", np.empty(0, np.int32), 0, 0, 1, score_from=1)
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """Further tokens of a sample that is not over.
+
+    number: of its request. sample: its index.
+    tokens: token ids. logprobs: the natural-log probability of each.
+    top: for each token the likeliest (token id, logprob) pairs, if they were asked for.
+    """
+
+    number: int
+    sample: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    top: tuple[tuple[tuple[int, float], ...], ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A request that is not over. left: results to come. told: tokens told of, by sample."""
+
+    request: LiveRequest
+    left: int
+    told: dict[int, int] = field(default_factory=dict)
+
+
+class LiveRun(Closing, Uncopied):
+    """Requests of flat prompts over one scheduler; made by `LLM.open`. One thread uses it.
+
+    What is added between two steps is admitted with the next one. A prompt is matched with all
+    that are in memory. So what prompts share is computed and stored once.
+
+    scheduler: computes the steps.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        spec: ModelSpec,
+        *,
+        stopping_of: Callable[[SamplingParams], Stopping],
+        before: DrawnBefore | None = None,
+    ) -> None:
+        """A run without requests.
+
+        stopping_of: gives what ends the samples of some parameters.
+        before: the samples that were drawn of each prompt before.
+        """
+        self.scheduler = scheduler
+        self._run, self._spec, self._stopping_of = scheduler.run, spec, stopping_of
+        self._before = DrawnBefore() if before is None else before
+        self._prompts = PromptIndex(self._run.store, rows=self._run.max_rows)
+        self._asked: dict[int, _Asked] = {}  # by number
+        self._scored: dict[int, int] = {}  # numbers of scored requests, by the scheduler's index
+        self._num_added = 0
+
+    def add(self, requests: Sequence[Request], params: Sequence[SamplingParams]) -> list[int]:
+        """Add the flat requests of one call, as `flat_requests` makes them; returns their numbers.
+
+        Samples are numbered as by `LLM.generate`: without a seed on from earlier ones of the same
+        prompt, with a seed from 0. params: of each request.
+
+        Raises:
+            CacheFullError: a request does not fit the cache even alone; then none is added.
+            InputError: params name tokens that the model does not have; then none is added.
+        """
+        self._check_open()
+        store, segments = self._run.store, []
+        stoppings = [self._stopping_of(each) for each in params]
+        try:
+            for request in requests:
+                segments.append(self._prompts.find(request.tokens))
+                check_fits("the prompt", segments[-1], request, self._run.cache)
+            numbered = self._before.continued_flat(requests, [each.seed for each in params])
+            numbers = []
+            parts = zip(numbered, params, stoppings, segments, strict=True)
+            for request, own, stopping, segment in parts:
+                below = sum(other.num_rows for other in segment.requests)
+                store.promote(segment, below + request.rows)
+                spec = replace(request, id=str(self._num_added), tokens=request.tokens[-TAIL:])
+                samples, index = range(request.samples), self.scheduler.add_params(own, stopping)
+                live = self.scheduler.add(spec, segment, index, samples, grows=False)
+                numbers.append(self._note(live, request.samples))
+            return numbers
+        finally:
+            for segment in segments:
+                store.release(segment)  # its requests refer to it now
+
+    def score(self, tokens: Tokens) -> int:
+        """Ask for the log-likelihood of all tokens but the first; returns the request's number.
+
+        Raises:
+            InputError: there are fewer than two tokens.
+            CapacityError: they do not fit the context or the cache.
+        """
+        self._check_open()
+        if len(tokens) < 2:
+            raise InputError("the first token has no log-probability; give at least two tokens")
+        check_scored("the prompt", len(tokens), self._spec)
+        store, first = self._run.store, self._prompts.find(tokens[:1])
+        segment = store.add(first, tokens[1:])
+        try:
+            check_fits("the prompt", segment, _SCORING, self._run.cache)
+            spec = replace(_SCORING, id=str(self._num_added), tokens=tokens[-TAIL:])
+            live = self.scheduler.add(spec, segment, 0, (), grows=False)
+            self._scored[live.index] = self._num_added
+            return self._note(live, 1)
+        finally:
+            store.release(segment)
+            store.release(first)
+
+    def _note(self, live: LiveRequest, results: int) -> int:
+        self._asked[self._num_added] = _Asked(live, results)
+        self._num_added += 1
+        return self._num_added - 1
+
+    def cancel(self, number: int) -> None:
+        """Drop what a request has not finished and free its pages; nothing of it comes any more.
+
+        For a request that is over it does nothing.
+        """
+        asked = self._asked.pop(number, None)
+        if asked is not None:
+            self._scored.pop(asked.request.index, None)
+            self.scheduler.cancel(asked.request.index)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether some request is not over."""
+        # Scores may have come while something else was cancelled, outside any step.
+        return not self.closed and (self.scheduler.has_work or bool(self._run.scores))
+
+    def step(self) -> list[tuple[int, Completion | Score]]:
+        """Run one forward pass; returns the results that have come, by their requests' numbers.
+
+        Raises what `Scheduler.step` raises. Then the run is closed.
+        """
+        try:
+            finished = self.scheduler.step() if self.scheduler.has_work else []
+        except BaseException:
+            self.close()
+            raise
+        results: list[tuple[int, Completion | Score]] = [(int(c.prompt_id), c) for c in finished]
+        results = [(number, each) for number, each in results if number in self._asked]
+        for index, score in self._run.scores.items():
+            if index in self._scored:
+                results.append((self._scored.pop(index), score))
+        self._run.scores.clear()
+        for number, _ in results:
+            self._asked[number].left -= 1
+            if not self._asked[number].left:
+                del self._asked[number]
+        return results
+
+    def news(self, numbers: Iterable[int]) -> Iterator[News]:
+        """What samples of requests have generated since this was called last.
+
+        The last tokens of a sample come with its completion alone.
+        """
+        rows, store = self._run.rows, self._run.rows.generated
+        arrays = (store.tokens, store.logprobs, store.top_tokens, store.top_logprobs)
+        for number, asked in ((n, self._asked[n]) for n in numbers if n in self._asked):
+            request = asked.request
+            param_set = self._run.param_sets[request.params]
+            num_top = param_set.params.logprobs
+            for slot in sorted(request.slots or ()):
+                # The row of a greedy request has all its samples.
+                mine = request.samples if param_set.is_greedy else [int(rows.sample[slot])]
+                start, stop = asked.told.get(mine[0], 0), int(rows.count[slot])
+                if stop == start:
+                    continue
+                tokens, logprobs, ids, values = (
+                    store.part(array, slot, start, stop).tolist()
+                    for array in (arrays if num_top else (*arrays[:2], *arrays[:2]))
+                )
+                top: tuple[tuple[tuple[int, float], ...], ...] = ()
+                if num_top:
+                    pairs = zip(ids, values, strict=True)
+                    top = tuple(tuple(zip(*each, strict=True))[:num_top] for each in pairs)
+                for sample in mine:
+                    asked.told[sample] = stop
+                    yield News(number, sample, tuple(tokens), tuple(logprobs), top)
+
+    def status(self) -> Status:
+        """What is under way now."""
+        return status_of(self.scheduler)
+
+    @property
+    def usage(self) -> Usage:
+        """What was computed so far."""
+        return self.scheduler.usage
+
+    @property
+    def closed(self) -> bool:
+        """Whether the run is over."""
+        return self.scheduler.closed
+
+    def check(self) -> None:
+        """Assert that pages, rows and requests are accounted for."""
+        self.scheduler.check()
+
+    def close(self) -> None:
+        """End all requests and free their pages; nothing of them comes any more."""
+        if not self.closed:
+            self.scheduler.close()
+        self._asked.clear()
+        self._scored.clear()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise InputError("the run is closed, and its caches are gone; open another")

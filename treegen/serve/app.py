@@ -1,0 +1,301 @@
+"""The routes of the server, its limits and its metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, suppress
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from treegen.async_llm import AsyncLLM
+from treegen.errors import BusyError, CapacityError, InputError
+from treegen.outputs import Completion, Score
+from treegen.search.live.run import News
+from treegen.serve.answers import Answer, Text
+from treegen.serve.asks import read_ask, read_json
+
+_LOG: Final = logging.getLogger("treegen.serve")
+_RETRY_AFTER: Final = 1  # seconds
+_GONE: Final = 499  # as nginx has it: nobody reads the answer
+_KINDS: Final = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
+
+
+class Server:
+    """The handlers of one AsyncLLM under one name."""
+
+    def __init__(
+        self,
+        served: AsyncLLM,
+        *,
+        name: str,
+        api_key: str | None = None,
+        max_body: int = 16 * 2**20,
+        body_seconds: float = 30.0,
+    ) -> None:
+        """A server of one model.
+
+        name: what requests call the model. api_key: what they must have; None asks for none.
+        max_body: bytes of a body at most. body_seconds: how long a body may take to come.
+        """
+        self._served, self._name, self._api_key = served, name, api_key
+        self._max_body, self._body_seconds = max_body, body_seconds
+        self._text, self._started = Text(served.llm.tokenizer), int(time.time())
+        self._registry = CollectorRegistry()
+        self._registry.register(_Engine(served))
+        self._requests = Counter(
+            "treegen_requests", "Requests, by path and status.", ["path", "status"],
+            registry=self._registry,
+        )  # fmt: skip
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        post = ["POST"]
+        return Starlette(
+            routes=[
+                Route("/v1/completions", self._handled(self._completions), methods=post),
+                Route("/v1/chat/completions", self._handled(self._chat), methods=post),
+                Route("/v1/models", self._handled(self._models)),
+                Route("/v1/models/{name:path}", self._handled(self._models)),
+                Route("/metrics", self._handled(self._metrics)),
+                Route("/health", self._health),
+            ],
+            exception_handlers={HTTPException: _not_found},
+        )
+
+    def _handled(
+        self, handler: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """A handler whose errors become OpenAI's JSON."""
+
+        async def handled(request: Request) -> Response:
+            try:
+                self._check_key(request)
+                response = await handler(request)
+            except HTTPException as error:
+                response = _error(error.status_code, str(error.detail))
+            except ClientDisconnect:
+                response = Response(status_code=_GONE)
+            except Exception as error:
+                response = _failed(error)
+            path = request.scope["route"].path
+            self._requests.labels(path, str(response.status_code)).inc()
+            return response
+
+        return handled
+
+    def _check_key(self, request: Request) -> None:
+        if self._api_key is None:
+            return
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode("utf-8", "replace"), self._api_key.encode()):
+            raise HTTPException(401, "the API key is missing or wrong")
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._body_seconds):
+                async for piece in request.stream():
+                    body += piece
+                    if len(body) > self._max_body:
+                        raise HTTPException(413, f"the body has over {self._max_body:,} bytes")
+        except TimeoutError:
+            raise HTTPException(408, "the body took too long to come") from None
+        return read_json(bytes(body))
+
+    async def _completions(self, request: Request) -> Response:
+        return await self._answer(request, is_chat=False)
+
+    async def _chat(self, request: Request) -> Response:
+        return await self._answer(request, is_chat=True)
+
+    async def _answer(self, request: Request, *, is_chat: bool) -> Response:
+        llm = self._served.llm
+        # A chat's answer may be as long as the model's context and half of the cache allow.
+        most = min(llm.spec.context_length, llm.cache.pool.num_pages * llm.cache.page_size // 2)
+        ask = read_ask(await self._body(request), is_chat=is_chat, context_length=max(most, 1))
+        if ask.model not in ("", self._name):
+            raise HTTPException(404, f"the model {ask.model!r:.80} is not served; this one is: "
+                                f"{self._name!r}")  # fmt: skip
+        answer = Answer(ask, self._name, self._text)
+        if not ask.streams:
+            return _json(await _unless_gone(request, self._whole(answer)))
+        items = self._served.stream(
+            ask.prompts, ask.params, tools=ask.tools, chat_template_kwargs=ask.template
+        )
+        # A request that cannot be served is told so by its status, not within the stream.
+        first = await _unless_gone(request, anext(items))
+        return StreamingResponse(self._events(answer, first, items), media_type="text/event-stream")
+
+    async def _whole(self, answer: Answer) -> Any:
+        ask = answer.ask
+        found: list[list[Completion]] = []
+        scores: list[Score | None] = []
+        if ask.draws:
+            prompts, found = await self._served.generate(
+                ask.prompts, ask.params, tools=ask.tools, chat_template_kwargs=ask.template
+            )
+        else:
+            prompts = await self._served.encode(ask.prompts)
+        answer.prompts = [tokens.tolist() for tokens in prompts]
+        if ask.echo and ask.logprobs:
+            scores = await self._scores(answer.prompts)
+        return answer.whole(found, scores)
+
+    async def _scores(self, prompts: list[list[int]]) -> list[Score | None]:
+        """The score of each prompt; None for one of a single token, which has none."""
+        long = [tokens for tokens in prompts if len(tokens) > 1]
+        scores = iter(await self._served.score(long) if long else ())
+        return [next(scores) if len(tokens) > 1 else None for tokens in prompts]
+
+    async def _events(
+        self,
+        answer: Answer,
+        first: tuple[int, Any],
+        items: AsyncGenerator[tuple[int, Any], None],
+    ) -> AsyncGenerator[bytes, None]:
+        """The events of a stream. When nobody reads them any more, the samples are cancelled."""
+        told: dict[int, int] = {}
+        async with aclosing(items):
+            try:
+                answer.prompts.append(first[1].tolist())
+                async for place, item in items:
+                    if isinstance(item, News | Completion):
+                        if not answer.growing:
+                            for piece in answer.first_pieces():
+                                yield _event(piece)
+                        for piece in self._pieces(answer, place, item, told):
+                            yield _event(piece)
+                    else:
+                        answer.prompts.append(item.tolist())
+                if answer.ask.with_usage:
+                    yield _event(answer.usage_piece())
+                yield b"data: [DONE]\n\n"
+            except Exception as error:
+                yield b"data: " + bytes(_failed(error).body) + b"\n\n"
+
+    @staticmethod
+    def _pieces(
+        answer: Answer, place: int, item: News | Completion, told: dict[int, int]
+    ) -> list[Any]:
+        if isinstance(item, News):
+            index = answer.choice_of(place, item.sample)
+            told[index] = told.get(index, 0) + len(item.tokens)
+            piece = answer.piece(index, item)
+            return [] if piece is None else [piece]
+        index = answer.choice_of(place, item.sample_index)
+        return [answer.last_piece(index, item, told.get(index, 0))]
+
+    async def _models(self, request: Request) -> Response:
+        card = {"id": self._name, "object": "model", "created": self._started,
+                "owned_by": "treegen",
+                "max_model_len": self._served.llm.spec.context_length}  # fmt: skip
+        name = request.path_params.get("name")
+        if name is None:
+            return _json({"object": "list", "data": [card]})
+        if name != self._name:
+            raise HTTPException(404, f"the model {name!r:.80} is not served")
+        return _json(card)
+
+    async def _metrics(self, request: Request) -> Response:
+        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def _health(self, request: Request) -> Response:
+        failure = self._served.failure
+        if failure is not None:
+            return _error(503, f"the model cannot be used any more: {failure}")
+        return _json({"status": "ok"})
+
+
+class _Engine(Collector):
+    """What the engine has computed and has under way, for Prometheus."""
+
+    def __init__(self, served: AsyncLLM) -> None:
+        self._served = served
+
+    def collect(self) -> Any:
+        usages, status = self._served.usages(), self._served.status()
+        for name, told in (
+            ("prompt_tokens_computed", "Prompt tokens that went through the model."),
+            ("decoded_tokens", "Generated tokens."),
+            ("recomputed_tokens", "Tokens computed again after their pages had been taken."),
+            ("prefill_steps", "Prefill passes."),
+            ("decode_steps", "Decode steps."),
+            ("key_tokens_read", "Keys that decode steps read in each layer."),
+            ("key_tokens_unshared", "Keys that they would have read without sharing."),
+        ):
+            total = sum(getattr(usage, name) for usage in usages)
+            yield CounterMetricFamily(f"treegen_{name}", told, value=total)
+        for name, told, value in (
+            ("rows", "Samples that are being decoded.", status.rows),
+            ("waiting", "Samples that wait.", self._served.num_waiting),
+            ("pages", "Cache pages in use.", status.pages),
+            ("num_pages", "Pages of the cache.", status.num_pages),
+        ):
+            yield GaugeMetricFamily(f"treegen_{name}", told, value=value)
+
+
+async def _unless_gone(request: Request, call: Awaitable[Any]) -> Any:
+    """The result of a call; it is cancelled when the client has gone."""
+    work = asyncio.ensure_future(call)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+        raise ClientDisconnect
+    finally:
+        for each in (work, gone):
+            each.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await each
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    told = f"{request.method} {request.url.path}: {error.detail}"
+    return _error(error.status_code, told, headers=error.headers)
+
+
+def _failed(error: Exception) -> Response:
+    """What a client is told of an error. What is not the client's fault is logged."""
+    if isinstance(error, BusyError):
+        return _error(429, str(error), headers={"Retry-After": str(_RETRY_AFTER)})
+    if isinstance(error, InputError | CapacityError):
+        return _error(400, str(error), param=getattr(error, "param", None))
+    _LOG.error("a request failed: %r", error)
+    return _error(500, f"the server failed ({type(error).__name__}); see its log")
+
+
+def _error(status: int, message: str, *, param: str | None = None, headers: Any = None) -> Response:
+    kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    told = {"message": message, "type": kind, "param": param, "code": status}
+    return _json({"error": told}, status, headers)
+
+
+def _json(value: Any, status: int = 200, headers: Any = None) -> Response:
+    # ASCII alone: a text may have halves of characters, which have no UTF-8.
+    body = json.dumps(value, separators=(",", ":")).encode()
+    return Response(body, status, headers, media_type="application/json")
+
+
+def _event(value: Any) -> bytes:
+    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
