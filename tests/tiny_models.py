@@ -520,7 +520,7 @@ def save_tiny_model(
     """Write a checkpoint with random weights and a tokenizer to a directory and return it."""
     model_type, own = (EXACT | HYBRID)[family]
     config = config_of(model_type, **{**own, **settings})
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # for what is not spread below
         model = auto_class(config).from_config(config)
     spread_weights(model, seed)

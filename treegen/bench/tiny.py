@@ -43,6 +43,6 @@ def make_checkpoint(folder: Path, *, hidden: int = 256, layers: int = 4, seed: i
         bos_token_id=0,
         eos_token_id=1,
     )
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         LlamaForCausalLM(config).save_pretrained(folder)
