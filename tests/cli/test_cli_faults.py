@@ -32,7 +32,7 @@ FEW = ["-n", "2", "--max-tokens", "3", "-f", "1"]
         (["--device", "meta"], "device must be auto, cpu, cuda or cuda:N, got 'meta'"),
         (["--device", "cpu:1"], "device must be auto, cpu, cuda or cuda:N, got 'cpu:1'"),
         (["--device", "cpu", "--memory", "500TiB"], "memory 500.0 TiB is more than all that cpu"),
-        (["-a", "impl=foo"], "impl must be auto or one of cpu, flash, reference"),
+        (["-a", "impl=foo"], "impl must be auto or one of cpu, flash, invariant, reference"),
         (["--device", "cpu", "-a", "impl=triton"], "attention impl 'triton' cannot run on cpu"),
     ],
 )  # fmt: skip
