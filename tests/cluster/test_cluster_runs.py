@@ -23,7 +23,7 @@ from treegen.runs import RunDir
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")
 RUN = ["-L", "6", "-n", "12", "--max-tokens", "40", "--memory", "4MiB", "-b", "6"]
-KILLS = int(os.environ.get("TREEGEN_TEST_KILLS", "5"))  # a hundred take half an hour
+KILLS = int(os.environ.get("TREEGEN_TEST_KILLS", "2"))  # a hundred take half an hour
 EVAL = ["eval", "gsm8k", *RUN, "-q"]
 
 
