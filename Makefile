@@ -1,5 +1,6 @@
 # make demo    a tour with the small model that comes with treegen
-# make test    everything that a CPU can check
+# make test    what a CPU can check in a quarter of an hour
+# make soak    longer tests: many kills, crowds of clients, other programs
 # make docs    the documentation as a site, in .site/
 # An existing .venv is used as it is and gains what is missing.
 
@@ -23,7 +24,7 @@ else
 install_torch = $(BIN)/python -m pip install $(TORCH)
 endif
 
-.PHONY: help demo test lint docs format clean
+.PHONY: help demo test soak lint docs format clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' $(firstword $(MAKEFILE_LIST))
@@ -55,7 +56,10 @@ demo: $(VENV)/.treegen-demo
 # The kernels run in Triton's interpreter, which has to be chosen before Triton is imported.
 test: lint
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/attention/test_triton.py tests/attention/test_invariant.py
-	$(BIN)/python -m pytest -m "not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not soak" -n 2 --dist loadfile
+
+soak: $(VENV)/.treegen-dev
+	$(BIN)/python -m pytest -m soak
 
 lint: $(VENV)/.treegen-dev
 	$(BIN)/ruff check .

@@ -169,7 +169,7 @@ async def _breaks(root: SearchNode) -> Found:
     return Found(None)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_problem_that_breaks_workers_is_reported_and_left_out(cluster: Cluster) -> None:
     problems = [(name, "Go") for name in ("a", "b", "bad", "c", "d", "e")]
     with pytest.warns(ModelWarning, match="'bad' is left out: it broke workers 3 times"):

@@ -6,7 +6,7 @@ import pytest
 from cli_cases import Command
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")
 def test_it_times_the_same_samples_on_one_worker_and_on_two(
     capsys: pytest.CaptureFixture[str],

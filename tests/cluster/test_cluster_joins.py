@@ -13,7 +13,7 @@ from treegen.cluster.worker import loading
 from treegen.options import EngineOptions
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.soak,
     pytest.mark.skipif(find_spec("ray") is None, reason="needs ray"),
 ]
 NODE = {"num_cpus": 1, "num_gpus": 1, "object_store_memory": 80 * 2**20}

@@ -116,7 +116,7 @@ def _trees_of(path: Path) -> dict[str, list[tuple[object, ...]]]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_four_workers_draw_what_one_draws(
     whole: Path, cluster: Cluster, tiny: Path, tmp_path: Path
 ) -> None:
@@ -176,7 +176,7 @@ def _wait_for(path: Path, lines: int, process: "subprocess.Popen[bytes]") -> Non
     "number",
     [
         signal.SIGKILL,
-        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, marks=pytest.mark.soak),
     ],
 )
 def test_a_command_that_is_killed_takes_its_ray_along(
@@ -211,7 +211,7 @@ def _alive() -> set[int]:
     return _descendants(0) | _descendants(1)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_after_random_kills_nothing_is_lost_and_nothing_is_there_twice(
     tiny: Path, cluster: Cluster, command: Command, tmp_path: Path

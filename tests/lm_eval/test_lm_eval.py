@@ -120,7 +120,7 @@ def request(context: str, gen_kwargs: Mapping[str, Any]) -> Instance:
 # Equal to lm-eval's own model
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_requests_and_scores_of_lm_evals_tasks_equal_those_of_hf(demo: LLM, tasks: Path) -> None:
     names = lm_eval_tasks.task_names()
     options: dict[str, Any] = {"gen_kwargs": {"max_gen_toks": 90}}
@@ -512,7 +512,7 @@ def results_of(output: Path) -> tuple[dict[str, Any], list[Any]]:
     return scores, sorted(samples, key=str)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_killed_command_goes_on_from_its_journal(tmp_path: Path) -> None:
     drawn = lm_eval_tasks.write_tasks(tmp_path / "tasks", limit=2)
     kept = tmp_path / "kept"
@@ -558,7 +558,7 @@ def test_a_killed_command_goes_on_from_its_journal(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.slow  # lm-eval reads all its tasks first
+@pytest.mark.soak  # lm-eval reads all its tasks first
 def test_the_command_ends_in_one_line_for_what_the_user_can_mend(
     tasks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

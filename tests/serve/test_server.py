@@ -320,7 +320,7 @@ def _sent(running: Running, body: bytes, *, length: int | None = None) -> socket
     return connection
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_good_clients_are_served_among_bad_ones(running: Running, reference: LLM) -> None:
     draw = random.Random(1)
