@@ -59,8 +59,8 @@ def test_a_run_has_the_samples_of_one_engine_in_order(llm: LLM, cluster: Cluster
         assert getattr(many.usage, name) == getattr(one.usage, name)
     assert many.usage.num_pages == 2 * one.usage.num_pages
     assert 0 < many.usage.peak_rows <= 2 * one.usage.peak_rows  # summed over workers
-    # Each worker computes what all prompts share once.
-    assert one.usage.prompt_tokens_computed < many.usage.prompt_tokens_computed
+    # Each worker that has work computes what all prompts share once.
+    assert one.usage.prompt_tokens_computed <= many.usage.prompt_tokens_computed
     assert many.usage.prompt_tokens_computed <= 2 * one.usage.prompt_tokens_computed
 
 
