@@ -53,10 +53,11 @@ $(VENV)/.treegen-docs: pyproject.toml constraints.txt | $(VENV)/.treegen-dev
 demo: $(VENV)/.treegen-demo
 	$(BIN)/treegen demo --output-path $(DEMO)/tour-$$(date +%Y%m%d-%H%M%S)
 
+# Much of the time tests wait for other processes, so three of them run on two cores.
 # The kernels run in Triton's interpreter, which has to be chosen before Triton is imported.
 test: lint
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/attention/test_triton.py tests/attention/test_invariant.py
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not soak" -n 2 --dist loadfile
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/attention/test_triton.py tests/attention/test_invariant.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not soak" -n 3 --dist loadfile
 
 soak: $(VENV)/.treegen-dev
 	$(BIN)/python -m pytest -m soak
