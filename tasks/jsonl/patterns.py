@@ -1,25 +1,21 @@
 """A user's regular expression on a model's text, in bounded time.
 
-Python's matcher can take exponential time. No check of a pattern can tell for sure, and a thread
-that matches cannot be stopped. So a process of its own does the matching. It gives up on a text
-after a fixed CPU time, so that a score does not depend on how busy the machine is.
+Python's matcher can take exponential time, and no check of a pattern can tell for sure. So a
+process of its own does the matching; see treegen.tasks.common.worker.
 """
 
-import json
 import re
-import subprocess
-import sys
-import weakref
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from treegen.errors import InputError, TreegenError
+from treegen.errors import InputError
+from treegen.tasks.common.worker import Worker
 
 MAX_PATTERN: Final = 1000
 MAX_TEXT: Final = 200_000
 SECONDS: Final = 1.0
-_WORKER: Final = Path(__file__).with_name("pattern_worker.py")
+_MEMORY: Final = 1 << 30
+_FILE: Final = Path(__file__).with_name("pattern_worker.py")
 
 
 class Pattern:
@@ -42,8 +38,8 @@ class Pattern:
                 f"pattern {text!r} has {groups} groups; the answer is the only group, or the whole "
                 "match without one; write (?:...) for the others"
             )
-        self._text = text
-        self._worker: subprocess.Popen[bytes] | None = None
+        what = f"that matches {text!r}"
+        self._worker = Worker(_FILE, text, seconds=SECONDS, memory=_MEMORY, what=what, site=False)
 
     def last(self, text: str) -> str | None:
         """Return the answer that the last match in a text gives; None if nothing matches.
@@ -54,37 +50,5 @@ class Pattern:
         Raises:
             TreegenError: the process that matches ended.
         """
-        worker = self._worker or self._start()
-        assert worker.stdin is not None and worker.stdout is not None
-        try:
-            worker.stdin.write(_line(text[-MAX_TEXT:]))
-            worker.stdin.flush()
-            line = worker.stdout.readline()
-        except OSError:
-            line = b""
-        if not line:
-            self._worker = None
-            raise TreegenError(f"the process that matches {self._text!r} ended; score again")
-        found: str | None = json.loads(line)
+        found: str | None = self._worker.ask(text[-MAX_TEXT:])
         return found
-
-    def _start(self) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-IS", str(_WORKER)]
-        worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        weakref.finalize(self, _end, worker)
-        assert worker.stdin is not None
-        worker.stdin.write(_line([self._text, SECONDS]))
-        self._worker = worker
-        return worker
-
-
-def _line(value: object) -> bytes:
-    return json.dumps(value).encode("ascii") + b"\n"
-
-
-def _end(worker: "subprocess.Popen[bytes]") -> None:
-    assert worker.stdin is not None and worker.stdout is not None
-    with suppress(OSError):
-        worker.stdin.close()
-    worker.wait()
-    worker.stdout.close()
