@@ -14,7 +14,7 @@ from treegen.errors import DataError, InputError
 from treegen.evals.arguments import read_arguments
 from treegen.prompts.tree import prompts_of
 from treegen.tasks import TaskData, TaskOptions, get_task, list_tasks
-from treegen.tasks.jsonl.patterns import MAX_PATTERN, Pattern
+from treegen.tasks.answers.patterns import MAX_PATTERN, Pattern
 from treegen.tasks.jsonl.task import QuestionAnswer
 from treegen.tasks.jsonl.templates import parse_template
 

@@ -1,4 +1,4 @@
-"""What matches users' patterns in a process of its own; see treegen.tasks.jsonl.patterns.
+"""What matches users' patterns in a process of its own; see treegen.tasks.answers.patterns.
 
 It imports nothing of treegen.
 """

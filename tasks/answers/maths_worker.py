@@ -1,0 +1,103 @@
+r"""What asks math-verify in a process of its own; see treegen.tasks.answers.maths.
+
+It imports nothing of treegen. An answer is a short text that stands for what math-verify parsed:
+the text that was parsed where reading `$answer$` again gives the same, else what sympy writes. A
+percent sign that stood behind the mathematics stands at the end.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+MAX_ANSWER = 1000
+# Their forms are parsed once before anything is asked: the parser is slow at first.
+_WARM = (
+    r"$\frac{1}{2}$", r"$\left(-\infty, 3\right] \cup \{1, 2\}$", r"$x^2+2x-1=0$", r"$-1.5\%$",
+    r"$\sqrt[3]{2}\pi$", r"$\begin{pmatrix}1\\2\end{pmatrix}$", r"$x_1 \le \sin(y)$", "1/2", "3",
+    r"$10^{\circ}$", r"$\text{(A)}$", r"$3!+\log_2 8$",
+)  # fmt: skip
+
+
+def prepare(setup: object) -> Callable[[list[Any]], Any]:
+    """Return a function that answers ["judge", text, references] and ["same", a, b]."""
+    logging.disable(logging.CRITICAL)
+    import math_verify
+    import sympy
+
+    def parse(text: str) -> list[Any]:
+        # Its own time limit is a signal; this process has a limit already.
+        found: list[Any] = math_verify.parse(text, parsing_timeout=None)
+        return found
+
+    def equal(gold: list[Any], found: list[Any]) -> bool:
+        return bool(math_verify.verify(gold, found, timeout_seconds=None))
+
+    @lru_cache(maxsize=256)
+    def wanted(reference: str) -> list[Any]:
+        return parse(f"${reference}$")
+
+    @lru_cache(maxsize=256)
+    def of(answer: str) -> list[Any]:
+        if answer.endswith("%") and not answer.endswith("\\%"):
+            return parse(f"${answer[:-1]}$%")
+        return parse(f"${answer}$")
+
+    def names(found: list[Any]) -> list[str]:
+        """Return texts that may stand for what was parsed, the best first."""
+        given = [text for text in found if isinstance(text, str)]
+        if isinstance(found[0], str):
+            return given
+        percents = [f"{text}%" for text in given]
+        return [*given, *percents, sympy.latex(found[0]), str(found[0])]
+
+    def name(found: list[Any]) -> str | None:
+        first = None
+        for text in names(found):
+            text = " ".join(text.split())
+            if not text or len(text) > MAX_ANSWER or "$" in text:
+                continue
+            first = first or text
+            again = of(text)
+            if again and type(again[0]) is type(found[0]) and again[0] == found[0]:
+                return text
+        return first
+
+    def judge(text: str, references: list[str]) -> list[Any]:
+        found = parse(text)
+        answer = name(found) if found else None
+        if answer is None:
+            return [None, False]
+        return [answer, any(equal(wanted(reference), found) for reference in references)]
+
+    def same(first: str, second: str) -> bool:
+        one, other = of(first), of(second)
+        if _apart(one, other, sympy):
+            return False
+        return equal(one, other) or equal(other, one)
+
+    for text in _WARM:
+        equal(parse(text), parse(text))
+    return lambda request: {"judge": judge, "same": same}[request[0]](*request[1:])
+
+
+def _apart(one: list[Any], other: list[Any], sympy: Any) -> bool:
+    """Whether two answers are surely not equal, as numbers far apart are; False where in doubt.
+
+    It saves the slow proofs of inequality by algebra. Numbers in percent are left to math-verify,
+    which takes 9% for 9, too.
+    """
+    values = []
+    for found in (one, other):
+        if not found or not isinstance(found[0], sympy.Expr) or not found[0].is_number:
+            return False
+        if found[0].has(sympy.UnevaluatedExpr):
+            return False
+        values.append(found[0])
+    if set(one[1:]) & set(other[1:]):
+        return False
+    try:
+        first, second = (complex(value.evalf(20, maxn=60)) for value in values)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return abs(first - second) > 1e-4 + 1e-9 * max(abs(first), abs(second))
