@@ -1,8 +1,8 @@
 r"""What asks math-verify in a process of its own; see treegen.tasks.answers.maths.
 
 It imports nothing of treegen. An answer is a short text that stands for what math-verify parsed:
-the text that was parsed where reading `$answer$` again gives the same, else what sympy writes. A
-percent sign that stood behind the mathematics stands at the end.
+the first of the text that was parsed, and what sympy writes, of which reading `$answer$` gives the
+same again. A percent sign that stood behind the mathematics stands at the end.
 """
 
 import logging
@@ -43,6 +43,9 @@ def prepare(setup: object) -> Callable[[list[Any]], Any]:
             return parse(f"${answer[:-1]}$%")
         return parse(f"${answer}$")
 
+    def identical(found: list[Any], again: list[Any]) -> bool:
+        return bool(again) and type(again[0]) is type(found[0]) and again[0] == found[0]
+
     def names(found: list[Any]) -> list[str]:
         """Return texts that may stand for what was parsed, the best first."""
         given = [text for text in found if isinstance(text, str)]
@@ -52,16 +55,13 @@ def prepare(setup: object) -> Callable[[list[Any]], Any]:
         return [*given, *percents, sympy.latex(found[0]), str(found[0])]
 
     def name(found: list[Any]) -> str | None:
-        first = None
-        for text in names(found):
-            text = " ".join(text.split())
-            if not text or len(text) > MAX_ANSWER or "$" in text:
-                continue
-            first = first or text
-            again = of(text)
-            if again and type(again[0]) is type(found[0]) and again[0] == found[0]:
-                return text
-        return first
+        texts = [" ".join(text.split()) for text in names(found)]
+        texts = [text for text in texts if 0 < len(text) <= MAX_ANSWER and "$" not in text]
+        for alike in (identical, equal):
+            for text in texts:
+                if alike(found, of(text)):
+                    return text
+        return texts[0] if texts else None
 
     def judge(text: str, references: list[str]) -> list[Any]:
         found = parse(text)

@@ -7,6 +7,8 @@ cannot even be given up ends its process, and a fresh copy of the process takes 
 """
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -65,7 +67,10 @@ class Worker:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         process = subprocess.Popen(
-            [sys.executable, "-IS", str(_SERVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-IS", str(_SERVER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            process_group=0,
         )
         self._end = weakref.finalize(self, _end, process)
         self._process = process
@@ -85,7 +90,8 @@ class Worker:
             line = b""
         except BaseException:
             # Ctrl-C between a request and its answer: the answer must not be taken for the next.
-            process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             self._drop()
             raise
         if not line.endswith(b"\n"):

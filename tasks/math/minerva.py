@@ -81,4 +81,4 @@ class MinervaAnswer(MathAnswer):
         if not form.strip():
             return Verdict(None, False)
         wanted = [minerva_form(reference) for reference in references]
-        return Verdict(form, form in wanted or any(self.same(each, form) for each in wanted))
+        return Verdict(form, form in wanted or super().verdict(f"${form}$", wanted).correct)
