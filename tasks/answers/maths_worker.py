@@ -52,7 +52,7 @@ def prepare(setup: object) -> Callable[[list[Any]], Any]:
         if isinstance(found[0], str):
             return given
         percents = [f"{text}%" for text in given]
-        return [*given, *percents, sympy.latex(found[0]), str(found[0])]
+        return [*given, *percents, sympy.latex(found[0])]
 
     def name(found: list[Any]) -> str | None:
         texts = [" ".join(text.split()) for text in names(found)]
