@@ -180,7 +180,7 @@ def _kind(extra: Mapping[str, str]) -> tuple[str, str]:
         kind = one_of(extra, "answer", ANSWERS, "regex" if "pattern" in extra else "text")
         return kind, f"answer={kind}"
     if "answer" in extra:
-        raise InputError("give answer or metric, not both; they say the same")
+        raise InputError("give answer or metric, not both, nor one after a run with the other")
     metric = one_of(extra, "metric", tuple(METRICS), "exact")
     return METRICS[metric], f"metric {metric}"
 
