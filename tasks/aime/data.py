@@ -43,21 +43,20 @@ def load_problems(data: str | None, split: str | None, years: Sequence[str]) -> 
         problems: list[Problem] = []
         skipped: list[Skipped] = []
         tables = [_OF_YEAR[year] for year in years or YEARS]
-        for year, table in zip(years or YEARS, tables, strict=True):
-            found, bad = _collect(table.rows(split, "a file"), table.name, year)
+        for each, table in zip(years or YEARS, tables, strict=True):
+            found, bad = _collect(table.rows(split, "a file"), table.name, each)
             problems += found
             skipped += bad
         return tuple(problems), tuple(skipped), " and ".join(table.name for table in tables)
-    if data in _TABLES:
+    year: str | None = None
+    rows: Rows
+    if data is None:
+        rows, source = bundled_rows(BUNDLED, split), f"bundled {BUNDLED}"
+    elif data in _TABLES:
         year, table = _TABLES[data]
         rows, source = table.rows(split, "a file"), data
     else:
-        year = None
-        rows, source = (
-            (bundled_rows(BUNDLED, split), f"bundled {BUNDLED}")
-            if data is None
-            else file_rows(data, split)
-        )
+        rows, source = file_rows(data, split)
     found, bad = _collect(rows, source, year)
     return _of_years(found, years, source), bad, source
 

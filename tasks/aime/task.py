@@ -25,9 +25,9 @@ from treegen.tasks.math.competition import Competition, boxed_prompt
 class AIME(Competition):
     """AIME with 64 samples of each problem; the headline filter is math-verify's judgement."""
 
-    name: Final = "aime"
-    version: Final = "1"
-    groups: Final = ("year",)
+    name = "aime"
+    version = "1"
+    groups = ("year",)
     arguments: Final = {"year": "2024, 2025 or both with a comma; default: all that the data have"}
     defaults: Final = TaskDefaults(sampling=SAMPLING, num_samples=64, num_fewshot=0)
 

@@ -78,7 +78,8 @@ def prepare(setup: object) -> Callable[[list[Any]], Any]:
 
     for text in _WARM:
         equal(parse(text), parse(text))
-    return lambda request: {"judge": judge, "same": same}[request[0]](*request[1:])
+    calls: dict[str, Callable[..., Any]] = {"judge": judge, "same": same}
+    return lambda request: calls[request[0]](*request[1:])
 
 
 def _apart(one: list[Any], other: list[Any], sympy: Any) -> bool:

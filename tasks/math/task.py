@@ -43,10 +43,10 @@ class Math(Competition):
     and `hendrycks`, the rule of MATH's authors.
     """
 
-    name: Final = "math"
-    version: Final = "1"
-    filters: Final = ("math-verify", "minerva", "hendrycks")
-    groups: Final = ("subject", "level")
+    name = "math"
+    version = "1"
+    filters = ("math-verify", "minerva", "hendrycks")
+    groups = ("subject", "level")
     defaults: Final = TaskDefaults(
         sampling=SamplingParams(temperature=0.0, max_tokens=1024, stop=("Problem:",)),
         num_samples=1,
@@ -99,9 +99,9 @@ class Math(Competition):
 class Math500(Competition):
     """MATH-500 in the form in which reasoning models are evaluated: no examples, a boxed answer."""
 
-    name: Final = "math500"
-    version: Final = "1"
-    groups: Final = ("subject", "level")
+    name = "math500"
+    version = "1"
+    groups = ("subject", "level")
     defaults: Final = TaskDefaults(sampling=SAMPLING, num_samples=4, num_fewshot=0)
 
     def load(self, options: TaskOptions) -> TaskData:

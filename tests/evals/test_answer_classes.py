@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,6 +17,10 @@ from treegen.tasks import get_task
 def near(first: str, second: str) -> bool:
     """Numbers that differ by one at most: equality that is not transitive."""
     return abs(int(first) - int(second)) <= 1
+
+
+def joined(edges: Collection[tuple[str, str]], first: str, second: str) -> bool:
+    return (first, second) in edges
 
 
 def test_classes_are_the_connected_parts_whatever_the_order() -> None:
@@ -35,14 +40,14 @@ def test_random_classes_follow_from_the_answers_alone() -> None:
         draw = random.Random(seed)
         answers = [str(draw.randrange(60)) for _ in range(draw.randrange(40))]
         edges = {(draw.choice(answers or ["0"]), draw.choice(answers or ["0"])) for _ in range(15)}
-        found = classes(answers, lambda a, b, edges=edges: (a, b) in edges)
+        found = classes(answers, partial(joined, edges))
         for first, second in edges & {(a, b) for a in answers for b in answers}:
             assert found[first] == found[second]
         for members in ({a for a in found if found[a] == top} for top in found.values()):
             assert min(members, key=lambda a: (len(a), a)) in found.values()
             assert len({found[member] for member in members}) == 1
         draw.shuffle(answers)
-        assert found == classes(answers, lambda a, b, edges=edges: (a, b) in edges)
+        assert found == classes(answers, partial(joined, edges))
 
 
 class Near:

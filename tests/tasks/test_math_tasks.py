@@ -83,7 +83,12 @@ def test_aime_rows(tmp_path: Path, row: dict[str, Any], want: tuple[Any, ...]) -
 
 
 def test_aime_rows_that_cannot_be_used_are_told_by_line(tmp_path: Path) -> None:
-    rows = [AIME_ROW, {"answer": 3}, {"problem": "p"}, {"problem": "p", "answer": "1000"}]
+    rows: list[dict[str, Any]] = [
+        AIME_ROW,
+        {"answer": 3},
+        {"problem": "p"},
+        {"problem": "p", "answer": "1000"},
+    ]
     data = load(AIME(), write_jsonl(tmp_path / "a.jsonl", rows))
     assert len(data.problems) == 1
     assert [str(row).partition("a.jsonl, ")[2] for row in data.skipped] == [
