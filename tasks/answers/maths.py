@@ -13,10 +13,9 @@ from typing import Final, TypeVar
 from treegen.errors import InputError
 from treegen.evals.answers import classes
 from treegen.evals.verdict import Verdict
+from treegen.tasks.answers.limits import MAX_ANSWER, MAX_TEXT
 from treegen.tasks.common.worker import Worker
 
-# The last characters of a text, which are all that is read.
-MAX_TEXT: Final = 50_000
 # CPU time for reading a text and comparing it, or for comparing two answers.
 SECONDS: Final = 0.5
 # An answer that has taken so many comparisons too long is not compared with others any more.
@@ -28,7 +27,7 @@ _V = TypeVar("_V")
 _FILE: Final = Path(__file__).with_name("maths_worker.py")
 # All objects of the type ask one process.
 _WORKER: Final = Worker(
-    _FILE, None, seconds=SECONDS, memory=_MEMORY, what="that compares answers", site=True
+    _FILE, MAX_ANSWER, seconds=SECONDS, memory=_MEMORY, what="that compares answers", site=True
 )
 
 
@@ -36,7 +35,7 @@ class MathAnswer:
     r"""What math-verify reads from a text: what is boxed, stated as the answer, or comes last.
 
     An answer is the text of an expression, such as `\frac{1}{2}`. There is none if math-verify
-    finds none, needs more than SECONDS, or finds one of more than 1,000 characters.
+    finds none, needs more than SECONDS, or finds one of more than MAX_ANSWER characters.
     """
 
     def __init__(self) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-MAX_ANSWER = 1000
 # Their forms are parsed once before anything is asked: the parser is slow at first.
 _WARM = (
     r"$\frac{1}{2}$", r"$\left(-\infty, 3\right] \cup \{1, 2\}$", r"$x^2+2x-1=0$", r"$-1.5\%$",
@@ -19,8 +18,11 @@ _WARM = (
 )  # fmt: skip
 
 
-def prepare(setup: object) -> Callable[[list[Any]], Any]:
-    """Return a function that answers ["judge", text, references] and ["same", a, b]."""
+def prepare(max_answer: int) -> Callable[[list[Any]], Any]:
+    """Return a function that answers ["judge", text, references] and ["same", a, b].
+
+    max_answer: characters of an answer at most.
+    """
     logging.disable(logging.CRITICAL)
     import math_verify
     import sympy
@@ -56,7 +58,7 @@ def prepare(setup: object) -> Callable[[list[Any]], Any]:
 
     def name(found: list[Any]) -> str | None:
         texts = [" ".join(text.split()) for text in names(found)]
-        texts = [text for text in texts if 0 < len(text) <= MAX_ANSWER and "$" not in text]
+        texts = [text for text in texts if 0 < len(text) <= max_answer and "$" not in text]
         for alike in (identical, equal):
             for text in texts:
                 if alike(found, of(text)):

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from treegen.errors import InputError
+from treegen.tasks.answers.limits import MAX_TEXT
 from treegen.tasks.common.worker import Worker
 
 MAX_PATTERN: Final = 1000
-MAX_TEXT: Final = 200_000
 SECONDS: Final = 1.0
 _MEMORY: Final = 1 << 30
 _FILE: Final = Path(__file__).with_name("pattern_worker.py")

@@ -6,6 +6,7 @@ from typing import Final
 
 from treegen.errors import InputError
 from treegen.evals.verdict import Verdict
+from treegen.tasks.answers.limits import MAX_TEXT
 from treegen.tasks.answers.patterns import Pattern
 from treegen.tasks.common.answers import canonical_number, numeric_answer
 from treegen.tasks.common.letters import LETTERS, letter_answer
@@ -84,7 +85,7 @@ class NumberAnswer(PlainAnswer):
 
     def read(self, text: str) -> str | None:
         """Return the number after the last "the answer is" or "####", else the last one."""
-        return numeric_answer(text)
+        return numeric_answer(text[-MAX_TEXT:])
 
     def canonical(self, reference: str) -> str | None:
         """Return the number that a right answer is, or that stands after its last "####"."""
@@ -102,7 +103,7 @@ class ChoiceAnswer(PlainAnswer):
 
     def read(self, text: str) -> str | None:
         """Return the letter after the last "answer is", else the first or only one."""
-        return letter_answer(text, self._num)
+        return letter_answer(text[-MAX_TEXT:], self._num)
 
     def canonical(self, reference: str) -> str | None:
         """Return the letter that a right answer is, with or without brackets."""

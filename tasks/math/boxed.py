@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from treegen.evals.verdict import Verdict
-
-# Answers of more characters are none. So what is stored about a sample stays small.
-MAX_ANSWER: Final = 1000
+from treegen.tasks.answers.limits import MAX_ANSWER, MAX_TEXT
 
 # Taken in this order; each is taken everywhere before the next.
 _REPLACED: Final = (
@@ -63,7 +61,7 @@ def stated(text: str) -> str:
 
 def hendrycks_verdict(text: str, references: Sequence[str]) -> Verdict:
     """Return the verdict on what a text states, compared as MATH's authors do."""
-    answer = stated(text)
+    answer = stated(text[-MAX_TEXT:])
     if not answer.strip() or len(answer) > MAX_ANSWER:
         return Verdict(None, False)
     form = hendrycks_form(answer)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from treegen.evals.verdict import Verdict
+from treegen.tasks.answers.limits import MAX_ANSWER, MAX_TEXT
 from treegen.tasks.answers.maths import MathAnswer
-from treegen.tasks.math.boxed import MAX_ANSWER
 
 SENTENCE: Final = "Final Answer: The final answer is ${answer}$. I hope it is correct."
 
@@ -76,7 +76,7 @@ class MinervaAnswer(MathAnswer):
 
     def verdict(self, text: str, references: Sequence[str]) -> Verdict:
         """Return what the sentence gives, and whether it equals one of the references."""
-        found = minerva_answer(text)
+        found = minerva_answer(text[-MAX_TEXT:])
         form = minerva_form(found) if found and len(found) <= MAX_ANSWER else ""
         if not form.strip():
             return Verdict(None, False)

@@ -102,7 +102,12 @@ def test_hostile_texts_cost_under_a_second_each_and_have_no_answer(
     def spent(texts: list[str]) -> float:
         """Return the CPU time of a process that judges some texts, from its start to its end."""
         worker = Worker(
-            module._FILE, None, seconds=module.SECONDS, memory=2 << 30, what="", site=True
+            module._FILE,
+            module.MAX_ANSWER,
+            seconds=module.SECONDS,
+            memory=2 << 30,
+            what="",
+            site=True,
         )
         monkeypatch.setattr(module, "_WORKER", worker)
         before = cpu_of_children()
