@@ -46,6 +46,11 @@ _SHAPES = (
 _UNREADABLE = ("", " \n", "I do not know.", "$", "\\boxed{}", "$$$$", "\\frac{", "}{", "\\boxed")
 
 
+def some_answers() -> list[str]:
+    """Return answers, right and wrong ones, of many kinds."""
+    return [answer for _, same, other in _ANSWERS for answer in (*same, *other)]
+
+
 def math_outputs(num: int, seed: int) -> Iterator[tuple[str, str]]:
     """Yield pairs of an output and the reference of its problem."""
     draw = random.Random(seed)

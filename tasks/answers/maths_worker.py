@@ -5,7 +5,9 @@ the first of the text that was parsed, and what sympy writes, of which reading `
 same again. A percent sign that stood behind the mathematics stands at the end.
 """
 
+import cmath
 import logging
+import zlib
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -85,22 +87,44 @@ def prepare(max_answer: int) -> Callable[[list[Any]], Any]:
 
 
 def _apart(one: list[Any], other: list[Any], sympy: Any) -> bool:
-    """Whether two answers are surely not equal, as numbers far apart are; False where in doubt.
+    """Whether two answers are surely not equal, as values far apart show; False where in doubt.
 
-    It saves the slow proofs of inequality by algebra. Numbers in percent are left to math-verify,
-    which takes 9% for 9, too.
+    It saves the slow proofs of inequality by algebra. Expressions are compared at one place. Of two
+    equations for one name, such as y=x+1, the right sides are compared.
     """
-    values = []
-    for found in (one, other):
-        if not found or not isinstance(found[0], sympy.Expr) or not found[0].is_number:
-            return False
-        if found[0].has(sympy.UnevaluatedExpr):
-            return False
-        values.append(found[0])
-    if set(one[1:]) & set(other[1:]):
+    if set(one[1:]) & set(other[1:]) or not one or not other:
         return False
+    first, second = one[0], other[0]
+    if isinstance(first, sympy.Eq) and isinstance(second, sympy.Eq):
+        name = first.lhs
+        if not isinstance(name, sympy.Symbol) or name != second.lhs:
+            return False
+        first, second = first.rhs, second.rhs
+        if name in first.free_symbols | second.free_symbols:
+            return False
+    values = [_value(each, sympy) for each in (first, second)]
+    if values[0] is None or values[1] is None:
+        return False
+    return bool(abs(values[0] - values[1]) > 1e-4 + 1e-9 * max(map(abs, values)))
+
+
+def _value(found: Any, sympy: Any) -> complex | None:
+    """Return the value of an expression at a place that follows from the names of its variables.
+
+    None stands for what has no value there, and for what math-verify compares in other ways too:
+    9% is 9 for it, and a variable may be a word.
+    """
+    if not isinstance(found, sympy.Expr) or isinstance(found, sympy.Symbol):
+        return None
+    if found.has(sympy.UnevaluatedExpr):
+        return None
+    place = {symbol: sympy.Float(_place(symbol.name)) for symbol in found.free_symbols}
     try:
-        first, second = (complex(value.evalf(20, maxn=60)) for value in values)
-    except (TypeError, ValueError, OverflowError):
-        return False
-    return abs(first - second) > 1e-4 + 1e-9 * max(abs(first), abs(second))
+        value = complex(found.xreplace(place).evalf(20, maxn=60))
+    except (ArithmeticError, AttributeError, TypeError, ValueError):
+        return None
+    return value if cmath.isfinite(value) else None
+
+
+def _place(name: str) -> float:
+    return 0.5 + zlib.crc32(name.encode("utf-8", "replace")) / 2**33

@@ -7,10 +7,16 @@ from functools import cache
 from typing import Any
 
 import pytest
-from math_outputs import aime_outputs, letter_outputs, math_outputs
+from math_outputs import aime_outputs, letter_outputs, math_outputs, some_answers
 
+from treegen.evals.answers import answer_types, unified
+from treegen.evals.metrics import ReportOptions
 from treegen.evals.problem import Problem
+from treegen.evals.stats import pass_at_k
+from treegen.evals.verdict import SampleScore
+from treegen.evals.votes import Tally
 from treegen.tasks.aime.task import AIME
+from treegen.tasks.answers import MathAnswer
 from treegen.tasks.gpqa.task import GPQA
 from treegen.tasks.math.boxed import boxed, equivalent, hendrycks_form
 from treegen.tasks.math.minerva import minerva_answer, minerva_form
@@ -77,6 +83,70 @@ def test_math_scores_as_minerva_in_lm_eval_but_for_what_math_verify_knows() -> N
             more.add((minerva_form(minerva_answer(text) or ""), minerva_form(answer)))
     assert all(math_verify_says(f"${found}$", wanted) for found, wanted in more)
     assert len(more) < 20
+
+
+@pytest.mark.slow
+def test_answers_are_the_same_where_math_verify_says_so_in_either_order() -> None:
+    kind, draw = MathAnswer(), random.Random(6)
+    more = ["y=x+1", "y=1+x", "y=2x", "2y=2x+2", "x+1", "1+x", "\\frac{x+1}{x-1}", "9", "9\\%", "x"]
+    more += [
+        "1+\\frac{2}{x-1}",
+        "\\sqrt{x^2}",
+        "|x|",
+        "e^{i\\pi}",
+        "-1",
+        "0.333333",
+        "\\frac{1}{3}",
+    ]
+    answers = [*some_answers(), *more]
+    pairs = [(draw.choice(answers), draw.choice(answers)) for _ in range(300)]
+    pairs += [(a, b) for a in more for b in more if a < b]
+    same = 0
+    for first, second in pairs:
+        want = math_verify_says(f"${first}$", second) or math_verify_says(f"${second}$", first)
+        assert kind.same(first, second) == (want or first == second), (first, second)
+        same += want
+    assert same > 20
+
+
+def test_metrics_of_64_samples_follow_from_math_verifys_judgements() -> None:
+    task, wanted = AIME(), "33"
+    draw = random.Random(7)
+    texts = [
+        f"So \\boxed{{{draw.choice(['33', '033', '33.0', '24+9', '32', '16+16', '7', 'x'])}}}"
+        for _ in range(64)
+    ]
+    right = [math_verify_says(text, wanted) for text in texts]
+    # Classes by comparing with the first of each class: equality of numbers is transitive.
+    votes: list[tuple[str, list[int]]] = []
+    for number, text in enumerate(texts):
+        answer = text.removeprefix("So \\boxed{").removesuffix("}")
+        for first, members in votes:
+            if math_verify_says(text, first):
+                members.append(number)
+                break
+        else:
+            votes.append((answer, [number]))
+    found = [("p", task.score(problem(wanted), text)) for text in texts]
+    scores = [
+        SampleScore("p", number, "stop", verdicts)
+        for number, verdicts in enumerate(unified(found, answer_types(task)))
+    ]
+    options = ReportOptions(problem_ids=["p"], num_samples=64, pass_ks=(1, 8), maj_ks=(1, 8, 64))
+    report = task.aggregate(scores, options)
+    share = sum(right) / 64
+    assert report.value("exact_match", "math-verify") == report.value("pass@1", "math-verify")
+    assert report.value("exact_match", "math-verify") == share
+    assert report.value("pass@8", "math-verify") == pytest.approx(pass_at_k(64, sum(right), 8))
+    majority = {row.k: row.value for row in report.majority if row.filter == "math-verify"}
+    counts = sorted((len(members), right[members[0]]) for _, members in votes)
+    tally = Tally(
+        tuple(n for n, is_right in counts if is_right),
+        tuple(n for n, is_right in counts if not is_right),
+        0,
+    )
+    assert majority == {k: pytest.approx(tally.maj_at_k(k)) for k in (1, 8, 64)}
+    assert majority[64] == 1.0 and 0.3 < share < 0.7
 
 
 def test_gpqa_scores_as_simple_evals() -> None:
