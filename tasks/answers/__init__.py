@@ -1,11 +1,7 @@
 """Answer types: how an answer is read from a text, compared, and counted in votes.
 
-class MyTask:
-    filters = ("answer",)
-    answer_types = {"answer": MathAnswer()}
-
-    def score(self, problem, text):
-        return {"answer": self.answer_types["answer"].verdict(text, [problem.answer])}
+A task has a member such as `answer_types = {"answer": MathAnswer()}`, by filter. Its `score` may
+return what the type's `verdict(text, [problem.answer])` returns.
 """
 
 from treegen.evals.answers import AnswerType

@@ -80,15 +80,15 @@ class MathAnswer:
 
     def representatives(self, answers: Collection[str]) -> Mapping[str, str]:
         """Return for each of some answers the one that stands for its class."""
-        slow = dict.fromkeys(answers, 0)
+        slow: dict[str, set[str]] = {answer: set() for answer in answers}
 
         def same(first: str, second: str) -> bool:
-            if max(slow[first], slow[second]) >= STRIKES:
+            if max(len(slow[first]), len(slow[second])) >= STRIKES:
                 return False
             found = self._compared(first, second)
             if found is None:
-                slow[first] += 1
-                slow[second] += 1
+                slow[first].add(second)
+                slow[second].add(first)
             return bool(found)
 
         return classes(answers, same)
