@@ -40,15 +40,8 @@ class Worker:
         what: what the process does, for messages: "that matches x".
         site: whether the file imports installed packages.
         """
-        self._setup = {
-            "file": str(file),
-            "setup": setup,
-            "seconds": seconds,
-            "memory": memory,
-            # The packages are those that this process sees, wherever they come from.
-            "path": [place for place in sys.path if place] if site else None,
-        }
-        self._what = what
+        self._setup = {"file": str(file), "setup": setup, "seconds": seconds, "memory": memory}
+        self._what, self._site = what, site
         self._lock = threading.Lock()
         self._end: Callable[[], object] | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -74,7 +67,9 @@ class Worker:
         )
         self._end = weakref.finalize(self, _end, process)
         self._process = process
-        reply = self._exchange(process, self._setup)
+        # The packages are those that this process sees, wherever they come from.
+        path = [place for place in sys.path if place] if self._site else None
+        reply = self._exchange(process, {**self._setup, "path": path})
         if "error" in reply:
             self._drop()
             raise TreegenError(f"the process {self._what} does not start: {reply['error']}")

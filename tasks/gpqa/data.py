@@ -82,7 +82,7 @@ def _rows(data: str | None, split: str | None, subset: str | None) -> tuple[Rows
     name = f"gpqa_{subset or SUBSETS[0]}"
     if data in ("hf", _HUB):
         table = HubTable(_HUB, ("train",), (name,))
-        return table.rows(split, "a file; the hub asks to accept its terms first"), f"{data} {name}"
+        return table.rows(split, "a file; the hub asks to accept its terms first"), f"{_HUB} {name}"
     path = Path(data)
     if path.is_dir() and split is None and (path / f"{name}.csv").exists():
         return file_rows(str(path / f"{name}.csv"), None)

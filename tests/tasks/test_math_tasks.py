@@ -163,6 +163,21 @@ def test_math_reads_the_authors_folders(tmp_path: Path) -> None:
         load(Math(), tmp_path)
 
 
+def test_math_of_the_hub_is_all_subjects(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def table(name: str, split: str, **more: Any) -> list[dict[str, Any]]:
+        asked.append((name, split, more["name"]))
+        return [MATH_ROW]
+
+    monkeypatch.setattr(sources, "load_table", table)
+    data = load(Math(), "hf")
+    assert [problem.id for problem in data.problems] == [f"math-{n}" for n in range(7)]
+    assert asked[0] == ("EleutherAI/hendrycks_math", "test", "algebra") and len(asked) == 7
+    shots = load(Math(), "hf", fewshot_data="train", num_fewshot=0)
+    assert shots.num_fewshot == 0 and data.source == "EleutherAI/hendrycks_math test"
+
+
 def test_math_500_rows_of_all_kinds_of_files(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist([MATH_500_ROW]), tmp_path / "test.parquet")
     with (tmp_path / "a.csv").open("w", encoding="utf-8", newline="") as file:
