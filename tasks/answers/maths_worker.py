@@ -102,10 +102,8 @@ def _apart(one: list[Any], other: list[Any], sympy: Any) -> bool:
         first, second = first.rhs, second.rhs
         if name in first.free_symbols | second.free_symbols:
             return False
-    values = [_value(each, sympy) for each in (first, second)]
-    if values[0] is None or values[1] is None:
-        return False
-    return bool(abs(values[0] - values[1]) > 1e-4 + 1e-9 * max(map(abs, values)))
+    a, b = _value(first, sympy), _value(second, sympy)
+    return a is not None and b is not None and abs(a - b) > 1e-4 + 1e-9 * max(abs(a), abs(b))
 
 
 def _value(found: Any, sympy: Any) -> complex | None:

@@ -13,6 +13,7 @@ from treegen.evals.verdict import Verdict
 from treegen.runs.records import decode_record, encode_record
 from treegen.tasks.answers import MathAnswer
 from treegen.tasks.answers import maths as module
+from treegen.tasks.answers.limits import MAX_ANSWER
 from treegen.tasks.common.worker import Worker
 
 pytest.importorskip("math_verify")
@@ -103,7 +104,7 @@ def test_hostile_texts_cost_under_a_second_each_and_have_no_answer(
         """Return the CPU time of a process that judges some texts, from its start to its end."""
         worker = Worker(
             module._FILE,
-            module.MAX_ANSWER,
+            MAX_ANSWER,
             seconds=module.SECONDS,
             memory=2 << 30,
             what="",

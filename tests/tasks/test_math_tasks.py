@@ -114,8 +114,8 @@ def test_aime_years(tmp_path: Path) -> None:
 def test_aime_tables_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def table(name: str, split: str, **more: Any) -> list[dict[str, Any]]:
-        asked.append((name, split, more.get("name")))
+    def table(dataset: str, split: str, **more: Any) -> list[dict[str, Any]]:
+        asked.append((dataset, split, more.get("name")))
         return [{"id": number, "problem": "p", "answer": number} for number in range(2)]
 
     monkeypatch.setattr(sources, "load_table", table)
@@ -166,8 +166,8 @@ def test_math_reads_the_authors_folders(tmp_path: Path) -> None:
 def test_math_of_the_hub_is_all_subjects(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def table(name: str, split: str, **more: Any) -> list[dict[str, Any]]:
-        asked.append((name, split, more["name"]))
+    def table(dataset: str, split: str, **more: Any) -> list[dict[str, Any]]:
+        asked.append((dataset, split, more["name"]))
         return [MATH_ROW]
 
     monkeypatch.setattr(sources, "load_table", table)
