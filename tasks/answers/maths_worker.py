@@ -60,12 +60,13 @@ def prepare(max_answer: int) -> Callable[[list[Any]], Any]:
 
     def name(found: list[Any]) -> str | None:
         texts = [" ".join(text.split()) for text in names(found)]
-        texts = [text for text in texts if 0 < len(text) <= max_answer and "$" not in text]
+        texts = [text for text in texts if 0 < len(text) <= max_answer]
+        readable = [text for text in texts if "$" not in text]
         for alike in (identical, equal):
-            for text in texts:
+            for text in readable:
                 if alike(found, of(text)):
                     return text
-        return texts[0] if texts else None
+        return next(iter(readable or texts), None)
 
     def judge(text: str, references: list[str]) -> list[Any]:
         found = parse(text)
