@@ -107,7 +107,8 @@ _ARGUMENTS: Final = (
                  help="An argument of the task's own, as `treegen tasks` lists them."),
     click.option("--template", metavar="TEXT", help=r"jsonl: the prompt, with fields in braces, "
                  r"such as 'Q: {question}\nA:'."),
-    click.option("--metric", metavar="NAME", help="jsonl: exact, contains, numeric or regex."),
+    click.option("--metric", metavar="NAME", help="jsonl: exact, contains, numeric or regex; "
+                 "-T answer=... has more."),
     click.option("--pattern", metavar="REGEX", help="jsonl: what an answer looks like."),
     click.option("--answer-field", metavar="NAME", help="jsonl: the field with the answer."),
     click.option("--comparer", metavar="NAME", help="apps: strict or apps-official."),

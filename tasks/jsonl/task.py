@@ -1,6 +1,6 @@
 r"""Questions and answers of your own in a JSONL file, without any code.
 
-    treegen eval jsonl --data questions.jsonl --task-arg metric=numeric
+    treegen eval jsonl --data questions.jsonl -T answer=number
 
 One row. The file may have any fields, and the template names those to use:
 
@@ -13,12 +13,13 @@ it has no target) and a blank line.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from treegen.errors import DataError, InputError
-from treegen.evals.arguments import check_arguments, one_of
+from treegen.evals.answers import AnswerType
+from treegen.evals.arguments import check_arguments, one_of, whole_number
 from treegen.evals.chat import Turn
 from treegen.evals.metrics import Report, ReportOptions, summarise
 from treegen.evals.problem import Problem
@@ -27,14 +28,23 @@ from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.params import SamplingParams
 from treegen.prompts.tree import Node
-from treegen.tasks.common.answers import canonical_number, numeric_answer
+from treegen.tasks.answers.maths import MathAnswer
+from treegen.tasks.answers.plain import (
+    ChoiceAnswer,
+    ContainedAnswer,
+    NumberAnswer,
+    PatternAnswer,
+    PlainAnswer,
+    TextAnswer,
+)
 from treegen.tasks.common.jsonl import read_rows
 from treegen.tasks.common.problems import problems_of, split_file
 from treegen.tasks.common.tree import examples_above_problems
-from treegen.tasks.jsonl.patterns import Pattern
 from treegen.tasks.jsonl.templates import Template, field_text, parse_template
 
-METRICS: Final = ("exact", "contains", "numeric", "regex")
+ANSWERS: Final = ("text", "contains", "number", "math", "choice", "regex")
+# The names that answer types had when they were called metrics.
+METRICS: Final = {"exact": "text", "contains": "contains", "numeric": "number", "regex": "regex"}
 _TEMPLATE: Final = "Q: {question}\nA:"
 
 Numbered = Iterable[tuple[int, dict[str, Any]]]
@@ -43,10 +53,11 @@ Numbered = Iterable[tuple[int, dict[str, Any]]]
 class QuestionAnswer:
     """A JSONL file of questions with one right answer each, or a list of right answers.
 
-    There are four metrics. "exact" compares the whole text. "contains" looks for the answer
-    anywhere in it. "numeric" compares the number that the text gives as its answer. "regex"
-    compares what a pattern finds last. Spacing around and within answers does not count. Case does
-    not count if `ignore_case` is set.
+    The answer type says how a text is read and compared. "text" compares the whole text.
+    "contains" looks for the answer anywhere in it. "number" compares the number that the text gives
+    as its answer, "math" what it gives as mathematics, "choice" the letter that it settles on.
+    "regex" compares what a pattern finds last. Spacing around and within answers does not count.
+    Case does not count if `ignore_case` is set.
     """
 
     name: Final = "jsonl"
@@ -54,7 +65,9 @@ class QuestionAnswer:
     filters: Final = ("answer",)
     arguments: Final = {
         "template": r"prompt of a problem, fields in braces; default: Q: {question}\nA:",
-        "metric": "how answers are compared: exact, contains, numeric or regex; default: exact",
+        "answer": "the answer type: text, contains, number, math, choice or regex; default: text",
+        "metric": "the same by older names: exact, contains, numeric or regex; no default",
+        "choices": "for choice: how many letters there are, from A on; default: 4",
         "ignore_case": "yes or no: whether A and a are the same; default: no",
         "pattern": "for regex: what an answer looks like, its one group or all of it; no default",
         "answer_field": "the field with the right answer, or a list of them; default: answer",
@@ -68,10 +81,13 @@ class QuestionAnswer:
     )
 
     def __init__(self) -> None:
-        """Compare exactly until `load` says otherwise."""
-        self._canonical: Callable[[str], str | None] = _plain
-        self._find: Callable[[str], str | None] = _plain
-        self._contains = False
+        """Compare whole texts until `load` says otherwise."""
+        self._answer: PlainAnswer | MathAnswer = TextAnswer()
+
+    @property
+    def answer_types(self) -> dict[str, AnswerType]:
+        """The answer type that `load` was asked for."""
+        return {"answer": self._answer}
 
     def load(self, options: TaskOptions) -> TaskData:
         """Read problems and examples. A problem is never among its own examples.
@@ -91,7 +107,8 @@ class QuestionAnswer:
         rows = list(read_rows(path))
         answer_field = options.extra.get("answer_field", "answer")
         _check_fields([*template.fields, answer_field], rows, str(path))
-        _check_free(rows, str(path))
+        if not isinstance(self._answer, ChoiceAnswer):
+            _check_free(rows, str(path))
         loaded, skipped = problems_of(
             rows, str(path), lambda row, line: self._problem(row, line, template, options.extra)
         )
@@ -112,12 +129,7 @@ class QuestionAnswer:
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return whether what a text gives as its answer is one of the right ones."""
-        found = self._find(text)
-        answer = None if found is None else self._canonical(found)
-        wanted = [self._canonical(each) for each in json.loads(problem.answer)]
-        if self._contains and answer is not None:
-            answer = next((each for each in wanted if each and each in answer), answer)
-        return {"answer": Verdict(answer, answer is not None and answer in wanted)}
+        return {"answer": self._answer.verdict(text, json.loads(problem.answer))}
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return accuracy, pass@k, maj@k and the rates of unreadable and cut-off samples."""
@@ -126,44 +138,51 @@ class QuestionAnswer:
         )
 
     def _choose(self, extra: Mapping[str, str]) -> None:
-        metric = one_of(extra, "metric", METRICS, "regex" if "pattern" in extra else "exact")
-        if (metric == "regex") != ("pattern" in extra):
+        kind, told = _kind(extra)
+        if (kind == "regex") != ("pattern" in extra):
             raise InputError(
-                "metric regex needs a pattern, such as pattern='answer is (.+)'"
-                if metric == "regex"
-                else f"metric {metric} has no use for a pattern; leave it out, or use metric=regex"
+                f"{told} needs a pattern, such as pattern='answer is (.+)'"
+                if kind == "regex"
+                else f"{told} has no use for a pattern; leave it out, or use answer=regex"
             )
         ignore_case = one_of(extra, "ignore_case", ("yes", "no"), "no") == "yes"
-        if ignore_case and metric == "numeric":
-            raise InputError("metric numeric has no use for ignore_case; leave it out")
-        self._canonical, self._find = _folded if ignore_case else _plain, _plain
-        self._contains = metric == "contains"
-        if metric == "numeric":
-            self._canonical, self._find = _number, numeric_answer
-        elif metric == "regex":
-            self._find = Pattern(extra["pattern"]).last
+        if ignore_case and kind in ("number", "math", "choice"):
+            raise InputError(f"{told} has no use for ignore_case; leave it out")
+        if "choices" in extra and kind != "choice":
+            raise InputError(f"{told} has no use for choices; leave it out, or use answer=choice")
+        match kind:
+            case "number":
+                self._answer = NumberAnswer()
+            case "math":
+                self._answer = MathAnswer()
+            case "choice":
+                self._answer = ChoiceAnswer(whole_number(extra, "choices") or 4)
+            case "contains":
+                self._answer = ContainedAnswer(ignore_case=ignore_case)
+            case "regex":
+                self._answer = PatternAnswer(extra["pattern"], ignore_case=ignore_case)
+            case _:
+                self._answer = TextAnswer(ignore_case=ignore_case)
 
     def _problem(
         self, row: dict[str, Any], line: int, template: Template, extra: Mapping[str, str]
     ) -> Problem:
         answers = _answers(row, extra.get("answer_field", "answer"))
-        if all(self._canonical(answer) is None for answer in answers):
+        if all(self._answer.canonical(answer) is None for answer in answers):
             raise ValueError(f"answer {answers[0][:40]!r} is not one that can be compared")
         problem_id = _id(row, line, extra.get("id_field"))
         return Problem(problem_id, template.fill(row), json.dumps(answers), {"line": line})
 
 
-def _plain(text: str) -> str | None:
-    return " ".join(text.split()) or None
-
-
-def _folded(text: str) -> str | None:
-    return " ".join(text.casefold().split()) or None
-
-
-def _number(text: str) -> str | None:
-    # An answer is "... #### 18", as in GSM8K, or the number alone.
-    return canonical_number(text.rpartition("####")[2])
+def _kind(extra: Mapping[str, str]) -> tuple[str, str]:
+    """Return the answer type that is asked for, and how the user said so."""
+    if "metric" not in extra:
+        kind = one_of(extra, "answer", ANSWERS, "regex" if "pattern" in extra else "text")
+        return kind, f"answer={kind}"
+    if "answer" in extra:
+        raise InputError("give answer or metric, not both, nor one after a run with the other")
+    metric = one_of(extra, "metric", tuple(METRICS), "exact")
+    return METRICS[metric], f"metric {metric}"
 
 
 def _unescape(text: str) -> str:

@@ -35,9 +35,9 @@ from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.params import SamplingParams
 from treegen.prompts.tree import Node
+from treegen.tasks.common.letters import first_capital, letter_answer
 from treegen.tasks.mmlu.by_subject import by_subject, subject_of
 from treegen.tasks.mmlu.data import LETTERS, Question, load_questions
-from treegen.tasks.mmlu.letters import first_capital, letter_answer
 
 _FORMS: Final = ("hendrycks", "lm-eval")
 _ARGUMENTS: Final = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from treegen.tasks.mmlu.letters import first_capital, letter_answer
+from treegen.tasks.common.letters import first_capital, letter_answer
 
 
 @pytest.mark.parametrize(

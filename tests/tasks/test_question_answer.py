@@ -14,7 +14,7 @@ from treegen.errors import DataError, InputError
 from treegen.evals.arguments import read_arguments
 from treegen.prompts.tree import prompts_of
 from treegen.tasks import TaskData, TaskOptions, get_task, list_tasks
-from treegen.tasks.jsonl.patterns import MAX_PATTERN, Pattern
+from treegen.tasks.answers.patterns import MAX_PATTERN, Pattern
 from treegen.tasks.jsonl.task import QuestionAnswer
 from treegen.tasks.jsonl.templates import parse_template
 
@@ -61,6 +61,36 @@ def correct(path: Path, answer: Any, text: str, **extra: str) -> bool:
 )
 def test_metrics(tmp_path: Path, metric: str, answer: Any, text: str, want: bool) -> None:
     assert correct(tmp_path, answer, text, metric=metric) == want
+
+
+@pytest.mark.parametrize(
+    ("extra", "right", "text", "want"),
+    [
+        ({}, "Paris", " Paris", True),
+        ({"answer": "text"}, "Paris", "It is Paris", False),
+        ({"answer": "contains"}, "Paris", "It is Paris", True),
+        ({"answer": "number"}, 5, "so it is 5.0", True),
+        ({"answer": "regex", "pattern": "is (.+)"}, "Paris", "It is Paris", True),
+        ({"answer": "choice"}, "(b)", "The answer is B.", True),
+        ({"answer": "choice"}, "B", "The answer is E.", False),
+        ({"answer": "choice", "choices": "5"}, "E", "The answer is E.", True),
+    ],
+)
+def test_answer_types(
+    tmp_path: Path, extra: dict[str, str], right: Any, text: str, want: bool
+) -> None:
+    task, data = load(tmp_path, [{"question": "q", "answer": right}], extra)
+    assert task.score(data.problems[0], text)["answer"].correct == want
+
+
+def test_answers_as_mathematics(tmp_path: Path) -> None:
+    pytest.importorskip("math_verify")
+    task, data = load(tmp_path, [{"question": "q", "answer": [0.5, "\\pi"]}], {"answer": "math"})
+    verdicts = [
+        task.score(data.problems[0], text)["answer"] for text in ("$\\frac12$", "\\(\\pi\\)")
+    ]
+    assert [verdict.correct for verdict in verdicts] == [True, True]
+    assert list(task.answer_types) == list(task.filters)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +223,11 @@ def test_rows_that_cannot_be_used_are_reported(tmp_path: Path) -> None:
     [
         ({"metric": "numric"}, "did you mean 'numeric'"),
         ({"metric": "regex"}, "needs a pattern"),
+        ({"answer": "numeric"}, "answer must be one of text, contains, number"),
+        ({"answer": "math", "ignore_case": "yes"}, "answer=math has no use for ignore_case"),
+        ({"answer": "math", "choices": "5"}, "answer=math has no use for choices"),
+        ({"answer": "choice", "choices": "27"}, "there are 2 to 26 choices, not 27"),
+        ({"answer": "math", "metric": "exact"}, "give answer or metric, not both"),
         ({"metric": "exact", "pattern": "x"}, "has no use for a pattern"),
         ({"metric": "numeric", "ignore_case": "yes"}, "has no use for ignore_case"),
         ({"ignore_case": "true"}, "must be one of yes, no"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import treegen
 from treegen.closing import Closing
 from treegen.errors import CapacityError, InputError, ModelError
+from treegen.evals.answers import check_ready
 from treegen.evals.arguments import check_arguments, configured, known_arguments
 from treegen.evals.calls import asked, load_data
 from treegen.evals.chat import as_chat
@@ -146,6 +147,8 @@ def load_job(settings: EvalSettings) -> Job:
     """
     task = configured(get_task(settings.task), settings.options.extra)
     data = load_task_data(task, settings.options)
+    if settings.score:
+        check_ready(task)
     if by_likelihood(data):
         default = default_sampling(task.defaults, chat=settings.apply_chat_template)
         check_settings(task, settings.num_samples, settings.sampling, default)

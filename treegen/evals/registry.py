@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Final
 
 from treegen.errors import InputError
+from treegen.evals.answers import AnswerType
 from treegen.evals.selection import did_you_mean
 from treegen.evals.task import Task, TaskDefaults
 
@@ -19,11 +20,15 @@ ENTRY_POINT_GROUP: Final = "treegen.tasks"
 
 # The classes of the tasks that come with treegen. A module is imported when its task is asked for.
 _BUILTIN: Final = {
+    "aime": "treegen.tasks.aime.task:AIME",
     "apps": "treegen.tasks.apps.task:APPS",
     "countdown": "treegen.tasks.puzzles.countdown:Countdown",
     "game24": "treegen.tasks.puzzles.game24:Game24",
+    "gpqa": "treegen.tasks.gpqa.task:GPQA",
     "gsm8k": "treegen.tasks.gsm8k.task:GSM8K",
     "jsonl": "treegen.tasks.jsonl.task:QuestionAnswer",
+    "math": "treegen.tasks.math.task:Math",
+    "math500": "treegen.tasks.math.task:Math500",
     "mmlu": "treegen.tasks.mmlu.task:MMLU",
     "mmlu-generate": "treegen.tasks.mmlu.task:MMLUGenerate",
     "needle": "treegen.tasks.needle.task:Needle",
@@ -159,6 +164,12 @@ def _wrong(task: Task) -> str:
         return f"its defaults must be TaskDefaults, got {task.defaults!r:.60}"
     if not isinstance(getattr(task, "arguments", {}), Mapping):
         return "its arguments must be a mapping from names to a line of help each"
+    types = getattr(task, "answer_types", {})
+    if not isinstance(types, Mapping) or not set(types) <= set(filters):
+        return f"its answer_types must be a mapping from filters to types, got {types!r:.60}"
+    for name, kind in types.items():
+        if not isinstance(kind, AnswerType):
+            return f"its answer type of {name} lacks verdict or representatives"
     return ""
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from treegen.errors import RunError, TaskError
 from treegen.evals.account import Account, add_up, stored_parts
+from treegen.evals.answers import answer_types, unified
 from treegen.evals.calls import asked, verdicts_of
 from treegen.evals.choices import likeliest_by_length
 from treegen.evals.execution import Judging, executing
@@ -102,8 +103,20 @@ def sample(
 def judged(
     job: Job, run: RunDir, judging: Judging | None = None
 ) -> Iterator[tuple[dict[str, Any], Mapping[str, Verdict] | None]]:
-    """Yield every stored sample with its verdicts by filter; None for a program without any."""
+    """Yield every stored sample with its verdicts by filter; None for a program without any.
+
+    If the task declares answer types, equal answers of a problem are equal strings here.
+    """
     problems = {problem.id: problem for problem in job.data.problems}
+    if not judging and (types := answer_types(job.task)):
+        found = [
+            (key, verdicts_of(job.task, problems[key], record["text"]))
+            for record in run.records()
+            for key in (record["problem_id"],)
+        ]
+        # Another process may have appended records in between.
+        yield from zip(run.records(), asked(unified, job.task.name)(found, types), strict=False)
+        return
     for record in run.records():
         if judging:
             yield record, judging.verdicts(record)

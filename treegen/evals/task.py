@@ -116,13 +116,15 @@ class Task(Protocol):
     filters: names of the ways to read an answer from a text. The first is used for headlines.
     defaults: how the task is sampled if the user does not say.
 
-    Three more members are optional:
+    Four more members are optional:
 
     arguments: for a task that reads `TaskOptions.extra`, a mapping from the names that it knows to
     a line of help each.
     configure: a method that is called first and takes the arguments, for a task whose defaults
     depend on them.
     shorter: a text that says how prompts can be made shorter, for prompts that do not fit.
+    answer_types: by filter, an `AnswerType` that says which of its answers are equal without being
+    equal strings. Votes and reports then count them as one.
     """
 
     @property

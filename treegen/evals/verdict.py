@@ -10,7 +10,8 @@ from treegen.errors import InputError
 class Verdict:
     """One filter's reading of one text.
 
-    answer: in canonical form, so that equal answers are equal strings; None if none was found.
+    answer: in canonical form, so that equal answers are equal strings; None if none was found. If
+        the filter has an answer type, only a run's verdicts have this form: see `evals.answers`.
     correct: whether it matches the reference; an answer that was not found never does.
     credit: partial credit from 0 to 1, if the task gives it. None is 1 if correct, otherwise 0.
     """

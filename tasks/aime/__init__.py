@@ -1,0 +1,1 @@
+"""AIME: competition problems whose answers are whole numbers."""

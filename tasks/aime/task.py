@@ -1,0 +1,52 @@
+r"""AIME: problems of the American Invitational Mathematics Examination, answers 0 to 999.
+
+Data: the problems belong to the Mathematical Association of America and do not come with treegen.
+`hf` is HuggingFaceH4/aime_2024 and math-ai/aime25; Maxwell-Jia/AIME_2024 and opencompass/AIME2025
+are known too, as are files with their columns. One row:
+
+    {"ID": "2024-I-1", "Problem": "How many ...?", "Solution": "...", "Answer": 204}
+
+The prompt is the problem and a line that asks for a boxed answer. Samples are drawn as for
+DeepSeek-R1 (2025): 64 of each problem, temperature 0.6, top-p 0.95, at most 32,768 tokens.
+"""
+
+from typing import Final
+
+from treegen.errors import InputError
+from treegen.evals.arguments import check_arguments, words
+from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.prompts.tree import Node
+from treegen.tasks.aime.data import YEARS, load_problems
+from treegen.tasks.common.reasoning import SAMPLING, check_no_examples, chosen
+from treegen.tasks.common.tree import examples_above_problems
+from treegen.tasks.math.competition import Competition, boxed_prompt
+
+
+class AIME(Competition):
+    """AIME with 64 samples of each problem; the headline filter is math-verify's judgement."""
+
+    name = "aime"
+    version = "1"
+    groups = ("year",)
+    arguments: Final = {"year": "2024, 2025 or both with a comma; default: all that the data have"}
+    defaults: Final = TaskDefaults(sampling=SAMPLING, num_samples=64, num_fewshot=0)
+
+    def load(self, options: TaskOptions) -> TaskData:
+        """Read the problems of the years that are asked for.
+
+        Raises:
+            InputError: an option cannot be used.
+            DataError: the problems cannot be read.
+        """
+        check_arguments(self.name, options.extra, self.arguments)
+        check_no_examples(self.name, options)
+        years = words(options.extra, "year")
+        for year in years:
+            if options.data == "hf" and year not in YEARS:
+                raise InputError(f"hf has AIME of {' and '.join(YEARS)}, not of {year!r}")
+        problems, skipped, source = load_problems(options.data, options.split, years)
+        return chosen(problems, skipped, source, options)
+
+    def tree(self, data: TaskData, num_samples: int) -> Node:
+        """Return problems -> samples."""
+        return examples_above_problems(data, num_samples, boxed_prompt)

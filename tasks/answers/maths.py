@@ -1,0 +1,109 @@
+r"""Answers as mathematics: 0.5, 1/2 and \frac12 are one answer.
+
+The package math-verify reads and compares them, in a process of its own with a time limit. What it
+parses is a text of a stranger, which may ask for 10^10^10.
+"""
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final, TypeVar
+
+from treegen.errors import InputError
+from treegen.evals.answers import classes
+from treegen.evals.verdict import Verdict
+from treegen.tasks.answers.limits import MAX_ANSWER, MAX_TEXT
+from treegen.tasks.common.worker import Worker
+
+# CPU time for reading a text and comparing it, or for comparing two answers.
+SECONDS: Final = 0.5
+# An answer that has taken so many comparisons too long is not compared with others any more.
+STRIKES: Final = 4
+_MEMORY: Final = 2 << 30
+_KEPT: Final = 100_000
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+_FILE: Final = Path(__file__).with_name("maths_worker.py")
+# All objects of the type ask one process.
+_WORKER: Final = Worker(
+    _FILE, MAX_ANSWER, seconds=SECONDS, memory=_MEMORY, what="that compares answers", site=True
+)
+
+
+class MathAnswer:
+    r"""What math-verify reads from a text: what is boxed, stated as the answer, or comes last.
+
+    An answer is the text of an expression, such as `\frac{1}{2}`. There is none if math-verify
+    finds none, needs more than SECONDS, or finds one of more than MAX_ANSWER characters.
+    """
+
+    def __init__(self) -> None:
+        """Ask nothing yet."""
+        self._verdicts: dict[bytes, Verdict] = {}
+        self._same: dict[tuple[str, str], bool | None] = {}
+
+    def ready(self) -> None:
+        """Raise InputError if math-verify is not installed."""
+        if find_spec("math_verify") is None:
+            raise InputError(
+                "comparing answers as mathematics needs the package math-verify; install it with: "
+                "pip install 'treegen[math]'"
+            )
+
+    def canonical(self, reference: str) -> str | None:
+        """Return a right answer as it is compared; None if it is blank."""
+        return reference.strip() or None
+
+    def verdict(self, text: str, references: Sequence[str]) -> Verdict:
+        """Return what a text gives as its answer, and whether it equals one of the references.
+
+        references: right answers, as LaTeX without dollar signs.
+
+        Raises:
+            InputError: math-verify is not installed.
+        """
+        text = text[-MAX_TEXT:]
+        key = hashlib.blake2b("\0".join([*references, text]).encode("utf-8", "surrogatepass"))
+        known = self._verdicts.get(key.digest())
+        if known is None:
+            self.ready()
+            wanted = [reference.strip().strip("$") for reference in references]
+            found = _WORKER.ask(["judge", text, wanted])
+            known = Verdict(*found) if found else Verdict(None, False)
+            _keep(self._verdicts, key.digest(), known)
+        return known
+
+    def same(self, first: str, second: str) -> bool:
+        """Return whether two answers are equal; False if that takes too long."""
+        return first == second or bool(self._compared(first, second))
+
+    def representatives(self, answers: Collection[str]) -> Mapping[str, str]:
+        """Return for each of some answers the one that stands for its class."""
+        slow: dict[str, set[str]] = {answer: set() for answer in answers}
+
+        def same(first: str, second: str) -> bool:
+            if max(len(slow[first]), len(slow[second])) >= STRIKES:
+                return False
+            found = self._compared(first, second)
+            if found is None:
+                slow[first].add(second)
+                slow[second].add(first)
+            return bool(found)
+
+        return classes(answers, same)
+
+    def _compared(self, first: str, second: str) -> bool | None:
+        """Return whether two answers are equal; None if that takes too long."""
+        key = (first, second) if first < second else (second, first)
+        if key not in self._same:
+            self.ready()
+            _keep(self._same, key, _WORKER.ask(["same", *key]))
+        return self._same[key]
+
+
+def _keep(kept: dict[_K, _V], key: _K, value: _V) -> None:
+    """Remember a result; forget all when there are too many."""
+    if len(kept) >= _KEPT:
+        kept.clear()
+    kept[key] = value

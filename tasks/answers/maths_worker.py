@@ -1,0 +1,129 @@
+r"""What asks math-verify in a process of its own; see treegen.tasks.answers.maths.
+
+It imports nothing of treegen. An answer is a short text that stands for what math-verify parsed:
+the first of the text that was parsed, and what sympy writes, of which reading `$answer$` gives the
+same again. A percent sign that stood behind the mathematics stands at the end.
+"""
+
+import cmath
+import logging
+import zlib
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+# Their forms are parsed once before anything is asked: the parser is slow at first.
+_WARM = (
+    r"$\frac{1}{2}$", r"$\left(-\infty, 3\right] \cup \{1, 2\}$", r"$x^2+2x-1=0$", r"$-1.5\%$",
+    r"$\sqrt[3]{2}\pi$", r"$\begin{pmatrix}1\\2\end{pmatrix}$", r"$x_1 \le \sin(y)$", "1/2", "3",
+    r"$10^{\circ}$", r"$\text{(A)}$", r"$3!+\log_2 8$",
+)  # fmt: skip
+
+
+def prepare(max_answer: int) -> Callable[[list[Any]], Any]:
+    """Return a function that answers ["judge", text, references] and ["same", a, b].
+
+    max_answer: characters of an answer at most.
+    """
+    logging.disable(logging.CRITICAL)
+    import math_verify
+    import sympy
+
+    def parse(text: str) -> list[Any]:
+        # Its own time limit is a signal; this process has a limit already.
+        found: list[Any] = math_verify.parse(text, parsing_timeout=None)
+        return found
+
+    def equal(gold: list[Any], found: list[Any]) -> bool:
+        return bool(math_verify.verify(gold, found, timeout_seconds=None))
+
+    @lru_cache(maxsize=256)
+    def wanted(reference: str) -> list[Any]:
+        return parse(f"${reference}$")
+
+    @lru_cache(maxsize=256)
+    def of(answer: str) -> list[Any]:
+        if answer.endswith("%") and not answer.endswith("\\%"):
+            return parse(f"${answer[:-1]}$%")
+        return parse(f"${answer}$")
+
+    def identical(found: list[Any], again: list[Any]) -> bool:
+        return bool(again) and type(again[0]) is type(found[0]) and again[0] == found[0]
+
+    def names(found: list[Any]) -> list[str]:
+        """Return texts that may stand for what was parsed, the best first."""
+        given = [text for text in found if isinstance(text, str)]
+        if isinstance(found[0], str):
+            return given
+        percents = [f"{text}%" for text in given]
+        return [*given, *percents, sympy.latex(found[0])]
+
+    def name(found: list[Any]) -> str | None:
+        texts = [" ".join(text.split()) for text in names(found)]
+        texts = [text for text in texts if 0 < len(text) <= max_answer]
+        readable = [text for text in texts if "$" not in text]
+        for alike in (identical, equal):
+            for text in readable:
+                if alike(found, of(text)):
+                    return text
+        return next(iter(readable or texts), None)
+
+    def judge(text: str, references: list[str]) -> list[Any]:
+        found = parse(text)
+        answer = name(found) if found else None
+        if answer is None:
+            return [None, False]
+        return [answer, any(equal(wanted(reference), found) for reference in references)]
+
+    def same(first: str, second: str) -> bool:
+        one, other = of(first), of(second)
+        if _apart(one, other, sympy):
+            return False
+        return equal(one, other) or equal(other, one)
+
+    for text in _WARM:
+        equal(parse(text), parse(text))
+    calls: dict[str, Callable[..., Any]] = {"judge": judge, "same": same}
+    return lambda request: calls[request[0]](*request[1:])
+
+
+def _apart(one: list[Any], other: list[Any], sympy: Any) -> bool:
+    """Whether two answers are surely not equal, as values far apart show; False where in doubt.
+
+    It saves the slow proofs of inequality by algebra. Expressions are compared at one place. Of two
+    equations for one name, such as y=x+1, the right sides are compared.
+    """
+    if set(one[1:]) & set(other[1:]) or not one or not other:
+        return False
+    first, second = one[0], other[0]
+    if isinstance(first, sympy.Eq) and isinstance(second, sympy.Eq):
+        name = first.lhs
+        if not isinstance(name, sympy.Symbol) or name != second.lhs:
+            return False
+        first, second = first.rhs, second.rhs
+        if name in first.free_symbols | second.free_symbols:
+            return False
+    a, b = _value(first, sympy), _value(second, sympy)
+    return a is not None and b is not None and abs(a - b) > 1e-4 + 1e-9 * max(abs(a), abs(b))
+
+
+def _value(found: Any, sympy: Any) -> complex | None:
+    """Return the value of an expression at a place that follows from the names of its variables.
+
+    None stands for what has no value there, and for what math-verify compares in other ways too:
+    9% is 9 for it, and a variable may be a word.
+    """
+    if not isinstance(found, sympy.Expr) or isinstance(found, sympy.Symbol):
+        return None
+    if found.has(sympy.UnevaluatedExpr):
+        return None
+    place = {symbol: sympy.Float(_place(symbol.name)) for symbol in found.free_symbols}
+    try:
+        value = complex(found.xreplace(place).evalf(20, maxn=60))
+    except (ArithmeticError, AttributeError, TypeError, ValueError):
+        return None
+    return value if cmath.isfinite(value) else None
+
+
+def _place(name: str) -> float:
+    return 0.5 + zlib.crc32(name.encode("utf-8", "replace")) / 2**33

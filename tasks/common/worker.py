@@ -1,0 +1,109 @@
+"""A process that answers requests, each in bounded CPU time and memory.
+
+Some code cannot be stopped from within: a match of a regular expression, a power with a billion
+digits. A thread that runs it cannot be stopped either. So a process of its own runs it. It gives up
+after a fixed CPU time, so that an answer does not depend on how busy the machine is. A request that
+cannot even be given up ends its process, and a fresh copy of the process takes the next one.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from treegen.errors import TreegenError
+
+_SERVER: Final = Path(__file__).with_name("worker_server.py")
+
+
+class Worker:
+    """A process that runs one Python file; it starts with the first request.
+
+    Requests and answers are JSON. Threads may share a worker; their requests run one by one.
+    """
+
+    def __init__(
+        self, file: Path, setup: object, *, seconds: float, memory: int, what: str, site: bool
+    ) -> None:
+        """Start nothing yet.
+
+        file: has a function `prepare(setup)`, which returns a function from requests to answers.
+        seconds: CPU time of one request.
+        memory: bytes of the process's address space.
+        what: what the process does, for messages: "that matches x".
+        site: whether the file imports installed packages.
+        """
+        self._setup = {"file": str(file), "setup": setup, "seconds": seconds, "memory": memory}
+        self._what, self._site = what, site
+        self._lock = threading.Lock()
+        self._end: Callable[[], object] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, request: object) -> Any:
+        """Return the answer to a request; None if it takes too much time or memory.
+
+        Raises:
+            TreegenError: the process ended, or its code fails.
+        """
+        with self._lock:
+            reply = self._exchange(self._process or self._start(), request)
+        if "error" in reply:
+            raise TreegenError(f"the process {self._what} fails: {reply['error']}")
+        return reply["answer"]
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        process = subprocess.Popen(
+            [sys.executable, "-IS", str(_SERVER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            process_group=0,
+        )
+        self._end = weakref.finalize(self, _end, process)
+        self._process = process
+        # The packages are those that this process sees, wherever they come from.
+        path = [place for place in sys.path if place] if self._site else None
+        reply = self._exchange(process, {**self._setup, "path": path})
+        if "error" in reply:
+            self._drop()
+            raise TreegenError(f"the process {self._what} does not start: {reply['error']}")
+        return process
+
+    def _exchange(self, process: "subprocess.Popen[bytes]", message: object) -> dict[str, Any]:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(message).encode("ascii") + b"\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except OSError:
+            line = b""
+        except BaseException:
+            # Ctrl-C between a request and its answer: the answer must not be taken for the next.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            self._drop()
+            raise
+        if not line.endswith(b"\n"):
+            self._drop()
+            raise TreegenError(f"the process {self._what} ended; score again")
+        reply: dict[str, Any] = json.loads(line)
+        return reply
+
+    def _drop(self) -> None:
+        if self._end is not None:
+            self._end()
+        self._process = self._end = None
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    assert process.stdin is not None and process.stdout is not None
+    with suppress(OSError):
+        process.stdin.close()
+    process.wait()
+    process.stdout.close()

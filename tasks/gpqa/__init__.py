@@ -1,0 +1,1 @@
+"""GPQA: graduate-level questions with four choices."""

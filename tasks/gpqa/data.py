@@ -1,0 +1,103 @@
+"""Reading GPQA: the authors' CSV files, the same columns in other formats, or the hub."""
+
+import hashlib
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from treegen.errors import InputError
+from treegen.evals.problem import Problem, Skipped
+from treegen.tasks.common.problems import problems_of
+from treegen.tasks.common.sources import (
+    HubTable,
+    Rows,
+    bundled_rows,
+    column,
+    file_rows,
+    optional,
+)
+
+SUBSETS: Final = ("diamond", "main", "extended")
+SHUFFLES: Final = ("hash", "simple-evals")
+BUNDLED: Final = "gpqa_sample.jsonl"
+_HUB: Final = "Idavidrein/gpqa"
+_CHOICES: Final = ("Correct Answer", *(f"Incorrect Answer {i}" for i in (1, 2, 3)))
+_LETTERS: Final = "ABCD"
+_PROMPT: Final = """\
+Answer the following multiple choice question. The last line of your response should be of the \
+following format: 'Answer: $LETTER' (without quotes) where LETTER is one of ABCD. Think step by \
+step before answering.
+
+{question}
+
+A) {A}
+B) {B}
+C) {C}
+D) {D}"""
+
+
+def load_problems(
+    data: str | None, split: str | None, subset: str | None, shuffle: str, seed: int
+) -> tuple[tuple[Problem, ...], tuple[Skipped, ...], str]:
+    """Return the problems, the rows that cannot be used, and their source.
+
+    shuffle: the order of choices. "hash" is that of hashes of the seed, the question and the
+    choice. "simple-evals" is that of OpenAI's script, which depends on the row's place.
+
+    Raises:
+        InputError: there is no such split, or a subset of a single file is asked for.
+        DataError: the data cannot be read, or have no usable problem.
+    """
+    rows, source = _rows(data, split, subset)
+    drawn = random.Random(0)
+
+    def make(row: dict[str, Any], line: int) -> Problem:
+        # Drawn before anything can fail, so that a bad row moves no other.
+        order = drawn.sample(range(4), 4)
+        question = column(row, ("Question",))
+        choices = [column(row, (name,)) for name in _CHOICES]
+        if shuffle == "hash":
+            order = _hashed(question, choices, seed)
+        shown = [choices[index] for index in order]
+        number = optional(row, ("Record ID", "id"))
+        return Problem(
+            id=f"gpqa-{line - 1}" if number is None else number,
+            question=_PROMPT.format(question=question, **dict(zip(_LETTERS, shown, strict=True))),
+            answer=_LETTERS[shown.index(choices[0])],
+            metadata={
+                "line": line,
+                "domain": optional(row, ("High-level domain", "domain")) or "",
+                "subdomain": optional(row, ("Subdomain",)) or "",
+            },
+        )
+
+    return *problems_of(rows, source, make), source
+
+
+def _rows(data: str | None, split: str | None, subset: str | None) -> tuple[Rows, str]:
+    if data is None:
+        _check_whole(subset, "the bundled problems are")
+        return bundled_rows(BUNDLED, split), f"bundled {BUNDLED}"
+    name = f"gpqa_{subset or SUBSETS[0]}"
+    if data in ("hf", _HUB):
+        table = HubTable(_HUB, ("train",), (name,))
+        return table.rows(split, "a file; the hub asks to accept its terms first"), f"{_HUB} {name}"
+    path = Path(data)
+    if path.is_dir() and split is None and (path / f"{name}.csv").exists():
+        return file_rows(str(path / f"{name}.csv"), None)
+    _check_whole(subset, f"{data} is")
+    return file_rows(data, split)
+
+
+def _check_whole(subset: str | None, what: str) -> None:
+    if subset is not None:
+        raise InputError(f"{what} one set; a subset goes with hf or a folder with gpqa_*.csv")
+
+
+def _hashed(question: str, choices: Sequence[str], seed: int) -> list[int]:
+    def rank(index: int) -> bytes:
+        text = f"{seed}\n{question}\n{choices[index]}"
+        return hashlib.sha256(text.encode()).digest()
+
+    return sorted(range(len(choices)), key=rank)

@@ -1,0 +1,89 @@
+r"""GPQA: graduate-level questions in biology, chemistry and physics, with four choices.
+
+Data: https://github.com/idavidrein/gpqa (Rein et al., 2023; CC BY 4.0). Its authors ask that no
+question is put online in plain text, so none comes with treegen. `hf` is Idavidrein/gpqa, which
+asks to accept its terms. One row, of many more columns:
+
+    {"Question": "Which ...?", "Correct Answer": "this", "Incorrect Answer 1": "that", ...}
+
+The prompt and the filter `simple-evals` are those of https://github.com/openai/simple-evals
+(gpqa_eval.py, MIT), with which the reports on reasoning models are made. Samples are drawn as for
+DeepSeek-R1 (2025).
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from treegen.evals.arguments import check_arguments, one_of
+from treegen.evals.metrics import Report, ReportOptions, summarise
+from treegen.evals.problem import Problem
+from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.verdict import SampleScore, Verdict
+from treegen.prompts.tree import Node
+from treegen.tasks.answers.plain import ChoiceAnswer
+from treegen.tasks.common.reasoning import SAMPLING, by_metadata, check_no_examples, chosen
+from treegen.tasks.common.tree import examples_above_problems
+from treegen.tasks.gpqa.data import SHUFFLES, SUBSETS, load_problems
+
+_ANSWER: Final = re.compile(r"(?i)Answer[ \t]*:[ \t]*\$?([A-D])\$?")
+
+
+class GPQA:
+    """GPQA by generated letters.
+
+    The filter `simple-evals` reads the first "Answer: X", of which a small letter is wrong, as
+    published. `letter` reads the letter that the text settles on.
+    """
+
+    name: Final = "gpqa"
+    version: Final = "1"
+    filters: Final = ("simple-evals", "letter")
+    arguments: Final = {
+        "subset": "diamond, main or extended, of hf or a folder of files; default: diamond",
+        "shuffle": "order of the choices: hash (of the seed and the texts, the default) or "
+        "simple-evals (as its script draws it)",
+    }
+    defaults: Final = TaskDefaults(sampling=SAMPLING, num_samples=4, num_fewshot=0)
+    _letter: Final = ChoiceAnswer()
+
+    def load(self, options: TaskOptions) -> TaskData:
+        """Read the questions and put their choices in order.
+
+        Raises:
+            InputError: an option cannot be used.
+            DataError: the questions cannot be read.
+        """
+        check_arguments(self.name, options.extra, self.arguments)
+        check_no_examples(self.name, options)
+        subset = one_of(options.extra, "subset", SUBSETS, SUBSETS[0])
+        shuffle = one_of(options.extra, "shuffle", SHUFFLES, SHUFFLES[0])
+        problems, skipped, source = load_problems(
+            options.data,
+            options.split,
+            subset if "subset" in options.extra else None,
+            shuffle,
+            options.seed,
+        )
+        return chosen(problems, skipped, source, options)
+
+    def tree(self, data: TaskData, num_samples: int) -> Node:
+        """Return problems -> samples."""
+        return examples_above_problems(data, num_samples, lambda p: p.question)
+
+    def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
+        """Return a verdict per filter."""
+        found = _ANSWER.search(text)
+        return {
+            "simple-evals": Verdict(found[1], found[1] == problem.answer)
+            if found
+            else Verdict(None, False),
+            "letter": self._letter.verdict(text, [problem.answer]),
+        }
+
+    def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
+        """Return accuracy, pass@k, maj@k, and accuracy by domain."""
+        report = summarise(
+            scores, options, task=self.name, version=self.version, filters=self.filters
+        )
+        return by_metadata(report, scores, options, "domain")

@@ -1,0 +1,1 @@
+"""MATH and MATH-500: competition problems whose answers are expressions."""

@@ -1,0 +1,119 @@
+"""Reading MATH and MATH-500: the authors' folders of JSON, JSON Lines, Parquet, or the hub."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from treegen.errors import DataError
+from treegen.evals.problem import Problem, Skipped
+from treegen.tasks.common.problems import problems_of
+from treegen.tasks.common.sources import (
+    HubTable,
+    Rows,
+    bundled_rows,
+    column,
+    file_rows,
+    optional,
+)
+from treegen.tasks.math.boxed import boxed
+
+_SUBJECTS: Final = (
+    "algebra",
+    "counting_and_probability",
+    "geometry",
+    "intermediate_algebra",
+    "number_theory",
+    "prealgebra",
+    "precalculus",
+)
+MATH: Final = HubTable("EleutherAI/hendrycks_math", ("test", "train"), _SUBJECTS)
+MATH_500: Final = HubTable("HuggingFaceH4/MATH-500", ("test",))
+BUNDLED: Final = "math_sample.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedProblems:
+    """All usable problems of a source, and the rows that cannot be used."""
+
+    problems: tuple[Problem, ...]
+    skipped: tuple[Skipped, ...]
+    source: str
+
+
+def load_problems(data: str | None, split: str | None, table: HubTable) -> LoadedProblems:
+    """Read every problem of a data set.
+
+    data: None for the bundled problems, "hf" or the table's name for the hub, or a path.
+
+    Raises:
+        DataError: the data cannot be read, or have no usable problem.
+        InputError: there is no such split.
+    """
+    rows, source = math_rows(data, split, table)
+    return LoadedProblems(*problems_of(rows, source, _problem), source)
+
+
+def math_rows(data: str | None, split: str | None, table: HubTable) -> tuple[Rows, str]:
+    """Return numbered rows, and what to call their source."""
+    if data is None:
+        return bundled_rows(BUNDLED, split), f"bundled {BUNDLED}"
+    if data in ("hf", table.name):
+        return table.rows(split, "a file"), f"{table.name} {split or table.splits[0]}"
+    folder = Path(data) / (split or "test")
+    if folder.is_dir():
+        return _folder_rows(folder), str(folder)
+    return file_rows(data, split)
+
+
+def final_answer(row: dict[str, Any]) -> str:
+    r"""Return a row's answer: its own column, else what its solution boxes last.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if (given := optional(row, ("answer",))) is not None:
+        return given.strip().strip("$")
+    found = boxed(column(row, ("solution",)))
+    if not found or not found.strip():
+        raise ValueError("no answer, and the solution boxes none")
+    return found
+
+
+def _problem(row: dict[str, Any], line: int) -> Problem:
+    level = re.search(r"[1-5]", optional(row, ("level",)) or "")
+    subject = optional(row, ("subject", "type")) or ""
+    problem_id = optional(row, ("unique_id", "id"))
+    return Problem(
+        id=f"math-{line - 1}" if problem_id is None else problem_id,
+        question=column(row, ("problem", "question")),
+        answer=final_answer(row),
+        metadata={
+            "line": line,
+            "subject": subject,
+            "level": int(level[0]) if level else None,
+            "solution": optional(row, ("solution",)) or "",
+        },
+    )
+
+
+def _folder_rows(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the JSON files of a folder of subjects, in the order of subjects and numbers."""
+    paths = sorted(folder.glob("*/*.json"), key=lambda path: (path.parent.name, _number(path)))
+    if not paths:
+        raise DataError(f"{folder} has no file such as algebra/1.json")
+    for number, path in enumerate(paths, start=1):
+        try:
+            row = json.loads(path.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            raise DataError(f"cannot read {path}: {error}") from None
+        if not isinstance(row, dict):
+            raise DataError(f"{path} is not a JSON object")
+        yield number, {"unique_id": f"{folder.name}/{path.parent.name}/{path.name}", **row}
+
+
+def _number(path: Path) -> tuple[int, str]:
+    digits = re.fullmatch(r"[0-9]{1,9}", path.stem)
+    return (int(path.stem) if digits else 0, path.stem)

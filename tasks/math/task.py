@@ -1,0 +1,125 @@
+r"""MATH and its subset MATH-500: competition problems whose answers are expressions.
+
+Data: https://github.com/hendrycks/math (Hendrycks et al., 2021; MIT), on the hub
+EleutherAI/hendrycks_math; and HuggingFaceH4/MATH-500, the 500 problems of Lightman et al. (2023).
+One row of each:
+
+    {"problem": "What is $1+1$?", "level": "Level 1", "type": "Prealgebra",
+     "solution": "It is $\\boxed{2}$."}
+    {"problem": "What is $1+1$?", "solution": "It is $\\boxed{2}$.", "answer": "2",
+     "subject": "Prealgebra", "level": 1, "unique_id": "test/prealgebra/1.json"}
+
+`math` has the prompt of Minerva (Lewkowycz et al., 2022) and lm-eval's minerva_math, four solved
+examples and one solution:
+
+    Problem:\n{problem}\n\nSolution: {solution}\n\n  ...  Problem:\n{problem}\n\nSolution:
+
+`math500` has no examples and asks for a boxed answer, as DeepSeek-R1 and Qwen are evaluated.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from treegen.evals.answers import AnswerType
+from treegen.evals.arguments import check_arguments
+from treegen.evals.bundled import told_examples
+from treegen.evals.problem import Problem
+from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.verdict import Verdict
+from treegen.params import SamplingParams
+from treegen.prompts.tree import Node
+from treegen.tasks.common.reasoning import SAMPLING, check_no_examples, chosen
+from treegen.tasks.common.tree import examples_above_problems
+from treegen.tasks.math.competition import Competition, boxed_prompt
+from treegen.tasks.math.data import MATH, MATH_500, load_problems
+from treegen.tasks.math.fewshot import load_examples
+from treegen.tasks.math.minerva import MinervaAnswer
+
+
+class Math(Competition):
+    """MATH with Minerva's prompt: 4 examples, 1 sample, temperature 0.
+
+    Three filters read the same texts: `math-verify`; `minerva`, the answer in Minerva's sentence;
+    and `hendrycks`, the rule of MATH's authors.
+    """
+
+    name = "math"
+    version = "1"
+    filters = ("math-verify", "minerva", "hendrycks")
+    groups = ("subject", "level")
+    defaults: Final = TaskDefaults(
+        sampling=SamplingParams(temperature=0.0, max_tokens=1024, stop=("Problem:",)),
+        num_samples=1,
+        num_fewshot=4,
+    )
+
+    def __init__(self) -> None:
+        """Ask nothing yet."""
+        super().__init__()
+        self._minerva = MinervaAnswer()
+
+    @property
+    def answer_types(self) -> dict[str, AnswerType]:
+        """Answers are classes by both filters that compare mathematics."""
+        return {**super().answer_types, "minerva": self._minerva}
+
+    def load(self, options: TaskOptions) -> TaskData:
+        """Read problems and examples. A problem is never among its own examples.
+
+        Raises:
+            InputError: an option cannot be used, or there are too few examples.
+            DataError: problems or examples cannot be read, or an example is a problem.
+        """
+        check_arguments(self.name, options.extra, ())
+        loaded = load_problems(options.data, options.split, MATH)
+        data = chosen(loaded.problems, loaded.skipped, loaded.source, options)
+        asked = {problem.question for problem in data.problems}
+        shown = load_examples(options, asked, self.defaults.num_fewshot)
+        turns = tuple((_ask(problem), solution) for problem, solution in shown)
+        return replace(
+            data,
+            fewshot="".join(f"{question} {answer}\n\n" for question, answer in turns),
+            num_fewshot=len(turns),
+            turns=turns,
+            notes=(*data.notes, told_examples(options, len(turns))),
+        )
+
+    def tree(self, data: TaskData, num_samples: int) -> Node:
+        """Return examples -> problems -> samples: two levels that samples share."""
+        return examples_above_problems(data, num_samples, lambda p: _ask(p.question))
+
+    def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
+        """Return a verdict per filter."""
+        return {
+            **super().score(problem, text),
+            "minerva": self._minerva.verdict(text, [problem.answer]),
+        }
+
+
+class Math500(Competition):
+    """MATH-500 in the form in which reasoning models are evaluated: no examples, a boxed answer."""
+
+    name = "math500"
+    version = "1"
+    groups = ("subject", "level")
+    defaults: Final = TaskDefaults(sampling=SAMPLING, num_samples=4, num_fewshot=0)
+
+    def load(self, options: TaskOptions) -> TaskData:
+        """Read the problems.
+
+        Raises:
+            InputError: an option cannot be used.
+            DataError: the problems cannot be read.
+        """
+        check_arguments(self.name, options.extra, ())
+        check_no_examples(self.name, options)
+        loaded = load_problems(options.data, options.split, MATH_500)
+        return chosen(loaded.problems, loaded.skipped, loaded.source, options)
+
+    def tree(self, data: TaskData, num_samples: int) -> Node:
+        """Return problems -> samples."""
+        return examples_above_problems(data, num_samples, boxed_prompt)
+
+
+def _ask(problem: str) -> str:
+    return f"Problem:\n{problem}\n\nSolution:"
