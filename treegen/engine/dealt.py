@@ -22,6 +22,9 @@ class DealtStream(Stream):
     """Draws samples of a plan as they are dealt out, in any order and any parts.
 
     A segment of the plan is in the scheduler's tree while something that was dealt needs it.
+
+    floors: for requests of the plan, the min_confidence of what is dealt of them from now on; the
+    others have that of their parameters.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class DealtStream(Stream):
         self._live: dict[int, LiveSegment] = {}  # by the index in the plan
         self._place_of: dict[int, int] = {}  # of the scheduler's requests in the plan
         self._known: dict[int, Score] = {}
+        self.floors: dict[int, float] = {}
 
     def deal(self, work: Iterable[Dealt]) -> None:
         """Add work, which the next steps do beside what is under way."""
@@ -51,6 +55,7 @@ class DealtStream(Stream):
                 samples,
                 rank=self._rank[place],
                 grows=False,
+                floor=self.floors.get(place),
             )
             self._place_of[request.index] = place
             self.usage.prompt_tokens_unshared += len(spec.tokens) * max(len(samples), 1)
