@@ -270,6 +270,20 @@ class LLM:
         self._before.update(before)  # Only now, because a call that is refused draws nothing.
         return stream
 
+    def dealt(self, tree: Node, params: SamplingParams) -> Stream:
+        """A run of a tree of which only what `Stream.deal` adds is drawn, while it goes on.
+
+        The samples are those of `stream`, in whatever order and parts they are dealt. Raises what
+        `stream` raises.
+        """
+        params = _of_tree(params)
+        requests = sample_requests(tree, self.tokenizer, params, self.spec)
+        self._check_ready()
+        return self._dealt(self._plan(requests), [params] * len(requests))
+
+    def _dealt(self, plan: Plan, params: Sequence[SamplingParams]) -> Stream:
+        return self.follow(plan, params)
+
     def run(
         self, tree: Node, params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> RunResult:

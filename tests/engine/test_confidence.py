@@ -142,10 +142,9 @@ def test_floors_that_are_dealt_hold_for_what_is_dealt(llm: LLM) -> None:
         stream.deal([(place, [0, 1, 2]) for place in range(4)])
         while stream.has_work:
             found += stream.step()
-        stream.floors.update(floors)
         parts = [(place, [index]) for place in range(4) for index in range(3, 8)]
         random.Random(0).shuffle(parts)
-        stream.deal(parts)
+        stream.deal(parts, floors)
         while stream.has_work:
             found += stream.step()
             stream.scheduler.check()

@@ -52,11 +52,15 @@ def load_run(path: Path, *, data: str | None = None) -> RunView:
         RunError: there is no run, or it is damaged.
         InputError: `data` are not the problems of the run.
     """
+    from treegen.evals.run import look_back
+
     if (path / TREES).exists() and not (path / "samples.jsonl").exists():
         return load_search_run(path, data=data)
     with RunDir.open(path) as run:
         notices = list(run.notices)
         job = _job(run, data, notices)
+        if job is not None:
+            look_back(job, run)
         judged, report = _judge(run, job, notices)
         problems = _problems(run, job, judged)
         if run.missing > 0:
@@ -101,7 +105,8 @@ _Judged = list[tuple[dict[str, Any], Mapping[str, Verdict] | None]]
 
 def _judge(run: RunDir, job: "Job | None", notices: list[str]) -> tuple[_Judged, Report | None]:
     from treegen.evals.execution import executing
-    from treegen.evals.run import aggregate, judged, sample_scores
+    from treegen.evals.run import aggregate, judged, look_back, sample_scores
+    from treegen.evals.vote_tables import Votes
 
     if job is None:
         return [(record, None) for record in run.records()], _stored_report(run)
@@ -117,7 +122,9 @@ def _judge(run: RunDir, job: "Job | None", notices: list[str]) -> tuple[_Judged,
             f"{unjudged:,} samples are not judged; judge them with: treegen score "
             f"{shlex.quote(str(run.path))} --allow-code-execution"
         )
-    return found, aggregate(job, scores) if scores else None
+    if not scores:
+        return found, None
+    return found, aggregate(job, scores, look_back(job, run), Votes.of(run.path))
 
 
 def _stored_report(run: RunDir) -> Report | None:
