@@ -29,6 +29,8 @@ _COMMANDS: Final = {
     "score": ("treegen.cli.score", "Score the samples of a run again; needs no model."),
     "report": ("treegen.cli.report", "Write a page with the plots, samples and trees of runs."),
     "compare": ("treegen.cli.compare", "Test whether one run is better than another."),
+    "power": ("treegen.cli.power", "Say how many problems and samples show a difference."),
+    "usc": ("treegen.cli.usc", "Let the model pick the most consistent sample of each problem."),
     "show": ("treegen.cli.show", "Show a run, one of its problems or one of its trees."),
     "serve": ("treegen.cli.serve", "Serve a model to clients that speak OpenAI's protocol."),
     "tasks": ("treegen.cli.tasks", "List the tasks."),

@@ -233,7 +233,7 @@ def asked_for(params: Mapping[str, Any]) -> dict[str, Any]:
         given["votes"] = tuple(word.strip() for word in given["votes"].split(",") if word.strip())
     for name, flag in (("pass_ks", "--k"), ("maj_ks", "--maj")):
         if name in given:
-            given[name] = _counts(given[name], flag)
+            given[name] = counts(given[name], flag)
     return given
 
 
@@ -262,7 +262,7 @@ def _rows(value: object) -> int | None:
     return int(str(value))
 
 
-def _counts(text: str, flag: str) -> tuple[int, ...]:
+def counts(text: str, flag: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdecimal() and len(word) < 10 for word in words):
         raise InputError(f"{flag} must be whole numbers with commas between, got {text!r}")

@@ -22,6 +22,7 @@ STOPPED: Final = "confidence"
 """The finish reason of a sample that ended for a lack of confidence."""
 CONFIDENCES: Final = frozenset(("confidence", "lowest", "bottom", "tail"))
 """What votes call the numbers of `summary`; the first is `mean` there."""
+_SLACK: Final = 1e-4
 _LEAST_SHARE: Final = 0.1  # of the groups, the least confident ones that `bottom` is the mean of
 
 
@@ -62,9 +63,14 @@ class Confidence:
         return asdict(self)
 
     def floor(self, lowest: Sequence[float]) -> float:
-        """Return the floor of a problem. lowest: of its warm-up samples, as in `summary`."""
+        """Return the floor of a problem. lowest: of its warm-up samples, as in `summary`.
+
+        Samples often begin alike. So the group that sets the floor may be one that later samples
+        have too, rounded otherwise in another batch. The floor is a little lower, and they go on.
+        """
         assert self.keep is not None
-        return float(np.quantile(np.asarray(lowest, dtype=np.float64), 1 - self.keep))
+        quantile = float(np.quantile(np.asarray(lowest, dtype=np.float64), 1 - self.keep))
+        return quantile * (1 - _SLACK)
 
 
 def group_confidences(confidences: Sequence[float], window: int) -> npt.NDArray[np.float64]:

@@ -197,7 +197,9 @@ def aggregate(
         tables += stop_tables(job, scores, rounds)
     if settings.votes:
         ks = options.maj_ks or (num,)
-        tables.append(vote_table(fixed, job.task.filters, settings.votes, ks, votes))
+        tables.append(
+            vote_table(fixed, job.task.filters, settings.votes, ks, votes, job.data.problems)
+        )
     return replace(report, label=job.data.label, tables=tuple(tables))
 
 

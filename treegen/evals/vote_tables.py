@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from treegen.errors import InputError, RunError
 from treegen.evals.confidence import STOPPED
+from treegen.evals.metrics import Clusters, clusters_of
+from treegen.evals.problem import Problem
 from treegen.evals.stats import estimate, mean_interval
 from treegen.evals.tables import Cell, Table
 from treegen.evals.verdict import SampleScore
@@ -85,26 +87,29 @@ def vote_table(
     names: Sequence[str],
     ks: Sequence[int],
     votes: Votes = NO_VOTES,
+    problems: Sequence[Problem] = (),
 ) -> Table:
     """Return votes beside maj@k, with the difference to maj@k over the same problems.
 
+    problems: of which the scores are, for error bars that are clustered by their groups.
     names: the votes; "all" stands for each that the samples have numbers for, by its usual rule.
 
     Raises:
         InputError: samples lack the numbers of a vote.
     """
-    problems: dict[str, list[SampleScore]] = {}
+    samples_of: dict[str, list[SampleScore]] = {}
     for sample in sorted(scores, key=lambda sample: (sample.problem_id, sample.sample_index)):
         if (score := votes.scores.get((sample.problem_id, sample.sample_index))) is not None:
             sample = replace(sample, numbers={**sample.numbers, "score": score})
-        problems.setdefault(sample.problem_id, []).append(sample)
-    groups = list(problems.values())
+        samples_of.setdefault(sample.problem_id, []).append(sample)
+    groups = list(samples_of.values())
+    clusters = clusters_of(problems, list(samples_of))
     numbers = [[numbers_of(sample) for sample in group] for group in groups]
     rows: list[tuple[Cell, ...]] = []
     for filter in filters:
         for name in _wanted(names, numbers, votes):
             for k in {shown for _, shown in votes.picks.values()} if name == USC else ks:
-                found = _values(name, groups, numbers, filter, k, votes)
+                found = _values(name, groups, numbers, filter, k, votes, clusters)
                 if found is not None:
                     rows.append((name, filter, k, *found))
     return Table(
@@ -148,6 +153,7 @@ def _values(
     filter: str,
     k: int,
     votes: Votes,
+    clusters: Clusters,
 ) -> tuple[Cell, ...] | None:
     """Return the mean over problems, the difference to maj@k, and both intervals."""
     values, differences = [], []
@@ -175,8 +181,8 @@ def _values(
         differences.append(value - tally(verdicts).maj_at_k(k))
     if not values:
         return None
-    mean = estimate(values)
-    low, high = mean_interval(differences, -1.0, 1.0)
+    mean = estimate(values, clusters)
+    low, high = mean_interval(differences, -1.0, 1.0, clusters)
     difference = math.fsum(differences) / len(differences)
     return mean.value, mean.low, mean.high, difference, low, high
 
@@ -195,7 +201,7 @@ def stop_tables(job: "Job", scores: Sequence[SampleScore], rounds: "Rounds") -> 
         for group in groups.values():
             verdicts = [sample.verdicts[filter] for sample in group]
             values.append(tally(verdicts).maj_at_k(len(verdicts)))
-        mean = estimate(values)
+        mean = estimate(values, clusters_of(job.data.problems, list(groups)))
         samples = sum(map(len, groups.values()))
         error = (mean.value, mean.stderr, mean.low, mean.high)
         rows.append((filter, len(values), *error, samples, tokens))

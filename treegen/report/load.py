@@ -59,8 +59,8 @@ def load_run(path: Path, *, data: str | None = None) -> RunView:
     with RunDir.open(path) as run:
         notices = list(run.notices)
         job = _job(run, data, notices)
-        if job is not None:
-            look_back(job, run)
+        rounds = look_back(job, run) if job is not None else None
+        decides = rounds is not None and rounds.reads_answers
         judged, report = _judge(run, job, notices)
         problems = _problems(run, job, judged)
         if run.missing > 0:
@@ -81,6 +81,8 @@ def load_run(path: Path, *, data: str | None = None) -> RunView:
             timeline=read_timeline(path),
             trees=read_trees(path),
             notices=tuple(notices),
+            fixed=job.settings.first_round if job is not None and decides else None,
+            voters=rounds.voters() if rounds is not None and decides else None,
         )
 
 
@@ -176,6 +178,7 @@ def _problems(run: RunDir, job: "Job | None", judged: _Judged) -> tuple[ProblemV
             answer=known[problem_id].answer if problem_id in known else "",
             prompt_tokens=prompt_tokens.get(problem_id, 0),
             samples=tuple(sorted(drawn, key=lambda sample: sample.index)),
+            group=known[problem_id].group if problem_id in known else "",
         )
         for problem_id, drawn in samples.items()
     )

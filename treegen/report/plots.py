@@ -30,7 +30,7 @@ def run_plots(view: RunView) -> list[Plot]:
         headline = view.filters[0]
         verdicts = view.verdicts(headline)
         votes = bool(view.report.majority)
-        if curves := k_curves(verdicts, votes=votes):
+        if curves := k_curves(view.verdicts(headline, fixed=True), votes=votes):
             plots.append(curves_plot({plain_label(headline): curves}))
         plots += [
             _table_plot(i, table) for i, table in enumerate(view.report.tables) if _has_bars(table)
