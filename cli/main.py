@@ -30,6 +30,7 @@ _COMMANDS: Final = {
     "report": ("treegen.cli.report", "Write a page with the plots, samples and trees of runs."),
     "compare": ("treegen.cli.compare", "Test whether one run is better than another."),
     "power": ("treegen.cli.power", "Say how many problems and samples show a difference."),
+    "replay": ("treegen.cli.replay", "Say what stopping early would have saved of a run."),
     "usc": ("treegen.cli.usc", "Let the model pick the most consistent sample of each problem."),
     "show": ("treegen.cli.show", "Show a run, one of its problems or one of its trees."),
     "serve": ("treegen.cli.serve", "Serve a model to clients that speak OpenAI's protocol."),
