@@ -125,12 +125,15 @@ def _savings_plot(found: Sequence[Savings]) -> Plot:
             axes.set_xscale("log")
             axes.set_title(f"{group.label} ({group.num_problems:,})", fontsize=9)
             axes.set_ylim(-0.02, 1.02)
-        figure.supxlabel("tokens per problem", fontsize=9)
+            axes.tick_params(axis="x", labelsize=7)
+            axes.xaxis.set_minor_formatter("")
+        panels[len(panels) // 2].set_xlabel("tokens per problem")
         panels[0].set_ylabel("vote")
         panels[0].legend(fontsize=8)
 
-    return Plot("votes_over_tokens", "Votes against tokens, with 95% intervals", told, draw,
-                (max(6.4, 2.4 * len(found)), 3.2))  # fmt: skip
+    size = max(6.4, 2.6 * len(found)), 3.4
+    title = "Votes against tokens, with 95% intervals"
+    return Plot("votes_over_tokens", title, told, draw, size)
 
 
 def metric_plot(name: str, rows: Sequence[tuple[str, float, float | None, float | None]]) -> Plot:
