@@ -94,17 +94,14 @@ def _table(found: "Comparison") -> str:
 
 
 def _tokens(found: "Tokens") -> str:
-    from treegen.report.tables import interval
-
     told = f"tokens: A {found.a:,}, B {found.b:,}"
     if found.a != found.b:
         told += f" ({abs(found.saved):.1%} {'fewer' if found.saved > 0 else 'more'})"
-    if found.p_value is None:
+    if found.low is None or found.high is None:
         return told
-    bounds = interval(found.low, found.high, signed=True)
-    return (
-        f"{told}; B - A {found.value:+,.1f} for a problem ({bounds}), p {_p_value(found.p_value)}"
-    )
+    bounds = f"{found.low:+,.0f} to {found.high:+,.0f}"
+    p_value = _p_value(found.p_value)
+    return f"{told}; B - A {found.value:+,.0f} for a problem ({bounds}), t-test p {p_value}"
 
 
 def _p_value(value: float | None) -> str:

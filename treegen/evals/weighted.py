@@ -213,7 +213,8 @@ def _shares(
 def _weights(vote: Vote, values: _Floats, voters: _Flags) -> _Floats:
     """Return the votes of each sample, [subsets, samples], which come best first."""
     if vote.rule == "borda":
-        return np.where(voters, _borda(values, voters) ** vote.parameter, 0.0)
+        points: _Floats = np.where(voters, _borda(values, voters) ** vote.parameter, 0.0)
+        return points
     weights = np.broadcast_to(values, voters.shape)
     num = voters.sum(axis=1, keepdims=True)
     if vote.rule == "top":
@@ -223,7 +224,8 @@ def _weights(vote: Vote, values: _Floats, voters: _Flags) -> _Floats:
     if vote.number == "logprob":
         least = np.where(voters, weights, np.inf).min(axis=1, keepdims=True, initial=np.inf)
         weights = weights - np.where(np.isfinite(least), least, 0.0)
-    return np.where(voters, weights, 0.0)
+    found: _Floats = np.where(voters, weights, 0.0)
+    return found
 
 
 def _borda(values: _Floats, voters: _Flags) -> _Floats:
@@ -254,7 +256,7 @@ def _best_at_k(
     found, better = [], 0
     for value in np.unique(values[readable])[::-1]:
         mine = np.flatnonzero(readable & (values == value))
-        right = sum(bool(correct[i]) for i in mine)
+        right = sum(correct[i] for i in mine.tolist())
         ways = math.comb(num - better, k) - math.comb(num - better - len(mine), k)
         found.append(ways / total * right / len(mine))
         better += len(mine)
