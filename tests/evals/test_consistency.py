@@ -76,4 +76,5 @@ def test_what_cannot_be_picked_from_is_refused(
 ) -> None:
     run = make_run(tmp_path / "run", num_problems=3, num_samples=2, done=[2, 0, 1])
     assert "has no sample to pick from" in treegen("usc", run).error
-    assert "no usc" in treegen("score", run, "--votes", "usc").error
+    rows = treegen("score", run, "--votes", "usc").document["report"]["tables"][-1]["rows"]
+    assert "treegen usc" in rows[0][0] and rows[0][3] is None

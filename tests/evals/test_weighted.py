@@ -176,7 +176,10 @@ def test_the_table_has_each_vote_beside_the_majority() -> None:
     assert rows["usc"][6] == 0.0
     for _, _, _, value, low, high, less, least, most in table.rows:
         assert low <= value <= high and least <= less <= most  # type: ignore[operator]
-    with pytest.raises(InputError, match=r"certainty.*--self-certainty"):
-        vote_table(scores, ["f"], ["certainty"], [3], votes)
-    with pytest.raises(InputError, match=r"scores\.jsonl"):
-        vote_table(scores, ["f"], ["score"], [3])
+    for name, told in (
+        ("certainty", "--self-certainty"),
+        ("score", "scores.jsonl"),
+        ("usc", "usc"),
+    ):
+        (row,) = vote_table(scores, ["f"], [name], [3]).rows
+        assert told in str(row[0]) and row[2:] == (None,) * 7

@@ -271,6 +271,8 @@ def _signals(
 ) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
     """The confidences and self-certainties at all tokens of each slot that asked for them."""
     found: list[tuple[tuple[float, ...], tuple[float, ...]]] = [((), ())] * len(slots)
+    if not rows.records_signals:
+        return found
     asked = [param_sets[index].params for index in rows.params[slots].tolist()]
     places = [at for at, params in enumerate(asked) if params.tells]
     if places:

@@ -199,6 +199,11 @@ class RowTable:
         """Log-probability of each generated token of each slot."""
         return self._numbers(slots, self.generated.logprobs)
 
+    @property
+    def records_signals(self) -> bool:
+        """Whether confidence and self-certainty are recorded."""
+        return self.generated.signals.shape[-1] > 0
+
     def signals(self, slots: NDArray[np.int64]) -> list[tuple[float, ...]]:
         """For each slot, the signals at all its tokens in one row."""
         return self._numbers(slots, self.generated.signals)

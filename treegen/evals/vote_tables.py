@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from treegen.errors import InputError, RunError
+from treegen.errors import RunError
 from treegen.evals.confidence import STOPPED
 from treegen.evals.metrics import Clusters, clusters_of
 from treegen.evals.problem import Problem
@@ -93,9 +93,7 @@ def vote_table(
 
     problems: of which the scores are, for error bars that are clustered by their groups.
     names: the votes; "all" stands for each that the samples have numbers for, by its usual rule.
-
-    Raises:
-        InputError: samples lack the numbers of a vote.
+    A vote for which samples lack the numbers has no value, and its name says how to get them.
     """
     samples_of: dict[str, list[SampleScore]] = {}
     for sample in sorted(scores, key=lambda sample: (sample.problem_id, sample.sample_index)):
@@ -107,7 +105,10 @@ def vote_table(
     numbers = [[numbers_of(sample) for sample in group] for group in groups]
     rows: list[tuple[Cell, ...]] = []
     for filter in filters:
-        for name in _wanted(names, numbers, votes):
+        for name, lacks in _wanted(names, numbers, votes).items():
+            if lacks:
+                rows.append((f"{name} ({lacks})", filter, None, *[None] * 6))
+                continue
             for k in {shown for _, shown in votes.picks.values()} if name == USC else ks:
                 found = _values(name, groups, numbers, filter, k, votes, clusters)
                 if found is not None:
@@ -122,28 +123,26 @@ def vote_table(
 
 def _wanted(
     names: Sequence[str], numbers: Iterable[Sequence[Mapping[str, float]]], votes: Votes
-) -> list[str]:
-    """Return the names of votes, checked, with "all" spelled out."""
+) -> dict[str, str]:
+    """Return the names of votes, with "all" spelled out, and what each lacks, or ""."""
     there = set(NUMBERS)
     for group in numbers:
         for mine in group:
             there &= mine.keys()
-    found: dict[str, None] = {}
+    found: dict[str, str] = {}
     for name in names:
         if name == ALL:
             known = [number for number in NUMBERS if number in there]
-            found |= dict.fromkeys(Vote.of(number).name for number in known)
+            found |= dict.fromkeys((Vote.of(number).name for number in known), "")
             if votes.picks:
-                found[USC] = None
+                found[USC] = ""
             continue
         number = name.partition(":")[0]
-        if not (votes.picks if name == USC else number in there):
-            raise InputError(
-                f"some samples have no {number}, by which they are to vote: "
-                f"{_HOW.get(number, 'draw them with --confidence')}"
-            )
-        found[name if name == USC else Vote.of(name).name] = None
-    return list(found)
+        lacks = not (votes.picks if name == USC else number in there)
+        how = _HOW.get(number, "draw them with --confidence")
+        told = f"some samples have no {number}: {how}" if lacks else ""
+        found[name if name == USC else Vote.of(name).name] = told
+    return found
 
 
 def _values(
