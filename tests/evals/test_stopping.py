@@ -96,7 +96,7 @@ def test_a_decided_problem_gets_no_further_samples(
     found = _draw(llm, tmp_path / "run", stop_when=f"decided:{chance}", stop_batch=batch)
     full, answers, mine = _records(whole), _answers(whole), _records(tmp_path / "run")
     stopping = found["stopping"]
-    expected = {}
+    expected: dict[str, dict[str, Any]] = {}
     for problem in stopping["problems"]:
         ends = [*range(batch, N, batch), N]
         voters = ([answers[problem, i] for i in range(end)] for end in ends)
@@ -115,8 +115,8 @@ def test_a_decided_problem_gets_no_further_samples(
 def test_a_run_that_is_killed_stops_where_the_whole_one_does(
     llm: LLM, whole: Path, tmp_path: Path
 ) -> None:
-    rules = {"stop_when": "decided", "stop_batch": 4}
-    rules_too = {"confidence": {"window": 6, "top": 5, "keep": 0.5, "warmup": 5}}
+    rules: dict[str, Any] = {"stop_when": "decided", "stop_batch": 4}
+    rules_too: dict[str, Any] = {"confidence": {"window": 6, "top": 5, "keep": 0.5, "warmup": 5}}
     for name, how in (("rounds", rules), ("both", {**rules, **rules_too})):
         once = _draw(llm, tmp_path / f"{name}-once", **how)
         path = tmp_path / f"{name}-parts"
@@ -190,7 +190,7 @@ def test_a_stopped_vote_is_of_the_procedure() -> None:
     settings = settle({**BASE, "num_samples": 24, "stop_when": "decided", "stop_batch": 4})
     rng = np.random.default_rng(0)
     names = [str(i) for i in range(300)]
-    rounds = Rounds(settings, names)
+    rounds = Rounds(settings.stop_rule, names)
     drawn = 0
     todo = rounds.due()
     while todo:
@@ -257,8 +257,12 @@ def test_what_cannot_be_is_refused_in_one_line(
     assert told in done.error
 
 
-def test_tasks_without_votes_refuse(treegen: Command, elsewhere: None, no_weights: None) -> None:
-    done = treegen("eval", "mmlu", "-M", "demo", "--votes", "all")
+def test_tasks_without_votes_refuse(treegen: Command, tmp_path: Path, no_weights: None) -> None:
+    for split in ("dev", "test"):
+        (tmp_path / split).mkdir()
+        rows = [f"What is {i} of {split}?,{i},b,c,d,A\n" for i in range(6)]
+        (tmp_path / split / f"anatomy_{split}.csv").write_text("".join(rows))
+    done = treegen("eval", "mmlu", "-M", "demo", "--data", tmp_path, "--votes", "all")
     assert "likeliest choice" in done.error
     done = treegen("eval", "apps", "-M", "demo", "--stop-when", "decided", "--allow-code-execution")
     assert "programs" in done.error

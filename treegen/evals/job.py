@@ -14,7 +14,6 @@ from treegen.evals.arguments import check_arguments, configured, known_arguments
 from treegen.evals.calls import asked, load_data
 from treegen.evals.chat import as_chat
 from treegen.evals.choices import by_likelihood, check_settings, choice_prompts, choice_requests
-from treegen.evals.execution import executing
 from treegen.evals.fitting import fit
 from treegen.evals.given import RunChoices
 from treegen.evals.registry import get_task
@@ -168,7 +167,7 @@ def _check_votes(task: Task, data: TaskData) -> None:
     why = ""
     if by_likelihood(data):
         why = "picks the likeliest choice and draws nothing"
-    elif executing(task) is not None:
+    elif getattr(task, "executes_code", False):
         why = "asks for programs, of which no two have one answer"
     if why:
         raise InputError(

@@ -216,7 +216,7 @@ def look_back(job: Job, run: RunDir) -> Rounds | None:
     if not settings.in_rounds:
         return None
     problems = {problem.id: problem for problem in job.data.problems}
-    rounds = Rounds(settings, list(problems))
+    rounds = Rounds(settings.stop_rule, list(problems))
     for record in run.records():
         verdicts: Mapping[str, Verdict] = {}
         if rounds.reads_answers:

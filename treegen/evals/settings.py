@@ -9,7 +9,7 @@ from treegen.evals.arguments import configured
 from treegen.evals.confidence import CONFIDENCES, Confidence
 from treegen.evals.given import RunChoices, last_choices, merged, settled
 from treegen.evals.registry import get_task
-from treegen.evals.stopping import NEVER, decided_at
+from treegen.evals.stopping import NEVER, StopRule, decided_at
 from treegen.evals.task import TaskDefaults
 from treegen.evals.weighted import check_votes
 from treegen.params import SamplingParams
@@ -117,6 +117,17 @@ class EvalSettings(RunChoices):
         elif self.stop_when != NEVER:
             first = self.stop_batch
         return min(first, self.num_samples)
+
+    @property
+    def stop_rule(self) -> StopRule:
+        """By which rules the run stops."""
+        return StopRule(
+            num_samples=self.num_samples,
+            stop_when=self.stop_when,
+            batch=self.stop_batch,
+            first_round=self.first_round,
+            confidence=self.confidence,
+        )
 
     @property
     def drawing(self) -> SamplingParams:

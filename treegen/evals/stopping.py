@@ -13,14 +13,11 @@ of single samples is of the first round, and of all samples only the vote is tol
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from treegen.errors import InputError
 from treegen.evals.confidence import STOPPED, Confidence
 from treegen.search.strategies.majority import is_decided
-
-if TYPE_CHECKING:
-    from treegen.evals.settings import EvalSettings
 
 DECIDED: Final = "decided"
 NEVER: Final = "never"
@@ -50,6 +47,24 @@ def decided_at(rule: str) -> float | None:
     return chance
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRule:
+    """By which rules a run stops.
+
+    num_samples: most samples of a problem.
+    stop_when: as `decided_at` reads it.
+    batch: samples of a round but the first.
+    first_round: samples of each problem that are drawn whatever comes, and whole.
+    confidence: which samples end for a lack of it.
+    """
+
+    num_samples: int
+    stop_when: str
+    batch: int
+    first_round: int
+    confidence: Confidence | None
+
+
 @dataclass(slots=True)
 class _State:
     """One problem: its samples' answers by index, and how far its rounds are.
@@ -67,12 +82,10 @@ class _State:
 class Rounds:
     """Which samples of each problem are to be drawn next, and which need not be drawn at all."""
 
-    def __init__(self, settings: "EvalSettings", problem_ids: Sequence[str]) -> None:
+    def __init__(self, rule: StopRule, problem_ids: Sequence[str]) -> None:
         """Nothing is drawn yet."""
-        self._num = settings.num_samples
-        self._chance = decided_at(settings.stop_when)
-        self._confidence: Confidence | None = settings.confidence
-        self._settings = settings
+        self._rule, self._num = rule, rule.num_samples
+        self._chance = decided_at(rule.stop_when)
         self._states = {problem_id: _State() for problem_id in problem_ids}
         self._changed = dict.fromkeys(problem_ids)  # problems to look at
 
@@ -133,8 +146,8 @@ class Rounds:
     def _end_after(self, end: int) -> int:
         """Return where the round ends that begins at an index."""
         if not end:
-            return self._settings.first_round
-        step = self._settings.stop_batch if self._chance is not None else self._num
+            return self._rule.first_round
+        step = self._rule.batch if self._chance is not None else self._num
         return min(end + step, self._num)
 
     def _is_decided(self, state: _State) -> bool:
@@ -143,10 +156,10 @@ class Rounds:
 
     def floor(self, problem_id: str) -> float | None:
         """Return the floor of a problem's samples that are drawn now; None if they have none."""
-        state, confidence = self._states[problem_id], self._confidence
+        state, confidence = self._states[problem_id], self._rule.confidence
         if confidence is None or confidence.keep is None:
             return None
-        warmup = range(self._settings.first_round)
+        warmup = range(self._rule.first_round)
         if state.end <= len(warmup) or any(i not in state.answers for i in warmup):
             return None
         known = [state.lowest[i] for i in warmup if i in state.lowest]
@@ -163,12 +176,12 @@ class Rounds:
             if (floor := self.floor(problem_id)) is not None:
                 row |= {"unsure": state.unsure, "floor": floor}
             problems[problem_id] = row
-        settings = self._settings
+        rule = self._rule
         return {
-            "stop_when": settings.stop_when,
-            "stop_batch": settings.stop_batch,
-            "first_round": settings.first_round,
-            "confidence": self._confidence.to_json() if self._confidence else None,
+            "stop_when": rule.stop_when,
+            "stop_batch": rule.batch,
+            "first_round": rule.first_round,
+            "confidence": rule.confidence.to_json() if rule.confidence else None,
             "spared": self.spared,
             "problems": problems,
         }

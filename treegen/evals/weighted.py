@@ -231,7 +231,7 @@ def _weights(vote: Vote, values: _Floats, voters: _Flags) -> _Floats:
 def _borda(values: _Floats, voters: _Flags) -> _Floats:
     """Return how many voters each is at least as good as; the equal have their mean."""
     num = voters.sum(axis=1, keepdims=True)
-    points = num - voters.cumsum(axis=1) + 1.0
+    points: _Floats = num - voters.cumsum(axis=1) + 1.0
     _, group = np.unique(values, return_inverse=True)
     if len(np.unique(group)) == len(values):
         return points
