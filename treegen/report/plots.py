@@ -126,6 +126,7 @@ def _savings_plot(found: Sequence[Savings]) -> Plot:
             axes.set_title(f"{group.label} ({group.num_problems:,})", fontsize=9)
             axes.set_ylim(-0.02, 1.02)
             axes.tick_params(axis="x", labelsize=7)
+            axes.xaxis.set_major_formatter("{x:,.0f}")
             axes.xaxis.set_minor_formatter("")
         panels[len(panels) // 2].set_xlabel("tokens per problem")
         panels[0].set_ylabel("vote")
