@@ -18,7 +18,7 @@ from treegen.device import to_device
 from treegen.params import SamplingParams
 
 CONFIDENCE, CERTAINTY = range(2)
-_AT_ONCE = 2**26  # logits at most that are read in one go
+_AT_ONCE = 2**25  # logits at most that are read in one go
 
 
 @dataclass(frozen=True, slots=True)
