@@ -77,9 +77,12 @@ def standard_error(
     """
     num = len(values)
     mean = math.fsum(values) / num
+    if clusters is None:
+        squares = math.fsum((value - mean) ** 2 for value in values)
+        return math.sqrt(squares / (num - 1) / num) if num > 1 else None
     sums: dict[Hashable, list[float]] = {}
-    for place, value in enumerate(values):
-        sums.setdefault(clusters[place] if clusters else place, []).append(value - mean)
+    for value, cluster in zip(values, clusters, strict=True):
+        sums.setdefault(cluster, []).append(value - mean)
     if len(sums) < 2:
         return None
     squares = math.fsum(math.fsum(each) ** 2 for each in sums.values())
