@@ -183,3 +183,6 @@ def test_the_table_has_each_vote_beside_the_majority() -> None:
     ):
         (row,) = vote_table(scores, ["f"], [name], [3]).rows
         assert told in str(row[0]) and row[2:] == (None,) * 7
+    worse = Votes(scores={key: -score for key, score in votes.scores.items()})
+    (row, best) = vote_table(scores, ["f"], ["score", "score:best"], [3], worse).rows
+    assert "cannot have -0.9 votes" in str(row[0]) and row[3] is None and best[3] == 0.5

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from treegen.errors import RunError
+from treegen.errors import InputError, RunError
 from treegen.evals.confidence import STOPPED
 from treegen.evals.metrics import Clusters, clusters_of
 from treegen.evals.problem import Problem
@@ -93,7 +93,8 @@ def vote_table(
 
     problems: of which the scores are, for error bars that are clustered by their groups.
     names: the votes; "all" stands for each that the samples have numbers for, by its usual rule.
-    A vote for which samples lack the numbers has no value, and its name says how to get them.
+    A vote for which samples lack the numbers, or have none that can vote so, has no value, and its
+    name says why.
     """
     samples_of: dict[str, list[SampleScore]] = {}
     for sample in sorted(scores, key=lambda sample: (sample.problem_id, sample.sample_index)):
@@ -110,7 +111,11 @@ def vote_table(
                 rows.append((f"{name} ({lacks})", filter, None, *[None] * 6))
                 continue
             for k in {shown for _, shown in votes.picks.values()} if name == USC else ks:
-                found = _values(name, groups, numbers, filter, k, votes, clusters)
+                try:
+                    found = _values(name, groups, numbers, filter, k, votes, clusters)
+                except InputError as error:  # such as a negative weight
+                    rows.append((f"{name} ({error})", filter, k, *[None] * 6))
+                    break
                 if found is not None:
                     rows.append((name, filter, k, *found))
     return Table(

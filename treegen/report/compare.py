@@ -278,7 +278,8 @@ def _difference(
             sums: dict[Hashable, list[float]] = {}
             for cluster, each in zip(clusters, differences, strict=True):
                 sums.setdefault(cluster, []).append(each)
-            p_value = _sign_flip([math.fsum(mine) for mine in sums.values()], generator)
+            if len(sums) > 1:
+                p_value = _sign_flip([math.fsum(mine) for mine in sums.values()], generator)
         else:
             p_value = _mcnemar(better, worse) if binary else _sign_flip(differences, generator)
             t_test = _t_test(differences)
