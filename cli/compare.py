@@ -8,7 +8,7 @@ import click
 from treegen.cli.options import CONTEXT, QUIET
 
 if TYPE_CHECKING:
-    from treegen.report.compare import Comparison
+    from treegen.report.compare import Comparison, Tokens
 
 _RUN = click.Path(path_type=Path)
 
@@ -71,12 +71,13 @@ def _table(found: "Comparison") -> str:
             f"{row.value:+.3f}",
             interval(row.low, row.high, signed=True),
             _p_value(row.p_value),
+            _p_value(row.t_test),
             f"{row.better:,}",
             f"{row.worse:,}",
         ]
         for row in found.differences
     ]
-    head = ["Filter", "Metric", "A", "B", "B - A", "95% interval", "p", "Better", "Worse"]
+    head = ["Filter", "Metric", "A", "B", "B - A", "95% interval", "p", "t-test", "Better", "Worse"]
     left_out = f"; {len(found.left_out):,} unfinished ones left out" if found.left_out else ""
     lines = [
         f"A: {found.a}\nB: {found.b}\n{len(found.problem_ids):,} problems, paired{left_out}",
@@ -87,7 +88,20 @@ def _table(found: "Comparison") -> str:
     for method in dict.fromkeys(row.method for row in found.differences):
         names = dict.fromkeys(row.metric for row in found.differences if row.method == method)
         lines.append(f"{', '.join(names)}: {method}")
+    if found.tokens is not None:
+        lines.append(_tokens(found.tokens))
     return safe_text("\n".join(lines))
+
+
+def _tokens(found: "Tokens") -> str:
+    told = f"tokens: A {found.a:,}, B {found.b:,}"
+    if found.a != found.b:
+        told += f" ({abs(found.saved):.1%} {'fewer' if found.saved > 0 else 'more'})"
+    if found.low is None or found.high is None:
+        return told
+    bounds = f"{found.low:+,.0f} to {found.high:+,.0f}"
+    p_value = _p_value(found.p_value)
+    return f"{told}; B - A {found.value:+,.0f} for a problem ({bounds}), t-test p {p_value}"
 
 
 def _p_value(value: float | None) -> str:

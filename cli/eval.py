@@ -36,7 +36,9 @@ class _Work(Work):
 
 
 @click.command("eval", context_settings=CONTEXT)
-@options_of("task", "data", "arguments", "model", "cluster", "sampling", "report", "execution")
+@options_of(
+    "task", "data", "arguments", "model", "cluster", "sampling", "stopping", "report", "execution"
+)
 @click.option("--output-path", "-o", metavar="DIR", help="Run directory. Default: a new one in "
               "runs/.")  # fmt: skip
 @click.option("--resume", is_flag=False, flag_value="", metavar="[DIR]", help="Continue the run "
@@ -65,6 +67,7 @@ def command(
     from treegen.cli.render import demo_notice
     from treegen.errors import RunError
     from treegen.evals.job import load_job
+    from treegen.evals.run import look_back
     from treegen.runs import RunDir
     from treegen.tasks import get_task
 
@@ -85,6 +88,8 @@ def command(
     with ExitStack() as stack:
         opened = zip(targets, asked, strict=True)
         runs = open_runs(RunDir, opened, stack, unit=_UNIT, quiet=quiet)
+        for job, run in zip(jobs, runs, strict=True):
+            look_back(job, run)
         work: list[_Work] = []
         # It is entered first, so it ends after the judges, which write in the run directories.
         stack.enter_context(discarding(runs, but=RunError))

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import click
 
-from treegen.cli.pairs import GEN_KWARGS, MODEL_ARGS, read_pairs
+from treegen.cli.pairs import CONFIDENCE, GEN_KWARGS, MODEL_ARGS, read_pairs
 from treegen.errors import InputError
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -126,9 +126,27 @@ _EXECUTION: Final = (
     click.option("--num-workers", "--n-workers", "num_workers", type=int, help="Programs run at "
                  "once. Default: one per core."),
 )  # fmt: skip
+_STOPPING: Final = (
+    click.option("--stop-when", metavar="decided[:0.95]|never", help="Draw no further samples of a "
+                 "problem once its leading answer stays ahead with this chance."),
+    click.option("--stop-batch", type=int, metavar="N", help="Ask so after every N samples of a "
+                 "problem. Default: 8."),
+    click.option("--confidence", is_flag=False, flag_value="", metavar="K=V,...",
+                 help="Store how confident the model was in each sample: any of "
+                 f"{', '.join(CONFIDENCE)}. With keep=SHARE, samples that are less confident than "
+                 "all but this share of the problem's first ones end at once (DeepConf)."),
+    click.option("--self-certainty", is_flag=True, help="Store the self-certainty of each sample."),
+)  # fmt: skip
 _REPORT: Final = (
     click.option("--k", "pass_ks", metavar="1,10,100", help="Report pass@k for these k."),
     click.option("--maj", "maj_ks", metavar="8,40", help="Report maj@k for these k."),
+    click.option(
+        "--votes",
+        metavar="all|NUMBER[:RULE],...",
+        help="Report votes beside maj@k: by "
+        "logprob, likelihood, certainty, confidence, lowest, bottom, tail, score or usc; "
+        "weighted, borda=P, top=SHARE or best.",
+    ),
 )
 # Flags for which leaving them out is not the same as --no-.
 _DENIABLE: Final = ("fewshot_as_multiturn",)
@@ -169,7 +187,7 @@ def options_of(*groups: str) -> Decorator:
     """Return a decorator that adds groups of options, by their names below."""
     known: dict[str, tuple[Decorator, ...]] = {
         "task": _TASK, "data": _DATA, "arguments": _ARGUMENTS, "model": _MODEL, "cluster": _CLUSTER,
-        "sampling": _SAMPLING, "report": _REPORT, "execution": _EXECUTION,
+        "sampling": _SAMPLING, "stopping": _STOPPING, "report": _REPORT, "execution": _EXECUTION,
     }  # fmt: skip
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -209,9 +227,14 @@ def asked_for(params: Mapping[str, Any]) -> dict[str, Any]:
         given["stop"] = tuple(_unescape(text) for text in given["stop"])
     if "max_rows" in given:
         given["max_rows"] = _rows(given["max_rows"])
+    if "confidence" in given:
+        words = [given["confidence"]] if given["confidence"] else []
+        given["confidence"] = read_pairs(words, "--confidence", CONFIDENCE)
+    if "votes" in given:
+        given["votes"] = tuple(word.strip() for word in given["votes"].split(",") if word.strip())
     for name, flag in (("pass_ks", "--k"), ("maj_ks", "--maj")):
         if name in given:
-            given[name] = _counts(given[name], flag)
+            given[name] = counts(given[name], flag)
     return given
 
 
@@ -240,7 +263,7 @@ def _rows(value: object) -> int | None:
     return int(str(value))
 
 
-def _counts(text: str, flag: str) -> tuple[int, ...]:
+def counts(text: str, flag: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdecimal() and len(word) < 10 for word in words):
         raise InputError(f"{flag} must be whole numbers with commas between, got {text!r}")

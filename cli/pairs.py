@@ -46,6 +46,12 @@ GEN_KWARGS: Final[Mapping[str, Reader]] = {
     "seed": int,
     "do_sample": _bool,
 }
+CONFIDENCE: Final[Mapping[str, Reader]] = {
+    "top": int,
+    "window": int,
+    "keep": float,
+    "warmup": int,
+}
 # Names that other tools have for these.
 ALIASES: Final = {
     "pretrained": "model",

@@ -45,7 +45,7 @@ def command(
     view = load_run(run, data=data)
     for line in view.notices if not quiet else ():
         notice(line)
-    filter = _filter(view, filter_name)
+    filter = filter_of(view, filter_name)
     wanted = problem if problem is not None else tree
     found = _problem(view, wanted) if wanted is not None else None
     if found is None:
@@ -57,7 +57,8 @@ def command(
     json_line({"run": str(run), **document})
 
 
-def _filter(view: "RunView", name: str | None) -> str:
+def filter_of(view: "RunView", name: str | None) -> str:
+    """Return the filter of a name that a user gave, by default the headline's; "" if none is."""
     from treegen.errors import InputError
 
     if name is not None and name not in view.filters:

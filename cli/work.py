@@ -136,7 +136,7 @@ class _Models:
                 many = f" on {_told(self._places)}" if self._places else ""
                 notice(f"loading {engine.model}{many}")
             weights = item.run.info.identity["model"]["fingerprint"]
-            self._llm = _load(engine, weights, self._places, self._before)
+            self._llm = load(engine, weights, self._places, self._before)
             self._engine = engine
             if isinstance(self._llm, Closing):
                 self._stack.enter_context(self._llm)
@@ -169,7 +169,7 @@ def _fill(
             continue
         llm = models.get(item)
         with graceful_signals() as graceful:
-            stop = _either(received, graceful)
+            stop = either(received, graceful)
             try:
                 show_progress(steps(item, llm, stop), item.title, quiet=quiet)
             except RunError:
@@ -189,12 +189,13 @@ def kept_of(work: Sequence[Work], unit: str) -> str:
     return f"{done:,} of {planned:,} {unit} are kept"
 
 
-def _load(
+def load(
     engine: "EngineOptions",
     fingerprint: str,
-    places: "Places | None",
-    before: Sequence[Callable[[], object]],
+    places: "Places | None" = None,
+    before: Sequence[Callable[[], object]] = (),
 ) -> "LLM":
+    """Load a model, or workers that have it, without what transformers says meanwhile."""
     from transformers.utils import logging
 
     from treegen.evals.job import load_llm
@@ -207,5 +208,6 @@ def _load(
     return load_llm(engine, fingerprint, places, before)
 
 
-def _either(*flags: Stop) -> Stop:
+def either(*flags: Stop) -> Stop:
+    """Return a function that gives the signal that one of several has received."""
     return lambda: next((signum for flag in flags if (signum := flag())), None)

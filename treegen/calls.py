@@ -61,6 +61,10 @@ class Calls(ABC):
         """Begin a run of a plan; params and the samples wanted are those of each request."""
 
     @abstractmethod
+    def _dealt(self, plan: Plan, params: Sequence[SamplingParams]) -> Stream:
+        """Begin a run of a plan of which only what `Stream.deal` adds is drawn."""
+
+    @abstractmethod
     def _start_searches(
         self, fn: SearchFn, problems: Sequence[SearchProblem], *, params: SamplingParams, **how: Any
     ) -> SearchRun:
@@ -124,6 +128,17 @@ class Calls(ABC):
         stream = self._start(self._plan(requests), each, samples)
         self._before.update(before)  # Only now, because a call that is refused draws nothing.
         return stream
+
+    def dealt(self, tree: Node, params: SamplingParams) -> Stream:
+        """A run of a tree of which only what `Stream.deal` adds is drawn, while it goes on.
+
+        The samples are those of `stream`, in whatever order and parts they are dealt. Raises what
+        `stream` raises.
+        """
+        params = check_tree_params(params)
+        requests = sample_requests(tree, self.tokenizer, params, self.spec)
+        self._check_ready()
+        return self._dealt(self._plan(requests), [params] * len(requests))
 
     def run(
         self, tree: Node, params: SamplingParams | Sequence[SamplingParams] | None = None

@@ -191,6 +191,9 @@ class LLM(Calls):
 
     # Sampling
 
+    def _dealt(self, plan: Plan, params: Sequence[SamplingParams]) -> Stream:
+        return self.follow(plan, params)
+
     @property
     def num_states(self) -> int | None:
         """Recurrent states that there is room for; None for a model without recurrent layers."""

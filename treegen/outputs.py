@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "confidence"]
 OWN_KEYS: Final = "own keys"
 """The name of the last level of a decode step, which each row reads for itself."""
 
@@ -22,10 +22,13 @@ class Completion:
     text: what was generated, cut before the stop string and without special tokens.
     tokens: all generated token ids, those of the stop included.
     logprobs: natural-log probability of each token under the model, before temperature.
-    finish_reason: "stop" (a stop string, a stop token or end of sequence) or "length".
-    stop: the stop string or the stop token id that ended it; None for "length". A stop string that
-    is a special token is given as the string, the model's own end of sequence as its id.
+    finish_reason: "stop" (a stop string, a stop token or end of sequence), "length", or
+    "confidence" (it became less confident than `SamplingParams.min_confidence`).
+    stop: the stop string or the stop token id that ended it; None for other reasons. A stop string
+    that is a special token is given as the string, the model's own end of sequence as its id.
     top_logprobs: for each token the likeliest (token id, logprob) pairs, if asked for.
+    confidences: the confidence at each token, if asked for; see `SamplingParams.confidence`.
+    certainties: the self-certainty at each token, if asked for.
     """
 
     prompt_id: str
@@ -37,6 +40,8 @@ class Completion:
     finish_reason: FinishReason
     stop: str | int | None = None
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    confidences: tuple[float, ...] = ()
+    certainties: tuple[float, ...] = ()
 
     @property
     def logprob(self) -> float:

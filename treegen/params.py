@@ -36,6 +36,13 @@ class SamplingParams:
     with one difference: a prompt without a name then gets further samples in each further call;
     see `LLM.generate`.
     logprobs: how many likeliest alternatives to report per token.
+    confidence: report the confidence at each token: minus the mean log-probability of so many
+    likeliest tokens, as in DeepConf, where it is 20. 0 reports none.
+    min_confidence: end a sample once its last `confidence_window` tokens have a lower mean
+    confidence; its finish reason is "confidence". None never does.
+    confidence_window: how many tokens that is. A shorter sample goes on.
+    self_certainty: report at each token how far the model's distribution is from the uniform one:
+    the Kullback-Leibler divergence of the distribution from it, in nats.
     n: samples per prompt, for flat prompts (`LLM.generate`); trees say it per node.
     include_stop: leave the stop string, or the text of the stop token, in the text. It may be
     given as include_stop_str_in_output too, which is vLLM's name for it.
@@ -59,6 +66,10 @@ class SamplingParams:
     ignore_eos: bool = False
     seed: int | None = None
     logprobs: int = 0
+    confidence: int = 0
+    min_confidence: float | None = None
+    confidence_window: int = 2048
+    self_certainty: bool = False
     n: int = 1
     include_stop: bool = False
     logit_bias: Mapping[int, float] | None = None
@@ -91,6 +102,14 @@ class SamplingParams:
             check_number(name, getattr(self, name))
         for name in ("top_k", "max_tokens", "min_tokens", "logprobs", "n"):
             check_int(name, getattr(self, name))
+        check_int("confidence", self.confidence, least=0)
+        check_int("confidence_window", self.confidence_window, least=1)
+        if self.min_confidence is not None:
+            check_number("min_confidence", self.min_confidence)
+            if not self.confidence:
+                raise InputError(
+                    "min_confidence needs confidence: of how many likeliest tokens, such as 20"
+                )
         if self.temperature < 0:
             raise InputError(f"temperature must be at least 0, got {self.temperature}")
         if self.temperature > MAX_TEMPERATURE:
@@ -125,7 +144,7 @@ class SamplingParams:
             raise InputError(f"n must be at least 1, got {self.n}")
 
     def _check_stops(self) -> None:
-        for name in ("ignore_eos", "include_stop"):
+        for name in ("ignore_eos", "include_stop", "self_certainty"):
             check_bool(name, getattr(self, name))
         if not isinstance(self.stop, str):
             # An iterator could be read only once.
@@ -166,8 +185,14 @@ class SamplingParams:
         return (
             self.temperature, self.top_p, self.top_k, self.min_p, self.stops,
             tuple(self.stop_token_ids), self.ignore_eos, self.seed, self.logprobs,
-            self.include_stop, self.min_tokens, self.biases,
+            self.include_stop, self.min_tokens, self.biases, self.confidence, self.min_confidence,
+            self.confidence_window, self.self_certainty,
         )  # fmt: skip
+
+    @property
+    def tells(self) -> bool:
+        """Whether the confidence or the self-certainty at each token is reported."""
+        return self.confidence > 0 or self.self_certainty
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:

@@ -71,6 +71,7 @@ class QuestionAnswer:
         "ignore_case": "yes or no: whether A and a are the same; default: no",
         "pattern": "for regex: what an answer looks like, its one group or all of it; no default",
         "answer_field": "the field with the right answer, or a list of them; default: answer",
+        "group_field": "the field by which error bars are clustered, such as a passage; no default",
         "id_field": "the field with a problem's id; default: id, if rows have one, else the line",
     }
     # A blank line ends an answer, since one stands after each example.
@@ -106,7 +107,9 @@ class QuestionAnswer:
         path = split_file(options.data, options.split)
         rows = list(read_rows(path))
         answer_field = options.extra.get("answer_field", "answer")
-        _check_fields([*template.fields, answer_field], rows, str(path))
+        group_field = options.extra.get("group_field")
+        named = [answer_field, *([group_field] if group_field else [])]
+        _check_fields([*template.fields, *named], rows, str(path))
         if not isinstance(self._answer, ChoiceAnswer):
             _check_free(rows, str(path))
         loaded, skipped = problems_of(
@@ -171,7 +174,11 @@ class QuestionAnswer:
         if all(self._answer.canonical(answer) is None for answer in answers):
             raise ValueError(f"answer {answers[0][:40]!r} is not one that can be compared")
         problem_id = _id(row, line, extra.get("id_field"))
-        return Problem(problem_id, template.fill(row), json.dumps(answers), {"line": line})
+        field = extra.get("group_field")
+        group = str(row.get(field) or "") if field else ""
+        return Problem(
+            problem_id, template.fill(row), json.dumps(answers), {"line": line}, group=group
+        )
 
 
 def _kind(extra: Mapping[str, str]) -> tuple[str, str]:

@@ -3,10 +3,12 @@
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from treegen import LLM, Cluster, Node, SamplingParams
@@ -180,3 +182,36 @@ def test_a_problem_that_breaks_workers_is_reported_and_left_out(cluster: Cluster
     assert results[2].stopped == "left out"
     # The cluster goes on after that.
     assert len(cluster.run(TREE, PARAMS).completions) == 72
+
+
+def test_what_is_dealt_while_a_run_goes_on_is_drawn_as_by_one_engine(
+    llm: LLM, cluster: Cluster
+) -> None:
+    params = replace(PARAMS, logprobs=0, confidence=20, confidence_window=5)
+    whole = {(c.prompt_id, c.sample_index): c for c in llm.run(TREE, params).completions}
+    lows = [
+        min((sum(c.confidences[i : i + 5]) / 5 for i in range(c.num_tokens - 4)), default=9.0)
+        for c in whole.values()
+    ]
+    floor = sorted(lows)[len(lows) // 2] + 1e-4
+    found: list[Completion] = []
+    with cluster.dealt(TREE, params) as stream:
+        stream.deal([(place, [0, 1]) for place in range(12)])
+        while stream.has_work:
+            found += stream.step()
+        rest = {place: range(2, r.samples) for place, r in enumerate(stream.plan.requests)}
+        stream.deal([(p, list(r)) for p, r in rest.items()], dict.fromkeys(range(6), floor))
+        while stream.has_work:
+            found += stream.step()
+    assert sorted(whole) == sorted((c.prompt_id, c.sample_index) for c in found)
+    for c in found:
+        other = whole[c.prompt_id, c.sample_index]
+        assert c.tokens == other.tokens[: c.num_tokens]
+        values = np.array(c.confidences)
+        means = np.array([values[i : i + 5].mean() for i in range(len(values) - 4)])
+        has_floor = c.sample_index >= 2 and int(c.prompt_id[1:]) < 6
+        if c.finish_reason == "confidence":
+            assert has_floor and means[-1] < floor + 1e-6 and (means[:-1] > floor - 1e-6).all()
+        elif has_floor:
+            assert (means[:-1] > floor - 1e-6).all()
+    assert {c.finish_reason for c in found} >= {"confidence"}

@@ -8,6 +8,7 @@ import pytest
 
 from treegen import LLM, Node, SamplingParams
 from treegen.engine.dealt import DealtStream
+from treegen.errors import InputError
 from treegen.outputs import Completion
 from treegen.plan.requests import sample_requests, score_requests
 
@@ -99,3 +100,21 @@ def test_parts_have_the_scores_of_the_whole(llm: LLM, seed: int) -> None:
     for index, score in enumerate(wanted):
         assert stream.scores[index].tokens == score.tokens
         assert stream.scores[index].logprobs == pytest.approx(score.logprobs, abs=1e-5)
+
+
+def test_what_prompts_share_is_computed_once_though_work_comes_in_rounds(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=6, seed=2)
+    with llm.dealt(TREE, params) as stream:
+        computed = []
+        for index in range(3):
+            stream.deal([(place, [index]) for place in (0, 2, 3, 5)])
+            while stream.has_work:
+                stream.step()
+            computed.append(stream.usage.prompt_tokens_computed)
+        own = sum(
+            len(stream.plan.requests[place].tokens) - next(stream.plan.path(place)).start
+            for place in (0, 2, 3, 5)
+        )
+    assert computed[1] - computed[0] == computed[2] - computed[1] == own < computed[0]
+    with llm.stream(TREE, params) as stream, pytest.raises(InputError, match=r"LLM\.dealt"):
+        stream.deal([(0, [0])])

@@ -178,6 +178,9 @@ class Cluster(LLM, Closing):
         run = self._run(SampleJob(packed), items, [request.id for request in plan.requests])
         return ClusterStream(plan, run)
 
+    def _dealt(self, plan: Plan, params: Sequence[SamplingParams]) -> Stream:
+        return self._start(plan, params, [[] for _ in plan.requests])
+
     def _start_searches(
         self, fn: SearchFn, problems: Sequence[SearchProblem], *, params: SamplingParams, **how: Any
     ) -> ClusterSearchRun:

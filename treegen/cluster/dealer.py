@@ -69,6 +69,7 @@ class Dealer:
         self._away: set[int] = set()  # workers that are lost, and may come again
         self._deaths: Counter[int] = Counter()
         self._alone: Counter[int] = Counter()
+        self._last: dict[int, int] = {}  # by key, who has done something of it
         self.left_out: set[int] = set()
         self._fill_lanes(items)
 
@@ -136,6 +137,19 @@ class Dealer:
         self._apart = deque((items, who) for items, who in apart if items)
 
     # Work
+
+    def put(self, item: Item) -> None:
+        """Add work of a key of which nothing is open, for whoever did the last of it.
+
+        That worker has the prompt. The others take it if they have nothing else.
+        """
+        if item.key in self.left_out:
+            return
+        self._items[item.key] = item
+        worker = self._last.get(item.key)
+        if worker not in self._lanes or worker in self._away:
+            worker = min(self._lanes, key=self._load)
+        self._lanes[worker].append(item)
 
     @property
     def has_work(self) -> bool:
@@ -229,6 +243,7 @@ class Dealer:
         if index not in has:
             return False
         has.discard(index)
+        self._last[key] = worker
         if not has:
             del self._open[worker][key]
         self._deaths.pop(key, None)

@@ -8,7 +8,7 @@ at once, beside what is under way.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,10 @@ class Task(ABC):
     def levels(self) -> tuple[LevelRows, ...]:
         """Which levels of the tree the rows being decoded read now."""
         return ()
+
+    def set_floors(self, floors: Mapping[int, float]) -> None:
+        """Set the min_confidence of what is dealt of some keys from now on."""
+        assert not floors, "only samples have a confidence"
 
 
 class Job(ABC):
@@ -154,6 +158,9 @@ class _Sampling(_Following):
     def __init__(self, stream: DealtStream) -> None:
         super().__init__(stream)
         self._key_of = {request.id: place for place, request in enumerate(stream.plan.requests)}
+
+    def set_floors(self, floors: Mapping[int, float]) -> None:
+        self._stream.deal([], floors)
 
     def deal(self, parts: Iterable[Part]) -> None:
         self._stream.deal(parts)

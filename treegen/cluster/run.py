@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from treegen.cluster.crew import Crew, Slot
-from treegen.cluster.dealer import MOST_DEATHS, Dealer
+from treegen.cluster.dealer import MOST_DEATHS, Dealer, Item
 from treegen.cluster.importing import packed_job
 from treegen.cluster.jobs import Job, Result
 from treegen.cluster.totals import add_up, all_levels, all_statuses
@@ -72,6 +72,7 @@ class Run:
         self._start = time.monotonic()
         self._error: TreegenError | None = None
         self.usage, self.left_out = Usage(), dict[int, str]()
+        self._floors: dict[int, float] = {}
         self.closed = False
         for slot in crew.slots:
             if slot.loaded is not None:
@@ -83,6 +84,12 @@ class Run:
         status = Status(0, 0, _num_pages(slot))
         self._shares[slot] = _Share(deque(), Usage(), status, seen=time.monotonic())
         self._dealer.add(slot.number)
+
+    def deal(self, items: Iterable[Item], floors: Mapping[int, float]) -> None:
+        """Add work. floors: by key, the min_confidence of its parts from now on."""
+        self._floors.update(floors)
+        for item in items:
+            self._dealer.put(item)
 
     @property
     def has_work(self) -> bool:
@@ -149,7 +156,8 @@ class Run:
             self._turn(slot, [(part.key, list(part.indices)) for part in parts])
 
     def _turn(self, slot: Slot, parts: list[tuple[int, list[int]]], recall: int = 0) -> None:
-        turn = slot.actor.turn.remote(self._id, parts, recall, _TURN)
+        floors = {key: self._floors[key] for key, _ in parts if key in self._floors}
+        turn = slot.actor.turn.remote(self._id, parts, recall, _TURN, floors)
         self._shares[slot].turns.append(turn)
 
     def _relieve(self, idle: Slot) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
+from treegen.cluster.dealer import Item
 from treegen.cluster.run import Run
 from treegen.engine.stream import Stream
 from treegen.errors import InputError, WorkerError
@@ -76,6 +78,19 @@ class ClusterStream(Stream):
         """Samples that have ended and were not returned yet, for whoever leaves the run now."""
         rest, self._finished = self._finished[::-1], []
         return rest + [completion for _, _, completion in self._run.ended()]
+
+    def deal(
+        self,
+        work: Iterable[tuple[int, list[int]]],
+        floors: Mapping[int, float] = MappingProxyType({}),
+    ) -> None:
+        """Add work, which workers do beside what they have."""
+        items = []
+        for place, samples in work:
+            request = self.plan.requests[place]
+            whole = request.rows < request.samples
+            items.append(Item(place, tuple(samples), request.max_tokens, whole))
+        self._run.deal(items, floors)
 
     def cancel(self, prompt_id: str, sample_index: int | None = None) -> None:
         """Not known of a cluster."""

@@ -125,10 +125,13 @@ class Worker:
         except Exception as error:
             self._failed = Failure.of(error)
 
-    def turn(self, number: int, parts: list[Part], recall: int, seconds: float) -> Batch:
+    def turn(
+        self, number: int, parts: list[Part], recall: int, seconds: float, floors: dict[int, float]
+    ) -> Batch:
         """Take work, and do what there is for so many seconds, or until nothing is left.
 
         recall: parts that the worker is to give back, if it has not begun them.
+        floors: by key, the min_confidence of the parts.
         """
         if number != self._number:
             return Batch()
@@ -138,6 +141,7 @@ class Worker:
         given_back: list[Part] = []
         failure: Failure | None = None
         try:
+            task.set_floors(floors)
             task.deal(parts)
             given_back = task.take_back(recall) if recall else []
             end = time.monotonic() + seconds

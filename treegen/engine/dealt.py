@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -21,7 +22,8 @@ Dealt = tuple[int, list[int]]
 class DealtStream(Stream):
     """Draws samples of a plan as they are dealt out, in any order and any parts.
 
-    A segment of the plan is in the scheduler's tree while something that was dealt needs it.
+    A segment of the plan is in the scheduler's tree while something that was dealt needs it, and
+    one that several prompts share stays there.
     """
 
     def __init__(
@@ -39,9 +41,16 @@ class DealtStream(Stream):
         self._live: dict[int, LiveSegment] = {}  # by the index in the plan
         self._place_of: dict[int, int] = {}  # of the scheduler's requests in the plan
         self._known: dict[int, Score] = {}
+        # Segments with others below them. They stay when nothing that was dealt needs them for a
+        # while, idle, so that they are not computed once more for what is dealt next.
+        self._trunks = {segment.parent for segment in plan.segments}
+        self._floors: dict[int, float] = {}
 
-    def deal(self, work: Iterable[Dealt]) -> None:
+    def deal(
+        self, work: Iterable[Dealt], floors: Mapping[int, float] = MappingProxyType({})
+    ) -> None:
         """Add work, which the next steps do beside what is under way."""
+        self._floors.update(floors)
         for place, samples in work:
             spec = self.plan.requests[place]
             request = self.scheduler.add(
@@ -51,6 +60,7 @@ class DealtStream(Stream):
                 samples,
                 rank=self._rank[place],
                 grows=False,
+                floor=self._floors.get(place),
             )
             self._place_of[request.index] = place
             self.usage.prompt_tokens_unshared += len(spec.tokens) * max(len(samples), 1)
@@ -107,6 +117,8 @@ class DealtStream(Stream):
             live = self._live.get(segment.index)
             if live is None or not self._can_use(live, parent, score_from):
                 live = self._live[segment.index] = store.add_planned(parent, segment)
+                if score_from is None and segment.index in self._trunks:
+                    store.hold(live)
             parent = live
         assert parent is not None
         return parent

@@ -39,7 +39,7 @@ class Flight:
     def of(cls, slots: Ints, serials: Ints, draws: Draws) -> Flight:
         """A flight that has begun to copy its draws to the host."""
         tensors = (draws.tokens_PN, draws.logprobs_PN, draws.lse_P, draws.top_tokens_PK,
-                   draws.top_logprobs_PK)  # fmt: skip
+                   draws.top_logprobs_PK, draws.signals_P2)  # fmt: skip
         return cls(slots, serials, draws, Fetch([t for t in tensors if t is not None]))
 
 

@@ -19,11 +19,13 @@ from treegen.engine.row_queue import LiveRows
 from treegen.engine.rows import RowState, RowTable
 from treegen.engine.run_state import RunState
 from treegen.engine.segment import LiveRequest
+from treegen.engine.token_store import NUM_SIGNALS
 from treegen.outputs import Completion
 from treegen.plan.seeds import sample_seed
 from treegen.prompts.radix import Tokens
 from treegen.prompts.stops import Ending
 from treegen.sampling.param_set import ParamSet
+from treegen.sampling.signals import CERTAINTY, CONFIDENCE
 
 _PER_ROW = 4  # tokens to report in a step for each live row, which draws one token in that time
 _STEPS = 16  # most steps in which samples that ended together are reported
@@ -188,6 +190,7 @@ def completions_of(
     found: list[tuple[int, list[Completion]]] = []
     tokens = rows.tokens(slots)
     endings = _endings(rows, slots, tokens, requests, param_sets)
+    _add_unsure(endings, rows, slots, tokens, requests, param_sets)
     over = sorted(endings)
     slots = slots[over]
     per_row = zip(
@@ -196,9 +199,10 @@ def completions_of(
         rows.seed[slots].tolist(),
         rows.logprobs(slots),
         _alternatives(rows, slots, param_sets),
+        _signals(rows, slots, param_sets),
         strict=True,
     )
-    for at, sample, seed, logprobs, top in per_row:
+    for at, sample, seed, logprobs, top, (confidences, certainties) in per_row:
         request, (reason, stop, text) = requests[at], endings[at]
         param_set, name = param_sets[request.params], request.spec.id
         num_top = param_set.params.logprobs
@@ -217,6 +221,8 @@ def completions_of(
                 finish_reason=reason,
                 stop=stop,
                 top_logprobs=tuple(pairs[:num_top] for pairs in top) if num_top else (),
+                confidences=confidences,
+                certainties=certainties,
             )
             for sample, seed in named
         ]
@@ -242,6 +248,38 @@ def _endings(
             [requests[at].spec.tokens for at in mine], [tokens[at] for at in mine], limits
         )
         found.update((at, v) for at, v in zip(mine, endings, strict=True) if v is not None)
+    return found
+
+
+def _add_unsure(
+    endings: dict[int, Ending],
+    rows: RowTable,
+    slots: Ints,
+    tokens: Sequence[Sequence[int]],
+    requests: Sequence[LiveRequest],
+    param_sets: Sequence[ParamSet],
+) -> None:
+    """Add the endings of samples that end for a lack of confidence, and for nothing else."""
+    for at in np.flatnonzero(rows.is_unsure[slots]).tolist():
+        if at not in endings:
+            stopping = param_sets[int(rows.params[slots[at]])].stopping
+            endings[at] = "confidence", None, stopping.text(requests[at].spec.tokens, tokens[at])
+
+
+def _signals(
+    rows: RowTable, slots: Ints, param_sets: Sequence[ParamSet]
+) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
+    """The confidences and self-certainties at all tokens of each slot that asked for them."""
+    found: list[tuple[tuple[float, ...], tuple[float, ...]]] = [((), ())] * len(slots)
+    if not rows.records_signals:
+        return found
+    asked = [param_sets[index].params for index in rows.params[slots].tolist()]
+    places = [at for at, params in enumerate(asked) if params.tells]
+    if places:
+        for at, both in zip(places, rows.signals(slots[places]), strict=True):
+            confidences = both[CONFIDENCE::NUM_SIGNALS] if asked[at].confidence else ()
+            certainties = both[CERTAINTY::NUM_SIGNALS] if asked[at].self_certainty else ()
+            found[at] = confidences, certainties
     return found
 
 

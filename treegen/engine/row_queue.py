@@ -111,6 +111,10 @@ class LiveRows:
         for request, slots in zip(requests, slots_PN.tolist(), strict=True):
             request.slots = set(slots)
             request.rewinds = None
+            params = self._run.param_sets[request.params].params
+            floor = params.min_confidence if request.floor is None else request.floor
+            if floor is not None:
+                rows.watch(np.array(slots), floor, params.confidence_window)
         return slots_PN
 
     def _seed(self, request: LiveRequest, sample: int) -> int:

@@ -61,6 +61,11 @@ class RowTable:
     state_before: slot of the state one input earlier.
     state_from: slot of the state after the row's prompt.
     inputs: how many tokens the row has computed.
+    floor: the row ends once its mean confidence over its last tokens is lower; see `unsure`.
+    window: how many tokens that is; 0 for a row that does not end so.
+    sum_confidence: the sum of their confidences.
+    is_unsure: whether the row ends so.
+    watches: whether some row may end so.
     """
 
     def __init__(self, num_logprobs: int = 0) -> None:
@@ -83,6 +88,11 @@ class RowTable:
         self.state_before = np.zeros(0, dtype=np.int64)
         self.state_from = np.zeros(0, dtype=np.int64)
         self.inputs = np.zeros(0, dtype=np.int64)
+        self.floor = np.zeros(0, dtype=np.float64)
+        self.window = np.zeros(0, dtype=np.int64)
+        self.sum_confidence = np.zeros(0, dtype=np.float64)
+        self.is_unsure = np.zeros(0, dtype=np.bool_)
+        self.watches = False
         self._num_added = 0
         self.chain = np.full((0, 1), -1, dtype=np.int64)
         self.table = np.zeros((0, 4), dtype=np.int32)
@@ -91,7 +101,8 @@ class RowTable:
 
     _PER_SLOT = (
         "state", "request", "sample", "key", "seed", "stop", "limit", "params", "serial", "count",
-        "last", "base", "num_pages", "state_now", "state_before", "state_from", "inputs",
+        "last", "base", "num_pages", "state_now", "state_before", "state_from", "inputs", "floor",
+        "window", "sum_confidence", "is_unsure",
     )  # fmt: skip
 
     def record(self, num_logprobs: int) -> None:
@@ -99,6 +110,10 @@ class RowTable:
         if num_logprobs > self.num_logprobs:
             self.num_logprobs = num_logprobs
             self.generated.widen(num_logprobs)
+
+    def record_signals(self) -> None:
+        """Record confidence and self-certainty from now on."""
+        self.generated.record_signals()
 
     def add(self, num: int) -> NDArray[np.int64]:
         """Take `num` slots and return them; the caller sets what is in them."""
@@ -117,7 +132,15 @@ class RowTable:
         self._num_added += num
         self.count[slots] = 0
         self.num_pages[slots] = 0
+        self.window[slots] = 0
+        self.sum_confidence[slots] = 0.0
+        self.is_unsure[slots] = False
         return slots
+
+    def watch(self, slots: NDArray[np.int64], floor: float, window: int) -> None:
+        """End new rows once their mean confidence over `window` tokens is below a floor."""
+        self.floor[slots], self.window[slots] = floor, window
+        self.watches = True
 
     def release(self, slots: NDArray[np.int64]) -> None:
         """Give slots back."""
@@ -141,12 +164,32 @@ class RowTable:
         logprobs: NDArray[np.float32],
         top_tokens: NDArray[np.int64] | None = None,
         top_logprobs: NDArray[np.float32] | None = None,
+        signals: NDArray[np.float32] | None = None,
     ) -> None:
         """Record one generated token for each slot."""
         counts = self.count[slots]
-        self.generated.append(slots, counts, tokens, logprobs, top_tokens, top_logprobs)
+        self.generated.append(slots, counts, tokens, logprobs, top_tokens, top_logprobs, signals)
         self.last[slots] = tokens
         self.count[slots] = counts + 1
+
+    def unsure(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Note the confidence of the last token of each slot; whether the row ends by it.
+
+        Sums are float64, in which adding and taking away float32 numbers of like size is exact.
+        """
+        confidences = self.generated.signals[..., 0]
+        count, window = self.count[slots], self.window[slots]
+        latest = self.generated.at(confidences, slots, count - 1)
+        total = self.sum_confidence[slots] + latest.astype(np.float64)
+        left = np.flatnonzero((window > 0) & (count > window))  # a token leaves the window
+        if len(left):
+            gone = count[left] - 1 - window[left]
+            total[left] -= self.generated.at(confidences, slots[left], gone)
+        self.sum_confidence[slots] = total
+        whole = (window > 0) & (count >= window)
+        found: NDArray[np.bool_] = whole & (total / np.maximum(window, 1) < self.floor[slots])
+        self.is_unsure[slots] = found
+        return found
 
     def tokens(self, slots: NDArray[np.int64]) -> list[tuple[int, ...]]:
         """Generated tokens of each slot."""
@@ -155,6 +198,15 @@ class RowTable:
     def logprobs(self, slots: NDArray[np.int64]) -> list[tuple[float, ...]]:
         """Log-probability of each generated token of each slot."""
         return self._numbers(slots, self.generated.logprobs)
+
+    @property
+    def records_signals(self) -> bool:
+        """Whether confidence and self-certainty are recorded."""
+        return self.generated.signals.shape[-1] > 0
+
+    def signals(self, slots: NDArray[np.int64]) -> list[tuple[float, ...]]:
+        """For each slot, the signals at all its tokens in one row."""
+        return self._numbers(slots, self.generated.signals)
 
     def alternatives(
         self, slots: NDArray[np.int64]

@@ -127,6 +127,8 @@ class Scheduler:
             max_rows=max_rows,
         )
         self.usage, self.scores, self.grown = run.usage, run.scores, run.grown
+        if any(each.params.tells for each in (ParamSet(params, stopping), *further)):
+            run.rows.record_signals()
         for each in further:
             run.param_sets.add(each, lambda: range(len(run.param_sets)))
         self._run_ahead = run_ahead
@@ -165,6 +167,8 @@ class Scheduler:
         Parameters that no request uses any more may lose their index when others are added.
         """
         self.run.rows.record(min(params.logprobs, len(stopping.may_end)))
+        if params.tells:
+            self.run.rows.record_signals()
         return self.run.param_sets.add(ParamSet(params, stopping), self._params_in_use)
 
     def _params_in_use(self) -> set[int]:
@@ -181,6 +185,7 @@ class Scheduler:
         *,
         rank: int | None = None,
         grows: bool = True,
+        floor: float | None = None,
     ) -> LiveRequest:
         """Add a request below a segment.
 
@@ -189,6 +194,7 @@ class Scheduler:
         samples: the sample indices that are wanted.
         rank: its place among all requests, depth first; by default after those that are there.
         grows: whether its samples become segments when they end; else they are only returned.
+        floor: its own min_confidence, in place of that of its parameters.
         """
         index = self._num_requests
         self._num_requests += 1
@@ -203,6 +209,7 @@ class Scheduler:
             rewinds=scored or segment,
             added=True,
             grows=grows,
+            floor=floor,
         )
         self._admission.add([request])
         return request
@@ -399,7 +406,7 @@ class Scheduler:
     def _note_draws(self, flight: Flight) -> None:
         """Note the drawn tokens of rows that are still there; end the samples that are over."""
         rows, num = self.run.rows, len(flight.slots)
-        tokens, logprobs, lse, *top = flight.fetch.wait()
+        tokens, logprobs, lse, *more = flight.fetch.wait()
         alive = rows.serial[flight.slots] == flight.serials
         slots, tokens, logprobs = (
             flight.slots[alive],
@@ -407,12 +414,16 @@ class Scheduler:
             logprobs.ravel()[alive],
         )
         # Several draws may come from one distribution.
-        lse, *top = (np.repeat(array, num // len(array), axis=0)[alive] for array in (lse, *top))
+        lse, *more = (np.repeat(array, num // len(array), axis=0)[alive] for array in (lse, *more))
         self._check_numbers(lse, lambda at: self._row_name(slots[at]))
-        rows.append(slots, tokens, logprobs, *top)
+        signals = more.pop() if flight.draws.signals_P2 is not None else None
+        top_tokens, top_logprobs = more or (None, None)
+        rows.append(slots, tokens, logprobs, top_tokens, top_logprobs, signals)
         self.usage.decoded_tokens += len(slots)
         may_end = self.run.param_sets.may_end(rows.params[slots], tokens)
         over = may_end | (rows.count[slots] >= rows.limit[slots])
+        if rows.watches:
+            over |= rows.unsure(slots)
         if over.any():
             self._endings.end(slots[over])
 

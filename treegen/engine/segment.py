@@ -138,6 +138,7 @@ class LiveRequest:
     rewinds: a segment whose last token is computed once more, for its logits.
     added: whether it came while the run was under way. Idle segments leave before it waits.
     grows: whether it is of a search: its samples become segments when they end.
+    floor: its own min_confidence; None for that of its sampling parameters.
     num_prefilled: tokens computed for it. Tokens that several requests need count for the first.
     """
 
@@ -152,6 +153,7 @@ class LiveRequest:
     rewinds: LiveSegment | None = None
     added: bool = False
     grows: bool = False
+    floor: float | None = None
     num_prefilled: int = 0
 
     @property

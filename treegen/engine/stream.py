@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -113,6 +114,19 @@ class Stream(Iterator[Completion], Closing):
         """Samples that have ended and were not returned yet; call it before you leave a run."""
         rest, self._finished = self._finished[::-1], []
         return rest + self.scheduler.ended()
+
+    def deal(
+        self,
+        work: Iterable[tuple[int, list[int]]],
+        floors: Mapping[int, float] = MappingProxyType({}),
+    ) -> None:
+        """Add work to a run of `LLM.dealt`: places of prompts in the plan, and samples of each.
+
+        floors: by place, the min_confidence of what is dealt of a prompt from now on.
+
+        Raises InputError in other runs, which do all of their plan.
+        """
+        raise InputError("only a run of LLM.dealt takes work while it goes on")
 
     def cancel(self, prompt_id: str, sample_index: int | None = None) -> None:
         """Drop one sample, or all of a prompt; those that have ended still come.

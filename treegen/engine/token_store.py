@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 _BITS: Final = 6
 _BLOCK: Final = 1 << _BITS  # tokens
 
+NUM_SIGNALS: Final = 2  # as `treegen.sampling.signals` has them
+
 _Ints = NDArray[np.int64]
 
 
@@ -23,9 +25,11 @@ class TokenStore:
 
     tokens, logprobs: [blocks, tokens of a block].
     top_tokens, top_logprobs: [blocks, tokens of a block, num_logprobs], the likeliest alternatives.
+    signals: [blocks, tokens of a block, 2], confidence and self-certainty; [.., .., 0] as long as
+    nobody asks for them.
     """
 
-    _PER_TOKEN = ("tokens", "logprobs", "top_tokens", "top_logprobs")
+    _PER_TOKEN = ("tokens", "logprobs", "top_tokens", "top_logprobs", "signals")
 
     def __init__(self, num_logprobs: int) -> None:
         """An empty store that records `num_logprobs` alternatives per token."""
@@ -33,6 +37,7 @@ class TokenStore:
         self.logprobs = np.zeros((0, _BLOCK), dtype=np.float32)
         self.top_tokens = np.zeros((0, _BLOCK, num_logprobs), dtype=np.int32)
         self.top_logprobs = np.zeros((0, _BLOCK, num_logprobs), dtype=np.float32)
+        self.signals = np.zeros((0, _BLOCK, 0), dtype=np.float32)
         self._blocks = np.zeros((0, 4), dtype=np.int64)  # the blocks of each slot
         self._free = np.empty(0, dtype=np.int64)
 
@@ -52,6 +57,10 @@ class TokenStore:
             array = getattr(self, name)
             setattr(self, name, _grown(array, *array.shape[:2], num_logprobs))
 
+    def record_signals(self) -> None:
+        """Record signals from now on."""
+        self.signals = _grown(self.signals, *self.signals.shape[:2], NUM_SIGNALS)
+
     def append(
         self,
         slots: _Ints,
@@ -60,6 +69,7 @@ class TokenStore:
         logprobs: NDArray[np.float32],
         top_tokens: NDArray[np.int64] | None,
         top_logprobs: NDArray[np.float32] | None,
+        signals: NDArray[np.float32] | None = None,
     ) -> None:
         """Record one more token for each slot. counts: the tokens that each has before."""
         column, within = counts >> _BITS, counts & (_BLOCK - 1)
@@ -74,6 +84,8 @@ class TokenStore:
             num = top_tokens.shape[-1]
             self.top_tokens[block, within, :num] = top_tokens
             self.top_logprobs[block, within, :num] = top_logprobs
+        if signals is not None:
+            self.signals[block, within] = signals
 
     def release(self, slots: _Ints, counts: _Ints) -> None:
         """Forget what slots have generated. counts: the tokens of each."""
@@ -90,6 +102,11 @@ class TokenStore:
         blocks = self._blocks[slot, first : -(-stop >> _BITS)]
         flat = array[blocks].reshape(-1, *array.shape[2:])
         return flat[start - (first << _BITS) : stop - (first << _BITS)]
+
+    def at(self, array: NDArray[Any], slots: _Ints, index: _Ints) -> NDArray[Any]:
+        """What one of the arrays holds for one token of each slot. index: which token."""
+        found: NDArray[Any] = array[self._blocks[slots, index >> _BITS], index & (_BLOCK - 1)]
+        return found
 
     def numbers(
         self, slots: _Ints, counts: _Ints, array: NDArray[np.generic]

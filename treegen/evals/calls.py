@@ -4,9 +4,10 @@ import traceback
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from treegen.errors import TaskError, TreegenError
+from treegen.evals.confidence import STOPPED
 from treegen.evals.problem import Problem
 from treegen.evals.task import Task, TaskData
 from treegen.evals.verdict import Verdict
@@ -73,6 +74,19 @@ def verdicts_of(task: Task, problem: Problem, text: str) -> dict[str, Verdict]:
             raise _wrong(task, f"score of problem {problem.id!r}", f"gives {found!r:.80}; it must "
                          f"give a Verdict for each filter: {', '.join(task.filters)}")  # fmt: skip
     return found
+
+
+def verdicts_on(task: Task, problem: Problem, record: Mapping[str, Any]) -> Mapping[str, Verdict]:
+    """Return the verdicts on a stored sample. One that ended for a lack of confidence has no vote.
+
+    Its text is cut, so whatever stands there is no answer.
+
+    Raises:
+        TaskError: as for `verdicts_of`.
+    """
+    if record["finish_reason"] == STOPPED:
+        return {name: Verdict(None, False) for name in task.filters}
+    return verdicts_of(task, problem, record["text"])
 
 
 def _wrong(task: Task, method: str, what: str) -> TaskError:

@@ -152,6 +152,8 @@ def load_job(settings: EvalSettings) -> Job:
     if by_likelihood(data):
         default = default_sampling(task.defaults, chat=settings.apply_chat_template)
         check_settings(task, settings.num_samples, settings.sampling, default)
+    if settings.in_rounds or settings.votes:
+        _check_votes(task, data)
     tree = asked(task.tree, task.name)(data, settings.num_samples)
     prompts = prompts_of(tree)
     wanted = {(problem.id, settings.num_samples) for problem in data.problems}
@@ -161,6 +163,19 @@ def load_job(settings: EvalSettings) -> Job:
             f"{len(data.problems)} problems with {settings.num_samples} samples each"
         )
     return Job(settings, task, data, _dressed(tree, settings), tree)
+
+
+def _check_votes(task: Task, data: TaskData) -> None:
+    """Raise InputError for a task whose samples do not vote."""
+    why = ""
+    if by_likelihood(data):
+        why = "picks the likeliest choice and draws nothing"
+    elif getattr(task, "executes_code", False):
+        why = "asks for programs, of which no two have one answer"
+    if why:
+        raise InputError(
+            f"task {task.name!r} {why}; leave out --stop-when, --votes and --confidence keep"
+        )
 
 
 def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> ModelFacts:

@@ -1,7 +1,7 @@
 """From scored samples to metrics, as a pure function. Nothing here prints."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,9 @@ from treegen.evals.votes import tally
 
 if TYPE_CHECKING:
     from treegen.evals.problem import Problem
+
+
+Clusters = Sequence[Hashable] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,17 +178,23 @@ def summarise(
         if len(samples_of[problem_id]) < options.num_samples
     )
     groups = [group for group in samples_of.values() if group]
+    clusters = clusters_of(options.problems, [p for p in samples_of if samples_of[p]])
     chosen = any(problem.choices for problem in options.problems)
     metrics: list[MetricRow] = []
     majority: list[MajorityRow] = []
     for name in filters:
         verdicts = [[sample.verdicts[name] for sample in group] for group in groups]
         head: dict[str, Any] = {"task": task, "version": version, "filter": name}
-        rows = _choice_rows(groups, name) if chosen else _filter_rows(verdicts, options)
+        rows = (
+            _choice_rows(groups, name, clusters)
+            if chosen
+            else _filter_rows(verdicts, options, clusters)
+        )
         for row in rows:
             metrics.append(MetricRow(**head, num_fewshot=options.num_fewshot, **row))
         if not chosen:
-            majority.extend(MajorityRow(filter=name, **row) for row in _majority(verdicts, options))
+            votes = _majority(verdicts, options, clusters)
+            majority.extend(MajorityRow(filter=name, **row) for row in votes)
     if chosen:
         return Report(tuple(metrics), (), len(groups), len(scores), incomplete)
     truncated = [[s.finish_reason == "length" for s in group] for group in groups]
@@ -197,7 +206,7 @@ def summarise(
             num_fewshot=options.num_fewshot,
             metric="truncated",
             higher_is_better=False,
-            **mean_row([_share(flags) for flags in truncated]),
+            **mean_row([_share(flags) for flags in truncated], clusters=clusters),
         )
     )
     return Report(tuple(metrics), tuple(majority), len(groups), len(scores), incomplete)
@@ -219,36 +228,52 @@ def _group(
     return samples_of
 
 
+def clusters_of(
+    problems: Sequence["Problem"], problem_ids: Sequence[str]
+) -> list[tuple[str, ...]] | None:
+    """Return the cluster of each problem id for error bars; None if no problem has a group."""
+    group_of = {problem.id: problem.group for problem in problems if problem.group}
+    if not group_of:
+        return None
+    return [(group_of[each],) if each in group_of else ("", each) for each in problem_ids]
+
+
 def _filter_rows(
-    verdicts: Sequence[Sequence[Verdict]], options: ReportOptions
+    verdicts: Sequence[Sequence[Verdict]], options: ReportOptions, clusters: Clusters
 ) -> list[dict[str, Any]]:
     correct = [[verdict.correct for verdict in group] for group in verdicts]
-    rows = [{"metric": "exact_match", **mean_row([_share(flags) for flags in correct])}]
+    rows = [
+        {"metric": "exact_match", **mean_row([_share(flags) for flags in correct], None, clusters)}
+    ]
     pass_ks = default_pass_ks(options.num_samples) if options.pass_ks is None else options.pass_ks
     for k in pass_ks:
         values = [pass_at_k(len(flags), sum(flags), k) for flags in correct]
-        rows.append({"metric": f"pass@{k}", **mean_row(values, k)})
+        rows.append({"metric": f"pass@{k}", **mean_row(values, k, clusters)})
     invalid = [_share([verdict.answer is None for verdict in group]) for group in verdicts]
-    rows.append({"metric": "invalid", **mean_row(invalid), "higher_is_better": False})
+    rows.append(
+        {"metric": "invalid", **mean_row(invalid, None, clusters), "higher_is_better": False}
+    )
     return rows
 
 
-def _choice_rows(groups: Sequence[Sequence[SampleScore]], name: str) -> list[dict[str, Any]]:
+def _choice_rows(
+    groups: Sequence[Sequence[SampleScore]], name: str, clusters: Clusters
+) -> list[dict[str, Any]]:
     right = [_share([sample.verdicts[name].correct for sample in group]) for group in groups]
-    rows = [{"metric": "acc", **mean_row(right)}]
+    rows = [{"metric": "acc", **mean_row(right, None, clusters)}]
     if all(sample.by_length for group in groups for sample in group):
         right = [_share([sample.by_length[name].correct for sample in group]) for group in groups]
-        rows.append({"metric": "acc_norm", **mean_row(right)})
+        rows.append({"metric": "acc_norm", **mean_row(right, None, clusters)})
     return rows
 
 
 def _majority(
-    verdicts: Sequence[Sequence[Verdict]], options: ReportOptions
+    verdicts: Sequence[Sequence[Verdict]], options: ReportOptions, clusters: Clusters
 ) -> list[dict[str, Any]]:
     tallies = [tally(group) for group in verdicts]
     rows = []
     for k in default_maj_ks(options.num_samples) if options.maj_ks is None else options.maj_ks:
-        row = {"k": k, **mean_row([t.maj_at_k(k) for t in tallies], k), "tie_rate": None}
+        row = {"k": k, **mean_row([t.maj_at_k(k) for t in tallies], k, clusters), "tie_rate": None}
         if row["value"] is not None:
             row["tie_rate"] = estimate([t.tie_at_k(k) for t in tallies]).value
         rows.append(row)
@@ -259,13 +284,18 @@ def _share(flags: Sequence[bool]) -> float:
     return sum(flags) / len(flags)
 
 
-def mean_row(values: Sequence[float], k: int | None = None) -> dict[str, Any]:
-    """Return the fields of a MetricRow that follow from per-problem values. k: of the metric."""
+def mean_row(
+    values: Sequence[float], k: int | None = None, clusters: Clusters = None
+) -> dict[str, Any]:
+    """Return the fields of a MetricRow that follow from per-problem values.
+
+    k: of the metric. clusters: of each problem, as `clusters_of` gives them.
+    """
     if not values:
         return {"value": None, "reason": "no samples"}
     undefined = sum(math.isnan(value) for value in values)
     if undefined:
         reason = f"{undefined} of {len(values)} problems have fewer than {k} samples"
         return {"value": None, "reason": reason}
-    mean = estimate(values)
+    mean = estimate(values, clusters)
     return {"value": mean.value, "stderr": mean.stderr, "low": mean.low, "high": mean.high}

@@ -13,6 +13,8 @@ class Problem:
     question: the text that was asked, as the data has it.
     answer: the reference, in whatever form the task's `score` compares with.
     metadata: JSON values that a report may show; scoring does not need them.
+    group: problems with one group, such as questions on one passage, are no independent draws, so
+        error bars are clustered by it. Empty for a problem on its own.
     choices: texts that may follow the prompt. If there are any, nothing is drawn: the likeliest
         of them is the sample. All problems of a task have choices, or none has.
     """
@@ -22,6 +24,7 @@ class Problem:
     answer: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
     choices: tuple[str, ...] = ()
+    group: str = ""
 
     @property
     def content(self) -> list[str]:

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from treegen.evals.calls import verdicts_of
+from treegen.evals.calls import verdicts_on
 from treegen.evals.job import Job
 from treegen.evals.stats import Estimate, estimate
 from treegen.outputs import LevelRows, WorkerStatus
@@ -118,11 +118,13 @@ class AccuracySoFar:
         self._problems = {problem.id: problem for problem in job.data.problems}
         self._so_far = RightSoFar()
 
-    def add(self, record: dict[str, Any]) -> None:
-        """Judge a stored sample."""
+    def add(self, record: dict[str, Any]) -> str | None:
+        """Judge a stored sample; returns its answer."""
         problem_id = record["problem_id"]
-        verdicts = verdicts_of(self._job.task, self._problems[problem_id], record["text"])
-        self._so_far.count(problem_id, verdicts[self._job.task.filters[0]].correct)
+        verdicts = verdicts_on(self._job.task, self._problems[problem_id], record)
+        first = verdicts[self._job.task.filters[0]]
+        self._so_far.count(problem_id, first.correct)
+        return first.answer
 
     @property
     def accuracy(self) -> float | None:

@@ -5,6 +5,7 @@ imports torch, for scoring a stored run needs no model.
 """
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
@@ -15,15 +16,18 @@ from typing import TYPE_CHECKING, Any
 from treegen.errors import RunError, TaskError
 from treegen.evals.account import Account, add_up, stored_parts
 from treegen.evals.answers import answer_types, unified
-from treegen.evals.calls import asked, verdicts_of
+from treegen.evals.calls import asked, verdicts_on
 from treegen.evals.choices import likeliest_by_length
+from treegen.evals.confidence import summary
 from treegen.evals.execution import Judging, executing
 from treegen.evals.job import AnyJob, Job, fit_job
 from treegen.evals.metrics import Report, ReportOptions
 from treegen.evals.progress import AccuracySoFar, Glance, Progress
 from treegen.evals.settings import stored_choices
+from treegen.evals.stopping import NEVER, Rounds
 from treegen.evals.timeline import Timeline
 from treegen.evals.verdict import SampleScore, Verdict
+from treegen.evals.vote_tables import NO_VOTES, Votes, stop_tables, vote_table
 from treegen.outputs import Completion
 from treegen.runs import RunDir
 
@@ -57,31 +61,36 @@ def sample(
         return
     account = Account(run)
     tally = _tally(job, judging)
+    rounds = look_back(job, run)
     if tally:
         for record in run.records():
             tally.add(record)
     with (
         closing(Timeline(run.path, len(account.parts))) as timeline,
-        llm.stream(job.tree, job.settings.sampling, skip=set(run.done)) as stream,
+        _begun(job, run, llm, rounds) as stream,
     ):
-        prompts = _Prompts(stream)
+        prompts = _Prompts(stream, job)
+        dealing = _Dealing(run, stream, rounds) if rounds else None
         account.begin(stream.usage, stream.plan, stream.workers)
         watch = _Watch(run, stream, tally)
 
         def keep(completions: Sequence[Completion]) -> None:
             for completion in completions:
-                record = prompts.record(completion, tokens=job.settings.log_tokens)
+                record = prompts.record(completion)
                 job.mark(record)
                 run.append(record)
                 account.count()
-                if tally:
-                    tally.add(record)
+                answer = tally.add(record) if tally else None
+                if rounds:
+                    rounds.add(record, answer)
 
         try:
             stopped = False
             while stream.has_work and not stopped:
                 stopped = bool(stop())
                 keep(stream.ended() if stopped else stream.step())
+                if dealing:
+                    dealing.go_on()
                 if judging:
                     judging.poll()
                 account.save()
@@ -110,7 +119,7 @@ def judged(
     problems = {problem.id: problem for problem in job.data.problems}
     if not judging and (types := answer_types(job.task)):
         found = [
-            (key, verdicts_of(job.task, problems[key], record["text"]))
+            (key, verdicts_on(job.task, problems[key], record))
             for record in run.records()
             for key in (record["problem_id"],)
         ]
@@ -121,13 +130,13 @@ def judged(
         if judging:
             yield record, judging.verdicts(record)
         else:
-            problem = problems[record["problem_id"]]
-            yield record, verdicts_of(job.task, problem, record["text"])
+            yield record, verdicts_on(job.task, problems[record["problem_id"]], record)
 
 
 def score(job: Job, run: RunDir, judging: Judging | None = None) -> Report:
     """Judge every stored sample of a run; programs have the verdicts that are stored."""
-    return aggregate(job, sample_scores(job, judged(job, run, judging)))
+    scores = sample_scores(job, judged(job, run, judging))
+    return aggregate(job, scores, look_back(job, run), Votes.of(run.path))
 
 
 def sample_scores(
@@ -151,27 +160,86 @@ def sample_scores(
                 finish_reason=record["finish_reason"],
                 verdicts=verdicts,
                 by_length=by_length,
+                numbers=_numbers(record),
+                num_tokens=record["num_tokens"],
             )
         )
     return scores
 
 
-def aggregate(job: Job, scores: Sequence[SampleScore]) -> Report:
-    """Return the metrics over scored samples of a job."""
+def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return what votes may weigh a stored sample by."""
+    found = {}
+    if record["num_tokens"]:
+        found["logprob"] = record["logprob"] / record["num_tokens"]
+    if (certainty := record.get("self_certainty")) is not None:
+        found["certainty"] = certainty
+    for name, value in record.get("confidence", {}).items():
+        found["confidence" if name == "mean" else name] = value
+    return found
+
+
+def aggregate(
+    job: Job, scores: Sequence[SampleScore], rounds: Rounds | None = None, votes: Votes = NO_VOTES
+) -> Report:
+    """Return the metrics over scored samples of a job.
+
+    rounds: of a run that stops problems, by whose rule samples are chosen for what is told.
+    votes: what samples vote by that their records do not have.
+    """
     settings = job.settings
+    fixed, num = list(scores), settings.num_samples
+    if settings.stop_when != NEVER:
+        # Those that were drawn whatever came; see `treegen.evals.stopping`.
+        num = settings.first_round
+        fixed = [sample for sample in scores if sample.sample_index < num]
     options = ReportOptions(
         problem_ids=[problem.id for problem in job.data.problems],
-        num_samples=settings.num_samples,
+        num_samples=num,
         num_fewshot=job.data.num_fewshot,
-        pass_ks=settings.pass_ks,
-        maj_ks=settings.maj_ks,
+        pass_ks=_up_to(num, settings.pass_ks),
+        maj_ks=_up_to(num, settings.maj_ks),
         problems=job.data.problems,
     )
-    report = asked(job.task.aggregate, job.task.name)(scores, options)
+    report = asked(job.task.aggregate, job.task.name)(fixed, options)
     if not isinstance(report, Report):
         name = type(report).__name__
         raise TaskError(f"aggregate of task {job.task.name!r} gives a {name}; it must be a Report")
-    return replace(report, label=job.data.label)
+    tables = list(report.tables)
+    if rounds is not None:
+        tables += stop_tables(job, scores, rounds)
+    if settings.votes:
+        ks = options.maj_ks or (num,)
+        tables.append(
+            vote_table(fixed, job.task.filters, settings.votes, ks, votes, job.data.problems)
+        )
+    return replace(report, label=job.data.label, tables=tuple(tables))
+
+
+def _up_to(num: int, ks: Sequence[int] | None) -> Sequence[int] | None:
+    return None if ks is None else [k for k in ks if k <= num]
+
+
+def look_back(job: Job, run: RunDir) -> Rounds | None:
+    """Return how far the rounds of a run are by what it has stored; None if it has no rounds.
+
+    It also tells the run which samples need not be drawn.
+    """
+    settings = job.settings
+    if not settings.in_rounds:
+        return None
+    problems = {problem.id: problem for problem in job.data.problems}
+    kind = answer_types(job.task).get(job.task.filters[0])
+    rounds = Rounds(settings.stop_rule, list(problems), kind.representatives if kind else None)
+    for record in run.records():
+        verdicts: Mapping[str, Verdict] = {}
+        if rounds.reads_answers:
+            verdicts = verdicts_on(job.task, problems[record["problem_id"]], record)
+        first = verdicts.get(job.task.filters[0])
+        rounds.add(record, first.answer if first else None)
+    rounds.due()
+    run.spared = rounds.spared
+    return rounds
 
 
 def write_results(
@@ -182,7 +250,11 @@ def write_results(
     The report is None if samples are not scored, or are programs that are not judged.
     """
     unjudged = executing(job.task) is not None and judging is None
-    report = score(job, run, judging) if job.settings.score and not unjudged else None
+    rounds = look_back(job, run)
+    report = None
+    if job.settings.score and not unjudged:
+        scores = sample_scores(job, judged(job, run, judging))
+        report = aggregate(job, scores, rounds, Votes.of(run.path))
     unshared = kept = shortened = 0
     for record in run.records():
         shortened += "dropped" in record
@@ -197,6 +269,8 @@ def write_results(
         "report": report.to_json() if report else None,
         "parts": parts,
     }
+    if rounds:
+        results["stopping"] = rounds.told()
     if judging:
         results["judging"] = judging.summary()
     run.write_results(results)
@@ -246,7 +320,7 @@ class _Watch:
         status = self._stream.status()
         return Progress(
             done=len(self._run.done),
-            planned=self._run.info.planned,
+            planned=self._run.info.planned - self._run.spared,
             rows=status.rows,
             pages=status.pages,
             num_pages=status.num_pages,
@@ -262,11 +336,12 @@ class _Watch:
 class _Prompts:
     """What records say of the prompts: the hash of their token ids, and their lengths."""
 
-    def __init__(self, stream: "Stream") -> None:
+    def __init__(self, stream: "Stream", job: Job) -> None:
+        self._settings = job.settings
         self._request = {request.id: request for request in stream.plan.requests}
         self._hash: dict[str, str] = {}
 
-    def record(self, completion: Completion, *, tokens: bool) -> dict[str, Any]:
+    def record(self, completion: Completion) -> dict[str, Any]:
         """Return the line of samples.jsonl for one finished sample."""
         prompt = self._request[completion.prompt_id].tokens
         known = self._hash.get(completion.prompt_id)
@@ -286,9 +361,44 @@ class _Prompts:
             "prompt_tokens": len(prompt),
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
-        if tokens:
+        settings = self._settings
+        if settings.confidence is not None:
+            record["confidence"] = summary(completion.confidences, settings.confidence.window)
+        if settings.self_certainty:
+            certainties = completion.certainties
+            record["self_certainty"] = math.fsum(certainties) / len(certainties)
+        if settings.log_tokens:
             record["tokens"] = list(completion.tokens)
+            if settings.confidence is not None:
+                record["confidences"] = list(completion.confidences)
         return record
+
+
+def _begun(job: Job, run: RunDir, llm: "LLM", rounds: Rounds | None) -> "Stream":
+    """Begin to draw what a run lacks."""
+    if rounds is not None:
+        return llm.dealt(job.tree, job.settings.drawing)
+    return llm.stream(job.tree, job.settings.drawing, skip=set(run.done))
+
+
+class _Dealing:
+    """Deals samples whose round has come to a stream."""
+
+    def __init__(self, run: RunDir, stream: "Stream", rounds: Rounds) -> None:
+        """Deal what is due now."""
+        self._run, self._stream, self._rounds = run, stream, rounds
+        self._place = {request.id: i for i, request in enumerate(stream.plan.requests)}
+        rounds.begin()
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Deal what has become due."""
+        due = self._rounds.due()
+        found = ((self._place[name], self._rounds.floor(name)) for name, _ in due)
+        floors = {place: floor for place, floor in found if floor is not None}
+        if due:
+            self._stream.deal([(self._place[name], indices) for name, indices in due], floors)
+        self._run.spared = self._rounds.spared
 
 
 def _tally(job: Job, judging: Judging | None) -> "AccuracySoFar | Judging | None":

@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from treegen.errors import InputError
 from treegen.evals.arguments import configured
+from treegen.evals.confidence import CONFIDENCES, Confidence
 from treegen.evals.given import RunChoices, last_choices, merged, settled
 from treegen.evals.registry import get_task
+from treegen.evals.stopping import NEVER, StopRule, decided_at
 from treegen.evals.task import TaskDefaults
+from treegen.evals.weighted import check_votes
 from treegen.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -42,9 +45,17 @@ class EvalSettings(RunChoices):
     pass_ks, maj_ks: the k of pass@k and of maj@k; None picks them from num_samples.
     score: whether the samples are judged.
     log_tokens: whether the token ids of each sample are stored as well.
+    stop_when: when a problem gets no further samples; see `treegen.evals.stopping.decided_at`.
+    stop_batch: samples of a problem that are drawn side by side until it is asked again.
+    confidence: what is told of the confidence of samples; None if nothing is.
+    self_certainty: whether the mean self-certainty of each sample is stored.
+    votes: the votes that are reported beside maj@k.
     """
 
-    FREE: ClassVar = ("pass_ks", "maj_ks", "score", "log_tokens")
+    FREE: ClassVar = (
+        "pass_ks", "maj_ks", "score", "log_tokens", "stop_when", "stop_batch", "self_certainty",
+        "votes",
+    )  # fmt: skip
 
     num_samples: int
     sampling: SamplingParams
@@ -55,8 +66,15 @@ class EvalSettings(RunChoices):
     maj_ks: tuple[int, ...] | None = None
     score: bool = True
     log_tokens: bool = False
+    stop_when: str = NEVER
+    stop_batch: int = 8
+    confidence: Confidence | None = None
+    self_certainty: bool = False
+    votes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        self._check_stops()
+        check_votes(self.votes)
         if self.num_samples < 1:
             raise InputError(f"--n-samples must be at least 1, got {self.num_samples}")
         if self.fewshot_as_multiturn and not self.apply_chat_template:
@@ -69,7 +87,65 @@ class EvalSettings(RunChoices):
                         f"problem; choose from 1 to {self.num_samples}, or draw more (--n-samples)"
                     )
 
+    def _check_stops(self) -> None:
+        if decided_at(self.stop_when) is not None and not self.score:
+            raise InputError("--stop-when looks at answers, so it cannot go with --no-score")
+        if self.stop_batch < 1:
+            raise InputError(f"--stop-batch must be at least 1, got {self.stop_batch}")
+        if self.in_rounds and self.sampling.temperature == 0:
+            raise InputError(
+                "greedy samples of a problem are all the same, so none can be spared; "
+                "give a temperature above 0"
+            )
+
+    @property
+    def stops_samples(self) -> bool:
+        """Whether samples end for a lack of confidence."""
+        return self.confidence is not None and self.confidence.keep is not None
+
+    @property
+    def in_rounds(self) -> bool:
+        """Whether samples of a problem depend on how those before them went."""
+        return self.stop_when != NEVER or self.stops_samples
+
+    @property
+    def first_round(self) -> int:
+        """Samples of each problem that are drawn whatever comes, and whole."""
+        first = self.num_samples
+        if self.confidence is not None and self.confidence.keep is not None:
+            first = self.confidence.warmup
+        elif self.stop_when != NEVER:
+            first = self.stop_batch
+        return min(first, self.num_samples)
+
+    @property
+    def stop_rule(self) -> StopRule:
+        """By which rules the run stops."""
+        return StopRule(
+            num_samples=self.num_samples,
+            stop_when=self.stop_when,
+            batch=self.stop_batch,
+            first_round=self.first_round,
+            confidence=self.confidence,
+        )
+
+    @property
+    def drawing(self) -> SamplingParams:
+        """How samples are drawn, with what is told of them."""
+        told: dict[str, Any] = {"self_certainty": self.self_certainty}
+        if self.confidence is not None:
+            told |= {
+                "confidence": self.confidence.top,
+                "confidence_window": self.confidence.window,
+            }
+        return replace(self.sampling, **told)
+
+    def free_choices(self) -> dict[str, Any]:
+        own = self.confidence.to_json() if self.confidence else None
+        return {**super(EvalSettings, self).free_choices(), "confidence": own}
+
     def identity(self) -> dict[str, Any]:
+        ends = self.confidence
         sampling = {name: getattr(self.sampling, name) for name in SAMPLING}
         if self.sampling.min_tokens:
             sampling["min_tokens"] = self.sampling.min_tokens
@@ -84,6 +160,8 @@ class EvalSettings(RunChoices):
                 # It is absent if it is false, as in runs from before there was a choice.
                 **({"fewshot_as_multiturn": True} if self.fewshot_as_multiturn else {}),
             },
+            # It changes samples only if it ends some.
+            **({"confidence": ends.to_json()} if ends and ends.keep is not None else {}),
         }
 
 
@@ -112,6 +190,15 @@ def settle(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
     for name in ("stop", "stop_token_ids"):
         if name in sampling and not isinstance(sampling[name], str):
             sampling[name] = tuple(sampling[name])
+    if isinstance(given.get("confidence"), Mapping):
+        given["confidence"] = Confidence.of(given["confidence"])
+    if "votes" in given:
+        given["votes"] = tuple(given["votes"])
+        numbers = {vote.partition(":")[0] for vote in given["votes"]}
+        if "certainty" in numbers:
+            given["self_certainty"] = True
+        if numbers & CONFIDENCES and given.get("confidence") is None:
+            given["confidence"] = Confidence()
     for name in ("pass_ks", "maj_ks"):
         if given.get(name) is not None:
             given[name] = tuple(given[name])

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -42,11 +42,14 @@ class Estimate:
     num_problems: int
 
 
-def estimate(values: Sequence[float]) -> Estimate:
+def estimate(values: Sequence[float], clusters: Sequence[Hashable] | None = None) -> Estimate:
     """Return the mean of per-problem values in [0, 1] with its error bars.
 
     Problems are independent draws. Samples of one problem are not, so each problem gives one value.
     See `mean_interval` for the interval.
+
+    clusters: of each problem, where problems of one cluster are not independent. The standard error
+    is then the cluster-robust one; see `standard_error`.
 
     Raises:
         InputError: there is no value, or one outside [0, 1].
@@ -59,14 +62,39 @@ def estimate(values: Sequence[float]) -> Estimate:
     num = len(values)
     # fsum is exact, so the result does not depend on the order of the problems.
     mean = min(1.0, math.fsum(values) / num)
-    low, high = mean_interval(values, 0.0, 1.0)
-    if num == 1:
-        return Estimate(mean, None, low, high, num)
-    variance = math.fsum((value - mean) ** 2 for value in values) / (num - 1)
-    return Estimate(mean, math.sqrt(variance / num), low, high, num)
+    low, high = mean_interval(values, 0.0, 1.0, clusters)
+    return Estimate(mean, standard_error(values, clusters), low, high, num)
 
 
-def mean_interval(values: Sequence[float], least: float, most: float) -> tuple[float, float]:
+def standard_error(
+    values: Sequence[float], clusters: Sequence[Hashable] | None = None
+) -> float | None:
+    """Return the standard error of a mean; None for a single value or cluster.
+
+    With G clusters it is sqrt(G / (G - 1) * sum over clusters of (sum of deviations)^2) / n, which
+    regression programs call cluster-robust (CR1). With each value a cluster of its own that is the
+    usual s / sqrt(n).
+    """
+    num = len(values)
+    mean = math.fsum(values) / num
+    if clusters is None:
+        squares = math.fsum((value - mean) ** 2 for value in values)
+        return math.sqrt(squares / (num - 1) / num) if num > 1 else None
+    sums: dict[Hashable, list[float]] = {}
+    for value, cluster in zip(values, clusters, strict=True):
+        sums.setdefault(cluster, []).append(value - mean)
+    if len(sums) < 2:
+        return None
+    squares = math.fsum(math.fsum(each) ** 2 for each in sums.values())
+    return math.sqrt(squares * len(sums) / (len(sums) - 1)) / num
+
+
+def mean_interval(
+    values: Sequence[float],
+    least: float,
+    most: float,
+    clusters: Sequence[Hashable] | None = None,
+) -> tuple[float, float]:
     """Return a 95% interval for the mean of problems whose values lie in [least, most].
 
     The adjusted t interval: Student's t interval over the problems and two imaginary ones, one
@@ -76,12 +104,19 @@ def mean_interval(values: Sequence[float], least: float, most: float) -> tuple[f
     all problems agree, and the interval moves little when the values do. A mean of right and wrong
     problems is covered at least 93.2% of the time, whatever their number and the mean (computed up
     to 1,000 problems). Clustered shares are simulated in tests/evals/test_stats.py.
+
+    clusters: of each problem, where problems of one cluster are not independent. Then each of the
+    two imaginary ones is a cluster, and the degrees of freedom are those of the clusters.
     """
-    num = len(values) + 2
-    center = math.fsum((*values, least, most)) / num
-    squares = math.fsum((value - center) ** 2 for value in (*values, least, most))
+    whole = (*values, least, most)
+    # Names of the imaginary clusters that no other has.
+    names = None if clusters is None else [*((name,) for name in clusters), least, most]
+    num = len(whole) if names is None else len(set(names))
+    center = math.fsum(whole) / len(whole)
+    error = standard_error(whole, names)
+    assert error is not None
     t95 = math.fsum(term / (num - 1) ** power for power, term in enumerate(_T95))
-    half = t95 * math.sqrt(squares / (num - 1) / num)
+    half = t95 * error
     return max(least, center - half), min(most, center + half)
 
 

@@ -33,6 +33,8 @@ class SampleScore:
 
     by_length: if the sample is the likeliest of given choices, the verdicts on the choice that is
     likeliest for its length.
+    numbers: by name, what votes may weigh it by; see `treegen.evals.weighted`.
+    num_tokens: its generated tokens.
     """
 
     problem_id: str
@@ -40,3 +42,5 @@ class SampleScore:
     finish_reason: str
     verdicts: Mapping[str, Verdict]
     by_length: Mapping[str, Verdict] = field(default_factory=dict)
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    num_tokens: int = 0

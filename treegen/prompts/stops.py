@@ -109,6 +109,10 @@ class Stopping:
             endings[at] = "stop", end, text + name * self._include_stop
         return endings
 
+    def text(self, prompt: Tokens, tokens: Tokens) -> str:
+        """The text of a sample that nothing here has ended."""
+        return self._detokenizer.texts([prompt], [tokens])[0]
+
     def kept(self, tokens: Sequence[int]) -> Sequence[int]:
         """The tokens whose text a finished sample has.
 

@@ -13,26 +13,36 @@ The test depends on the metric:
   on which the runs disagree tell anything. That is McNemar's exact test.
 - Where a problem has a share between 0 and 1, McNemar's test does not apply. A sign-flip
   permutation test is used, which assumes no distribution. Where both tests apply they agree.
+
+Student's paired t-test stands beside both. Where problems are clustered, the interval is that of
+the clusters, and the signs of whole clusters are flipped.
+
+A run that stops problems whose vote is decided is compared by the samples that were drawn whatever
+came, and by the votes that its problems stopped with.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from treegen.errors import InputError
+from treegen.evals.metrics import Clusters
 from treegen.evals.stats import mean_interval, pass_at_k
 from treegen.evals.verdict import Verdict
 from treegen.evals.votes import tally
-from treegen.report.view import RunView
+from treegen.report.view import ProblemView, RunView
 
 _RESAMPLES: Final = 9999
 INTERVAL: Final = "adjusted t interval over problems"
 MCNEMAR: Final = f"{INTERVAL} and McNemar's exact test, since each problem is right or wrong"
 SIGN_FLIP: Final = (
     f"{INTERVAL} and sign-flip permutation test, since problems have shares between 0 and 1"
+)
+CLUSTERED: Final = (
+    "adjusted t interval over clusters and sign-flip permutation test of whole clusters"
 )
 
 
@@ -49,6 +59,7 @@ class Difference:
     better, worse: on how many problems b is above or below a.
     method: how the interval and the p-value were computed.
     by_problem: the differences, in the order of the problems.
+    t_test: the p-value of Student's paired t-test; None if it has none, as with clusters.
     """
 
     metric: str
@@ -63,6 +74,28 @@ class Difference:
     worse: int
     method: str
     by_problem: tuple[float, ...]
+    t_test: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """How many tokens two runs have generated for the problems that are compared.
+
+    a, b: in all. value: b minus a, for a problem in the mean; low, high: its 95% t interval over
+    problems, None for a single one. p_value: of Student's paired t-test.
+    """
+
+    a: int
+    b: int
+    value: float
+    low: float | None
+    high: float | None
+    p_value: float | None
+
+    @property
+    def saved(self) -> float:
+        """The share of a's tokens that b does without."""
+        return 1 - self.b / self.a if self.a else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +106,7 @@ class Comparison:
     problem_ids: the problems that were compared.
     left_out: the problems that either run has not finished.
     differences: one for each metric that both runs have, the headline first.
+    tokens: what the runs have generated.
     """
 
     a: str
@@ -80,6 +114,7 @@ class Comparison:
     problem_ids: tuple[str, ...]
     left_out: tuple[str, ...]
     differences: tuple[Difference, ...]
+    tokens: Tokens | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain dicts and lists. Only the headline has its differences by problem."""
@@ -103,7 +138,7 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False, seed: int = 0
     unfinished = tuple(
         p.id
         for p, q in zip(a.problems, b.problems, strict=True)
-        if len(p.samples) < a.num_samples or len(q.samples) < b.num_samples
+        if not (_is_whole(a, p) and _is_whole(b, q))
     )
     if unfinished and not partial:
         raise InputError(
@@ -118,11 +153,14 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False, seed: int = 0
     if not shared:
         raise InputError(f"the runs have no verdicts by a common filter: {_lacks(a)}; {_lacks(b)}")
     generator = np.random.default_rng(seed)
-    most = min(a.num_samples, b.num_samples)
+    most = min(a.fixed or a.num_samples, b.fixed or b.num_samples)
+    stops = a.voters is not None or b.voters is not None
+    group_of = {p.id: p.group for p in a.problems if p.group}
+    clusters = [(group_of[i],) if i in group_of else ("", i) for i in ids] if group_of else None
     votes = all(view.report is not None and view.report.majority for view in (a, b))
     found = []
     for filter in shared:
-        first, second = a.verdicts(filter), b.verdicts(filter)
+        first, second = (view.verdicts(filter, fixed=True) for view in (a, b))
         if missing := [p for p in ids if p not in first or p not in second]:
             raise InputError(
                 f"{len(missing):,} problems have no verdicts in both runs, such as {missing[0]!r}; "
@@ -130,8 +168,48 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False, seed: int = 0
             )
         for metric in _metrics(most, votes=votes):
             values = [[_value(metric, most, run[p]) for p in ids] for run in (first, second)]
-            found.append(_difference(metric, filter, values[0], values[1], generator))
-    return Comparison(a.name, b.name, tuple(ids), unfinished, tuple(found))
+            found.append(_difference(metric, filter, values[0], values[1], generator, clusters))
+        if stops and votes:
+            values = [_final_votes(view, filter, ids) for view in (a, b)]
+            place = sum(row.filter != filter for row in found) + 1
+            row = _difference("vote", filter, values[0], values[1], generator, clusters)
+            found.insert(place, row)
+    tokens = _tokens(*([_num_tokens(view)[i] for i in ids] for view in (a, b)))
+    return Comparison(a.name, b.name, tuple(ids), unfinished, tuple(found), tokens)
+
+
+def _is_whole(view: RunView, problem: ProblemView) -> bool:
+    """Whether nothing more is to be drawn of a problem."""
+    if view.voters is not None:
+        return problem.id in view.voters
+    return len(problem.samples) >= view.num_samples
+
+
+def _final_votes(view: RunView, filter: str, ids: Sequence[str]) -> list[float]:
+    """Return what the vote of each problem came to, with all samples that vote."""
+    found = []
+    verdicts = view.verdicts(filter)
+    for problem_id in ids:
+        mine = verdicts[problem_id]
+        if view.voters is not None:
+            mine = mine[: view.voters[problem_id]]
+        found.append(tally(mine).maj_at_k(len(mine)))
+    return found
+
+
+def _num_tokens(view: RunView) -> dict[str, int]:
+    return {p.id: sum(sample.num_tokens for sample in p.samples) for p in view.problems}
+
+
+def _tokens(a: Sequence[int], b: Sequence[int]) -> Tokens:
+    differences = [y - x for x, y in zip(a, b, strict=True)]
+    value = math.fsum(differences) / len(differences)
+    if len(set(differences)) < 2:  # there is no spread to test by
+        return Tokens(sum(a), sum(b), value, None, None, None)
+    test = _scipy().ttest_rel(b, a)
+    interval = test.confidence_interval()
+    low, high = float(interval.low), float(interval.high)
+    return Tokens(sum(a), sum(b), value, low, high, float(test.pvalue))
 
 
 def _task(task: Any) -> str:
@@ -179,7 +257,12 @@ def _value(metric: str, k: int, verdicts: Sequence[Verdict]) -> float:
 
 
 def _difference(
-    metric: str, filter: str, a: Sequence[float], b: Sequence[float], generator: np.random.Generator
+    metric: str,
+    filter: str,
+    a: Sequence[float],
+    b: Sequence[float],
+    generator: np.random.Generator,
+    clusters: Clusters = None,
 ) -> Difference:
     differences = [y - x for x, y in zip(a, b, strict=True)]
     num = len(differences)
@@ -188,9 +271,18 @@ def _difference(
     low: float | None = None
     high: float | None = None
     p_value: float | None = None
+    t_test: float | None = None
     if num > 1:
-        low, high = mean_interval(differences, -1.0, 1.0)
-        p_value = _mcnemar(better, worse) if binary else _sign_flip(differences, generator)
+        low, high = mean_interval(differences, -1.0, 1.0, clusters)
+        if clusters is not None:
+            sums: dict[Hashable, list[float]] = {}
+            for cluster, each in zip(clusters, differences, strict=True):
+                sums.setdefault(cluster, []).append(each)
+            if len(sums) > 1:
+                p_value = _sign_flip([math.fsum(mine) for mine in sums.values()], generator)
+        else:
+            p_value = _mcnemar(better, worse) if binary else _sign_flip(differences, generator)
+            t_test = _t_test(differences)
     return Difference(
         metric=metric,
         filter=filter,
@@ -202,9 +294,17 @@ def _difference(
         p_value=p_value,
         better=better,
         worse=worse,
-        method=MCNEMAR if binary else SIGN_FLIP,
+        method=CLUSTERED if clusters is not None else MCNEMAR if binary else SIGN_FLIP,
         by_problem=tuple(differences),
+        t_test=t_test,
     )
+
+
+def _t_test(differences: Sequence[float]) -> float | None:
+    """Return the p-value of Student's paired t-test; None where all differences are equal."""
+    if len(set(differences)) < 2:
+        return None
+    return float(_scipy().ttest_1samp(differences, 0.0).pvalue)
 
 
 def _mcnemar(better: int, worse: int) -> float:

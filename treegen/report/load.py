@@ -52,11 +52,15 @@ def load_run(path: Path, *, data: str | None = None) -> RunView:
         RunError: there is no run, or it is damaged.
         InputError: `data` are not the problems of the run.
     """
+    from treegen.evals.run import look_back
+
     if (path / TREES).exists() and not (path / "samples.jsonl").exists():
         return load_search_run(path, data=data)
     with RunDir.open(path) as run:
         notices = list(run.notices)
         job = _job(run, data, notices)
+        rounds = look_back(job, run) if job is not None else None
+        decides = rounds is not None and rounds.reads_answers
         judged, report = _judge(run, job, notices)
         problems = _problems(run, job, judged)
         if run.missing > 0:
@@ -77,6 +81,8 @@ def load_run(path: Path, *, data: str | None = None) -> RunView:
             timeline=read_timeline(path),
             trees=read_trees(path),
             notices=tuple(notices),
+            fixed=job.settings.first_round if job is not None and decides else None,
+            voters=rounds.voters() if rounds is not None and decides else None,
         )
 
 
@@ -101,7 +107,8 @@ _Judged = list[tuple[dict[str, Any], Mapping[str, Verdict] | None]]
 
 def _judge(run: RunDir, job: "Job | None", notices: list[str]) -> tuple[_Judged, Report | None]:
     from treegen.evals.execution import executing
-    from treegen.evals.run import aggregate, judged, sample_scores
+    from treegen.evals.run import aggregate, judged, look_back, sample_scores
+    from treegen.evals.vote_tables import Votes
 
     if job is None:
         return [(record, None) for record in run.records()], _stored_report(run)
@@ -117,7 +124,9 @@ def _judge(run: RunDir, job: "Job | None", notices: list[str]) -> tuple[_Judged,
             f"{unjudged:,} samples are not judged; judge them with: treegen score "
             f"{shlex.quote(str(run.path))} --allow-code-execution"
         )
-    return found, aggregate(job, scores) if scores else None
+    if not scores:
+        return found, None
+    return found, aggregate(job, scores, look_back(job, run), Votes.of(run.path))
 
 
 def _stored_report(run: RunDir) -> Report | None:
@@ -169,6 +178,7 @@ def _problems(run: RunDir, job: "Job | None", judged: _Judged) -> tuple[ProblemV
             answer=known[problem_id].answer if problem_id in known else "",
             prompt_tokens=prompt_tokens.get(problem_id, 0),
             samples=tuple(sorted(drawn, key=lambda sample: sample.index)),
+            group=known[problem_id].group if problem_id in known else "",
         )
         for problem_id, drawn in samples.items()
     )

@@ -13,12 +13,15 @@ from treegen.report.curves import (
 )
 from treegen.report.figures import BLUE, GREEN, GREY, ORANGE, YELLOW, Plot, plain_label
 from treegen.report.heat_map import draw_grid
+from treegen.report.saved import Savings, drawn_of, has_stopped, savings
 from treegen.report.view import RunView
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# With fewer samples there is little to save.
+_LEAST_VOTERS: Final = 16
 # With this many problems at most, each has a bar with its name.
 _NAMED: Final = 40
 
@@ -30,8 +33,12 @@ def run_plots(view: RunView) -> list[Plot]:
         headline = view.filters[0]
         verdicts = view.verdicts(headline)
         votes = bool(view.report.majority)
-        if curves := k_curves(verdicts, votes=votes):
+        if curves := k_curves(view.verdicts(headline, fixed=True), votes=votes):
             plots.append(curves_plot({plain_label(headline): curves}))
+        most = max(map(len, verdicts.values()), default=0)
+        whole = most == view.num_samples >= _LEAST_VOTERS
+        if votes and whole and not has_stopped(view):
+            plots.append(_savings_plot(savings(drawn_of(view, headline))))
         plots += [
             _table_plot(i, table) for i, table in enumerate(view.report.tables) if _has_bars(table)
         ]
@@ -93,6 +100,41 @@ def curves_plot(curves_of: Mapping[str, Sequence[Curve]]) -> Plot:
 
     metrics = dict.fromkeys(curve.metric for curves in curves_of.values() for curve in curves)
     return Plot("metrics_over_k", f"{' and '.join(metrics)}, with 95% intervals", told, draw)
+
+
+def _savings_plot(found: Sequence[Savings]) -> Plot:
+    """Return the picture of votes against tokens: all samples' majority, and stopping early."""
+    whole = found[0]
+    best = whole.rules[-1]
+    told = (
+        f"{best.name}: {best.vote.value:.3f} with {best.saved:.0%} fewer tokens than "
+        f"{whole.majority[-1].name}, which has {whole.majority[-1].vote.value:.3f}"
+    )
+
+    def draw(figure: "Figure") -> None:
+        panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
+        for axes, group in zip(panels, found, strict=True):
+            lines = (("maj@k", group.majority, BLUE), ("stop when decided", group.rules, ORANGE))
+            for label, points, colour in lines:
+                tokens = [point.tokens for point in points]
+                axes.plot(tokens, [p.vote.value for p in points], color=colour, marker="o",
+                          markersize=3, label=label)  # fmt: skip
+                axes.fill_between(tokens, [p.vote.low for p in points],
+                                  [p.vote.high for p in points], color=colour, alpha=0.12,
+                                  linewidth=0)  # fmt: skip
+            axes.set_xscale("log")
+            axes.set_title(f"{group.label} ({group.num_problems:,})", fontsize=9)
+            axes.set_ylim(-0.02, 1.02)
+            axes.tick_params(axis="x", labelsize=7)
+            axes.xaxis.set_major_formatter("{x:,.0f}")
+            axes.xaxis.set_minor_formatter("")
+        panels[len(panels) // 2].set_xlabel("tokens per problem")
+        panels[0].set_ylabel("vote")
+        panels[0].legend(fontsize=8)
+
+    size = max(6.4, 2.6 * len(found)), 3.4
+    title = "Votes against tokens, with 95% intervals"
+    return Plot("votes_over_tokens", title, told, draw, size)
 
 
 def metric_plot(name: str, rows: Sequence[tuple[str, float, float | None, float | None]]) -> Plot:

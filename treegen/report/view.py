@@ -44,6 +44,7 @@ class ProblemView:
     question, answer: empty where the data of the run are not at hand.
     prompt_tokens: tokens of its whole prompt; 0 without a sample.
     samples: its finished samples.
+    group: the cluster that it belongs to for error bars; empty for none.
     """
 
     id: str
@@ -51,6 +52,7 @@ class ProblemView:
     answer: str = ""
     prompt_tokens: int = 0
     samples: tuple[Sample, ...] = ()
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,9 @@ class RunView:
     notices: what is missing here and why, one sentence each.
     searched: whether its problems were searched. The one sample of each problem is what its search
     found.
+    fixed: how many samples of each problem were drawn whatever came; all but of runs that stop
+    problems.
+    voters: of a run that stops problems, how many samples vote of each that has stopped.
     """
 
     name: str
@@ -86,6 +91,8 @@ class RunView:
     trees: tuple[StoredTree, ...] = ()
     notices: tuple[str, ...] = ()
     searched: bool = False
+    fixed: int | None = None
+    voters: Mapping[str, int] | None = None
 
     @property
     def unit(self) -> str:
@@ -108,10 +115,15 @@ class RunView:
         """Whether the samples of a problem vote on its answer."""
         return self.num_samples > 1 and self.report is not None and bool(self.report.majority)
 
-    def verdicts(self, filter: str) -> dict[str, list[Verdict]]:
-        """Return the verdicts of one filter by problem; problems without any are left out."""
+    def verdicts(self, filter: str, *, fixed: bool = False) -> dict[str, list[Verdict]]:
+        """Return the verdicts of one filter by problem; problems without any are left out.
+
+        fixed: of samples that no stop depends on, for estimates that a stop would bias.
+        """
         found: dict[str, list[Verdict]] = {}
         for sample in self.samples:
+            if fixed and self.fixed is not None and sample.index >= self.fixed:
+                continue
             if sample.verdicts is not None and filter in sample.verdicts:
                 found.setdefault(sample.problem_id, []).append(sample.verdicts[filter])
         return found

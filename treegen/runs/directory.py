@@ -49,6 +49,8 @@ class RunDir:
     """
 
     records_file: ClassVar[str] = "samples.jsonl"
+    spared = 0
+    """How many of the planned samples need not be drawn; whoever knows the rule sets it."""
 
     def __init__(
         self,
@@ -169,8 +171,8 @@ class RunDir:
 
     @property
     def missing(self) -> int:
-        """How many of the planned samples are not finished; negative if there are too many."""
-        return self.info.planned - len(self._samples.keys)
+        """How many of the planned samples lack; negative if there are too many."""
+        return self.info.planned - len(self._samples.keys) - self.spared
 
     @property
     def notices(self) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from treegen.device import to_device
 from treegen.params import SamplingParams
+from treegen.sampling.signals import Signals
 
 # Constants of SplitMix64 (Steele, Lea and Flood 2014), as signed 64-bit integers.
 _GAMMA = 0x9E3779B97F4A7C15 - 2**64
@@ -106,6 +107,7 @@ class SamplingBatch:
     all_greedy: whether all rows do.
     num_logprobs: likeliest tokens that are reported for each draw.
     biases: what is added to logits before a draw.
+    signals: what is told of each distribution.
     """
 
     temperature_P: Tensor
@@ -116,12 +118,18 @@ class SamplingBatch:
     min_p_P: Tensor | None
     num_logprobs: int
     biases: Biases | None = None
+    signals: Signals | None = None
 
     @property
-    def is_plain(self) -> bool:
+    def draws_plainly(self) -> bool:
         """Whether rows draw from all tokens, unbiased, and no likeliest tokens are reported."""
         filters = (self.top_p_P, self.top_k_P, self.min_p_P, self.biases)
         return not self.num_logprobs and all(column is None for column in filters)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether rows draw plainly, and nothing is told of their distributions."""
+        return self.signals is None and self.draws_plainly
 
     @staticmethod
     def greedy(num: int, device: torch.device) -> SamplingBatch:
@@ -145,6 +153,7 @@ class SamplingBatch:
             biases=None
             if self.biases is None
             else replace(self.biases, index_P=self.biases.index_P[rows]),
+            signals=None if self.signals is None else self.signals.of_rows(rows),
         )
 
     def load(self, other: SamplingBatch) -> None:
@@ -182,6 +191,7 @@ class SamplingBatch:
             min_p_P=column([p.min_p for p in params], 0.0),
             num_logprobs=max(p.logprobs for p in params),
             biases=Biases.of(biases, index_P),
+            signals=Signals.of(params, index_P),
         )
 
 
@@ -193,6 +203,7 @@ class Draws:
     logprobs_PN: float32, the natural logarithm of their probability under the unchanged logits.
     lse_P: float32, log-sum-exp of the logits; not finite where some logit is no number.
     top_tokens_PK, top_logprobs_PK: the likeliest tokens, where they are reported.
+    signals_P2: float32, the confidence and the self-certainty, where they are reported.
     """
 
     tokens_PN: Tensor
@@ -200,6 +211,7 @@ class Draws:
     lse_P: Tensor
     top_tokens_PK: Tensor | None
     top_logprobs_PK: Tensor | None
+    signals_P2: Tensor | None = None
 
     def first(self, num: int) -> Draws:
         """The draws of the first distributions."""
@@ -209,6 +221,7 @@ class Draws:
             self.lse_P[:num],
             None if self.top_tokens_PK is None else self.top_tokens_PK[:num],
             None if self.top_logprobs_PK is None else self.top_logprobs_PK[:num],
+            None if self.signals_P2 is None else self.signals_P2[:num],
         )
 
 
@@ -218,12 +231,13 @@ def draw(logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: Sampling
     seeds_PN: the seed of each draw.
     steps_PN: how many tokens were drawn before it. All draws of a biased row have the same.
     """
-    if logits_PV.device.type == "cuda" and seeds_PN.shape[1] and params.is_plain:
+    if logits_PV.device.type == "cuda" and seeds_PN.shape[1] and params.draws_plainly:
         tokens_PN, logprobs_PN, lse_P = _kernels().draw_blocks(
             logits_PV, seeds_PN.contiguous(), steps_PN.contiguous(), params.temperature_P,
             params.greedy_P,
         )  # fmt: skip
-        return Draws(tokens_PN, logprobs_PN, lse_P, None, None)
+        signals_P2 = None if params.signals is None else params.signals.read(logits_PV, lse_P)
+        return Draws(tokens_PN, logprobs_PN, lse_P, None, None, signals_P2)
     # To sort, sum and search logits takes ten to twenty times the memory that they take.
     most = max(_AT_ONCE // logits_PV.shape[1], 1)
     if len(logits_PV) <= most:
@@ -262,7 +276,8 @@ def _draw(logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: Samplin
     if params.num_logprobs:
         top = logits_PV.topk(min(params.num_logprobs, logits_PV.shape[-1]), dim=-1)
         top_tokens, top_logprobs = top.indices, top.values - lse_P[:, None]
-    return Draws(tokens_PN, logprobs_PN, lse_P, top_tokens, top_logprobs)
+    signals_P2 = None if params.signals is None else params.signals.read(logits_PV, lse_P)
+    return Draws(tokens_PN, logprobs_PN, lse_P, top_tokens, top_logprobs, signals_P2)
 
 
 def log_sum_exp(logits_PV: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from treegen.search.budget import Budget, BudgetReached, SearchUsage
 from treegen.search.loop import check_loop
 from treegen.search.uncopied import Uncopied
 
-NodeEnd = Literal["stop", "length", "given"]
+NodeEnd = Literal["stop", "length", "confidence", "given"]
 
 
 class Context(Protocol):
@@ -265,7 +265,7 @@ class SearchNode(Uncopied):
 
     @property
     def finish_reason(self) -> NodeEnd:
-        """How the node's text ended: "given", "stop" or "length"."""
+        """How the node's text ended: "given", "stop", "length" or "confidence"."""
         return self.completion.finish_reason if self.completion else "given"
 
     @property

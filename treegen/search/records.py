@@ -24,7 +24,7 @@ class NodeRecord:
     logprob: natural-log probability of its own generated tokens. n_tokens: how many these are.
     leaf: whether it has no children.
     pruned: whether the strategy gave it up.
-    finish_reason: how its text ended: "stop", "length" or "given".
+    finish_reason: how its text ended: "stop", "length", "confidence" or "given".
     """
 
     id: int
@@ -153,7 +153,7 @@ def _wrong(record: object, index: int, before: Sequence[NodeRecord]) -> str | No
             return f"has {name} {value!r}"
         if isinstance(value, float) and not math.isfinite(value):
             return f"has {name} {value}, which is no JSON"
-    if record["finish_reason"] not in ("stop", "length", "given"):
+    if record["finish_reason"] not in ("stop", "length", "confidence", "given"):
         return f"has finish_reason {record['finish_reason']!r}"
     if record["id"] != index:
         return f"has the id {record['id']}; ids count from 0"

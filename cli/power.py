@@ -1,0 +1,141 @@
+"""`treegen power`: how many problems and samples it takes to see a difference."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treegen.cli.options import CONTEXT, QUIET
+
+if TYPE_CHECKING:
+    from treegen.evals.power import Spread
+    from treegen.report.view import RunView
+
+
+@click.command("power", context_settings=CONTEXT)
+@click.option("--difference", type=float, default=0.02, show_default=True,
+              help="Between the accuracies of two runs.")  # fmt: skip
+@click.option("--run", "runs", multiple=True, type=click.Path(path_type=Path), metavar="RUN",
+              help="Take variances from this run; of two runs, their correlation too.")  # fmt: skip
+@click.option("--n-problems", type=int, metavar="N", help="Problems at hand.")
+@click.option("--n-samples", "-n", "num_samples", metavar="1,8,64", default="1,4,16,64",
+              show_default=True, help="Samples per problem.")  # fmt: skip
+@click.option("--between", type=float, help="Variance of problems' chances of a right sample. "
+              "Default: 0.1, or of the run.")  # fmt: skip
+@click.option("--within", type=float, help="Mean of p (1 - p) over problems. Default: 0.1, or of "
+              "the run.")  # fmt: skip
+@click.option("--correlation", type=float, help="Of problems' chances in both runs. Default: 0.5, "
+              "or of two runs; 0 for runs of other problems.")  # fmt: skip
+@click.option("--power", "wanted", type=float, default=0.8, show_default=True,
+              help="The chance to find the difference.")  # fmt: skip
+@click.option("--alpha", type=float, default=0.05, show_default=True,
+              help="The chance to find one where there is none.")  # fmt: skip
+@QUIET
+def command(
+    difference: float,
+    runs: tuple[Path, ...],
+    n_problems: int | None,
+    num_samples: str,
+    between: float | None,
+    within: float | None,
+    correlation: float | None,
+    wanted: float,
+    alpha: float,
+    quiet: bool,
+) -> None:
+    """Say how many problems show a difference between two runs of the same problems.
+
+    The test is a paired t-test of the problems' shares of right samples.
+    """
+    from treegen.cli.options import counts
+    from treegen.cli.render import echo, json_line
+    from treegen.evals.power import difference_for, power, problems_for
+
+    ks = counts(num_samples, "--n-samples")
+    spread = _spread(runs, between, within, correlation)
+    rows: list[dict[str, Any]] = []
+    for k in ks:
+        row: dict[str, Any] = {
+            "num_samples": k,
+            "problems_needed": problems_for(spread, difference, k, wanted, alpha),
+        }
+        if n_problems is not None:
+            row["power"] = power(spread, difference, n_problems, k, alpha)
+            row["difference_found"] = difference_for(spread, n_problems, k, wanted, alpha)
+        rows.append(row)
+    if not quiet:
+        echo(_table(spread, rows, difference, n_problems, wanted, alpha))
+    json_line({
+        "difference": difference, "power": wanted, "alpha": alpha, "num_problems": n_problems,
+        "between": spread.between, "within": spread.within, "correlation": spread.correlation,
+        "rows": rows,
+    })  # fmt: skip
+
+
+def _spread(
+    runs: tuple[Path, ...],
+    between: float | None,
+    within: float | None,
+    correlation: float | None,
+) -> "Spread":
+    """Return the variances that are given or measured, or else assumed."""
+    from treegen.errors import InputError
+    from treegen.evals.power import Spread, correlation_of, spread_of
+    from treegen.report.load import load_run
+
+    if len(runs) > 2:
+        raise InputError(f"give --run once or twice, not {len(runs)} times")
+    found = [_rights(load_run(path)) for path in runs]
+    if len(found) == 2:
+        shared = [i for i in found[0] if i in found[1]]
+        if len(shared) < 2:
+            raise InputError("the runs have fewer than two problems in common")
+        found = [{i: each[i] for i in shared} for each in found]
+    each = [spread_of(list(rights.values())) for rights in found]
+    measured = [sum(column) / len(each) for column in zip(*each, strict=True)] or [0.1, 0.1]
+    if correlation is None:
+        both = [list(rights.values()) for rights in found]
+        correlation = correlation_of(both[0], both[1]) if len(both) == 2 else 0.5
+    return Spread(
+        between=measured[0] if between is None else between,
+        within=measured[1] if within is None else within,
+        correlation=correlation,
+    )
+
+
+def _rights(view: "RunView") -> dict[str, tuple[int, int]]:
+    from treegen.errors import InputError
+
+    if not view.filters:
+        raise InputError(f"the samples of {view.path} are not judged; score the run first")
+    verdicts = view.verdicts(view.filters[0], fixed=True)
+    return {i: (sum(v.correct for v in mine), len(mine)) for i, mine in verdicts.items()}
+
+
+def _table(
+    spread: "Spread",
+    rows: list[dict[str, Any]],
+    difference: float,
+    num_problems: int | None,
+    wanted: float,
+    alpha: float,
+) -> str:
+    from treegen.cli.tables import markdown
+
+    head = ["Samples each", f"Problems for {difference:g}"]
+    if num_problems is not None:
+        head += [f"Power with {num_problems:,}", f"Difference found with {num_problems:,}"]
+    cells = [
+        [
+            f"{row['num_samples']:,}",
+            f"{row['problems_needed']:,}",
+            *([f"{row['power']:.3f}", f"{row['difference_found']:.4f}"] if "power" in row else []),
+        ]
+        for row in rows
+    ]
+    return (
+        f"variance between problems {spread.between:.4f}, within {spread.within:.4f}, correlation "
+        f"of the runs {spread.correlation:.2f}\n"
+        f"paired t-test, alpha {alpha:g}, power {wanted:g}\n\n"
+        f"{markdown(head, cells, right=range(len(head)))}\n"
+    )

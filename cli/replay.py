@@ -1,0 +1,77 @@
+"""`treegen replay`: what stopping early would have saved of a run that drew everything."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from treegen.cli.options import CONTEXT, QUIET
+
+if TYPE_CHECKING:
+    from treegen.report.saved import Savings
+
+
+@click.command("replay", context_settings=CONTEXT)
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--stop-batch", type=click.IntRange(min=1), default=8, show_default=True,
+              help="Samples of a problem until the rule is asked again.")  # fmt: skip
+@click.option("--chance", "chances", type=click.FloatRange(0.5, 1, min_open=True, max_open=True),
+              multiple=True, help="Of the leading answer to stay ahead; may be "
+              "repeated.")  # fmt: skip
+@click.option("--filter", "filter_name", metavar="NAME", help="Read answers by this filter.")
+@click.option("--data", metavar="PATH", help="Where the problems are now, if not where they were.")
+@QUIET
+def command(
+    run: Path,
+    stop_batch: int,
+    chances: tuple[float, ...],
+    filter_name: str | None,
+    data: str | None,
+    quiet: bool,
+) -> None:
+    """Say what `--stop-when decided` would have saved of the run in RUN, and what it would cost.
+
+    The rule is replayed on the run's samples in 32 random orders. Intervals are over problems, and
+    differences are to the vote of all samples on the same problems.
+    """
+    from treegen.cli.render import echo, json_line, notice
+    from treegen.cli.show import filter_of
+    from treegen.report.load import load_run
+    from treegen.report.saved import CHANCES, drawn_of, savings
+
+    view = load_run(run, data=data)
+    for line in view.notices if not quiet else ():
+        notice(line)
+    drawn = drawn_of(view, filter_of(view, filter_name))
+    found = savings(drawn, batch=stop_batch, chances=chances or CHANCES)
+    if not quiet:
+        for each in found:
+            echo(_table(each))
+    json_line({"run": str(run), "stop_batch": stop_batch, "groups": [asdict(e) for e in found]})
+
+
+def _table(found: "Savings") -> str:
+    from treegen.cli.tables import markdown
+    from treegen.report.tables import interval
+
+    last = found.majority[-1]
+    rows = [
+        [
+            row.name,
+            f"{row.vote.value:.3f}",
+            interval(row.vote.low, row.vote.high),
+            f"{row.samples:,.1f}",
+            f"{row.tokens:,.0f}",
+            f"{row.saved:.1%}",
+            f"{row.less:+.3f}",
+            interval(row.low, row.high, signed=True),
+            "" if row is last else f"{row.same_tokens:.3f}",
+            "" if row is last or row.same_vote is None else f"{row.same_vote:.1%}",
+        ]
+        for row in (*found.rules, last)
+    ]
+    head = ["Rule", "Vote", "95% interval", "Samples", "Tokens", "Saved", f"Less {last.name}",
+            "95% interval", "Majority of as many tokens", "Saved at this vote"]  # fmt: skip
+    named = "all problems" if found.label == "all" else f"{found.label} problems"
+    return f"{named} ({found.num_problems:,})\n{markdown(head, rows, right=range(1, len(head)))}\n"

@@ -1,0 +1,91 @@
+"""Error bars of problems that are no independent draws, by definition and by simulation."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli_cases import Command
+
+from treegen.evals.stats import estimate, mean_interval, standard_error
+from treegen.report.compare import CLUSTERED, compare_runs
+from treegen.report.load import load_run
+
+
+def test_each_problem_a_cluster_is_the_usual_error() -> None:
+    rng = np.random.default_rng(0)
+    for num in (2, 5, 40):
+        values = rng.random(num).tolist()
+        usual = float(np.std(values, ddof=1)) / math.sqrt(num)
+        assert standard_error(values) == pytest.approx(usual)
+        assert standard_error(values, list(range(num))) == pytest.approx(usual)
+        assert mean_interval(values, 0, 1, list(range(num))) == pytest.approx(
+            mean_interval(values, 0, 1)
+        )
+    assert standard_error([0.5]) is None
+    assert standard_error([0.5, 0.7], ["p", "p"]) is None
+
+
+def test_the_error_is_that_of_a_regression_with_clusters() -> None:
+    """CR1 of a regression on a constant: (X'X)^-1 X' u u' X (X'X)^-1 by cluster."""
+    rng = np.random.default_rng(1)
+    for _ in range(10):
+        clusters = rng.integers(0, 7, 30).tolist()
+        values = rng.random(30).tolist()
+        ones, y = np.ones((30, 1)), np.array(values)
+        bread = np.linalg.inv(ones.T @ ones)
+        residuals = y - y.mean()
+        meat = np.zeros((1, 1))
+        for cluster in set(clusters):
+            mine = np.array(clusters) == cluster
+            score = ones[mine].T @ residuals[mine]
+            meat += np.outer(score, score)
+        num = len(set(clusters))
+        expected = math.sqrt(float((bread @ meat @ bread)[0, 0]) * num / (num - 1))
+        assert standard_error(values, clusters) == pytest.approx(expected)
+
+
+def test_clustered_intervals_cover_where_plain_ones_do_not() -> None:
+    rng = np.random.default_rng(2)
+    hits = {"plain": 0, "clustered": 0}
+    tries = 1000
+    for _ in range(tries):
+        chances = np.repeat(rng.beta(2, 2, 30), 5)  # five questions on each of thirty passages
+        values = (rng.random(150) < chances).astype(float).tolist()
+        clusters = np.repeat(np.arange(30), 5).tolist()
+        for name, by in (("plain", None), ("clustered", clusters)):
+            low, high = mean_interval(values, 0, 1, by)
+            hits[name] += low <= 0.5 <= high
+    assert 0.93 <= hits["clustered"] / tries <= 0.98
+    assert hits["plain"] < 0.9 * tries
+    whole = estimate([1.0] * 10, ["p"] * 10)
+    assert whole.stderr is None and whole.low < 0.7
+
+
+def test_a_field_of_the_data_clusters_an_eval_and_a_comparison(
+    tiny: Path, tmp_path: Path, treegen: Command
+) -> None:
+    rows = [
+        {"question": f"Say {i}", "answer": "e", "passage": f"p{i % 3}", "id": str(i)}
+        for i in range(9)
+    ]
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    how = ["-M", tiny, "--data", data, "--metric", "contains", "--max-tokens", "12", "-n", "4",
+           "--temperature", "1", "--memory", "4MiB", "-q"]  # fmt: skip
+    errors = {}
+    for name, more in (("plain", []), ("by", ["-T", "group_field=passage"])):
+        done = treegen("eval", "jsonl", *how, *more, "-o", tmp_path / name)
+        assert done.code == 0, done.err
+        errors[name] = done.document["runs"][0]["report"]["metrics"][0]
+    assert errors["plain"]["value"] == errors["by"]["value"]
+    assert errors["plain"]["stderr"] != errors["by"]["stderr"]
+    other = tmp_path / "other"
+    treegen("eval", "jsonl", *how, "--seed", "1", "-T", "group_field=passage", "-o", other)
+    found = compare_runs(load_run(tmp_path / "by"), load_run(other))
+    assert {row.method for row in found.differences} == {CLUSTERED}
+    assert all(row.t_test is None for row in found.differences)
+    assert found.tokens is not None and found.tokens.a > 0
+    missing = treegen("eval", "jsonl", *how, "-T", "group_field=passages", "-o", tmp_path / "x")
+    assert "passages" in missing.error

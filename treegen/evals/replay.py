@@ -1,0 +1,209 @@
+"""What stopping early would have saved of a run that drew everything, and what it would have cost.
+
+A rule is replayed on the samples of a run in random orders. The samples of a problem are
+independent draws, so each order is one that the run could have had, and the mean over orders is an
+unbiased estimate of the vote and of the tokens of a run that stops by the rule, with at most as
+many samples. No stop is chosen by looking at what it comes to. Orders are drawn by a fixed seed.
+
+Shape letters: O orders, N samples, R rounds, A answers.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from treegen.errors import InputError
+from treegen.evals.confidence import Confidence, group_confidences
+from treegen.evals.verdict import Verdict
+from treegen.evals.votes import tally
+from treegen.search.strategies.majority import agreement
+
+ORDERS: Final = 32
+
+_Floats = npt.NDArray[np.float64]
+_Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The samples of one problem.
+
+    verdicts: of each, by one filter.
+    tokens: how many each has.
+    confidences: at each token of each, where they are stored.
+    """
+
+    verdicts: Sequence[Verdict]
+    tokens: Sequence[int]
+    confidences: Sequence[Sequence[float]] = ()
+
+    @property
+    def mean_tokens(self) -> float:
+        """Tokens of a sample in the mean."""
+        return sum(self.tokens) / len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a rule comes to for one problem, in the mean over orders.
+
+    vote: the share of a right answer in the vote. tokens, samples: that are drawn for it.
+    """
+
+    vote: float
+    tokens: float
+    samples: float
+
+
+def plain(drawn: Drawn, k: int) -> Outcome:
+    """Return what a majority of k samples comes to, exactly."""
+    vote = tally(drawn.verdicts).maj_at_k(k)
+    return Outcome(vote, k * drawn.mean_tokens, k)
+
+
+def until_decided(
+    drawn: Drawn, chance: float, batch: int, *, orders: int = ORDERS, seed: int = 0
+) -> Outcome:
+    """Return what stopping comes to where the leading answer stays ahead with a chance.
+
+    batch: samples of a round; the rule is asked after each.
+    """
+    order_ON = _orders(len(drawn.tokens), orders, seed)
+    codes, right_A = _codes(drawn.verdicts)
+    tokens_ON = np.asarray(drawn.tokens, dtype=np.float64)[order_ON].cumsum(axis=1)
+    counts_ORA, ends = _counts(codes[order_ON], len(right_A), batch)
+    at_O = _first_decided(counts_ORA, chance)
+    final_OA = counts_ORA[np.arange(len(order_ON)), at_O]
+    end_O = ends[at_O]
+    used_O = tokens_ON[np.arange(len(order_ON)), end_O - 1]
+    return Outcome(
+        float(_right_shares(final_OA, right_A).mean()), float(used_O.mean()), float(end_O.mean())
+    )
+
+
+def by_confidence(
+    drawn: Drawn,
+    rule: Confidence,
+    *,
+    chance: float | None = None,
+    batch: int = 8,
+    orders: int = ORDERS,
+    seed: int = 0,
+) -> Outcome:
+    """Return what ending samples that lack confidence comes to (DeepConf, online).
+
+    chance: stop the problem too once its vote is decided, as in `until_decided`.
+
+    Raises:
+        InputError: the confidences at all tokens are not known, or the rule keeps all samples.
+    """
+    if rule.keep is None:
+        raise InputError("a rule without keep ends no sample; give --confidence keep=SHARE")
+    if len(drawn.confidences) != len(drawn.tokens):
+        raise InputError(
+            "the run has no confidence at each token; draw it with --confidence and --log-tokens"
+        )
+    num = len(drawn.tokens)
+    first = min(rule.warmup, num)
+    least = [_running_least(each, rule.window) for each in drawn.confidences]
+    lowest = np.array([each[-1] if len(each) else math.inf for each in least])
+    codes, right_A = _codes(drawn.verdicts)
+    votes, spent, drawn_samples = [], [], []
+    for order in _orders(num, orders, seed):
+        floor = rule.floor(lowest[order[:first]].tolist())
+        mine, tokens = codes[order].copy(), np.asarray(drawn.tokens)[order].copy()
+        for place in range(first, num):
+            index = order[place]
+            at = _stop(least[index], floor, rule.window, drawn.tokens[index])
+            if at is not None:
+                mine[place], tokens[place] = -1, at
+        ends = [first, *range(first + batch, num, batch), num] if chance is not None else [num]
+        counts_1RA, used = _counts(mine[None], len(right_A), batch, ends)
+        at_1 = _first_decided(counts_1RA, chance) if chance is not None else np.array([0])
+        votes.append(float(_right_shares(counts_1RA[0, at_1], right_A)[0]))
+        end = int(used[at_1[0]])
+        spent.append(float(tokens[:end].sum()))
+        drawn_samples.append(end)
+    return Outcome(_mean(votes), _mean(spent), _mean(drawn_samples))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _orders(num: int, orders: int, seed: int) -> _Ints:
+    keys = np.random.default_rng((seed, num)).random((orders, num))
+    found: _Ints = keys.argsort(axis=1)
+    return found
+
+
+def _codes(verdicts: Sequence[Verdict]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
+    """Return the number of each sample's answer, -1 for none, and which answers are right."""
+    places: dict[str, int] = {}
+    for verdict in verdicts:
+        if verdict.answer is not None:
+            places.setdefault(verdict.answer, len(places))
+    codes = [-1 if v.answer is None else places[v.answer] for v in verdicts]
+    right = np.zeros(len(places), dtype=np.bool_)
+    right[[places[v.answer] for v in verdicts if v.answer is not None and v.correct]] = True
+    return np.array(codes, dtype=np.int64), right
+
+
+def _counts(
+    codes_ON: _Ints, num_answers: int, batch: int, ends: Sequence[int] | None = None
+) -> tuple[_Ints, _Ints]:
+    """Return the votes of each answer after each round, [O, R, A], and where rounds end."""
+    num = codes_ON.shape[1]
+    if ends is None:
+        ends = [*range(batch, num, batch), num]
+    at = np.unique(np.array(ends, dtype=np.int64))
+    is_mine = codes_ON[..., None] == np.arange(num_answers)
+    counts_ORA: _Ints = is_mine.cumsum(axis=1)[:, at - 1]
+    return counts_ORA, at
+
+
+def _first_decided(counts_ORA: _Ints, chance: float) -> _Ints:
+    """Return the round after which each order's vote is decided, or else the last."""
+    num_rounds, num_answers = counts_ORA.shape[1:]
+    if not num_answers:
+        return np.full(len(counts_ORA), num_rounds - 1)
+    padded = np.pad(counts_ORA, ((0, 0), (0, 0), (0, 1)))
+    top = np.sort(padded, axis=-1)[..., -2:]
+    table = _agreements(int(top.max(initial=0)))
+    decided = (table[top[..., 1], top[..., 0]] >= chance) & (top[..., 1] > 0)
+    decided[:, -1] = True
+    found: _Ints = decided.argmax(axis=1)
+    return found
+
+
+@lru_cache(maxsize=8)
+def _agreements(most: int) -> _Floats:
+    """Return the beta rule's chance by the votes of the first and the second answer."""
+    return np.array([[agreement(a, b) for b in range(most + 1)] for a in range(most + 1)])
+
+
+def _right_shares(counts_OA: _Ints, right_A: npt.NDArray[np.bool_]) -> _Floats:
+    """Return the share of a right answer in each vote; tied answers count for their shares."""
+    top = counts_OA.max(axis=1, keepdims=True, initial=0)
+    wins = (counts_OA == top) & (top > 0)
+    shares: _Floats = (wins & right_A).sum(axis=1) / np.maximum(wins.sum(axis=1), 1)
+    return shares
+
+
+def _running_least(confidences: Sequence[float], window: int) -> _Floats:
+    """Return the least group confidence so far, by the group."""
+    return np.minimum.accumulate(group_confidences(confidences, window))
+
+
+def _stop(least: _Floats, floor: float, window: int, num: int) -> int | None:
+    """Return after how many tokens a sample ends, as `stops_at` does."""
+    if num < window:
+        return None
+    # `least` never rises, so the first one below the floor is found by halving.
+    at = int(np.searchsorted(-least, -floor, side="right")) + window
+    return at if at < num else None

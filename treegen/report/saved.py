@@ -1,0 +1,151 @@
+"""Tokens against accuracy: what a majority of k samples costs, and what stopping early would."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from treegen.errors import InputError
+from treegen.evals.confidence import STOPPED
+from treegen.evals.replay import Drawn, Outcome, plain, until_decided
+from treegen.evals.stats import Estimate, estimate, mean_interval
+from treegen.report.curves import some_ks
+from treegen.report.view import RunView
+
+CHANCES: Final = (0.7, 0.8, 0.9, 0.95, 0.99)
+_THIRDS: Final = (("hard", 0.0, 1 / 3), ("middling", 1 / 3, 2 / 3), ("easy", 2 / 3, 1.1))
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One rule on some problems.
+
+    name: of the rule, such as maj@64 or decided:0.95.
+    vote: the mean share of a right answer, with its interval over problems.
+    tokens, samples: for a problem in the mean.
+    less: vote minus that of all samples; low, high: its 95% interval over problems, paired.
+    saved: the share of the tokens of all samples that it does without.
+    same_tokens: what a majority of samples with as many tokens comes to.
+    same_vote: the share of tokens it does without, beside the fewest samples whose majority is as
+        good; None if none is.
+    """
+
+    name: str
+    vote: Estimate
+    tokens: float
+    samples: float
+    less: float
+    low: float
+    high: float
+    saved: float
+    same_tokens: float
+    same_vote: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Savings:
+    """Some problems of a run: the curve of maj@k, and the rules beside it."""
+
+    label: str
+    num_problems: int
+    majority: tuple[Point, ...]
+    rules: tuple[Point, ...]
+
+
+def has_stopped(view: RunView) -> bool:
+    """Whether a run has left out samples, or ends of samples, by a rule."""
+    return view.voters is not None or any(s.finish_reason == STOPPED for s in view.samples)
+
+
+def drawn_of(view: RunView, filter: str) -> dict[str, Drawn]:
+    """Return the samples of each problem of a run that drew everything, where all are there.
+
+    Raises:
+        InputError: nothing is judged, it stopped by itself, or there are too few samples.
+    """
+    if not filter:
+        raise InputError(f"the samples of {view.path} are not judged; score the run first")
+    if has_stopped(view):
+        raise InputError(
+            f"{view.path} has stopped by itself, so what it would have drawn is not known; draw "
+            "the rest with --resume and --stop-when never"
+        )
+    found = {}
+    for problem in view.problems:
+        mine = [s for s in problem.samples if s.verdicts is not None and filter in s.verdicts]
+        if len(mine) >= max(view.num_samples, 2):
+            verdicts = [(sample.verdicts or {})[filter] for sample in mine]
+            found[problem.id] = Drawn(verdicts, [sample.num_tokens for sample in mine])
+    if not found:
+        raise InputError(f"no problem of {view.path} has all its samples, two or more, for a vote")
+    return found
+
+
+def savings(
+    drawn: Mapping[str, Drawn], *, batch: int = 8, chances: Sequence[float] = CHANCES
+) -> list[Savings]:
+    """Return what stopping when decided saves: of all problems, and by how hard they are.
+
+    How hard a problem is, is told by the share of its right samples: below a third, or two thirds.
+    """
+    share = {i: sum(v.correct for v in d.verdicts) / len(d.verdicts) for i, d in drawn.items()}
+    groups = [("all", list(drawn))]
+    groups += [
+        (label, [i for i in drawn if low <= share[i] < high]) for label, low, high in _THIRDS
+    ]
+    return [
+        _savings(label, [drawn[i] for i in ids], batch, chances) for label, ids in groups if ids
+    ]
+
+
+def _savings(label: str, drawn: Sequence[Drawn], batch: int, chances: Sequence[float]) -> Savings:
+    most = min(len(each.tokens) for each in drawn)
+    whole = [plain(each, most) for each in drawn]
+    curve = {k: [plain(each, k) for each in drawn] for k in some_ks(most)}
+    majority = tuple(_point(f"maj@{k}", found, whole, curve, drawn) for k, found in curve.items())
+    rules = [
+        _point(f"decided:{chance:g}", [until_decided(each, chance, batch) for each in drawn],
+               whole, curve, drawn)
+        for chance in chances
+    ]  # fmt: skip
+    return Savings(label, len(drawn), majority, tuple(rules))
+
+
+def _point(
+    name: str,
+    found: Sequence[Outcome],
+    whole: Sequence[Outcome],
+    curve: Mapping[int, Sequence[Outcome]],
+    drawn: Sequence[Drawn],
+) -> Point:
+    tokens = _mean(found, lambda each: each.tokens)
+    vote = estimate([each.vote for each in found])
+    differences = [mine.vote - all.vote for mine, all in zip(found, whole, strict=True)]
+    low, high = mean_interval(differences, -1.0, 1.0)
+    per_sample = math.fsum(each.mean_tokens for each in drawn) / len(drawn)
+    k = max(1, min(max(curve), round(tokens / per_sample)))
+    # A majority is as good if it misses the vote by no more than rounding.
+    good = [k for k, each in curve.items() if _mean(each, _vote) >= vote.value - 1e-9]
+    same = None
+    if good:
+        same = 1 - tokens / _mean(curve[min(good)], lambda each: each.tokens)
+    return Point(
+        name=name,
+        vote=vote,
+        tokens=tokens,
+        samples=_mean(found, lambda each: each.samples),
+        less=math.fsum(differences) / len(differences),
+        low=low,
+        high=high,
+        saved=1 - tokens / _mean(whole, lambda each: each.tokens),
+        same_tokens=math.fsum(plain(each, k).vote for each in drawn) / len(drawn),
+        same_vote=same,
+    )
+
+
+def _vote(outcome: Outcome) -> float:
+    return outcome.vote
+
+
+def _mean(outcomes: Sequence[Outcome], value: Callable[[Outcome], float]) -> float:
+    return math.fsum(map(value, outcomes)) / len(outcomes)
