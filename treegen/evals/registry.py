@@ -20,14 +20,18 @@ ENTRY_POINT_GROUP: Final = "treegen.tasks"
 # The classes of the tasks that come with treegen. A module is imported when its task is asked for.
 _BUILTIN: Final = {
     "apps": "treegen.tasks.apps.task:APPS",
+    "arc-challenge": "treegen.tasks.choices.arc:ARCChallenge",
+    "arc-easy": "treegen.tasks.choices.arc:ARCEasy",
     "countdown": "treegen.tasks.puzzles.countdown:Countdown",
     "game24": "treegen.tasks.puzzles.game24:Game24",
     "gsm8k": "treegen.tasks.gsm8k.task:GSM8K",
+    "hellaswag": "treegen.tasks.choices.hellaswag:HellaSwag",
     "jsonl": "treegen.tasks.jsonl.task:QuestionAnswer",
     "mmlu": "treegen.tasks.mmlu.task:MMLU",
     "mmlu-generate": "treegen.tasks.mmlu.task:MMLUGenerate",
     "needle": "treegen.tasks.needle.task:Needle",
     "needle-grid": "treegen.tasks.needle.grid:NeedleGrid",
+    "piqa": "treegen.tasks.choices.piqa:PIQA",
     "ruler-niah-multikey-1": "treegen.tasks.needle.ruler:MultiKey1",
     "ruler-niah-multikey-2": "treegen.tasks.needle.ruler:MultiKey2",
     "ruler-niah-multikey-3": "treegen.tasks.needle.ruler:MultiKey3",
@@ -36,6 +40,7 @@ _BUILTIN: Final = {
     "ruler-niah-single-1": "treegen.tasks.needle.ruler:Single1",
     "ruler-niah-single-2": "treegen.tasks.needle.ruler:Single2",
     "ruler-niah-single-3": "treegen.tasks.needle.ruler:Single3",
+    "winogrande": "treegen.tasks.choices.winogrande:WinoGrande",
 }
 
 _MEMBERS: Final = ("name", "version", "filters", "defaults", "load", "tree", "score", "aggregate")
