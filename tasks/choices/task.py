@@ -111,8 +111,8 @@ class ChoiceTask:
         taken = {_key(problem) for problem in problems}
         if options.fewshot_file is not None:
             source = options.fewshot_file
-            rows = islice(self.answered(read_any(Path(source)), source), wanted)
-            found = [self._example(row, f"{source}, line {line}") for line, row in rows]
+            first = islice(self.answered(read_any(Path(source)), source), wanted)
+            found = [self._example(row, f"{source}, line {line}") for line, row in first]
             if any(_key_of(item) in taken for item in found):
                 raise DataError(f"one of the first examples of {source} is a problem itself")
         else:

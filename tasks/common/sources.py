@@ -22,7 +22,7 @@ class Source:
 
     task: the task's name, for messages.
     bundled: the file of the task's own problems that comes with treegen.
-    hub: the name of the data set on the hub.
+    hub: the name of the data set on the hub; empty if there is none.
     config: which of its parts, if it has parts.
     splits: the splits that it has on the hub; the first is the default.
     files: by split, the names that the published files have in a folder. `{split}.jsonl` is one of
@@ -48,7 +48,7 @@ class Source:
                 raise DataError(f"the bundled problems have no split {split!r}; give a data file")
             content = files("treegen.tasks").joinpath("data", self.bundled).read_bytes()
             return _parsed(content, self.bundled), f"bundled {self.bundled}"
-        if data in ("hf", self.hub):
+        if self.on_hub(data):
             split = split or self.splits[0]
             table = load_table(
                 self.hub, split, splits=self.splits, instead="a data file", name=self.config
@@ -62,6 +62,10 @@ class Source:
             raise InputError(f"split {split!r} needs a folder or a named data set, not {data!r}")
         return read_any(path), str(path)
 
+    def on_hub(self, data: str | None) -> bool:
+        """Return whether `data` stands for the data set on the hub."""
+        return bool(self.hub) and data in ("hf", self.hub)
+
     def train(self, data: str | None) -> tuple[Rows, str]:
         """Return the rows of the train split that goes with `data`, and where they are from.
 
@@ -70,7 +74,7 @@ class Source:
         """
         if data is None:
             raise DataError(f"the bundled problems of {self.task} have no train split; give a file")
-        if data in ("hf", self.hub):
+        if self.on_hub(data):
             return self.read(data, "train")
         path = Path(data)
         folder = path if path.is_dir() else path.parent
