@@ -28,6 +28,7 @@ _BUILTIN: Final = {
     "hellaswag": "treegen.tasks.choices.hellaswag:HellaSwag",
     "humaneval": "treegen.tasks.code.humaneval:HumanEval",
     "humaneval-plus": "treegen.tasks.code.plus:HumanEvalPlus",
+    "ifeval": "treegen.tasks.ifeval.task:IFEval",
     "jsonl": "treegen.tasks.jsonl.task:QuestionAnswer",
     "livecodebench": "treegen.tasks.code.livecodebench:LiveCodeBench",
     "mbpp": "treegen.tasks.code.mbpp:MBPP",
