@@ -93,6 +93,10 @@ def answer(rng: random.Random, kinds: list[str]) -> str:
     if shape == 1:
         text = " ".join(rng.sample(TEXTS, rng.randint(1, 2)))
         return rng.choice([text, text.upper(), text.lower(), f'"{text}"'])
+    if "change_case:english_capital" in kinds and rng.random() < 0.5:
+        return TEXTS[0].upper()
+    if "detectable_format:number_bullet_lists" in kinds and rng.random() < 0.5:
+        return "\n".join(f"{rng.choice('*-')} {word}" for word in rng.sample(WORDS, 2))
     gaps = (" ", " ", " ", "\n", "", "\n\n", ". ")
     parts = []
     for _ in range(rng.randint(1, 40)):
