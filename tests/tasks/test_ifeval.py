@@ -260,7 +260,7 @@ def test_what_is_missing_is_named_before_a_model_is_loaded(
 
 
 def test_rows_that_cannot_be_checked_are_skipped_by_name(tmp_path: Path) -> None:
-    rows = [
+    rows: list[Row] = [
         {"key": at, "prompt": "p", "instruction_id_list": [kind], "kwargs": [given]}
         for at, (kind, given) in enumerate(
             [
@@ -285,7 +285,11 @@ def test_rows_that_cannot_be_checked_are_skipped_by_name(tmp_path: Path) -> None
 
 def test_accuracies_over_prompts_and_over_instructions() -> None:
     """By hand: 3 prompts with 1, 2 and 3 instructions, two answers to the first."""
-    flags = {"a": [(True,), (False,)], "b": [(True, False)], "c": [(True, True, True)]}
+    flags: dict[str, list[tuple[bool, ...]]] = {
+        "a": [(True,), (False,)],
+        "b": [(True, False)],
+        "c": [(True, True, True)],
+    }
     problems = [
         Problem(id, id, "", {"instructions": ["x:1", "y:2", "x:1"][: len(found[0])]})
         for id, found in flags.items()
