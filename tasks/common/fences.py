@@ -4,7 +4,10 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-_FENCE: Final = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([A-Za-z0-9_+.-]*)[^\n]*\n", re.MULTILINE)
+# Nothing is given back, for a long line without an end would be read again from every mark.
+_FENCE: Final = re.compile(
+    r"^[ \t]*+(`{3,}+|~{3,}+)[ \t]*+([A-Za-z0-9_+.-]*+)[^\n]*+\n", re.MULTILINE
+)
 
 
 def fenced_blocks(text: str) -> Iterator[tuple[str, str]]:
@@ -17,6 +20,6 @@ def fenced_blocks(text: str) -> Iterator[tuple[str, str]]:
 
 def _closing(text: str, fence: str, start: int) -> tuple[int, int]:
     """Return where a block ends, and where the text after its closing fence begins."""
-    closing = re.compile(rf"^[ \t]*{re.escape(fence)}[`~]*[ \t]*$", re.MULTILINE)
+    closing = re.compile(rf"^[ \t]*+{re.escape(fence)}[`~]*+[ \t]*+$", re.MULTILINE)
     found = closing.search(text, start)
     return (found.start(), found.end()) if found else (len(text), len(text))

@@ -287,6 +287,15 @@ def test_a_chat_answer_is_its_last_block_that_defines_the_function() -> None:
     assert task.defaults.sampling.stops == ()
 
 
+@pytest.mark.parametrize("piece", ["`", "~", " ", "```", "```\n", "\n", "def f", "a", "``` "])
+def test_hostile_answers_are_read_in_linear_time(piece: str) -> None:
+    """Reading one of these in quadratic time would take minutes."""
+    text = f"```{piece * (10**6 // len(piece))}"
+    found = block_that_defines(text, ["f"])
+    assert found is None or found in text
+    assert LiveCodeBench().program("x", text) in (None, "\n".join(text.split("\n")[-2:-1]))
+
+
 def test_livecodebench_reads_what_stands_between_the_last_two_fences() -> None:
     program = LiveCodeBench().program
     assert program("x", "```python\na\n```\nor\n```python\nb\n```\n") == "b"

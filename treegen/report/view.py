@@ -44,6 +44,7 @@ class ProblemView:
     question, answer: empty where the data of the run are not at hand.
     prompt_tokens: tokens of its whole prompt; 0 without a sample.
     samples: its finished samples.
+    choice_tokens: tokens of its choices, which a run by likelihood reads after the prompt.
     """
 
     id: str
@@ -51,6 +52,7 @@ class ProblemView:
     answer: str = ""
     prompt_tokens: int = 0
     samples: tuple[Sample, ...] = ()
+    choice_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
