@@ -12,8 +12,9 @@ scorer: the prompt with the completion, a newline, the tests, and `check({entry_
 end. The published time limit is 3 seconds by the clock; here it is 3 seconds of CPU time.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from treegen.evals.task import TaskDefaults, TaskOptions
 from treegen.params import SamplingParams
@@ -51,7 +52,7 @@ class HumanEval(CodeTask):
     name = "humaneval"
     filters = ("tests",)
     source = Source(task="humaneval", bundled="HumanEval.jsonl.gz", hub="openai/openai_humaneval")
-    arguments = {  # noqa: RUF012
+    arguments: ClassVar[Mapping[str, str]] = {
         "form": FORM,
         "timeout": TIMEOUT.format(3),
         "memory": MEMORY,

@@ -81,10 +81,10 @@ def read_tests(public: Any, private: Any, fn_name: str | None) -> LCBCases:
 
 
 def _listed(field: Any, name: str) -> list[dict[str, Any]]:
-    if not isinstance(field, str):
-        raise ValueError(f"{name} is not text")
-    text = field.strip()
-    found = json_value(text if text.startswith(("[", "{")) or not text else packed_text(text))
+    found = field
+    if isinstance(field, str):
+        text = field.strip()
+        found = json_value(text if text.startswith("[") else packed_text(text))
     if not isinstance(found, list) or not all(isinstance(case, dict) for case in found):
         raise ValueError(f"{name} is not a list of tests")
     return found

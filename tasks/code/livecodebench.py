@@ -18,11 +18,11 @@ program that ends with an error is wrong whatever it printed.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from treegen.errors import DataError, InputError
 from treegen.evals.arguments import one_of
@@ -83,7 +83,7 @@ class LiveCodeBench(CodeTask):
     filters = ("tests",)
     source = Source(task="livecodebench", bundled="livecodebench_sample.jsonl", hub=_HUB)
     extract = "last-fences"
-    arguments = {  # noqa: RUF012
+    arguments: ClassVar[Mapping[str, str]] = {
         "from": "problems set on this day or later, such as 2024-08-01",
         "to": "problems set on this day or earlier",
         "difficulty": "easy, medium or hard; default: all",
@@ -118,7 +118,8 @@ class LiveCodeBench(CodeTask):
 
     def record(self, row: dict[str, Any]) -> tuple[str, str, ContestProblem]:
         """Return the id, the prompt and the record of a row."""
-        metadata = json_value(str(row.get("metadata") or "{}"))
+        metadata = row.get("metadata") or "{}"
+        metadata = json_value(metadata) if isinstance(metadata, str) else metadata
         fn_name = metadata.get("func_name") if isinstance(metadata, dict) else None
         if fn_name is not None and not (isinstance(fn_name, str) and fn_name.isidentifier()):
             raise ValueError(f"func_name {str(fn_name)[:40]!r} is not a Python name")

@@ -19,11 +19,11 @@ A program passes if it and its tests run to the end. `challenge_test_list` is no
 """
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from treegen.errors import DataError, InputError
 from treegen.evals.arguments import one_of
@@ -92,7 +92,7 @@ class MBPP(CodeTask):
         hub="google-research-datasets/mbpp",
         splits=tuple(SPLITS),
     )
-    arguments = {  # noqa: RUF012
+    arguments: ClassVar[Mapping[str, str]] = {
         "form": FORM,
         "set": "full (default) or sanitized: which of the two sets, on the hub or in a folder",
         "timeout": TIMEOUT.format(3),

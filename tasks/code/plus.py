@@ -16,6 +16,7 @@ EvalPlus gives each call 1 second by the clock, or 4 times what the reference ta
 calls have 10 seconds of CPU time together.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -58,7 +59,7 @@ class PlusBase(CodeTask):
     filters = ("plus", "base")
     kind: ClassVar[str]
     stops: ClassVar[tuple[str, ...]]
-    arguments = {  # noqa: RUF012
+    arguments: ClassVar[Mapping[str, str]] = {
         "form": FORM,
         "timeout": TIMEOUT.format(10).replace("test", f"{CALLS} calls"),
         "memory": MEMORY,

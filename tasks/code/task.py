@@ -143,10 +143,13 @@ class CodeTask(ABC):
             num_fewshot=len(turns),
             skipped=skipped,
             turns=turns,
-            form="" if self.extract == FORMS[0] else self.extract,
-            label=self.label(options),
+            label=", ".join(filter(None, [self.label(options), self._chat])),
             notes=(self.told(options, source, len(problems)),),
         )
+
+    @property
+    def _chat(self) -> str:
+        return "chat form" if self.extract == FORMS[1] else ""
 
     def label(self, options: TaskOptions) -> str:
         """Return what tells these problems from others of the task's name, for tables."""

@@ -2,15 +2,18 @@
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from treegen.errors import DataError, InputError
 from treegen.tasks.common.hub import load_table
 from treegen.tasks.common.jsonl import parse_rows
+
+_BOM: Final = b"\xef\xbb\xbf"
 
 Rows = Iterable[tuple[int, dict[str, Any]]]
 """Rows with their lines, from 1."""
@@ -108,12 +111,12 @@ def _parsed(content: bytes, source: str) -> Iterator[tuple[int, dict[str, Any]]]
     if source.endswith(".gz"):
         try:
             content = gzip.decompress(content)
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise DataError(f"{source} is not a gzip file: {error}") from None
-    if not content.lstrip().startswith(b"["):
+    if not content.removeprefix(_BOM).lstrip().startswith(b"["):
         return parse_rows(content, source)
     try:
-        found = json.loads(content)
+        found = json.loads(content.removeprefix(_BOM))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{source} is not a JSON list: {error}") from None
     if not found or not all(isinstance(row, dict) for row in found):

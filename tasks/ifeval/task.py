@@ -94,7 +94,6 @@ class IFEval:
             problems=problems,
             source=source,
             skipped=skipped,
-            form=by_rule,
             label=", ".join(filter(None, [label_of(options.data), by_rule])),
             notes=(told_problems(options.data, source, len(problems)),),
         )

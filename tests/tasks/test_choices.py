@@ -1,5 +1,6 @@
 """Likelihood choices: the published files, what cannot be asked, examples, and openings."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -162,3 +163,21 @@ def test_openings_need_one_for_each_choice() -> None:
     problem = Problem("p", "ab", "", choices=("a", "b"), openings=("c",))
     with pytest.raises(InputError, match="has 1 openings for 2 choices"):
         by_likelihood(TaskData((problem,), "here"))
+
+
+def test_files_that_are_no_rows_are_told_of(tmp_path: Path) -> None:
+    path = tmp_path / "valid.jsonl.gz"
+    for content in (b"no gzip", gzip.compress(b"x" * 999)[:-20], b"\x1f\x8b\x08" + b"\xff" * 40):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match="is not a gzip file"):
+            get_task("piqa").load(TaskOptions(data=str(path)))
+    row = {"goal": "g", "sol1": "a", "sol2": "b", "label": 1}
+    path.write_bytes(gzip.compress(b"\xef\xbb\xbf" + json.dumps([row]).encode()))
+    assert get_task("piqa").load(TaskOptions(data=str(path))).problems[0].answer == " b"
+    listed = tmp_path / "valid.json"
+    for text in ("[1]", "[", "[]", "[" * 10**6):
+        listed.write_text(text)
+        with pytest.raises(DataError, match="is not a"):
+            get_task("piqa").load(TaskOptions(data=str(listed)))
+    with pytest.raises(DataError, match="does not exist"):
+        get_task("piqa").load(TaskOptions(data=str(tmp_path / "none.jsonl")))

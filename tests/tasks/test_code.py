@@ -281,7 +281,8 @@ def test_a_chat_answer_is_its_last_block_that_defines_the_function() -> None:
         block_that_defines("```\nf = lambda: 1\n```\n```\nfoo()\n```", ["f"]) == "f = lambda: 1\n"
     )
     task = HumanEval()
-    task.load(TaskOptions(ids=["HumanEval/32"], extra={"form": "chat"}))
+    data = task.load(TaskOptions(ids=["HumanEval/32"], extra={"form": "chat"}))
+    assert data.label == "chat form" and "markdown code block:" in data.problems[0].question
     found = task.program("HumanEval/32", "```\ndef find_zero(xs):\n    return 0\n```")
     assert found is not None and "def poly(" in found and found.count("def find_zero") == 1
     assert task.defaults.sampling.stops == ()
