@@ -153,6 +153,8 @@ class ProgramJudging:
         self._queued: dict[tuple[str, str], _Flight] = {}
         self._added: set[Key] = set()
         self._errors: dict[Key, str] = {}
+        # Finding out that a problem's reference solution fails may take its whole time limit.
+        self._no_cases: dict[str, str] = {}
         self._so_far = RightSoFar()
         self._lock: Lock | None = None
         self._path = run.path / self._file_name()
@@ -300,12 +302,14 @@ class ProgramJudging:
     def _submit(self, flight: _Flight) -> None:
         """Hand the next tests to the judge. Without tests the flight has no future afterwards."""
         assert self._judge is not None
-        if flight.cases is None:
+        if flight.cases is None and flight.problem_id not in self._no_cases:
             try:
                 flight.cases = self._task.cases(flight.problem_id, self._judge)
             except JudgeError as error:
-                self._errors |= dict.fromkeys(flight.keys, str(error))
-                return
+                self._no_cases[flight.problem_id] = str(error)
+        if flight.cases is None:
+            self._errors |= dict.fromkeys(flight.keys, self._no_cases[flight.problem_id])
+            return
         start = len(flight.results)
         flight.future = self._judge.submit(
             flight.cases.program(flight.source),

@@ -29,7 +29,7 @@ from treegen.tasks.code.calls import CALLS, CallCases, call_cases
 from treegen.tasks.code.humaneval import CHAT
 from treegen.tasks.code.plus_compare import ONLY_WHETHER, OTHER, same
 from treegen.tasks.code.plus_inputs import mbpp_arguments
-from treegen.tasks.code.task import FORM, MEMORY, TIMEOUT, CodeTask
+from treegen.tasks.code.task import FORM, MEMORY, TIMEOUT, CodeTask, whole
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.sources import Source
 from treegen.tasks.judge import Judge, Limits
@@ -133,7 +133,7 @@ class PlusBase(CodeTask):
     def verdicts(self, problem_id: str, outcome: Outcome) -> dict[str, ProgramVerdict]:
         """Return the verdict by all inputs, and by the published ones alone."""
         base = -(-len(self.records[problem_id].base) // CALLS)
-        return {"plus": outcome.verdicts, "base": outcome.first(base)}
+        return {"plus": whole(outcome), "base": outcome.first(base)}
 
 
 class HumanEvalPlus(PlusBase):

@@ -7,6 +7,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -180,7 +181,7 @@ class CodeTask(ABC):
 
     def verdicts(self, problem_id: str, outcome: Outcome) -> dict[str, ProgramVerdict]:
         """Return the verdict on a program by filter."""
-        return {self.filters[0]: outcome.verdicts}
+        return {self.filters[0]: whole(outcome)}
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return pass@k, failure rates, and pass@1 by difficulty where the data tell it."""
@@ -197,6 +198,11 @@ class CodeTask(ABC):
 
     def _cases(self, problem_id: str, judge: Judge) -> ProgramCases:
         return self.make_cases(self.records[problem_id], judge)
+
+
+def whole(outcome: Outcome) -> ProgramVerdict:
+    """Return the verdict by all tests. It has no credit, for tests after a failure are not run."""
+    return replace(outcome.verdicts, credit=None)
 
 
 def _digest(row: Mapping[str, Any]) -> str:

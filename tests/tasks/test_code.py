@@ -329,6 +329,7 @@ def test_evalplus_has_a_verdict_for_each_part() -> None:
     outcome = Outcome("x", "wrong_answer", "AW")
     verdicts = task.verdicts("Own/0", outcome)
     assert (verdicts["base"].correct, verdicts["plus"].correct) == (True, False)
+    assert verdicts["plus"].credit is None and verdicts["plus"].outcome == "wrong_answer"
     assert task.verdicts("Own/0", Outcome("x", "timeout", "T-"))["base"].outcome == "timeout"
     assert not task.verdicts("Own/0", Outcome(None, "no_program", ""))["base"].correct
 
@@ -344,6 +345,21 @@ def test_a_wrong_reference_is_told_and_is_no_score(tmp_path: Path) -> None:
         pytest.raises(JudgeError, match="reference solution of f fails"),
     ):
         task.cases("Mbpp/1", judge)
+
+
+def test_samples_without_a_reference_are_counted_as_not_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"task_id": "Mbpp/1", "prompt": '""" f """\n', "entry_point": "f", "atol": 0,
+           "canonical_solution": "def f(x):\n    return 1 / x\n", "base_input": [[0]],
+           "plus_input": []}  # fmt: skip
+    done = Command(capsys)(
+        "eval", "mbpp-plus", "-M", "demo", "--data", write(tmp_path / "a.jsonl", [row]),
+        "--n-samples", "5", "--max-tokens", "8", "-o", tmp_path / "run", "--allow-code-execution",
+    )  # fmt: skip
+    judging = done.document["runs"][0]["judging"]
+    assert judging["judge_errors"] == 5 and judging["judged"] == 0
+    assert "reference solution of f fails" in judging["errors"][0]["detail"]
 
 
 HOSTILE = {
