@@ -49,13 +49,13 @@ def write_tasks(folder: Path, *, limit: int = 6, greedy: bool = False) -> Path:
     }
     for name, rows in data.items():
         (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    for name, (definition, split, changes) in _TASKS.items():
+    for name, (included, split, changes) in _TASKS.items():
         kind = next(kind for kind in data if kind in name)
         files = {split: str(folder / f"{kind}.jsonl")}
         if kind == "mmlu":
             files["dev"] = str(folder / "mmlu_dev.jsonl")
         task: dict[str, Any] = {
-            "include": str(_definitions() / definition),
+            "include": str(definition(included)),
             "task": name,
             "tag": [],
             "dataset_path": "json",
@@ -76,10 +76,11 @@ def task_names() -> list[str]:
     return list(_TASKS)
 
 
-def _definitions() -> Path:
+def definition(name: str) -> Path:
+    """The file of a definition that comes with lm-eval, such as "piqa/piqa.yaml"."""
     found = find_spec("lm_eval")
     assert found is not None and found.origin is not None
-    return Path(found.origin).parent / "tasks"
+    return Path(found.origin).parent / "tasks" / name
 
 
 def _multiple_choice(word: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from treegen.evals.metrics import (
     mean_row,
     summarise,
 )
-from treegen.evals.tables import Table, problem_values, table_by
+from treegen.evals.tables import problem_values, table_by
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.tasks.apps.data import DIFFICULTIES
 from treegen.tasks.judge import JudgeVerdict
@@ -44,22 +44,38 @@ class ProgramVerdict(Verdict):
 
 
 def report_programs(
-    scores: Sequence[SampleScore], options: ReportOptions, *, task: str, version: str, filter: str
+    scores: Sequence[SampleScore],
+    options: ReportOptions,
+    *,
+    task: str,
+    version: str,
+    filters: Sequence[str],
+    headline: str = "strict_accuracy",
+    difficulties: Sequence[str] = DIFFICULTIES,
+    by_test: bool = True,
 ) -> Report:
-    """Return strict accuracy, pass@k, test-case average, failure rates and a table by difficulty.
+    """Return accuracy, pass@k, test-case average, failure rates and a table by difficulty.
 
-    Strict accuracy is the share of samples that pass all tests, which is pass@1.
+    Accuracy is the share of samples that pass all tests, which is pass@1. Failures and tables are
+    by the first filter.
+
+    headline: the name of the accuracy.
+    difficulties: the order in which the table has them.
+    by_test: whether each program was run on all tests, so that the share of them that it passes is
+        known.
     """
     pass_ks = options.pass_ks
     if pass_ks is None:
         pass_ks = tuple(sorted({1, *default_pass_ks(options.num_samples)}))
+    if headline == "pass@1":
+        pass_ks = tuple(k for k in pass_ks if k != 1)
     asked = replace(options, pass_ks=pass_ks, maj_ks=options.maj_ks or ())
-    overall = summarise(scores, asked, task=task, version=version, filters=(filter,))
-    rows = [_renamed(row) for row in overall.metrics if row.metric != "invalid"]
+    overall = summarise(scores, asked, task=task, version=version, filters=tuple(filters))
+    rows = [_renamed(row, headline) for row in overall.metrics if row.metric != "invalid"]
     cut = next(i for i, row in enumerate(rows) if row.metric == "truncated")
     grouped: dict[str, list[ProgramVerdict]] = {}
     for sample in scores:
-        verdict = sample.verdicts[filter]
+        verdict = sample.verdicts[filters[0]]
         assert isinstance(verdict, ProgramVerdict)
         grouped.setdefault(sample.problem_id, []).append(verdict)
 
@@ -67,7 +83,7 @@ def report_programs(
         return MetricRow(
             task=task,
             version=version,
-            filter=filter,
+            filter=filters[0],
             num_fewshot=options.num_fewshot,
             metric=metric,
             higher_is_better=higher_is_better,
@@ -76,21 +92,30 @@ def report_programs(
 
     passed = [sum(v.credit or 0.0 for v in group) / len(group) for group in grouped.values()]
     rows[cut:cut] = [
-        row("test_case_average", passed, higher_is_better=True),
+        *([row("test_case_average", passed, higher_is_better=True)] if by_test else []),
         *(
             row(str(outcome), [_share(group, outcome) for group in grouped.values()])
             for outcome in _RATES
         ),
     ]
-    return replace(
-        overall,
-        metrics=tuple(rows),
-        tables=(*overall.tables, *_by_difficulty(scores, options, filter)),
-    )
+    flags = [
+        replace(s, verdicts={filters[0]: Verdict("", correct=s.verdicts[filters[0]].correct)})
+        for s in scores
+    ]
+    groups = _by_difficulty(options, difficulties)
+    tables = []
+    if groups:
+        name = headline.replace("_", " ")
+        values = problem_values(flags, filters[0])
+        tables.append(table_by(f"{name} by difficulty", "Difficulty", groups, values))
+    if groups and by_test:
+        values = problem_values(scores, filters[0])
+        tables.append(table_by("test-case average by difficulty", "Difficulty", groups, values))
+    return replace(overall, metrics=tuple(rows), tables=(*overall.tables, *tables))
 
 
-def _renamed(row: MetricRow) -> MetricRow:
-    return replace(row, metric="strict_accuracy") if row.metric == "exact_match" else row
+def _renamed(row: MetricRow, headline: str) -> MetricRow:
+    return replace(row, metric=headline) if row.metric == "exact_match" else row
 
 
 def _share(group: Sequence[ProgramVerdict], outcome: str) -> float:
@@ -98,25 +123,12 @@ def _share(group: Sequence[ProgramVerdict], outcome: str) -> float:
 
 
 def _by_difficulty(
-    scores: Sequence[SampleScore], options: ReportOptions, filter: str
-) -> tuple[Table, ...]:
+    options: ReportOptions, difficulties: Sequence[str]
+) -> list[tuple[str, list[str]]]:
+    """Return the problems of each difficulty that the data have."""
     ids_of: dict[str, list[str]] = {}
     for problem in options.problems:
-        ids_of.setdefault(problem.metadata["difficulty"], []).append(problem.id)
-    if not ids_of:
-        return ()
-    order = [name for name in DIFFICULTIES if name in ids_of]
-    groups = [(name, ids_of[name]) for name in (*order, *sorted(ids_of.keys() - set(order)))]
-    shares = problem_values(scores, filter)
-    flags = [
-        replace(
-            s, verdicts={filter: Verdict(s.verdicts[filter].answer, s.verdicts[filter].correct)}
-        )
-        for s in scores
-    ]
-    return (
-        table_by(
-            "strict accuracy by difficulty", "Difficulty", groups, problem_values(flags, filter)
-        ),
-        table_by("test-case average by difficulty", "Difficulty", groups, shares),
-    )
+        if "difficulty" in problem.metadata:
+            ids_of.setdefault(problem.metadata["difficulty"], []).append(problem.id)
+    order = [name for name in difficulties if name in ids_of]
+    return [(name, ids_of[name]) for name in (*order, *sorted(ids_of.keys() - set(order)))]

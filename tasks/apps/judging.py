@@ -13,7 +13,7 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -26,10 +26,19 @@ from treegen.evals.stats import Estimate
 from treegen.runs import Key, RecordFile
 from treegen.runs.files import Lock
 from treegen.tasks.apps.by_difficulty import ProgramVerdict
-from treegen.tasks.apps.compare import Comparer
-from treegen.tasks.apps.suite import PACKAGES, Cases
+from treegen.tasks.apps.suite import PACKAGES
 from treegen.tasks.apps.verdicts import NO_OUTCOME, Outcome, outcome_of, program_hash
-from treegen.tasks.judge import Judge, JudgeVerdict, Limits, ProgramResult, TestResult
+from treegen.tasks.judge import (
+    Compare,
+    Judge,
+    JudgeError,
+    JudgeVerdict,
+    Limits,
+    Program,
+    ProgramResult,
+    Test,
+    TestResult,
+)
 
 if TYPE_CHECKING:
     from treegen.runs import RunDir
@@ -42,12 +51,26 @@ _SLICE: Final = 8
 _SHOWN_ERRORS: Final = 5
 
 
+class ProgramCases(Protocol):
+    """What the judge is given beside a program's source."""
+
+    @property
+    def tests(self) -> Sequence[Test]: ...
+
+    @property
+    def compare(self) -> Compare: ...
+
+    def program(self, source: str) -> Program:
+        """Return a program as the judge runs it."""
+        ...
+
+
 class JudgedTask(Protocol):
     """What judging asks of a task whose samples are programs."""
 
     @property
-    def comparer(self) -> Comparer:
-        """The rule by which output counts as the expected one."""
+    def judged_by(self) -> str:
+        """The name of the rule by which output counts as right."""
         ...
 
     @property
@@ -61,16 +84,29 @@ class JudgedTask(Protocol):
         ...
 
     @property
+    def all_tests(self) -> bool:
+        """Whether the tests after the first that fails are run as well."""
+        ...
+
+    @property
     def extract(self) -> str:
         """How the program is found in a sample."""
         ...
 
-    def program(self, text: str) -> str | None:
+    def program(self, problem_id: str, text: str) -> str | None:
         """Return the program in a sample's text."""
         ...
 
-    def cases(self, problem_id: str) -> Cases:
-        """Return the tests of a problem."""
+    def cases(self, problem_id: str, judge: Judge) -> ProgramCases:
+        """Return the tests of a problem; the judge may run a reference solution to find them.
+
+        Raises:
+            JudgeError: that fails.
+        """
+        ...
+
+    def verdicts(self, problem_id: str, outcome: Outcome) -> dict[str, ProgramVerdict]:
+        """Return the verdict on a program by filter."""
         ...
 
 
@@ -90,7 +126,7 @@ class _Flight:
     program: str
     source: str
     keys: list[Key]
-    cases: Cases | None = None
+    cases: ProgramCases | None = None
     results: list[TestResult] = field(default_factory=list)
     future: Future[ProgramResult] | None = None
 
@@ -117,6 +153,8 @@ class ProgramJudging:
         self._queued: dict[tuple[str, str], _Flight] = {}
         self._added: set[Key] = set()
         self._errors: dict[Key, str] = {}
+        # Finding out that a problem's reference solution fails may take its whole time limit.
+        self._no_cases: dict[str, str] = {}
         self._so_far = RightSoFar()
         self._lock: Lock | None = None
         self._path = run.path / self._file_name()
@@ -151,7 +189,7 @@ class ProgramJudging:
             return
         if self._execution is None:
             return
-        source = self._task.program(record["text"])
+        source = self._task.program(key[0], record["text"])
         if source is None:
             self._settle(key, NO_OUTCOME)
             return
@@ -178,8 +216,12 @@ class ProgramJudging:
         assert self._judge is not None
         while self._waiting and len(self._flights) < _AHEAD * self._judge.workers:
             flight = self._waiting.popleft()
-            self._flights[flight.problem_id, flight.program] = flight
             self._submit(flight)
+            name = (flight.problem_id, flight.program)
+            if flight.future is None:
+                del self._queued[name]
+            else:
+                self._flights[name] = flight
 
     def rest(self, stop: Callable[[], object] = lambda: None) -> Iterator[Progress]:
         """Wait for the verdicts on all samples added, and yield how far judging is.
@@ -213,7 +255,7 @@ class ProgramJudging:
     def verdicts(self, record: Mapping[str, Any]) -> dict[str, ProgramVerdict] | None:
         """Return the verdict on a sample by filter; None as long as there is none."""
         outcome = self._outcomes.get((record["problem_id"], record["sample_index"]))
-        return None if outcome is None else {self._task.comparer.name: outcome.verdicts}
+        return None if outcome is None else self._task.verdicts(record["problem_id"], outcome)
 
     @property
     def accuracy(self) -> float | None:
@@ -258,9 +300,16 @@ class ProgramJudging:
                     self._lock.release()
 
     def _submit(self, flight: _Flight) -> None:
+        """Hand the next tests to the judge. Without tests the flight has no future afterwards."""
         assert self._judge is not None
+        if flight.cases is None and flight.problem_id not in self._no_cases:
+            try:
+                flight.cases = self._task.cases(flight.problem_id, self._judge)
+            except JudgeError as error:
+                self._no_cases[flight.problem_id] = str(error)
         if flight.cases is None:
-            flight.cases = self._task.cases(flight.problem_id)
+            self._errors |= dict.fromkeys(flight.keys, self._no_cases[flight.problem_id])
+            return
         start = len(flight.results)
         flight.future = self._judge.submit(
             flight.cases.program(flight.source),
@@ -283,6 +332,7 @@ class ProgramJudging:
         verdicts = [test.verdict for test in flight.results]
         over = (
             last.verdict is JudgeVerdict.COMPILE_ERROR
+            or (not self._task.all_tests and last.verdict is not JudgeVerdict.ACCEPTED)
             or verdicts.count(JudgeVerdict.TIMEOUT) >= self._task.max_timeouts
         )
         if len(verdicts) < num_tests and not over:
@@ -316,7 +366,7 @@ class ProgramJudging:
         task, execution = self._task, self._execution
         return {
             "judge": _VERSION,
-            "comparer": task.comparer.name,
+            "comparer": task.judged_by,
             "extract": task.extract,
             "limits": {**asdict(task.limits), "wall_seconds": task.limits.wall},
             "max_timeouts": task.max_timeouts,
@@ -328,7 +378,7 @@ class ProgramJudging:
     def _file_name(self) -> str:
         settings = json.dumps(self._settings(), sort_keys=True)
         digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
-        return f"verdicts-{self._task.comparer.name}-{digest}.jsonl"
+        return f"verdicts-{self._task.judged_by}-{digest}.jsonl"
 
     def _open(self, folder: Path) -> RecordFile | None:
         """Open the stored verdicts. They are opened for writing if programs may run."""

@@ -8,15 +8,15 @@ The published evaluation code asks in another form; see `ask`.
 """
 
 import io
-import re
 import tokenize
 from typing import Final
+
+from treegen.tasks.common.fences import fenced_blocks
 
 PROMPTS: Final = ("train", "eval")
 ANSWER: Final = "\nANSWER:\n"
 EXTRACTS: Final = ("raw", "fenced")
 
-_FENCE: Final = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([A-Za-z0-9_+.-]*)[^\n]*\n", re.MULTILINE)
 _TAB_SIZE: Final = 8  # what Python's tokenizer takes a tab for
 _NEW_INDENT: Final = 4
 
@@ -51,22 +51,12 @@ def program_in(text: str, extract: str) -> str | None:
 
 def _fenced(text: str) -> str | None:
     unmarked: str | None = None
-    position = 0
-    while opening := _FENCE.search(text, position):
-        fence, language = opening[1], opening[2].lower()
-        end, position = _closing(text, fence, opening.end())
+    for language, code in fenced_blocks(text):
         if language in ("python", "python3", "py"):
-            return text[opening.end() : end]
+            return code
         if not language and unmarked is None:
-            unmarked = text[opening.end() : end]
+            unmarked = code
     return unmarked
-
-
-def _closing(text: str, fence: str, start: int) -> tuple[int, int]:
-    """Return where a block ends, and where the text after its closing fence begins."""
-    closing = re.compile(rf"^[ \t]*{re.escape(fence)}[`~]*[ \t]*$", re.MULTILINE)
-    found = closing.search(text, start)
-    return (found.start(), found.end()) if found else (len(text), len(text))
 
 
 def with_tabs(source: str) -> str:

@@ -14,7 +14,6 @@ where the model begins another problem. Other tools also stop at "\n---" and "\n
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -29,16 +28,17 @@ from treegen.evals.problem import Problem
 from treegen.evals.selection import did_you_mean, select
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
-from treegen.formats import parse_bytes
 from treegen.params import SamplingParams
 from treegen.prompts.tree import Node
-from treegen.tasks.apps.by_difficulty import report_programs
+from treegen.tasks.apps.by_difficulty import ProgramVerdict, report_programs
 from treegen.tasks.apps.compare import COMPARERS, Comparer
 from treegen.tasks.apps.data import Row, load_rows
 from treegen.tasks.apps.fewshot import load_shots
 from treegen.tasks.apps.prompts import ANSWER, EXTRACTS, PROMPTS, ask, program_in
 from treegen.tasks.apps.suite import Cases
-from treegen.tasks.judge import Limits
+from treegen.tasks.apps.verdicts import Outcome
+from treegen.tasks.common.limits import judge_limits
+from treegen.tasks.judge import Judge, Limits
 
 if TYPE_CHECKING:
     from treegen.runs import RunDir
@@ -56,6 +56,7 @@ class APPS:
     name: Final = "apps"
     version: Final = "1"
     executes_code: Final = True
+    all_tests: Final = True
     arguments: Final = {
         "difficulty": "introductory, interview or competition, several with commas between",
         "starter": "all, with or without: problems by starter code",
@@ -82,7 +83,7 @@ class APPS:
         self.extract = "raw"
         self._rows: dict[str, Row] = {}
         # Samples of one problem are judged at about the same time, so few problems are cached.
-        self.cases = lru_cache(maxsize=16)(self._cases)
+        self._known_cases = lru_cache(maxsize=16)(self._cases)
 
     def load(self, options: TaskOptions) -> TaskData:
         """Read problems and examples. A problem is never among its own examples.
@@ -98,9 +99,9 @@ class APPS:
         self.extract = one_of(extra, "extract", EXTRACTS, "raw")
         self.comparer = COMPARERS[one_of(extra, "comparer", tuple(COMPARERS), "strict")]
         self.filters = (self.comparer.name,)
-        self.limits = _limits(extra.get("timeout"), extra.get("memory"))
+        self.limits = judge_limits(extra, Limits())
         self.max_timeouts = whole_number(extra, "max_timeouts") or 2
-        self.cases.cache_clear()
+        self._known_cases.cache_clear()
         loaded = load_rows(options.data, options.split)
         rows = _chosen(loaded.rows, words(extra, "difficulty"), starter)
         problems = select([_problem(row, form) for row in rows], options)
@@ -145,9 +146,22 @@ class APPS:
         """
         raise InputError("programs are scored by running them: with APPS.judging, not APPS.score")
 
-    def program(self, text: str) -> str | None:
+    @property
+    def judged_by(self) -> str:
+        """The name of the comparer."""
+        return self.comparer.name
+
+    def program(self, problem_id: str, text: str) -> str | None:
         """Return the program in a sample; None if there is none."""
         return program_in(text, self.extract)
+
+    def cases(self, problem_id: str, judge: Judge) -> Cases:
+        """Return the tests of a loaded problem."""
+        return self._known_cases(problem_id)
+
+    def verdicts(self, problem_id: str, outcome: Outcome) -> dict[str, ProgramVerdict]:
+        """Return the verdict on a program by filter."""
+        return {self.comparer.name: outcome.verdicts}
 
     def judging(self, run: "RunDir", execution: Execution | None) -> Judging:
         """Return the verdicts on a run of the loaded task.
@@ -161,7 +175,7 @@ class APPS:
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return strict accuracy, pass@k, test-case average, failure rates; also by difficulty."""
         return report_programs(
-            scores, options, task=self.name, version=self.version, filter=self.comparer.name
+            scores, options, task=self.name, version=self.version, filters=self.filters
         )
 
     def _cases(self, problem_id: str) -> Cases:
@@ -203,20 +217,3 @@ def _chosen(rows: Sequence[Row], difficulties: Sequence[str], starter: str) -> l
         )
         raise InputError(f"none of {len(rows)} problems is left by {asked}")
     return chosen
-
-
-def _limits(timeout: str | None, memory: str | None) -> Limits:
-    limits = Limits()
-    if timeout is not None:
-        try:
-            seconds = float(timeout)
-        except ValueError:
-            seconds = 0.0
-        if not 0 < seconds <= 3600:
-            raise InputError(
-                f"task argument timeout must be seconds above 0 and up to 3600, got {timeout!r}"
-            )
-        limits = replace(limits, cpu_seconds=seconds)
-    if memory is not None:
-        limits = replace(limits, memory=parse_bytes(memory))
-    return limits

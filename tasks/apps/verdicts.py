@@ -18,6 +18,7 @@ _LETTERS: Final = {
     JudgeVerdict.OUTPUT_LIMIT: "O",
 }
 _NOT_RUN: Final = "-"
+_VERDICTS: Final = {letter: verdict for verdict, letter in _LETTERS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,18 @@ class Outcome:
         credit = self.tests.count(_LETTERS[JudgeVerdict.ACCEPTED]) / max(1, len(self.tests))
         correct = self.verdict == JudgeVerdict.ACCEPTED
         return ProgramVerdict(self.program, correct, credit, self.verdict)
+
+    def first(self, num_tests: int) -> ProgramVerdict:
+        """The verdict by the first `num_tests` tests alone."""
+        accepted = _LETTERS[JudgeVerdict.ACCEPTED]
+        failed = next((each for each in self.tests[:num_tests] if each != accepted), None)
+        verdict = self.verdict if failed else str(JudgeVerdict.ACCEPTED)
+        if self.program is None:
+            verdict = NO_PROGRAM
+        elif failed in _VERDICTS:
+            verdict = str(_VERDICTS[failed])
+        correct = verdict == JudgeVerdict.ACCEPTED
+        return ProgramVerdict(self.program, correct, outcome=verdict)
 
 
 def program_hash(program: str) -> str:

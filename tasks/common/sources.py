@@ -1,19 +1,14 @@
-"""Rows of a data set: from a file of any usual kind, a folder of splits, the hub, or bundled."""
+"""Where a task's rows come from: files as they are published, the hub, or a bundled file."""
 
-import csv
-import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from treegen.errors import DataError, InputError
+from treegen.tasks.common.files import KINDS, Rows, parsed, read_any
 from treegen.tasks.common.hub import load_table
-from treegen.tasks.common.jsonl import parse_rows, read_rows, text_field
-
-Rows = Iterable[tuple[int, dict[str, Any]]]
-_KINDS: Final = (".jsonl", ".csv", ".parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +42,80 @@ class HubTable:
                 yield number, dict(row)
 
 
-def bundled_rows(name: str, split: str | None) -> Rows:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The places that a task's rows may come from.
+
+    task: the task's name, for messages.
+    bundled: the file of the task's own problems that comes with treegen.
+    hub: the name of the data set on the hub; empty if there is none.
+    config: which of its parts, if it has parts.
+    splits: the splits that it has on the hub; the first is the default.
+    files: by split, the names that the published files have in a folder. See `file_rows`.
+    """
+
+    task: str
+    bundled: str
+    hub: str
+    config: str | None = None
+    splits: Sequence[str] = ("test",)
+    files: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def read(self, data: str | None, split: str | None) -> tuple[Rows, str]:
+        """Return the rows of a split and where they are from; see TaskOptions for `data`.
+
+        Raises:
+            InputError: a split is named where there are none, or one that the hub does not have.
+            DataError: the data cannot be read.
+        """
+        if data is None:
+            if split not in (None, self.splits[0]):
+                raise DataError(f"the bundled problems have no split {split!r}; give a data file")
+            return bundled_rows(self.bundled), f"bundled {self.bundled}"
+        if self.on_hub(data):
+            configs = () if self.config is None else (self.config,)
+            table = HubTable(self.hub, tuple(self.splits), configs)
+            rows = table.rows(split, "a data file")
+            return rows, f"{self.hub} {split or self.splits[0]}"
+        return file_rows(data, split, self.splits[0], self.files)
+
+    def on_hub(self, data: str | None) -> bool:
+        """Return whether `data` stands for the data set on the hub."""
+        return bool(self.hub) and data in ("hf", self.hub)
+
+    def train(self, data: str | None) -> tuple[Rows, str]:
+        """Return the rows of the train split that goes with `data`, and where they are from.
+
+        Raises:
+            DataError: there is none, or it cannot be read.
+        """
+        if data is None:
+            raise DataError(f"the bundled problems of {self.task} have no train split; give a file")
+        if self.on_hub(data):
+            return self.read(data, "train")
+        path = Path(data)
+        folder = path if path.is_dir() else path.parent
+        return file_rows(str(folder), "train", names=self.files)
+
+
+def bundled_rows(name: str, split: str | None = None) -> Rows:
     """Return the rows of a file that is installed with treegen; raise DataError for a split."""
     if split is not None:
         raise DataError(f"the bundled problems have no split {split!r}; give a data file")
-    return parse_rows(files("treegen.tasks").joinpath("data", name).read_bytes(), name)
+    return parsed(files("treegen.tasks").joinpath("data", name).read_bytes(), name)
 
 
-def file_rows(data: str, split: str | None, default: str = "test") -> tuple[Rows, str]:
+def file_rows(
+    data: str,
+    split: str | None,
+    default: str = "test",
+    names: Mapping[str, Sequence[str]] | None = None,
+) -> tuple[Rows, str]:
     """Return the rows of a file, or of a split's file in a folder, and the file's path.
 
-    A file is JSON Lines, CSV with a header, or Parquet; its ending tells which.
+    default: the split of a folder if none is asked for.
+    names: by split, the names that published files have in a folder, beside the split's own with
+    one of `KINDS`.
 
     Raises:
         InputError: a split of what is no folder.
@@ -65,64 +123,12 @@ def file_rows(data: str, split: str | None, default: str = "test") -> tuple[Rows
     """
     path = Path(data)
     if path.is_dir():
-        names = [f"{split or default}{kind}" for kind in _KINDS]
-        path = next((path / name for name in names if (path / name).exists()), path / names[0])
+        wanted = split or default
+        known = [*(names or {}).get(wanted, ()), *(f"{wanted}{kind}" for kind in KINDS)]
+        found = [path / name for name in known if (path / name).is_file()]
+        if not found:
+            raise DataError(f"{path} has no {' or '.join(known)}; name another split with --split")
+        path = found[0]
     elif split is not None:
         raise InputError(f"split {split!r} needs a folder or a named data set, not {data!r}")
-    if path.suffix == ".csv":
-        return _csv_rows(path), str(path)
-    return (_parquet_rows(path) if path.suffix == ".parquet" else read_rows(path)), str(path)
-
-
-def column(row: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Return the text of the first of some columns that a row has; case does not count.
-
-    Raises:
-        ValueError: the row has none of them, or it is blank or no text.
-    """
-    known = {name.strip().casefold(): value for name, value in row.items() if name is not None}
-    for name in names:
-        if (value := known.get(name.casefold())) is not None:
-            if isinstance(value, int) and not isinstance(value, bool):
-                value = str(value)
-            return text_field({name: value}, name)
-    raise ValueError(f"no {' or '.join(names)}; it has {', '.join(map(str, row)) or 'nothing'}")
-
-
-def optional(row: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    """Return the text of the first of some columns that a row has; None if it has none."""
-    try:
-        return column(row, names)
-    except ValueError:
-        return None
-
-
-def _csv_rows(path: Path) -> Rows:
-    try:
-        content = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise DataError(f"{path} is not UTF-8") from None
-    reader = csv.DictReader(io.StringIO(content, newline=""))
-    start = 2
-    try:
-        for row in reader:
-            yield start, row
-            start = reader.line_num + 1
-    except csv.Error as error:
-        raise DataError(f"{path}, line {start}: {error}") from None
-
-
-def _parquet_rows(path: Path) -> Rows:
-    try:
-        # It comes with datasets and is slow to import.
-        import pyarrow.parquet as parquet
-
-        table = parquet.read_table(path)
-    except ImportError:
-        raise DataError(f"{path} needs the package pyarrow: pip install pyarrow") from None
-    except Exception as error:
-        told = " ".join(f"{type(error).__name__}: {error}".split())
-        raise DataError(f"cannot read {path}: {told}") from None
-    return enumerate(table.to_pylist(), start=1)
+    return read_any(path), str(path)

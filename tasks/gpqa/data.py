@@ -8,15 +8,9 @@ from typing import Any, Final
 
 from treegen.errors import InputError
 from treegen.evals.problem import Problem, Skipped
+from treegen.tasks.common.files import Rows, column, optional
 from treegen.tasks.common.problems import problems_of
-from treegen.tasks.common.sources import (
-    HubTable,
-    Rows,
-    bundled_rows,
-    column,
-    file_rows,
-    optional,
-)
+from treegen.tasks.common.sources import HubTable, bundled_rows, file_rows
 
 SUBSETS: Final = ("diamond", "main", "extended")
 SHUFFLES: Final = ("hash", "simple-evals")

@@ -1,8 +1,9 @@
 """Arguments and return values as JSON that keeps Python's types; used inside and outside a sandbox.
 
 None, bool, float, str, list and small int are themselves. The rest are {"int": hex},
-{"tuple": [...]}, {"set": [...]} and {"dict": [[key, value], ...]}. A hostile program may have
-written the text that `decode` reads. So `decode` is linear and builds nothing but plain data.
+{"complex": [real, imaginary]}, {"tuple": [...]}, {"set": [...]} and {"dict": [[key, value], ...]}.
+A hostile program may have written the text that `decode` reads. So `decode` is linear and builds
+nothing but plain data.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ def _pack(value: Any) -> Any:
         return value
     if isinstance(value, int):
         return int(value) if abs(value) < _SMALL else {"int": hex(value)}
+    if isinstance(value, complex):
+        return {"complex": [value.real, value.imag]}
     if isinstance(value, list):
         return [_pack(item) for item in value]
     if isinstance(value, tuple):
@@ -68,6 +71,9 @@ def _unpack(value: Any, depth: int) -> Any:
         if len(body) > _MAX_INT_CHARS:
             raise ValueError("an int of more than 50,000 digits")
         return int(body, 16)
+    if kind == "complex":
+        real, imaginary = body
+        return complex(float(real), float(imaginary))
     if kind == "tuple":
         return tuple([_unpack(item, depth + 1) for item in body])
     if kind == "set":

@@ -58,8 +58,8 @@ class Test:
     """One input and the answer expected for it.
 
     stdin: the input of a stdin program.
-    args: the positional arguments of a call-based program: None, bool, int, float, str and lists,
-    tuples, dicts and sets of them.
+    args: the positional arguments of a call-based program: None, bool, int, float, complex, str
+    and lists, tuples, dicts and sets of them.
     expected: the expected answer. Only the trusted process ever sees it.
     """
 

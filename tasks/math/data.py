@@ -9,15 +9,9 @@ from typing import Any, Final
 
 from treegen.errors import DataError
 from treegen.evals.problem import Problem, Skipped
+from treegen.tasks.common.files import Rows, column, optional
 from treegen.tasks.common.problems import problems_of
-from treegen.tasks.common.sources import (
-    HubTable,
-    Rows,
-    bundled_rows,
-    column,
-    file_rows,
-    optional,
-)
+from treegen.tasks.common.sources import HubTable, bundled_rows, file_rows
 from treegen.tasks.math.boxed import boxed
 
 _SUBJECTS: Final = (

@@ -12,7 +12,8 @@ from typing import Any, Final
 from treegen.errors import DataError, InputError
 from treegen.evals.chat import Turn
 from treegen.evals.task import TaskOptions
-from treegen.tasks.common.sources import Rows, bundled_rows, column, file_rows
+from treegen.tasks.common.files import Rows, column
+from treegen.tasks.common.sources import bundled_rows, file_rows
 from treegen.tasks.math.data import MATH, final_answer, math_rows
 from treegen.tasks.math.minerva import SENTENCE, minerva_answer
 

@@ -313,3 +313,13 @@ def test_plan_counts_one_prompt_per_question(
     assert plan["prompt_tokens"]["shared"] < plan["prompt_tokens"]["unshared"]
     assert "the likeliest of 160 choices" in done.out
     json.dumps(plan, allow_nan=False)
+
+
+def test_show_counts_the_choices_among_the_tokens_that_sharing_saves(
+    command: Command, checkpoint: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    usage = command("eval", "winogrande", "-M", checkpoint, "-o", out).document["runs"][0]["usage"]
+    shown = command("show", out)
+    line = sharing_line(usage)
+    assert line is not None and line in shown.out and "times more" not in shown.out

@@ -23,7 +23,10 @@ def with_turns(node: Node, turns: Iterable[Turn]) -> Node:
 
 
 def with_role(node: Node, role: str) -> Node:
-    """Return a node with a role: its text is the system's, or begins the assistant's reply."""
+    """Return a node with a role: its text is the system's, or begins the assistant's reply.
+
+    A "gap" is text that only parts the others where there is no chat.
+    """
     return replace(node, metadata={**node.metadata, _ROLE: role})
 
 
@@ -58,6 +61,8 @@ def _messages(path: Sequence[Node], system: str | None, multiturn: bool) -> list
             above = _joined(above, text)
         elif role == "assistant":
             reply += text
+        elif role == "gap":
+            continue
         elif multiturn and node.metadata.get(_TURNS):
             for asked, answered in node.metadata[_TURNS]:
                 messages += [*_turn("user", user + asked), *_turn("assistant", answered)]

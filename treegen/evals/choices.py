@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treegen.errors import CapacityError, InputError
+from treegen.evals.problem import Problem
 from treegen.evals.task import Task, TaskData
 from treegen.params import SamplingParams
 from treegen.plan.plan import Request
@@ -23,9 +24,9 @@ class ChoicePrompt:
     """One problem's prompt and its choices.
 
     id: the problem's id.
-    context: the tokens of the prompt.
-    whole: for each choice, the tokens of the prompt with the choice after it.
-    start: for each choice, the number of first tokens that `whole` and `context` share.
+    context: the tokens of the prompt; with openings, those that all choices have before them.
+    whole: for each choice, the tokens of the prompt with its opening and the choice after it.
+    start: for each choice, how many first tokens of `whole` are not the choice's.
     """
 
     id: str
@@ -57,25 +58,31 @@ def by_likelihood(data: TaskData) -> bool:
     if not with_choices:
         return False
     for problem in data.problems:
-        if len(problem.choices) < 2 or len(set(problem.choices)) < len(problem.choices):
+        if problem.openings and len(problem.openings) != len(problem.choices):
             raise InputError(
-                f"problem {problem.id!r} has the choices {list(problem.choices)}; where problems "
-                "have any, each needs two or more that differ"
+                f"problem {problem.id!r} has {len(problem.openings)} openings for "
+                f"{len(problem.choices)} choices; each choice needs one, or none has any"
+            )
+        if len(problem.choices) < 2 or len(set(problem.candidates)) < len(problem.choices):
+            raise InputError(
+                f"problem {problem.id!r} has the choices {list(problem.candidates)}; where "
+                "problems have any, each needs two or more that differ"
             )
     return True
 
 
-def likeliest_by_length(choices: Sequence[str], logprobs: Sequence[float]) -> str:
-    """Return the choice with the highest log-probability per character; of equal ones, the first.
+def likeliest_by_length(problem: Problem, logprobs: Sequence[float]) -> str:
+    """Return the candidate with the highest log-probability per character of its choice.
 
-    Spaces around a choice do not count as characters. lm-eval's acc_norm goes by this choice.
-    Without the division a long choice loses for its length.
+    Of equal ones it is the first. lm-eval's acc_norm goes by it. As there, the one space that parts
+    a choice from the prompt is no character of it, and all others are. Without the division a long
+    choice loses for its length.
     """
     per_character = [
-        logprob / max(len(choice.strip()), 1)
-        for choice, logprob in zip(choices, logprobs, strict=True)
+        logprob / max(len(choice.removeprefix(" ")), 1)
+        for choice, logprob in zip(problem.choices, logprobs, strict=True)
     ]
-    return choices[max(range(len(choices)), key=per_character.__getitem__)]
+    return problem.candidates[max(range(len(logprobs)), key=per_character.__getitem__)]
 
 
 def check_settings(
@@ -95,7 +102,7 @@ def check_settings(
 
 
 def choice_prompts(
-    tree: Node, choices_of: Mapping[str, Sequence[str]], tokenizer: Any
+    tree: Node, problems: Mapping[str, Problem], tokenizer: Any
 ) -> list[ChoicePrompt]:
     """Return the tokens of a tree's prompts with their choices, in the tree's order.
 
@@ -106,25 +113,29 @@ def choice_prompts(
 
     prompts = prompts_of(tree)
     leaves = [
-        _with_choices(prompt, str(number), choices_of[prompt.id])
+        leaf
         for number, prompt in enumerate(prompts)
+        for leaf in _leaves(prompt, str(number), problems[prompt.id])
     ]
     tokens = {p.id: p.tokens for p in tokenize(Node("", children=leaves, samples=0), tokenizer)}
     own: dict[str, Tokens] = {}
     found = []
     for number, prompt in enumerate(prompts):
-        context = tokens[str(number)]
+        problem = problems[prompt.id]
+        before = [tokens[f"{number}:{at}"] for at in range(len(problem.openings) or 1)]
+        contexts = before if problem.openings else before * len(problem.choices)
         whole = []
-        for index, choice in enumerate(choices_of[prompt.id]):
+        for index, choice in enumerate(problem.choices):
             joint = tokens.get(f"{number}/{index}")
             if joint is None:
                 if choice not in own:
                     ids = tokenizer(choice.lstrip(), add_special_tokens=False)["input_ids"]
                     own[choice] = np.array(ids, dtype=np.int32)
-                joint = np.concatenate([context, own[choice]])
+                joint = np.concatenate([contexts[index], own[choice]])
             whole.append(joint)
-        start = tuple(common_length(context, joint) for joint in whole)
-        found.append(ChoicePrompt(prompt.id, context, tuple(whole), start))
+        start = tuple(map(common_length, contexts, whole))
+        shared = before[0][: min(common_length(before[0], other) for other in before)]
+        found.append(ChoicePrompt(prompt.id, shared, tuple(whole), start))
     return found
 
 
@@ -171,11 +182,27 @@ def num_distinct(sequences: Sequence["Tokens"]) -> int:
     return sum(map(len, ordered)) - shared
 
 
-def _with_choices(prompt: Prompt, name: str, choices: Sequence[str]) -> Node:
-    """Return a prompt's path as a chain of nodes, with one node below it for each choice."""
-    texts = [] if any(node.has_messages for node in prompt.path) else choices
-    children = [Node(text, id=f"{name}/{index}") for index, text in enumerate(texts)]
-    chain = replace(prompt.node, children=children, samples=1, id=name)
-    for node in reversed(prompt.path[:-1]):
-        chain = replace(node, children=[chain], samples=0, id=None)
-    return chain
+def _leaves(prompt: Prompt, name: str, problem: Problem) -> list[Node]:
+    """Return a prompt with each of its openings, and below them the choices where they are text."""
+    texts = [] if any(node.has_messages for node in prompt.path) else problem.choices
+    if not problem.openings:
+        children = [Node(text, id=f"{name}/{index}") for index, text in enumerate(texts)]
+        return [_chain(prompt, replace(prompt.node, children=children, samples=1, id=f"{name}:0"))]
+    chains = []
+    for index, opening in enumerate(problem.openings):
+        children = [Node(texts[index], id=f"{name}/{index}")] if texts else []
+        last = Node(opening, children=children, samples=1, id=f"{name}:{index}")
+        if prompt.node.has_messages:
+            messages: list[Any] = list(prompt.node.content)
+            messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}{opening}"}
+            chains.append(_chain(prompt, replace(last, content=messages)))
+        else:
+            chains.append(_chain(prompt, replace(prompt.node, children=[last], samples=0, id=None)))
+    return chains
+
+
+def _chain(prompt: Prompt, node: Node) -> Node:
+    """Return a node below copies of those that stand above a prompt."""
+    for above in reversed(prompt.path[:-1]):
+        node = replace(above, children=[node], samples=0, id=None)
+    return node

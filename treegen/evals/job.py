@@ -17,6 +17,7 @@ from treegen.evals.chat import as_chat
 from treegen.evals.choices import by_likelihood, check_settings, choice_prompts, choice_requests
 from treegen.evals.fitting import fit
 from treegen.evals.given import RunChoices
+from treegen.evals.problem import Problem
 from treegen.evals.registry import get_task
 from treegen.evals.selection import select_if_needed
 from treegen.evals.settings import EvalSettings, default_sampling
@@ -69,9 +70,9 @@ class Job(AnyJob):
         return len(self.data.problems) * self.settings.num_samples
 
     @property
-    def choices(self) -> dict[str, tuple[str, ...]]:
-        """The choices of each problem; empty where samples are drawn."""
-        return {problem.id: problem.choices for problem in self.data.problems if problem.choices}
+    def choices(self) -> dict[str, Problem]:
+        """The problems that have choices, by id; empty where samples are drawn."""
+        return {problem.id: problem for problem in self.data.problems if problem.choices}
 
     def mark(self, record: dict[str, Any]) -> None:
         """Note in a sample's record how many nodes were left out of its prompt."""
@@ -260,7 +261,7 @@ def first_prompt(job: Job, facts: ModelFacts) -> str:
         "(the prompt ends with the line before)",
     ]
     if problem.choices:
-        lines.append(f"choices: {', '.join(map(repr, problem.choices))}")
+        lines.append(f"choices: {', '.join(map(repr, problem.candidates))}")
     return "\n".join([*lines, f"reference: {problem.answer}"])
 
 

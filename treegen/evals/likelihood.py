@@ -32,9 +32,9 @@ def sample_choices(
 
     stop: polled after every step; see `treegen.evals.run.sample`.
     """
-    choices, score = job.choices, job.settings.score
+    problems, score = job.choices, job.settings.score
     done = {problem_id for problem_id, _ in run.done}
-    prompts = [p for p in choice_prompts(job.tree, choices, llm.tokenizer) if p.id not in done]
+    prompts = [p for p in choice_prompts(job.tree, problems, llm.tokenizer) if p.id not in done]
     tally = AccuracySoFar(job)
     if score:
         for record in run.records():
@@ -52,7 +52,9 @@ def sample_choices(
             while stream.has_work and not stopped:
                 stopped = bool(stop())
                 for prompt, scores in waiting.add(stream.step()):
-                    record = _record(prompt, choices[prompt.id], scores, job.settings.log_tokens)
+                    record = _record(
+                        prompt, problems[prompt.id].candidates, scores, job.settings.log_tokens
+                    )
                     job.mark(record)
                     run.append(record)
                     account.count()
@@ -108,7 +110,7 @@ class _Waiting:
 
 
 def _record(
-    prompt: ChoicePrompt, choices: Sequence[str], scores: Sequence[Score], log_tokens: bool
+    prompt: ChoicePrompt, candidates: Sequence[str], scores: Sequence[Score], log_tokens: bool
 ) -> dict[str, Any]:
     """Return the line of samples.jsonl for one problem; of equally likely choices, the first."""
     logprobs = [score.logprob for score in scores]
@@ -117,12 +119,12 @@ def _record(
             f"the model gives the choices of problem {prompt.id!r} the log-probabilities "
             f"{logprobs}; check the weights or use dtype float32"
         )
-    best = max(range(len(choices)), key=logprobs.__getitem__)
+    best = max(range(len(candidates)), key=logprobs.__getitem__)
     tokens = prompt.context.astype("<i4").tobytes()
     record: dict[str, Any] = {
         "problem_id": prompt.id,
         "sample_index": 0,
-        "text": choices[best],
+        "text": candidates[best],
         "num_tokens": len(scores[best].tokens),
         "logprob": logprobs[best],
         "choice_logprobs": logprobs,

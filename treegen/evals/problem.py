@@ -17,6 +17,9 @@ class Problem:
         error bars are clustered by it. Empty for a problem on its own.
     choices: texts that may follow the prompt. If there are any, nothing is drawn: the likeliest
         of them is the sample. All problems of a task have choices, or none has.
+    openings: for each choice, a text that stands between the prompt and the choice. It is read and
+        not scored. So texts that differ only there are told apart by what follows, which may be
+        the same for all. Empty if the choices follow the prompt itself.
     """
 
     id: str
@@ -25,11 +28,20 @@ class Problem:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     choices: tuple[str, ...] = ()
     group: str = ""
+    openings: tuple[str, ...] = ()
 
     @property
     def content(self) -> list[str]:
         """The fields that samples and their scores depend on."""
-        return [self.id, self.question, self.answer, *self.choices]
+        return [self.id, self.question, self.answer, *self.choices, *self.openings]
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """Each choice after its opening: the texts that a sample can be."""
+        if not self.openings:
+            return self.choices
+        pairs = zip(self.openings, self.choices, strict=True)
+        return tuple(f"{opening}{choice}" for opening, choice in pairs)
 
 
 @dataclass(frozen=True, slots=True)

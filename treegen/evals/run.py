@@ -151,7 +151,7 @@ def sample_scores(
         by_length: Mapping[str, Verdict] = {}
         if "choice_logprobs" in record:
             problem = problems[record["problem_id"]]
-            choice = likeliest_by_length(problem.choices, record["choice_logprobs"])
+            choice = likeliest_by_length(problem, record["choice_logprobs"])
             by_length = job.task.score(problem, choice)
         scores.append(
             SampleScore(

@@ -156,9 +156,11 @@ def _tupled(kind: Any, row: Mapping[str, Any]) -> Any:
 def _problems(run: RunDir, job: "Job | None", judged: _Judged) -> tuple[ProblemView, ...]:
     samples: dict[str, list[Sample]] = {problem_id: [] for problem_id in run.info.problem_ids}
     prompt_tokens: dict[str, int] = {}
+    choice_tokens: dict[str, int] = {}
     for record, verdicts in judged:
         problem_id = record["problem_id"]
         prompt_tokens[problem_id] = int(record.get("prompt_tokens", 0))
+        choice_tokens[problem_id] = int(record.get("choice_tokens", 0))
         samples[problem_id].append(
             Sample(
                 problem_id=problem_id,
@@ -177,6 +179,7 @@ def _problems(run: RunDir, job: "Job | None", judged: _Judged) -> tuple[ProblemV
             question=known[problem_id].question if problem_id in known else "",
             answer=known[problem_id].answer if problem_id in known else "",
             prompt_tokens=prompt_tokens.get(problem_id, 0),
+            choice_tokens=choice_tokens.get(problem_id, 0),
             samples=tuple(sorted(drawn, key=lambda sample: sample.index)),
             group=known[problem_id].group if problem_id in known else "",
         )
@@ -199,6 +202,8 @@ def _usage(run: RunDir, problems: Sequence[ProblemView]) -> dict[str, Any]:
     return add_up(
         stored_parts(run),
         num_samples=sum(done),
-        unshared=sum(p.prompt_tokens * n for p, n in zip(problems, done, strict=True)),
+        unshared=sum(
+            (p.prompt_tokens + p.choice_tokens) * n for p, n in zip(problems, done, strict=True)
+        ),
         kept=sum(sample.num_tokens for p in problems for sample in p.samples),
     )

@@ -45,6 +45,7 @@ class ProblemView:
     prompt_tokens: tokens of its whole prompt; 0 without a sample.
     samples: its finished samples.
     group: the cluster that it belongs to for error bars; empty for none.
+    choice_tokens: tokens of its choices, which a run by likelihood reads after the prompt.
     """
 
     id: str
@@ -53,6 +54,7 @@ class ProblemView:
     prompt_tokens: int = 0
     samples: tuple[Sample, ...] = ()
     group: str = ""
+    choice_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

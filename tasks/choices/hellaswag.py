@@ -1,0 +1,58 @@
+r"""HellaSwag: which of four endings follows a short text.
+
+Data: https://github.com/rowanz/hellaswag (hellaswag_val.jsonl), or Rowan/hellaswag on the Hugging
+Face hub. The answers of the test split are not published. One row:
+
+    {"ind": 1, "activity_label": "Baking", "ctx_a": "A man opens an oven.", "ctx_b": "he",
+     "endings": ["takes a cake out.", "swims.", "sings to it.", "paints."], "label": 0}
+
+Prompt and score are those of lm-eval's `hellaswag`: `{activity_label}: {ctx_a} {ctx_b}`, the first
+letter of ctx_b in upper case and the rest of it in lower case, without what WikiHow's pages have in
+brackets; the endings, cleaned likewise, after a space; `acc` and `acc_norm`.
+"""
+
+import re
+from typing import Any, Final
+
+from treegen.tasks.choices.item import Item, check, place, texts_of
+from treegen.tasks.choices.task import ChoiceTask
+from treegen.tasks.common.jsonl import text_field
+from treegen.tasks.common.sources import Source
+
+_BRACKETS: Final = re.compile(r"\[[^\]\n]*\]")
+
+
+class HellaSwag(ChoiceTask):
+    """The likeliest of four endings."""
+
+    name = "hellaswag"
+    source = Source(
+        task="hellaswag",
+        bundled="hellaswag_sample.jsonl",
+        hub="Rowan/hellaswag",
+        splits=("validation", "train"),
+        files={"validation": ("hellaswag_val.jsonl",), "train": ("hellaswag_train.jsonl",)},
+    )
+
+    def item(self, row: dict[str, Any]) -> Item:
+        """Return the item of a row."""
+        label, first = text_field(row, "activity_label"), text_field(row, "ctx_a")
+        second = row.get("ctx_b")
+        if not isinstance(second, str):
+            raise ValueError("ctx_b is not text")
+        endings = texts_of(row.get("endings"), "endings")
+        return check(
+            Item(
+                id="",
+                prompt=_cleaned(f"{label}: {first} {second.capitalize()}"),
+                choices=tuple(map(_cleaned, endings)),
+                gold=place(row.get("label"), "label"),
+                metadata={"activity": label},
+            )
+        )
+
+
+def _cleaned(text: str) -> str:
+    """Return a text without the marks of WikiHow's pages, step by step as lm-eval does it."""
+    text = text.strip().replace(" [title]", ". ")
+    return _BRACKETS.sub("", text).replace("  ", " ")

@@ -1,0 +1,55 @@
+r"""WinoGrande: which of two words a blank stands for.
+
+Data: https://winogrande.allenai.org (dev.jsonl, train_xl.jsonl), or allenai/winogrande on the
+Hugging Face hub. The answers of the test split are not published. One row:
+
+    {"qID": "1", "sentence": "The cup did not fit on the shelf as the _ was too big.",
+     "option1": "cup", "option2": "shelf", "answer": "1"}
+
+The score is that of lm-eval's `winogrande`, and of Trinh and Le (https://arxiv.org/abs/1806.02847),
+who call it partial scoring. The sentence is read up to the blank with each option in it, and the
+rest of the sentence, the same for both, is scored. The likelier one is the answer. So a long or
+rare option does not lose for its own length. The metric is `acc`.
+"""
+
+from typing import Any, Final
+
+from treegen.tasks.choices.item import Item, check, place
+from treegen.tasks.choices.task import ChoiceTask
+from treegen.tasks.common.jsonl import text_field
+from treegen.tasks.common.sources import Source
+
+_BLANK: Final = "_"
+
+
+class WinoGrande(ChoiceTask):
+    """The option after which the rest of the sentence is likelier."""
+
+    name = "winogrande"
+    metrics = ("acc",)
+    source = Source(
+        task="winogrande",
+        bundled="winogrande_sample.jsonl",
+        hub="allenai/winogrande",
+        config="winogrande_xl",
+        splits=("validation", "train"),
+        files={"validation": ("dev.jsonl",), "train": ("train_xl.jsonl",)},
+    )
+
+    def item(self, row: dict[str, Any]) -> Item:
+        """Return the item of a row: its options stand between the sentence's two parts."""
+        before, blank, after = text_field(row, "sentence").partition(_BLANK)
+        if not blank:
+            raise ValueError("sentence has no blank")
+        if not after.strip():
+            raise ValueError("nothing of the sentence is left after the blank, so nothing to score")
+        options = text_field(row, "option1"), text_field(row, "option2")
+        return check(
+            Item(
+                id=str(row.get("qID") or ""),
+                prompt=before,
+                choices=options,
+                gold=place(row.get("answer"), "answer") - 1,
+                rest=after.strip(),
+            )
+        )

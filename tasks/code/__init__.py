@@ -1,0 +1,1 @@
+"""Programs for short tasks, judged by running them (HumanEval, MBPP, EvalPlus, LiveCodeBench)."""

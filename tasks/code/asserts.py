@@ -1,0 +1,41 @@
+"""Tests that are statements after the program, which passes if it reaches the end of them.
+
+That is the published rule of HumanEval and MBPP: the program and its tests run in one process. So a
+program that means to cheat can, as in the published scorers. That the end was reached is shown by a
+random number: a program that exits early does not return it.
+"""
+
+import secrets
+from dataclasses import dataclass
+from typing import Final
+
+from treegen.tasks.judge import Compare, Program, Test
+
+_END: Final = "_treegen_end"
+_PRELUDE: Final = f"def {_END}(number):\n    return number\n"
+
+
+@dataclass(frozen=True, slots=True)
+class AssertCases:
+    """One test: the program, then its tests, run to the end.
+
+    suffix: the text of the tests, which follows the program after a newline.
+    """
+
+    suffix: str
+    tests: tuple[Test, ...]
+    compare: Compare
+
+    def program(self, source: str) -> Program:
+        """Return a program with its tests, as one source."""
+        return Program(f"{source}\n{self.suffix}", fn_name=_END, prelude=_PRELUDE)
+
+
+def assert_cases(suffix: str) -> AssertCases:
+    """Return the test that runs `suffix` after a program."""
+    number = secrets.token_hex(16)
+    return AssertCases(suffix, (Test(args=(number,), expected=number),), _same)
+
+
+def _same(output: object, expected: object) -> bool:
+    return output == expected

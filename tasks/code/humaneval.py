@@ -1,0 +1,105 @@
+r"""HumanEval: Python functions that go on from a signature and a docstring.
+
+Data: https://github.com/openai/human-eval (HumanEval.jsonl.gz), which comes with treegen under its
+MIT licence, or openai/openai_humaneval on the Hugging Face hub. One row, shortened:
+
+    {"task_id": "HumanEval/53", "prompt": "def add(x: int, y: int):\n    \"\"\"Add two numbers ...",
+     "canonical_solution": "    return x + y\n", "entry_point": "add",
+     "test": "def check(candidate):\n    assert candidate(0, 1) == 1\n ..."}
+
+Prompt, stop strings and score are those of the paper (https://arxiv.org/abs/2107.03374) and of its
+scorer: the prompt with the completion, a newline, the tests, and `check({entry_point})` run to the
+end. The published time limit is 3 seconds by the clock; here it is 3 seconds of CPU time.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from treegen.evals.task import TaskDefaults, TaskOptions
+from treegen.params import SamplingParams
+from treegen.tasks.code.answers import block_that_defines, text_before
+from treegen.tasks.code.asserts import AssertCases, assert_cases
+from treegen.tasks.code.task import FORM, MEMORY, TIMEOUT, CodeTask
+from treegen.tasks.common.jsonl import text_field
+from treegen.tasks.common.sources import Source
+from treegen.tasks.judge import Judge, Limits
+
+STOPS: Final = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
+CHAT: Final = (
+    "Please provide a self-contained Python script that solves the following problem in a markdown "
+    "code block:\n```python\n{}\n```\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function to write: the text that it begins with, its name, and its tests."""
+
+    prompt: str
+    entry_point: str
+    test: str
+
+
+class HumanEval(CodeTask):
+    """Functions from docstrings, by pass@k.
+
+    form=completion is the published one: the program is the prompt with the sample. In form=chat
+    the program is the last block of code that defines the function, after what stands in the prompt
+    before the function.
+    """
+
+    name = "humaneval"
+    filters = ("tests",)
+    source = Source(task="humaneval", bundled="HumanEval.jsonl.gz", hub="openai/openai_humaneval")
+    arguments: ClassVar[Mapping[str, str]] = {
+        "form": FORM,
+        "timeout": TIMEOUT.format(3),
+        "memory": MEMORY,
+    }
+    given_limits = Limits(cpu_seconds=3.0)
+
+    @property
+    def defaults(self) -> TaskDefaults:
+        """Temperature and top_p of the paper for pass@1, which draws 200 samples."""
+        sampling = SamplingParams(temperature=0.2, top_p=0.95, max_tokens=512, stop=STOPS)
+        if self.extract == "chat":
+            sampling = SamplingParams(temperature=0.2, top_p=0.95, max_tokens=2048)
+        return TaskDefaults(sampling=sampling, num_samples=20, num_fewshot=0)
+
+    def record(self, row: dict[str, Any]) -> tuple[str, str, Function]:
+        """Return the id, the prompt and the record of a row."""
+        function = Function(
+            text_field(row, "prompt"), text_field(row, "entry_point"), text_field(row, "test")
+        )
+        if not function.entry_point.isidentifier():
+            raise ValueError(f"entry_point {function.entry_point[:40]!r} is not a Python name")
+        return text_field(row, "task_id"), self.ask(function.prompt), function
+
+    def ask(self, prompt: str) -> str:
+        """Return the prompt of a problem in the task's form."""
+        return CHAT.format(prompt.strip()) if self.extract == "chat" else prompt
+
+    def program(self, problem_id: str, text: str) -> str | None:
+        """Return the program in a sample; None if there is none."""
+        function = self.records[problem_id]
+        if self.extract == "completion":
+            return f"{function.prompt}{text}"
+        code = block_that_defines(text, [function.entry_point])
+        if code is None:
+            return None
+        return f"{text_before(function.prompt, function.entry_point)}{code}"
+
+    def make_cases(self, record: Function, judge: Judge) -> AssertCases:
+        """Return the one test of a function: its tests, run to the end."""
+        return assert_cases(f"{record.test}\ncheck({record.entry_point})")
+
+    def label(self, options: TaskOptions) -> str:
+        """Return no label: the bundled problems are the published ones."""
+        return ""
+
+    def told(self, options: TaskOptions, source: str, num: int) -> str:
+        """Return one line that says where the problems are from."""
+        if options.data is None:
+            return f"problems: {num:,} of the published ones, which come with treegen"
+        return f"problems: {num:,} of {source}"

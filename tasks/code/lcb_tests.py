@@ -1,0 +1,142 @@
+"""LiveCodeBench's tests: read from its fields, and when a result counts as the expected one.
+
+Private tests are JSON, or the base64 of a zlib stream of a pickled text of JSON. They are never
+unpickled: `pickle.loads` runs what the file says. The one text is taken out of the stream instead.
+"""
+
+import base64
+import binascii
+import pickletools
+import zlib
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final
+
+from treegen.tasks.apps.suite import json_value
+from treegen.tasks.judge import Compare, Program, Test
+
+# What a pickle of one text may hold: its frame, the text, and marks that nothing refers to.
+_HARMLESS: Final = ("PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "STOP")
+_TEXTS: Final = ("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE")
+_MOST_BYTES: Final = 1 << 30
+
+# The published scorer puts these names before every program. Solutions count on them. Later
+# imports win, so their order matters.
+PRELUDE: Final = (
+    "".join(
+        f"from {name} import *\n"
+        for name in (
+            "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random",
+            "statistics", "itertools", "functools", "operator", "io", "sys", "json", "builtins",
+            "typing",
+        )
+    )
+    + "import string, re, datetime, collections, heapq, bisect, copy, math, random, statistics\n"
+    + "import itertools, functools, operator, io, sys, json\n"
+    + "sys.setrecursionlimit(50000)\n"
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LCBCases:
+    """The tests of one problem.
+
+    fn_name: the function to call; None for programs that print.
+    """
+
+    fn_name: str | None
+    tests: tuple[Test, ...]
+
+    @property
+    def compare(self) -> Compare:
+        """The published rule."""
+        return same_lines if self.fn_name is None else same_value
+
+    def program(self, source: str) -> Program:
+        """Return a program with the names that the published scorer gives it."""
+        may_return = self.fn_name is None
+        return Program(source, fn_name=self.fn_name, prelude=PRELUDE, may_return=may_return)
+
+
+def read_tests(public: Any, private: Any, fn_name: str | None) -> LCBCases:
+    """Return the tests in the fields of a row, the public ones first.
+
+    Raises:
+        ValueError: there are none, or they cannot be read.
+    """
+    found = [*_listed(public, "public_test_cases"), *_listed(private, "private_test_cases")]
+    if not found:
+        raise ValueError("it has no tests")
+    tests = []
+    for case in found:
+        given, wanted = (case.get(name) for name in ("input", "output"))
+        if not isinstance(given, str) or not isinstance(wanted, str):
+            raise ValueError("the input or output of a test is not text")
+        if fn_name is None:
+            tests.append(Test(stdin=given, expected=wanted))
+        else:
+            arguments = [json_value(line) for line in given.split("\n")]
+            tests.append(Test(args=arguments, expected=json_value(wanted)))
+    return LCBCases(fn_name, tuple(tests))
+
+
+def _listed(field: Any, name: str) -> list[dict[str, Any]]:
+    found = field
+    if isinstance(field, str):
+        text = field.strip()
+        found = json_value(text if text.startswith("[") else packed_text(text))
+    if not isinstance(found, list) or not all(isinstance(case, dict) for case in found):
+        raise ValueError(f"{name} is not a list of tests")
+    return found
+
+
+def packed_text(field: str) -> str:
+    """Return the text in the base64 of a zlib stream of its pickle, without unpickling it.
+
+    Raises:
+        ValueError: it is none, or the pickle holds anything but one text.
+    """
+    try:
+        stream = zlib.decompressobj()
+        data = stream.decompress(base64.b64decode(field, validate=True), _MOST_BYTES)
+    except (binascii.Error, zlib.error, ValueError) as error:
+        raise ValueError(f"private tests are neither JSON nor packed: {error}") from None
+    if stream.unconsumed_tail:
+        raise ValueError("private tests are more than 1 GiB")
+    texts = []
+    try:
+        for code, argument, _ in pickletools.genops(data):
+            if code.name in _TEXTS:
+                texts.append(argument)
+            elif code.name not in _HARMLESS:
+                raise ValueError(f"private tests hold more than a text: {code.name}")
+    except (ValueError, UnicodeDecodeError, IndexError, EOFError) as error:
+        raise ValueError(f"private tests are no pickled text: {error}") from None
+    if len(texts) != 1 or not isinstance(texts[0], str):
+        raise ValueError("private tests are not one pickled text")
+    return texts[0]
+
+
+def same_lines(output: str, expected: str) -> bool:
+    """Return whether output has the expected lines, space around them and around all left out.
+
+    Two lines are the same if they are equal texts, or lists of equal decimal numbers.
+    """
+    found, wanted = (text.strip().split("\n") for text in (output, expected))
+    return len(found) == len(wanted) and all(
+        ours.strip() == theirs.strip() or _same_numbers(ours, theirs)
+        for ours, theirs in zip(found, wanted, strict=True)
+    )
+
+
+def _same_numbers(output: str, expected: str) -> bool:
+    try:
+        ours = [Decimal(token) for token in output.split()]
+        return ours == [Decimal(token) for token in expected.split()]
+    except (InvalidOperation, ValueError):
+        return False
+
+
+def same_value(output: Any, expected: Any) -> bool:
+    """Return whether a result equals the expected one; a tuple counts as a list."""
+    return bool((list(output) if isinstance(output, tuple) else output) == expected)

@@ -1,0 +1,213 @@
+r"""LiveCodeBench: problems of programming contests with the day on which each was set.
+
+Data: livecodebench/code_generation_lite on the Hugging Face hub, its files test.jsonl, test2.jsonl
+to test6.jsonl. All fields are text. One row, shortened:
+
+    {"question_title": "A+B", "question_content": "Print A+B. ...", "platform": "atcoder",
+     "question_id": "abc301_a", "contest_date": "2023-05-13T00:00:00", "difficulty": "easy",
+     "starter_code": "", "metadata": "{}", "private_test_cases": "eJxr...",
+     "public_test_cases": "[{\"input\": \"1 2\", \"output\": \"3\", \"testtype\": \"stdin\"}]"}
+
+Where `metadata` has a func_name, the tests call that function, which may be a method of a class
+Solution. Their inputs are JSON, one argument a line.
+
+Prompt, the reading of answers and the comparing of results are those of the published code,
+https://github.com/LiveCodeBench/LiveCodeBench, for chat models. Its time limit is 6 seconds by the
+clock for each test; here it is 6 seconds of CPU time. Each test runs in a fresh process here, and a
+program that ends with an error is wrong whatever it printed.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from treegen.errors import DataError, InputError
+from treegen.evals.arguments import one_of
+from treegen.evals.chat import with_role
+from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.params import SamplingParams
+from treegen.prompts.tree import Node
+from treegen.tasks.apps.suite import json_value
+from treegen.tasks.code.lcb_tests import LCBCases, read_tests
+from treegen.tasks.code.task import MEMORY, TIMEOUT, CodeTask
+from treegen.tasks.common.files import Rows, read_any
+from treegen.tasks.common.hub import load_table
+from treegen.tasks.common.jsonl import text_field
+from treegen.tasks.common.sources import Source
+from treegen.tasks.judge import Judge, Limits
+
+_SYSTEM: Final = (
+    "You are an expert Python programmer. You will be given a question (problem specification) and "
+    "will generate a correct Python program that matches the specification and passes all tests."
+)
+_STARTER: Final = (
+    "You will use the following starter code to write the solution to the problem and enclose your "
+    "code within delimiters."
+)
+_STDIN: Final = (
+    "Read the inputs from stdin solve the problem and write the answer to stdout (do not directly "
+    "test on the sample inputs). Enclose your code within delimiters as follows. Ensure that when "
+    "the python program runs, it reads the inputs, runs the algorithm and writes output to STDOUT."
+)
+_RELEASES: Final = tuple(f"release_v{number}" for number in range(1, 7))
+_HUB: Final = "livecodebench/code_generation_lite"
+_DIFFICULTIES: Final = ("easy", "medium", "hard")
+
+
+@dataclass(frozen=True, slots=True)
+class ContestProblem:
+    """A problem of a contest.
+
+    public, private: its tests, as the data has them; they may be megabytes each.
+    """
+
+    difficulty: str
+    platform: str
+    day: str
+    fn_name: str | None
+    public: Any
+    private: Any
+
+    @property
+    def cases(self) -> LCBCases:
+        """Its tests; raise ValueError if they cannot be read."""
+        return read_tests(self.public, self.private, self.fn_name)
+
+
+class LiveCodeBench(CodeTask):
+    """Contest problems by pass@k. The program is what stands between the last two fences."""
+
+    name = "livecodebench"
+    filters = ("tests",)
+    source = Source(task="livecodebench", bundled="livecodebench_sample.jsonl", hub=_HUB)
+    extract = "last-fences"
+    arguments: ClassVar[Mapping[str, str]] = {
+        "from": "problems set on this day or later, such as 2024-08-01",
+        "to": "problems set on this day or earlier",
+        "difficulty": "easy, medium or hard; default: all",
+        "release": "release_v1 to release_v6 (default): which files of a folder or of the hub",
+        "timeout": TIMEOUT.format(6),
+        "memory": MEMORY,
+    }
+    given_limits = Limits(cpu_seconds=6.0)
+
+    @property
+    def defaults(self) -> TaskDefaults:
+        """As the published code draws."""
+        sampling = SamplingParams(temperature=0.2, top_p=0.95, max_tokens=2000)
+        return TaskDefaults(sampling=sampling, num_samples=10, num_fewshot=0)
+
+    def rows(self, options: TaskOptions) -> tuple[Rows, str]:
+        """Return the rows of the days and the difficulty that are asked for."""
+        rows, source = self._all(options)
+        first, last = (_day(options.extra, name) for name in ("from", "to"))
+        wanted = one_of(options.extra, "difficulty", ("all", *_DIFFICULTIES), "all")
+        if first and last and first > last:
+            raise InputError(f"task argument from={first} is after to={last}")
+
+        def chosen() -> Iterator[tuple[int, dict[str, Any]]]:
+            for line, row in rows:
+                day = _set_on(row)
+                early, late = (first and day and day < first), (last and day and day > last)
+                if not early and not late and wanted in ("all", row.get("difficulty")):
+                    yield line, row
+
+        return chosen(), source
+
+    def record(self, row: dict[str, Any]) -> tuple[str, str, ContestProblem]:
+        """Return the id, the prompt and the record of a row."""
+        metadata = row.get("metadata") or "{}"
+        metadata = json_value(metadata) if isinstance(metadata, str) else metadata
+        fn_name = metadata.get("func_name") if isinstance(metadata, dict) else None
+        if fn_name is not None and not (isinstance(fn_name, str) and fn_name.isidentifier()):
+            raise ValueError(f"func_name {str(fn_name)[:40]!r} is not a Python name")
+        day = _set_on(row)
+        if day is None:
+            raise ValueError("contest_date is not a date")
+        problem = ContestProblem(
+            difficulty=str(row.get("difficulty") or "unknown"),
+            platform=str(row.get("platform") or ""),
+            day=day.isoformat(),
+            fn_name=fn_name,
+            public=row.get("public_test_cases"),
+            private=row.get("private_test_cases"),
+        )
+        _ = problem.cases  # read once, so that what cannot be read is told now
+        question = text_field(row, "question_content")
+        starter = row.get("starter_code")
+        asked = _ask(question, starter if isinstance(starter, str) else "")
+        return text_field(row, "question_id"), asked, problem
+
+    def metadata(self, record: ContestProblem) -> dict[str, Any]:
+        """Return what reports may show of a problem."""
+        names = ("difficulty", "platform", "day", "fn_name")
+        return {name: getattr(record, name) for name in names}
+
+    def tree(self, data: TaskData, num_samples: int) -> Node:
+        """Return system text -> problems -> samples."""
+        below = with_role(Node("\n\n", children=super().tree(data, num_samples).children), "gap")
+        return with_role(Node(_SYSTEM, children=[below]), "system")
+
+    def program(self, problem_id: str, text: str) -> str | None:
+        """Return the lines between the last two lines that have a fence; None without two."""
+        lines = text.split("\n")
+        fences = [at for at, line in enumerate(lines) if "```" in line]
+        code = "\n".join(lines[fences[-2] + 1 : fences[-1]]) if len(fences) > 1 else ""
+        return code if code.strip() else None
+
+    def make_cases(self, record: ContestProblem, judge: Judge) -> LCBCases:
+        """Return the public and the private tests."""
+        return record.cases
+
+    def _all(self, options: TaskOptions) -> tuple[Rows, str]:
+        release = one_of(options.extra, "release", _RELEASES, _RELEASES[-1])
+        files = ["test.jsonl", *(f"test{i}.jsonl" for i in range(2, _RELEASES.index(release) + 2))]
+        if self.source.on_hub(options.data):
+            # The files are read, because datasets refuses the repository's loading script.
+            table = load_table(
+                _HUB,
+                options.split or "test",
+                splits=("test",),
+                instead="a folder with its test.jsonl",
+                path="json",
+                data_files={"test": [f"hf://datasets/{_HUB}/{name}" for name in files]},
+            )
+            rows = ((line, dict(row)) for line, row in enumerate(table, start=1))
+            return rows, f"{_HUB} {release}"
+        folder = Path(options.data or "")
+        if options.data is None or not folder.is_dir():
+            return self.source.read(options.data, options.split)
+        found = [folder / name for name in files if (folder / name).is_file()]
+        if not found:
+            raise DataError(f"{folder} has no test.jsonl")
+        return (row for path in found for row in read_any(path)), str(folder)
+
+
+def _ask(question: str, starter: str) -> str:
+    code = starter or "# YOUR CODE HERE"
+    return (
+        f"### Question:\n{question}\n\n### Format: {_STARTER if starter else _STDIN}\n"
+        f"```python\n{code}\n```\n\n### Answer: (use the provided format with backticks)\n\n"
+    )
+
+
+def _set_on(row: dict[str, Any]) -> date | None:
+    try:
+        return datetime.fromisoformat(str(row.get("contest_date"))).date()
+    except ValueError:
+        return None
+
+
+def _day(arguments: Any, name: str) -> date | None:
+    text = arguments.get(name)
+    if text is None:
+        return None
+    try:
+        if re.fullmatch(r"\d{4}-\d{2}-\d{2}", text.strip()):
+            return date.fromisoformat(text.strip())
+    except ValueError:
+        pass
+    raise InputError(f"task argument {name} must be a day such as 2024-08-01, got {text!r}")

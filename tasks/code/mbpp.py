@@ -1,0 +1,227 @@
+r"""MBPP: short Python programs from one sentence and three tests.
+
+Data: https://github.com/google-research/google-research/tree/master/mbpp (mbpp.jsonl, and
+sanitized-mbpp.json), or google-research-datasets/mbpp on the Hugging Face hub. One row of each:
+
+    {"task_id": 11, "text": "Write a function to ...", "code": "def f(x): ...",
+     "test_list": ["assert f(1) == 2", "assert ...", "assert ..."], "test_setup_code": "",
+     "challenge_test_list": []}
+    {"task_id": 11, "prompt": "Write a function to ...", "code": "def f(x): ...",
+     "test_imports": [], "test_list": ["assert f(1) == 2", "assert ...", "assert ..."]}
+
+Prompt and score are those of the paper (https://arxiv.org/abs/2108.07732): three solved examples,
+which are tasks 2, 3 and 4 of the data, and tasks 11 to 510 as problems:
+
+    You are an expert Python programmer, and here is your task: {text} Your code should pass these
+    tests:\n\n{tests}\n[BEGIN]\n{code}\n[DONE]
+
+A program passes if it and its tests run to the end. `challenge_test_list` is not run.
+"""
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from treegen.errors import DataError, InputError
+from treegen.evals.arguments import one_of
+from treegen.evals.chat import Turn
+from treegen.evals.problem import Problem
+from treegen.evals.task import TaskDefaults, TaskOptions
+from treegen.params import SamplingParams
+from treegen.tasks.code.answers import block_that_defines
+from treegen.tasks.code.asserts import AssertCases, assert_cases
+from treegen.tasks.code.task import FORM, MEMORY, TIMEOUT, CodeTask
+from treegen.tasks.common.files import Rows, read_any
+from treegen.tasks.common.jsonl import text_field
+from treegen.tasks.common.sources import Source
+from treegen.tasks.judge import Judge, Limits
+
+# The first and last task of each split, as the data's authors number them.
+SPLITS: Final = {
+    "test": (11, 510),
+    "prompt": (1, 10),
+    "validation": (511, 600),
+    "train": (601, 974),
+}
+_SHOTS: Final = (2, 3, 4)
+_SETS: Final = ("full", "sanitized")
+_FILES: Final = {"full": "mbpp.jsonl", "sanitized": "sanitized-mbpp.json"}
+_ASK: Final = (
+    "You are an expert Python programmer, and here is your task: {} Your code should pass these "
+    "tests:\n\n{}\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A program to write.
+
+    number: its number in the data.
+    text: what it shall do.
+    code: a solution.
+    setup: what runs after the program and before the tests, such as imports.
+    tests: the tests, one assert each.
+    """
+
+    number: int
+    text: str
+    code: str
+    setup: str
+    tests: tuple[str, ...]
+
+    @property
+    def asked(self) -> str:
+        """The prompt, up to where the program begins."""
+        return _ASK.format(self.text, "\n".join(self.tests))
+
+
+class MBPP(CodeTask):
+    """Short programs from a sentence and three tests, by pass@k.
+
+    form=completion is the published one: the program is the sample, which ends at [DONE]. In
+    form=chat it is the last block of code that defines what the tests call.
+    """
+
+    name = "mbpp"
+    filters = ("tests",)
+    source = Source(
+        task="mbpp",
+        bundled="mbpp_sample.jsonl",
+        hub="google-research-datasets/mbpp",
+        splits=tuple(SPLITS),
+    )
+    arguments: ClassVar[Mapping[str, str]] = {
+        "form": FORM,
+        "set": "full (default) or sanitized: which of the two sets, on the hub or in a folder",
+        "timeout": TIMEOUT.format(3),
+        "memory": MEMORY,
+    }
+    given_limits = Limits(cpu_seconds=3.0)
+
+    @property
+    def defaults(self) -> TaskDefaults:
+        """80 samples at temperature 0.5, as in the paper."""
+        chat = self.extract == "chat"
+        sampling = SamplingParams(
+            temperature=0.5, max_tokens=2048 if chat else 512, stop=() if chat else ("[DONE]",)
+        )
+        return TaskDefaults(sampling=sampling, num_samples=80, num_fewshot=0 if chat else 3)
+
+    def rows(self, options: TaskOptions) -> tuple[Rows, str]:
+        """Return the rows of a split, which goes by their numbers, and where they are from."""
+        split = options.split or "test"
+        if split not in SPLITS:
+            raise InputError(f"mbpp has the splits {', '.join(SPLITS)}, not {split!r}")
+        if self.source.on_hub(options.data):
+            return self._source(options).read(options.data, split)
+        rows, source = self._all(options)
+        low, high = SPLITS[split]
+        chosen = [(line, row) for line, row in rows if low <= _number(row, low) <= high]
+        if not chosen:
+            raise DataError(f"{source} has none of the tasks {low} to {high}, the split {split}")
+        return chosen, source
+
+    def record(self, row: dict[str, Any]) -> tuple[str, str, Task]:
+        """Return the id, the prompt and the record of a row."""
+        task = _task(row)
+        asked = f"{task.asked}[BEGIN]\n"
+        if self.extract == "chat":
+            asked = f"{task.asked}Put the program into a markdown code block.\n"
+        return f"MBPP/{task.number}", asked, task
+
+    def examples(self, options: TaskOptions, problems: Sequence[Problem]) -> tuple[Turn, ...]:
+        """Return tasks 2, 3 and 4 of the data, or the first of a file."""
+        wanted = options.num_fewshot
+        if wanted is None and options.fewshot_file is None:
+            wanted = self.defaults.num_fewshot
+        if options.fewshot_data is not None:
+            raise InputError("mbpp takes tasks 2, 3 and 4 as examples, or those of fewshot_file")
+        if wanted == 0:
+            return ()
+        if options.fewshot_file is not None:
+            source = options.fewshot_file
+            tasks = [_task(row) for _, row in read_any(Path(source))]
+        else:
+            rows, source = (
+                self._source(options).read(options.data, "prompt")
+                if self.source.on_hub(options.data)
+                else self._all(options)
+            )
+            known = {_number(row, 0): row for _, row in rows}
+            numbers = [*_SHOTS, *(n for n in range(*SPLITS["prompt"]) if n not in _SHOTS)]
+            tasks = [_task(known[number]) for number in numbers if number in known]
+        if wanted is not None and wanted > len(tasks):
+            raise InputError(
+                f"num_fewshot is {wanted} but {source} has {len(tasks)} of the tasks for examples; "
+                "lower it or give fewshot_file"
+            )
+        asked = {problem.id for problem in problems}
+        shown = tasks[:wanted]
+        if any(f"MBPP/{task.number}" in asked for task in shown):
+            raise DataError(f"an example of {source} is a problem itself")
+        return tuple((f"{task.asked}[BEGIN]\n", f"{task.code}\n[DONE]") for task in shown)
+
+    def program(self, problem_id: str, text: str) -> str | None:
+        """Return the program in a sample; None if there is none."""
+        if self.extract == "completion":
+            return text if text.strip() else None
+        return block_that_defines(text, _called(self.records[problem_id].tests))
+
+    def make_cases(self, record: Task, judge: Judge) -> AssertCases:
+        """Return the one test of a task: its tests, run to the end."""
+        return assert_cases("\n".join([record.setup, *record.tests]))
+
+    def _source(self, options: TaskOptions) -> Source:
+        part = one_of(options.extra, "set", _SETS, _SETS[0])
+        return Source(
+            task=self.name,
+            bundled=self.source.bundled,
+            hub=self.source.hub,
+            config=part,
+            splits=self.source.splits,
+            files={"test": (_FILES[part],)},
+        )
+
+    def _all(self, options: TaskOptions) -> tuple[Rows, str]:
+        return self._source(options).read(options.data, None)
+
+
+def _number(row: dict[str, Any], default: int) -> int:
+    """Return the number of a row; what has none is told of when the row is read."""
+    number = row.get("task_id")
+    return number if isinstance(number, int) and not isinstance(number, bool) else default
+
+
+def _task(row: dict[str, Any]) -> Task:
+    number = row.get("task_id")
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise ValueError("task_id is not a whole number")
+    tests = row.get("test_list")
+    if not isinstance(tests, list) or not tests:
+        raise ValueError("it has no tests")
+    setup = row.get("test_setup_code") or ""
+    imports = row.get("test_imports") or []
+    return Task(
+        number=number,
+        text=text_field(row, "text" if "text" in row else "prompt"),
+        code=text_field(row, "code"),
+        setup="\n".join(chain([str(setup)] if setup else [], map(str, imports))),
+        tests=tuple(text_field({"test_list": test}, "test_list") for test in tests),
+    )
+
+
+def _called(tests: Sequence[str]) -> list[str]:
+    """Return the names that tests call, which a program may have to define."""
+    names: dict[str, None] = {}
+    for test in tests:
+        try:
+            tree = ast.parse(test)
+        except (SyntaxError, ValueError, RecursionError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                names[node.func.id] = None
+    return list(names)

@@ -1,0 +1,210 @@
+"""What the tasks of this kind share: options, prompts, judging and the report.
+
+Sampling needs no permission; scoring runs the programs, which the user has to allow.
+"""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from treegen.errors import InputError
+from treegen.evals.arguments import check_arguments, one_of
+from treegen.evals.bundled import label_of, told_problems
+from treegen.evals.chat import Turn
+from treegen.evals.execution import Execution, Judging
+from treegen.evals.metrics import Report, ReportOptions
+from treegen.evals.problem import Problem
+from treegen.evals.selection import select
+from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.verdict import SampleScore, Verdict
+from treegen.prompts.tree import Node
+from treegen.tasks.apps.by_difficulty import ProgramVerdict, report_programs
+from treegen.tasks.apps.judging import ProgramCases, ProgramJudging
+from treegen.tasks.apps.verdicts import Outcome
+from treegen.tasks.common.files import Rows
+from treegen.tasks.common.limits import judge_limits
+from treegen.tasks.common.problems import problems_of
+from treegen.tasks.common.sources import Source
+from treegen.tasks.common.tree import examples_above_problems
+from treegen.tasks.judge import Judge, Limits
+
+if TYPE_CHECKING:
+    from treegen.runs import RunDir
+
+FORMS: Final = ("completion", "chat")
+FORM: Final = (
+    "completion (default): the model goes on with the prompt, as published; or chat: it answers "
+    "with a block of code"
+)
+TIMEOUT: Final = "seconds of CPU time per test; default {}. Three times that by the wall clock"
+MEMORY: Final = "per program, such as 512MiB; default 1GiB"
+
+
+class CodeTask(ABC):
+    """Programs by pass@k, in a sandbox. A task of this kind says how rows become prompts and tests.
+
+    Its problems' records are what `record` makes of their rows.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[str] = "1"
+    source: ClassVar[Source]
+    arguments: ClassVar[Mapping[str, str]]
+    given_limits: ClassVar[Limits]
+    filters: tuple[str, ...]
+    executes_code: Final = True
+    max_timeouts: Final = 1
+    all_tests: Final = False
+    extract = FORMS[0]
+
+    def __init__(self) -> None:
+        """Take the default options until `load` says otherwise."""
+        self.limits = self.given_limits
+        self.records: dict[str, Any] = {}
+        # Samples of one problem are judged at about the same time, so few problems are cached.
+        self.cases = lru_cache(maxsize=64)(self._cases)
+
+    @property
+    @abstractmethod
+    def defaults(self) -> TaskDefaults:
+        """How the task is sampled in its form."""
+
+    @property
+    def judged_by(self) -> str:
+        """The name of the rule, which is that of the headline's filter."""
+        return self.filters[0]
+
+    def configure(self, arguments: Mapping[str, str]) -> None:
+        """Take the form that is asked for."""
+        if "form" in self.arguments:
+            self.extract = one_of(arguments, "form", FORMS, FORMS[0])
+
+    @abstractmethod
+    def record(self, row: dict[str, Any]) -> tuple[str, str, Any]:
+        """Return the id, the prompt and the record of a row.
+
+        Raises:
+            ValueError: the row has none, for the reason given.
+        """
+
+    @abstractmethod
+    def program(self, problem_id: str, text: str) -> str | None:
+        """Return the program in a sample; None if there is none."""
+
+    @abstractmethod
+    def make_cases(self, record: Any, judge: Judge) -> ProgramCases:
+        """Return the tests of a record."""
+
+    def rows(self, options: TaskOptions) -> tuple[Rows, str]:
+        """Return the rows that are asked for, and where they are from."""
+        return self.source.read(options.data, options.split)
+
+    def metadata(self, record: Any) -> dict[str, Any]:
+        """Return what reports may show of a record."""
+        return {}
+
+    def examples(self, options: TaskOptions, problems: Sequence[Problem]) -> tuple[Turn, ...]:
+        """Return the solved examples, each as what is asked and what follows it."""
+        if options.num_fewshot or options.fewshot_file or options.fewshot_data:
+            raise InputError(f"{self.name} is asked without examples; leave num_fewshot out")
+        return ()
+
+    def load(self, options: TaskOptions) -> TaskData:
+        """Read problems and examples.
+
+        Raises:
+            InputError: an option cannot be used, or there are too few examples.
+            DataError: problems or examples cannot be read.
+        """
+        check_arguments(self.name, options.extra, self.arguments)
+        self.configure(options.extra)
+        self.limits = judge_limits(options.extra, self.given_limits)
+        self.cases.cache_clear()
+        rows, source = self.rows(options)
+        records: dict[str, Any] = {}
+
+        def make(row: dict[str, Any], line: int) -> Problem:
+            id, prompt, record = self.record(row)
+            records[id] = record
+            metadata = {**self.metadata(record), "line": line}
+            # The tests themselves may be megabytes. Their digest is enough to notice a change.
+            return Problem(id, prompt, f"tests {_digest(row)}", metadata)
+
+        made, skipped = problems_of(rows, source, make)
+        problems = select(made, options)
+        self.records = {problem.id: records[problem.id] for problem in problems}
+        turns = self.examples(options, problems)
+        return TaskData(
+            problems=problems,
+            source=source,
+            fewshot="".join(f"{asked}{answer}\n\n" for asked, answer in turns),
+            num_fewshot=len(turns),
+            skipped=skipped,
+            turns=turns,
+            label=", ".join(filter(None, [self.label(options), self._chat])),
+            notes=(self.told(options, source, len(problems)),),
+        )
+
+    @property
+    def _chat(self) -> str:
+        return "chat form" if self.extract == FORMS[1] else ""
+
+    def label(self, options: TaskOptions) -> str:
+        """Return what tells these problems from others of the task's name, for tables."""
+        return label_of(options.data)
+
+    def told(self, options: TaskOptions, source: str, num: int) -> str:
+        """Return one line that says where the problems are from."""
+        return told_problems(options.data, source, num)
+
+    def tree(self, data: TaskData, num_samples: int) -> Node:
+        """Return examples -> problems -> samples."""
+        return examples_above_problems(data, num_samples, lambda problem: problem.question)
+
+    def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
+        """Refuse, because a program has to be run to be scored.
+
+        Raises:
+            InputError: always; use `judging`.
+        """
+        raise InputError(f"programs are scored by running them: with judging of {self.name}")
+
+    def judging(self, run: "RunDir", execution: Execution | None) -> Judging:
+        """Return the verdicts on a run of the loaded task.
+
+        execution: how programs may run; if None, only the stored verdicts are read.
+        """
+        return ProgramJudging(self, run, execution)
+
+    def verdicts(self, problem_id: str, outcome: Outcome) -> dict[str, ProgramVerdict]:
+        """Return the verdict on a program by filter."""
+        return {self.filters[0]: whole(outcome)}
+
+    def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
+        """Return pass@k, failure rates, and pass@1 by difficulty where the data tell it."""
+        return report_programs(
+            scores,
+            options,
+            task=self.name,
+            version=self.version,
+            filters=self.filters,
+            headline="pass@1",
+            difficulties=("easy", "medium", "hard"),
+            by_test=False,
+        )
+
+    def _cases(self, problem_id: str, judge: Judge) -> ProgramCases:
+        return self.make_cases(self.records[problem_id], judge)
+
+
+def whole(outcome: Outcome) -> ProgramVerdict:
+    """Return the verdict by all tests. It has no credit, for tests after a failure are not run."""
+    return replace(outcome.verdicts, credit=None)
+
+
+def _digest(row: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(row, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,0 +1,113 @@
+"""Rows of a file of any kind in which data sets are published, and their columns."""
+
+import csv
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from treegen.errors import DataError
+from treegen.tasks.common.jsonl import parse_rows, text_field
+
+KINDS: Final = (".jsonl", ".csv", ".parquet")
+"""Endings that the file of a split may have."""
+_BOM: Final = b"\xef\xbb\xbf"
+
+Rows = Iterable[tuple[int, dict[str, Any]]]
+"""Rows with their lines, from 1."""
+
+
+def read_any(path: Path) -> Rows:
+    """Return the rows of a file: its ending tells CSV with a header, Parquet or gzip.
+
+    Any other file is JSON Lines or a JSON list, and so is what was packed by gzip.
+
+    Raises:
+        DataError: the file cannot be read, or has another form.
+    """
+    if path.suffix == ".csv":
+        return _csv_rows(path)
+    if path.suffix == ".parquet":
+        return _parquet_rows(path)
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist") from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    return parsed(content, str(path))
+
+
+def parsed(content: bytes, source: str) -> Rows:
+    """Return the rows of what a file holds; source: its name."""
+    if source.endswith(".gz"):
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(f"{source} is not a gzip file: {error}") from None
+    if not content.removeprefix(_BOM).lstrip().startswith(b"["):
+        return parse_rows(content, source)
+    try:
+        found = json.loads(content.removeprefix(_BOM))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{source} is not a JSON list: {error}") from None
+    if not found or not all(isinstance(row, dict) for row in found):
+        raise DataError(f"{source} is not a list of JSON objects")
+    return list(enumerate(found, start=1))
+
+
+def _csv_rows(path: Path) -> Rows:
+    try:
+        content = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is not UTF-8") from None
+    reader = csv.DictReader(io.StringIO(content, newline=""))
+    start = 2
+    try:
+        for row in reader:
+            yield start, row
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(f"{path}, line {start}: {error}") from None
+
+
+def _parquet_rows(path: Path) -> Rows:
+    try:
+        # It comes with datasets and is slow to import.
+        import pyarrow.parquet as parquet
+
+        table = parquet.read_table(path)
+    except ImportError:
+        raise DataError(f"{path} needs the package pyarrow: pip install pyarrow") from None
+    except Exception as error:
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        raise DataError(f"cannot read {path}: {told}") from None
+    return enumerate(table.to_pylist(), start=1)
+
+
+def column(row: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Return the text of the first of some columns that a row has; case does not count.
+
+    Raises:
+        ValueError: the row has none of them, or it is blank or no text.
+    """
+    known = {name.strip().casefold(): value for name, value in row.items() if name is not None}
+    for name in names:
+        if (value := known.get(name.casefold())) is not None:
+            if isinstance(value, int) and not isinstance(value, bool):
+                value = str(value)
+            return text_field({name: value}, name)
+    raise ValueError(f"no {' or '.join(names)}; it has {', '.join(map(str, row)) or 'nothing'}")
+
+
+def optional(row: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    """Return the text of the first of some columns that a row has; None if it has none."""
+    try:
+        return column(row, names)
+    except ValueError:
+        return None

@@ -1,0 +1,143 @@
+"""Checks of what an answer contains and of its form. Every check is linear in the text.
+
+The published code says the same by regular expressions, some of which take quadratic time on long
+runs of spaces or brackets.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from treegen.tasks.ifeval.arguments import Check, number, text
+
+_OPTIONS: Final = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
+_POSTSCRIPTS: Final = {"P.S.": r"p\.\s?s\.", "P.P.S": r"p\.\s?p\.\s?s"}
+# A line whose first mark is one star, or a dash. The mark after the star may be the line's end.
+_STARS: Final = re.compile(r"^[^\S\n]*+\*[^*].*$", re.MULTILINE)
+_DASHES: Final = re.compile(r"^[^\S\n]*+-.*$", re.MULTILINE)
+_HIGHLIGHT: Final = re.compile(r"\*[^\n*]*+\*")
+_DOUBLE: Final = re.compile(r"\*\*[^\n*]*+\*\*")
+_RESPONSES: Final = "******"
+
+
+def number_placeholders(given: Mapping[str, Any]) -> Check:
+    """There are so many texts in square brackets, each within a line, or more."""
+    wanted = number(given, "num_placeholders")
+    return lambda answer: sum(map(_brackets, answer.split("\n"))) >= wanted
+
+
+def _brackets(line: str) -> int:
+    count, at = 0, 0
+    while (start := line.find("[", at)) >= 0 and (end := line.find("]", start + 1)) >= 0:
+        count, at = count + 1, end + 1
+    return count
+
+
+def postscript(given: Mapping[str, Any]) -> Check:
+    """The mark of a postscript is there; marks are patterns, as published."""
+    marker = text(given, "postscript_marker").strip()
+    try:
+        found = re.compile(_POSTSCRIPTS.get(marker, marker.lower()))
+    except re.error as error:
+        raise ValueError(f"{marker[:40]!r} is no pattern: {error}") from None
+    return lambda answer: found.search(answer.lower()) is not None
+
+
+def number_bullet_lists(given: Mapping[str, Any]) -> Check:
+    """There are exactly so many lines that begin with a star or a dash."""
+    wanted = number(given, "num_bullets")
+    return lambda answer: (
+        sum(1 for each in (_STARS, _DASHES) for _ in each.finditer(answer)) == wanted
+    )
+
+
+def constrained_response(given: Mapping[str, Any]) -> Check:
+    """One of three sentences is there."""
+    return lambda answer: any(option in answer for option in _OPTIONS)
+
+
+def number_highlighted_sections(given: Mapping[str, Any]) -> Check:
+    """There are so many texts between stars, or more. One between double stars counts too."""
+    wanted = number(given, "num_highlights")
+
+    def check(answer: str) -> bool:
+        single = (found[0].strip("*") for found in _HIGHLIGHT.finditer(answer))
+        double = (found[0][2:-2] for found in _DOUBLE.finditer(answer))
+        return sum(bool(each.strip()) for part in (single, double) for each in part) >= wanted
+
+    return check
+
+
+def multiple_sections(given: Mapping[str, Any]) -> Check:
+    """There are so many marks such as "Section 2", or more; the word is a pattern, as published."""
+    wanted, word = number(given, "num_sections"), text(given, "section_spliter").strip()
+    try:
+        mark = re.compile(rf"\s?{word}\s?\d+\s?")
+    except re.error as error:
+        raise ValueError(f"{word[:40]!r} is no pattern: {error}") from None
+    return lambda answer: sum(1 for _ in mark.finditer(answer)) >= wanted
+
+
+def json_format(given: Mapping[str, Any]) -> Check:
+    """All of it is JSON, in a fence or not."""
+
+    def check(answer: str) -> bool:
+        inner = answer.strip()
+        # Each is taken away in turn, so that an unmarked fence may follow a marked one.
+        for fence in ("```json", "```Json", "```JSON", "```"):
+            inner = inner.removeprefix(fence)
+        try:
+            json.loads(inner.removesuffix("```").strip())
+        except (ValueError, RecursionError):
+            return False
+        return True
+
+    return check
+
+
+def title(given: Mapping[str, Any]) -> Check:
+    """A line has a text between << and >>."""
+
+    def has_title(line: str) -> bool:
+        start, end = line.find("<<"), line.rfind(">>")
+        return start >= 0 and end >= start + 3 and bool(_bare(line[start : end + 2]))
+
+    return lambda answer: any(map(has_title, answer.split("\n")))
+
+
+def _bare(found: str) -> str:
+    return found.lstrip("<").rstrip(">").strip()
+
+
+def two_responses(given: Mapping[str, Any]) -> Check:
+    """There are two different texts with ****** between; only the ends may be empty."""
+
+    def check(answer: str) -> bool:
+        parts = [part.strip() for part in answer.split(_RESPONSES)]
+        filled = [part for part in parts if part]
+        return all(parts[1:-1]) and len(filled) == 2 and filled[0] != filled[1]
+
+    return check
+
+
+def repeat_prompt(given: Mapping[str, Any]) -> Check:
+    """It begins with the request, in any case."""
+    request = text(given, "prompt_to_repeat").strip().lower()
+    return lambda answer: answer.strip().lower().startswith(request)
+
+
+def end_checker(given: Mapping[str, Any]) -> Check:
+    """It ends with a phrase, in any case; quotation marks after it do not count."""
+    phrase = text(given, "end_phrase").strip().lower()
+    return lambda answer: answer.strip().strip('"').lower().endswith(phrase)
+
+
+def quotation(given: Mapping[str, Any]) -> Check:
+    """All of it stands between double quotation marks."""
+
+    def check(answer: str) -> bool:
+        inner = answer.strip()
+        return len(inner) > 1 and inner[0] == inner[-1] == '"'
+
+    return check

@@ -1,0 +1,80 @@
+"""The 25 kinds of instructions, by the names that the data has for them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+from treegen.tasks.ifeval import form, language, sentences, words
+from treegen.tasks.ifeval.arguments import Check
+
+Make = Callable[[Mapping[str, Any]], Check]
+
+_KINDS: Final[Mapping[str, Make]] = {
+    "keywords:existence": words.existence,
+    "keywords:frequency": words.frequency,
+    "keywords:forbidden_words": words.forbidden_words,
+    "keywords:letter_frequency": words.letter_frequency,
+    "language:response_language": language.response_language,
+    "length_constraints:number_paragraphs": words.number_paragraphs,
+    "length_constraints:number_words": words.number_words,
+    "length_constraints:nth_paragraph_first_word": words.nth_paragraph_first_word,
+    "detectable_content:number_placeholders": form.number_placeholders,
+    "detectable_content:postscript": form.postscript,
+    "detectable_format:number_bullet_lists": form.number_bullet_lists,
+    "detectable_format:constrained_response": form.constrained_response,
+    "detectable_format:number_highlighted_sections": form.number_highlighted_sections,
+    "detectable_format:multiple_sections": form.multiple_sections,
+    "detectable_format:json_format": form.json_format,
+    "detectable_format:title": form.title,
+    "combination:two_responses": form.two_responses,
+    "combination:repeat_prompt": form.repeat_prompt,
+    "startend:end_checker": form.end_checker,
+    "startend:quotation": form.quotation,
+    "change_case:english_capital": language.english_capital,
+    "change_case:english_lowercase": language.english_lowercase,
+    "punctuation:no_comma": words.no_comma,
+}
+_BY_SENTENCES: Final[Mapping[str, Callable[[Mapping[str, Any], str], Check]]] = {
+    "length_constraints:number_sentences": sentences.number_sentences,
+    "change_case:capital_word_frequency": sentences.capital_word_frequency,
+}
+KINDS: Final = frozenset(_KINDS) | frozenset(_BY_SENTENCES)
+NEED_SENTENCES: Final = frozenset(_BY_SENTENCES)
+NEED_LANGUAGE: Final = frozenset(
+    ("language:response_language", "change_case:english_capital", "change_case:english_lowercase")
+)
+
+
+def make_check(kind: str, given: Mapping[str, Any], way: str) -> Check:
+    """Return the check of an instruction. way: how sentences are split, "punkt" or "rule".
+
+    Raises:
+        ValueError: there is no such kind, or an argument is missing or cannot be used.
+    """
+    known = {name: value for name, value in given.items() if value is not None}
+    if kind in _BY_SENTENCES:
+        return partial(_filled, _BY_SENTENCES[kind](known, way))
+    if kind not in _KINDS:
+        raise ValueError(f"there is no instruction {kind!r:.60}")
+    return partial(_filled, _KINDS[kind](known))
+
+
+def _filled(check: Check, answer: str) -> bool:
+    """An answer of white space alone follows nothing."""
+    return bool(answer.strip()) and check(answer)
+
+
+def followed_loosely(check: Check, answer: str) -> bool:
+    """Return whether an answer, or what is left of it without what models add, passes a check.
+
+    That is: without its first line, its last line or both, and each of these without stars.
+    """
+    return any(check(each) for each in variants(answer))
+
+
+def variants(answer: str) -> Sequence[str]:
+    """Return the forms of an answer that the loose rule tries, each once."""
+    lines = answer.split("\n")
+    cut = ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]
+    plain = [answer, *cut]
+    return list(dict.fromkeys([*plain, *(each.replace("*", "") for each in plain)]))

@@ -1,0 +1,170 @@
+r"""IFEval: prompts with instructions that a program can check, such as "use no commas".
+
+Data: https://github.com/google-research/google-research/tree/master/instruction_following_eval
+(data/input_data.jsonl), or google/IFEval on the Hugging Face hub. One row:
+
+    {"key": 1000, "prompt": "Write about rain. Use no commas and at least 30 words.",
+     "instruction_id_list": ["punctuation:no_comma", "length_constraints:number_words"],
+     "kwargs": [{}, {"relation": "at least", "num_words": 30}]}
+
+The prompt is asked as it is. Checks and scores are those of the published code
+(https://arxiv.org/abs/2311.07911) and of lm-eval's `ifeval`: whether all instructions of a prompt
+are followed, and what share of all instructions is; `strict` by the answer as it is, `loose` also
+by the answer without its first or last line and without stars.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from treegen.errors import InputError
+from treegen.evals.arguments import check_arguments, one_of
+from treegen.evals.bundled import label_of, told_problems
+from treegen.evals.metrics import Report, ReportOptions, summarise
+from treegen.evals.problem import Problem
+from treegen.evals.selection import select
+from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.verdict import SampleScore, Verdict
+from treegen.params import SamplingParams
+from treegen.prompts.tree import Node
+from treegen.tasks.common.jsonl import text_field
+from treegen.tasks.common.problems import problems_of
+from treegen.tasks.common.sources import Source
+from treegen.tasks.common.tree import examples_above_problems
+from treegen.tasks.ifeval import language, sentences
+from treegen.tasks.ifeval.arguments import Check
+from treegen.tasks.ifeval.instructions import (
+    NEED_LANGUAGE,
+    NEED_SENTENCES,
+    followed_loosely,
+    make_check,
+)
+from treegen.tasks.ifeval.report import FollowedVerdict, by_instruction
+
+# No model writes as much as an answer. Longer texts follow nothing, so that they cost little.
+_LONGEST: Final = 1_000_000
+
+
+class IFEval:
+    """Instructions that can be checked, over prompts and over instructions."""
+
+    name: Final = "ifeval"
+    version: Final = "1"
+    filters: Final = ("strict", "loose")
+    arguments: Final = {
+        "sentences": "punkt (default): sentences by nltk, as published, which needs its data; or "
+        "rule: by a rule of our own",
+    }
+    source: Final = Source(
+        task="ifeval",
+        bundled="ifeval_sample.jsonl",
+        hub="google/IFEval",
+        splits=("train",),
+        files={"train": ("input_data.jsonl",)},
+    )
+    defaults: Final = TaskDefaults(
+        sampling=SamplingParams(temperature=0.0, max_tokens=1280), num_samples=1, num_fewshot=0
+    )
+
+    def __init__(self) -> None:
+        """Split sentences as published until `load` says otherwise."""
+        self._way = sentences.PUNKT
+        self._checks = lru_cache(maxsize=4096)(self._make_checks)
+
+    def load(self, options: TaskOptions) -> TaskData:
+        """Read the prompts and their instructions.
+
+        Raises:
+            InputError: an option cannot be used, or what some instructions need is not installed.
+            DataError: the data cannot be read, or have no usable prompt.
+        """
+        check_arguments(self.name, options.extra, self.arguments)
+        if options.num_fewshot or options.fewshot_file or options.fewshot_data:
+            raise InputError("ifeval is asked without examples; leave num_fewshot out")
+        ways = (sentences.PUNKT, sentences.RULE)
+        self._way = one_of(options.extra, "sentences", ways, sentences.PUNKT)
+        self._checks.cache_clear()
+        rows, source = self.source.read(options.data, options.split)
+        made, skipped = problems_of(rows, source, self._problem, noun="prompt")
+        problems = select(made, options)
+        self._check_needs(problems)
+        by_rule = "sentences by rule" if self._way == sentences.RULE else ""
+        return TaskData(
+            problems=problems,
+            source=source,
+            skipped=skipped,
+            label=", ".join(filter(None, [label_of(options.data), by_rule])),
+            notes=(told_problems(options.data, source, len(problems)),),
+        )
+
+    def tree(self, data: TaskData, num_samples: int) -> Node:
+        """Return prompts -> samples."""
+        return examples_above_problems(data, num_samples, lambda problem: problem.question)
+
+    def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
+        """Return which instructions an answer follows, by the strict and by the loose rule."""
+        checks = self._checks(problem.answer)
+        if len(text) > _LONGEST or not text.strip():
+            nothing = FollowedVerdict(None, False, 0.0, followed=(False,) * len(checks))
+            return dict.fromkeys(self.filters, nothing)
+        strict = [check(text) for check in checks]
+        loose = [
+            found or followed_loosely(check, text)
+            for check, found in zip(checks, strict, strict=True)
+        ]
+        return {"strict": _verdict(strict), "loose": _verdict(loose)}
+
+    def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
+        """Return the accuracy over prompts and over instructions, also by kind."""
+        overall = summarise(
+            scores, options, task=self.name, version=self.version, filters=self.filters
+        )
+        return by_instruction(overall, scores, options)
+
+    def _problem(self, row: dict[str, Any], line: int) -> Problem:
+        kinds, given = row.get("instruction_id_list"), row.get("kwargs")
+        if not isinstance(kinds, list) or not kinds:
+            raise ValueError("instruction_id_list is not a list of instructions")
+        if not isinstance(given, list) or len(given) != len(kinds):
+            raise ValueError("kwargs has not one object for each instruction")
+        if not all(isinstance(each, Mapping) for each in given):
+            raise ValueError("kwargs is not a list of objects")
+        known = [{n: v for n, v in each.items() if v is not None} for each in given]
+        for kind, each in zip(kinds, known, strict=True):
+            try:
+                make_check(kind, each, self._way)
+            except ValueError as error:
+                raise ValueError(f"{kind}: {error}") from None
+        answer = json.dumps([kinds, known])
+        prompt = text_field(row, "prompt")
+        key = row.get("key")
+        id = f"{self.name}-{line - 1}" if key is None else str(key)
+        return Problem(id, prompt, answer, {"instructions": kinds, "line": line})
+
+    def _make_checks(self, answer: str) -> list[Check]:
+        kinds, given = json.loads(answer)
+        return [make_check(kind, each, self._way) for kind, each in zip(kinds, given, strict=True)]
+
+    def _check_needs(self, problems: Sequence[Problem]) -> None:
+        """Refuse what the installed packages cannot check, before a model is loaded."""
+        asked = {kind for problem in problems for kind in problem.metadata["instructions"]}
+        if (kinds := asked & NEED_LANGUAGE) and not language.installed():
+            raise InputError(
+                f"ifeval needs the package langdetect to check {', '.join(sorted(kinds))}: "
+                "pip install 'treegen[ifeval]'"
+            )
+        if (kinds := asked & NEED_SENTENCES) and self._way == sentences.PUNKT:
+            lacking = sentences.missing()
+            if lacking is not None:
+                raise InputError(
+                    f"ifeval needs nltk's data punkt_tab to check {', '.join(sorted(kinds))}: "
+                    f"{lacking}; or give -T sentences=rule, whose scores are not the published ones"
+                )
+
+
+def _verdict(followed: Sequence[bool]) -> FollowedVerdict:
+    flags = "".join("1" if each else "0" for each in followed)
+    return FollowedVerdict(
+        flags, all(followed), sum(followed) / len(followed), followed=tuple(followed)
+    )

@@ -1,0 +1,83 @@
+"""Checks of words, letters, lengths and case. Every check is linear in the text."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from treegen.tasks.ifeval.arguments import Check, number, pattern, relation, text, texts
+
+_WORD: Final = re.compile(r"\w+")
+_DIVIDER: Final = re.compile(r"\s?\*\*\*\s?")
+_AFTER_WORD: Final = re.compile("[.,?!'\"]")
+
+
+def existence(given: Mapping[str, Any]) -> Check:
+    """Every keyword is there, in any case; keywords are patterns, as published."""
+    wanted = [pattern(word) for word in texts(given, "keywords")]
+    return lambda answer: all(each.search(answer) for each in wanted)
+
+
+def frequency(given: Mapping[str, Any]) -> Check:
+    """A keyword is there so often."""
+    word = pattern(text(given, "keyword").strip())
+    holds = relation(given, "relation", number(given, "frequency"))
+    return lambda answer: holds(sum(1 for _ in word.finditer(answer)))
+
+
+def forbidden_words(given: Mapping[str, Any]) -> Check:
+    """No keyword is there as a word of its own."""
+    words = [pattern(rf"\b{word}\b") for word in texts(given, "forbidden_words")]
+    return lambda answer: not any(each.search(answer) for each in words)
+
+
+def letter_frequency(given: Mapping[str, Any]) -> Check:
+    """A letter is there so often, in any case.
+
+    The published code draws another letter at random where this is no letter of the alphabet.
+    """
+    letter = text(given, "letter").strip().lower()
+    if len(letter) != 1:
+        raise ValueError("letter is not one letter")
+    holds = relation(given, "let_relation", number(given, "let_frequency"))
+    return lambda answer: holds(answer.lower().count(letter))
+
+
+def number_words(given: Mapping[str, Any]) -> Check:
+    """There are so many words, which are runs of letters, digits and underscores."""
+    holds = relation(given, "relation", number(given, "num_words"))
+    return lambda answer: holds(sum(1 for _ in _WORD.finditer(answer)))
+
+
+def number_paragraphs(given: Mapping[str, Any]) -> Check:
+    """There are exactly so many paragraphs, with *** between; only the ends may be empty."""
+    wanted = number(given, "num_paragraphs")
+
+    def check(answer: str) -> bool:
+        parts = _DIVIDER.split(answer)
+        filled = [bool(part.strip()) for part in parts]
+        return all(filled[1:-1]) and sum(filled) == wanted
+
+    return check
+
+
+def nth_paragraph_first_word(given: Mapping[str, Any]) -> Check:
+    """There are so many paragraphs with blank lines between, and one begins with a word."""
+    wanted, place = number(given, "num_paragraphs"), number(given, "nth_paragraph")
+    word = text(given, "first_word").lower()
+
+    def check(answer: str) -> bool:
+        parts = answer.split("\n\n")
+        filled = sum(bool(part.strip()) for part in parts)
+        # Blank paragraphs are counted by the place, though not by the number, as published.
+        if not 0 < place <= filled or not parts[place - 1].strip():
+            return False
+        first = parts[place - 1].split(None, 1)[0].lstrip("'").lstrip('"')
+        first = _AFTER_WORD.split(first, maxsplit=1)[0]
+        return filled == wanted and "".join(letter.lower() for letter in first) == word
+
+    return check
+
+
+def no_comma(given: Mapping[str, Any]) -> Check:
+    """There is no comma."""
+    return lambda answer: "," not in answer
