@@ -12,6 +12,22 @@ OWN_KEYS: Final = "own keys"
 
 
 @dataclass(frozen=True, slots=True)
+class Thinking:
+    """Where the thinking of a sample ends, and its answer begins.
+
+    num_tokens: tokens of the thinking, both tags included.
+    end: characters of the sample's text that are thinking, tags included.
+    is_closed: whether it came to its end; else there is no answer.
+    is_forced: whether it was closed because its budget (`max_thinking_tokens`) was used up.
+    """
+
+    num_tokens: int
+    end: int
+    is_closed: bool
+    is_forced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """One finished sample.
 
@@ -26,6 +42,7 @@ class Completion:
     stop: the stop string or the stop token id that ended it; None for "length". A stop string that
     is a special token is given as the string, the model's own end of sequence as its id.
     top_logprobs: for each token the likeliest (token id, logprob) pairs, if asked for.
+    thinking: where the thinking in it ends, if it has one and `reasoning_tags` tell.
     """
 
     prompt_id: str
@@ -37,6 +54,12 @@ class Completion:
     finish_reason: FinishReason
     stop: str | int | None = None
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    thinking: Thinking | None = None
+
+    @property
+    def answer(self) -> str:
+        """The text after the thinking; empty if the thinking never ended."""
+        return self.text if self.thinking is None else self.text[self.thinking.end :].lstrip("\n")
 
     @property
     def logprob(self) -> float:

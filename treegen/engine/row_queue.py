@@ -9,6 +9,7 @@ import numpy as np
 
 from treegen.cache.pool import Pages
 from treegen.cache.states import NO_STATE
+from treegen.engine.budgets import ThinkingBudgets
 from treegen.engine.layout import Ints
 from treegen.engine.row_states import RowStates
 from treegen.engine.rows import RowState
@@ -39,10 +40,12 @@ class LiveRows:
     ready: READY slots, depth first.
     resuming: for each RESUMING slot, the position up to which its keys are computed.
     states: where the recurrent states of the rows are; None for a model without any.
+    budgets: of the rows' thinking.
     """
 
     def __init__(self, run: RunState) -> None:
         """No rows yet."""
+        self.budgets = ThinkingBudgets(run)
         self._run = run
         self._pool, self._page_size = run.pool, run.cache.page_size
         self.states: RowStates | None = None
@@ -108,6 +111,7 @@ class LiveRows:
             [self._seed(request, index) for index in wanted]
             for request, wanted in zip(requests, samples, strict=True)
         ]
+        self.budgets.begin(requests, slots_PN)
         for request, slots in zip(requests, slots_PN.tolist(), strict=True):
             request.slots = set(slots)
             request.rewinds = None
