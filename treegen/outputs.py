@@ -27,6 +27,11 @@ class Thinking:
     is_forced: bool = False
 
 
+def answer_after(text: str, thinking: Thinking | None) -> str:
+    """The part of a sample's text that is its answer; empty if the thinking never ended."""
+    return text if thinking is None else text[thinking.end :].lstrip("\n")
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One finished sample.
@@ -59,7 +64,7 @@ class Completion:
     @property
     def answer(self) -> str:
         """The text after the thinking; empty if the thinking never ended."""
-        return self.text if self.thinking is None else self.text[self.thinking.end :].lstrip("\n")
+        return answer_after(self.text, self.thinking)
 
     @property
     def logprob(self) -> float:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from treegen.evals.calls import verdicts_of
 from treegen.evals.job import Job
 from treegen.evals.stats import Estimate, estimate
+from treegen.evals.thinking import answer_of
 from treegen.outputs import LevelRows, WorkerStatus
 
 # Seconds between two looks at what is too slow for every step: intervals, and rows by level.
@@ -121,7 +122,7 @@ class AccuracySoFar:
     def add(self, record: dict[str, Any]) -> None:
         """Judge a stored sample."""
         problem_id = record["problem_id"]
-        verdicts = verdicts_of(self._job.task, self._problems[problem_id], record["text"])
+        verdicts = verdicts_of(self._job.task, self._problems[problem_id], answer_of(record))
         self._so_far.count(problem_id, verdicts[self._job.task.filters[0]].correct)
 
     @property

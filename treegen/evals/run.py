@@ -21,6 +21,7 @@ from treegen.evals.job import AnyJob, Job, fit_job
 from treegen.evals.metrics import Report, ReportOptions
 from treegen.evals.progress import AccuracySoFar, Glance, Progress
 from treegen.evals.settings import stored_choices
+from treegen.evals.thinking import Tokens, answer_of, stored, thinking_of
 from treegen.evals.timeline import Timeline
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.outputs import Completion
@@ -109,7 +110,7 @@ def judged(
             yield record, judging.verdicts(record)
         else:
             problem = problems[record["problem_id"]]
-            yield record, verdicts_of(job.task, problem, record["text"])
+            yield record, verdicts_of(job.task, problem, answer_of(record))
 
 
 def score(job: Job, run: RunDir, judging: Judging | None = None) -> Report:
@@ -138,6 +139,7 @@ def sample_scores(
                 finish_reason=record["finish_reason"],
                 verdicts=verdicts,
                 by_length=by_length,
+                closed=None if (found := thinking_of(record)) is None else found.is_closed,
             )
         )
     return scores
@@ -171,7 +173,9 @@ def write_results(
     unjudged = executing(job.task) is not None and judging is None
     report = score(job, run, judging) if job.settings.score and not unjudged else None
     unshared = kept = shortened = 0
+    tokens = Tokens()
     for record in run.records():
+        tokens.add(record)
         shortened += "dropped" in record
         unshared += record["prompt_tokens"] + record.get("choice_tokens", 0)
         kept += record["num_tokens"]
@@ -184,6 +188,8 @@ def write_results(
         "report": report.to_json() if report else None,
         "parts": parts,
     }
+    if thinking := tokens.summary():
+        results["thinking"] = thinking
     if judging:
         results["judging"] = judging.summary()
     run.write_results(results)
@@ -273,6 +279,8 @@ class _Prompts:
             "prompt_tokens": len(prompt),
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
+        if completion.thinking is not None:
+            record["thinking"] = stored(completion.thinking)
         if tokens:
             record["tokens"] = list(completion.tokens)
         return record

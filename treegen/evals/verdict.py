@@ -32,6 +32,7 @@ class SampleScore:
 
     by_length: if the sample is the likeliest of given choices, the verdicts on the choice that is
     likeliest for its length.
+    closed: whether its thinking came to an end; None if it has none.
     """
 
     problem_id: str
@@ -39,3 +40,4 @@ class SampleScore:
     finish_reason: str
     verdicts: Mapping[str, Verdict]
     by_length: Mapping[str, Verdict] = field(default_factory=dict)
+    closed: bool | None = None
