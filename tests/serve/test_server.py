@@ -34,7 +34,8 @@ CHAT = [{"role": "user", "content": "Tom has 3 apples"}]
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     "{% if tools %}{{ tools | length }} tools\n{% endif %}assistant:"
-    "{% if enable_thinking is defined %}<think>{{ '' if enable_thinking else '</think>' }}{% endif %}"
+    "{% if enable_thinking is defined %}<think>"
+    "{{ '' if enable_thinking else '</think>' }}{% endif %}"
 )
 KEY = "open sesame"
 
