@@ -66,10 +66,13 @@ def alone(
     stock: Any, llm: LLM, prompt: str, seed: int, params: SamplingParams
 ) -> tuple[list[int], list[float]]:
     """One sample, the whole prefix computed anew for each token, and its logprobs."""
-    ids, tokens, logprobs = llm.tokenizer(prompt)["input_ids"], [], []
+    ids = llm.tokenizer(prompt)["input_ids"]
+    tokens: list[int] = []
+    logprobs: list[float] = []
     bias = ParamSet(params, llm.stopping_of(params)).bias
     one = SamplingBatch.of([params], torch.zeros(1, dtype=torch.int64), [bias])
-    inside, queue = prompt.rstrip().endswith(OPEN), []
+    inside = prompt.rstrip().endswith(OPEN)
+    queue: list[int] = []
     budget = params.max_thinking_tokens
     while len(tokens) < params.max_tokens:
         begun = inside or (bool(tokens) and tokens[0] == OPEN_ID)

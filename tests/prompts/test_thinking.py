@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tiny_models import tiny_tokenizer
 from trained_tokenizers import trained
+from transformers import AddedToken
 
 from treegen.errors import InputError
 from treegen.outputs import answer_after
@@ -37,14 +38,14 @@ def test_tags_that_are_spelled_by_many_tokens(name: str, prompt: str, sample: st
     tags = thinking(tokenizer)
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, sample)]
     text = tokenizer.decode(ids[1])
-    found = tags.split(*ids, text, None)
+    found = tags.split(ids[0], ids[1], text, None)
     begins = text.lstrip().startswith("<think>") or prompt.endswith("<think>\n")
     if "</think>" not in text:
         assert (found is not None) == begins
         assert found is None or (found.end, found.is_closed) == (len(text), False)
-        assert tags.is_open(*ids) == begins
+        assert tags.is_open(ids[0], ids[1]) == begins
         return
-    assert found is not None and found.is_closed and not tags.is_open(*ids)
+    assert found is not None and found.is_closed and not tags.is_open(ids[0], ids[1])
     at = text.index("</think>") + len("</think>")
     assert found.end == at and text[at:].lstrip("\n") == answer_after(text, found)
     # The tokens are the fewest that have the tag.
@@ -114,3 +115,33 @@ def test_an_argument_that_a_template_has_by_that_name_is_left_alone() -> None:
     tokenizer = SimpleNamespace(chat_template="{{ reasoning }}")
     assert reasoning_arguments({"reasoning": False}, tokenizer) == {"reasoning": False}
     assert reasoning_arguments({"reasoning": "off"}, tokenizer) == {"reasoning": False}
+
+
+def test_the_channels_of_harmony() -> None:
+    """Tags of several tokens, of which some are special and some are text."""
+    tokenizer = tiny_tokenizer().__class__(
+        tokenizer_object=tiny_tokenizer().backend_tokenizer.from_str(
+            tiny_tokenizer().backend_tokenizer.to_str()
+        )
+    )
+    names = ["<|start|>", "<|end|>", "<|channel|>", "<|message|>"]
+    tokenizer.add_tokens([AddedToken(name, special=True) for name in names], special_tokens=True)
+    tokenizer.chat_template = "<|channel|>final<|message|>"
+    found = thinking_of(SamplingParams(max_thinking_tokens=5), tokenizer)
+    assert found is not None and found.tags == KNOWN[-1]
+
+    def ids(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    prompt, begin = ids("<|start|>assistant"), "<|channel|>analysis<|message|>"
+    thought = f"{begin}3 + 4 is 7.<|end|><|start|>assistant<|channel|>final<|message|>"
+    text = tokenizer.decode(ids(f"{thought}Seven."), skip_special_tokens=True)
+    assert text == "analysis3 + 4 is 7.assistantfinalSeven."
+    split = found.split(prompt, ids(f"{thought}Seven."), text, 5)
+    assert split is not None and split.num_tokens == len(ids(thought))
+    assert (split.is_closed, split.is_forced, text[split.end :]) == (True, False, "Seven.")
+    assert found.due(prompt, 5) == 5 + len(ids(begin))
+    assert found.is_open(prompt, ids(f"{begin}3 + 4")) and not found.is_open(prompt, ids("final 7"))
+    forced = [*ids(f"{begin}3 + 4 is 7.")][: found.due(prompt, 5)]
+    split = found.split(prompt, [*forced, *found.end, *ids("7")], "", 5)
+    assert split is not None and split.is_forced

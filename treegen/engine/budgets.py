@@ -66,7 +66,8 @@ class ThinkingBudgets:
         ready = due if known is None else due & known
         for slot in order[ready].tolist():
             self._look(slot)
-        return ~(due & ~ready)
+        going_on: NDArray[np.bool_] = ~due | ready
+        return going_on
 
     def _look(self, slot: int) -> None:
         rows = self._run.rows

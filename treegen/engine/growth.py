@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from treegen.engine.layout import Ints
 from treegen.engine.run_state import RunState
@@ -92,7 +91,8 @@ class Growth:
             guess = np.maximum(count + count // 2, mean) + self._page_size
         else:
             guess = np.maximum(2 * count, _UNKNOWN)
-        return np.minimum(limit, guess)
+        least: Ints = np.minimum(limit, guess)
+        return least
 
     def _pages(self, slots: Ints, length: Ints) -> Ints:
         """Pages that rows take, beside those they have, until they have some numbers of tokens.
@@ -102,17 +102,19 @@ class Growth:
         rows, size = self._run.rows, self._page_size
         base = rows.base[slots]
         have = np.maximum(rows.num_pages[slots], (rows.stop[slots] - base) // size)
-        more: Ints = -(-(rows.stop[slots] + length - 1 - base) // size) - have
-        return np.maximum(more, 0, dtype=np.int64)
+        more = -(-(rows.stop[slots] + length - 1 - base) // size) - have
+        needed: Ints = np.maximum(more, 0, dtype=np.int64)
+        return needed
 
 
-def _spread(values: Ints) -> NDArray[np.int64]:
+def _spread(values: Ints) -> Ints:
     """Some of the values, from the least to the greatest."""
-    ordered = np.sort(values)
-    return ordered[np.linspace(0, len(ordered) - 1, _MOMENTS).astype(np.int64)]
+    at = np.linspace(0, len(values) - 1, _MOMENTS).astype(np.int64)
+    found: Ints = np.sort(values)[at]
+    return found
 
 
 def _first_that_fit(needs_MR: Ints, room_M: Ints) -> int:
     """How many rows, from the first on, need no more than there is at any moment."""
-    fits = (needs_MR.cumsum(axis=1) <= room_M[:, None]).all(axis=0)
+    fits = np.asarray((needs_MR.cumsum(axis=1) <= room_M[:, None]).all(axis=0))
     return len(fits) if fits.all() else int(fits.argmin())

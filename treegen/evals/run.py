@@ -127,6 +127,7 @@ def sample_scores(
     for record, verdicts in found:
         if verdicts is None:
             continue
+        thinking = thinking_of(record)
         by_length: Mapping[str, Verdict] = {}
         if "choice_logprobs" in record:
             problem = problems[record["problem_id"]]
@@ -139,7 +140,7 @@ def sample_scores(
                 finish_reason=record["finish_reason"],
                 verdicts=verdicts,
                 by_length=by_length,
-                closed=None if (found := thinking_of(record)) is None else found.is_closed,
+                closed=None if thinking is None else thinking.is_closed,
             )
         )
     return scores

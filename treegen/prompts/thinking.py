@@ -65,7 +65,7 @@ def tags_of(tokenizer: Any) -> Tags | None:
     texts = [
         str(text) for text in (template.values() if isinstance(template, dict) else [template])
     ]
-    added = getattr(tokenizer, "get_added_vocab", dict)()
+    added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
     for tags in KNOWN:
         if tags.close in added or any(tags.close in text for text in texts):
             return tags
@@ -118,8 +118,8 @@ class ThinkingTags:
         self._detokenizer = Detokenizer(tokenizer)
         self._num_opening = len(_encoded(tokenizer, tags.open))
         close = _encoded(tokenizer, tags.close)
-        self._closing_id = int(close[0]) if len(close) == 1 else None
-        self.end: tuple[int, ...] = tuple(_encoded(tokenizer, tags.end).tolist())
+        self._closing_id = close[0] if len(close) == 1 else None
+        self.end = tuple(_encoded(tokenizer, tags.end))
 
     def opens(self, prompt: Tokens) -> bool:
         """Whether a prompt ends with the opening tag, and perhaps space after it."""
@@ -182,7 +182,8 @@ class ThinkingTags:
         return bisect_left(range(most), 1, key=is_closed)
 
 
-def _encoded(tokenizer: Any, text: str) -> Tokens:
+def _encoded(tokenizer: Any, text: str) -> list[int]:
     """The token ids of a text in the middle of another."""
     before = np.array(tokenizer(["x"], add_special_tokens=False)["input_ids"][0], dtype=np.int32)
-    return append_text(tokenizer, before, text)
+    ids: list[int] = append_text(tokenizer, before, text).tolist()
+    return ids
