@@ -74,7 +74,8 @@ class ThinkingBudgets:
         request = self._run.requests[int(rows.request[slot])]
         tags = self._run.param_sets[int(rows.params[slot])].stopping.thinking
         assert tags is not None
-        at, tokens = np.array([slot]), rows.tokens(np.array([slot]))[0]
+        at = np.array([slot])
+        (tokens,) = rows.tokens(at)
         if tags.is_open(request.spec.tokens, tokens):
             self._force(at, tags.end, len(tokens))
         self._due[slot] = _NEVER

@@ -65,11 +65,8 @@ class Growth:
         chosen = _first_that_fit(needs_MR, room_M)
         if chosen < len(ready) and (most := self._may_pass(int(rows.serial[ready[chosen]]))):
             room_M -= needs_MR[:, :chosen].sum(axis=1)
-            behind = (
-                chosen
-                + 1
-                + np.flatnonzero((needs_MR[:, chosen + 1 :] <= room_M[:, None]).all(axis=0))
-            )
+            fits = (needs_MR <= room_M[:, None]).all(axis=0)
+            behind = np.flatnonzero(fits & (np.arange(len(ready)) > chosen))
             passing = behind[: min(_first_that_fit(needs_MR[:, behind], room_M), most)]
             self._passed_over = self._passed_over[0], self._passed_over[1] + len(passing)
             return np.concatenate([ready[:chosen], ready[passing]])

@@ -4,7 +4,7 @@ The line of a sample that thinks has `thinking`: {"tokens": ..., "end": ..., "cl
 "forced": true where its budget closed it}. `end` counts characters of `text`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from treegen.outputs import Thinking, answer_after
@@ -72,14 +72,6 @@ class Tokens:
             "thinking_tokens": self._tokens,
             "answer_tokens": self._answer_tokens,
         }
-
-
-def summary_of(records: Iterable[Mapping[str, Any]]) -> dict[str, int] | None:
-    """Return `Tokens.summary` of some stored samples."""
-    tokens = Tokens()
-    for record in records:
-        tokens.add(record)
-    return tokens.summary()
 
 
 def thinking_line(summary: Mapping[str, int]) -> str:

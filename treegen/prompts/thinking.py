@@ -135,6 +135,8 @@ class ThinkingTags:
 
     def is_open(self, prompt: Tokens, tokens: Tokens) -> bool:
         """Whether a sample is thinking after some tokens."""
+        if self._closing_id is not None and (np.asarray(tokens) == self._closing_id).any():
+            return False
         shown = self._detokenizer.raw(tokens)
         return self.tags.close not in shown and self._begins(prompt, shown)
 
