@@ -99,6 +99,14 @@ _SAMPLING: Final = (
     click.option("--fewshot-as-multiturn/--no-fewshot-as-multiturn", default=None,
                  help="In chat, a turn for each solved example, or one user turn for all. "
                  "Default: a turn for each."),
+    click.option("--reasoning", metavar="HOW", help="In chat, let the model think: on, off, low, "
+                 "medium, high, or auto for its own default."),
+    click.option("--max-thinking-tokens", type=int, metavar="N", help="Tokens of thinking at most; "
+                 "then it is closed, and the answer follows."),
+    click.option("--reasoning-tags", nargs=2, metavar="OPEN CLOSE", help="Around a thinking. "
+                 "Default: those that the model is known by, such as <think> </think>."),
+    click.option("--thinking-end", metavar="TEXT", help=r"Closes a thinking that used its tokens "
+                 r"up. Default: the closing tag after \n and before two."),
     click.option("--system-instruction", metavar="TEXT", help="A system turn; without a chat "
                  "template, text before every prompt."),
 )  # fmt: skip
@@ -225,6 +233,8 @@ def asked_for(params: Mapping[str, Any]) -> dict[str, Any]:
         given["extra"] = extra
     if "stop" in given:
         given["stop"] = tuple(_unescape(text) for text in given["stop"])
+    if "thinking_end" in given:
+        given["thinking_end"] = _unescape(given["thinking_end"])
     if "max_rows" in given:
         given["max_rows"] = _rows(given["max_rows"])
     if "confidence" in given:

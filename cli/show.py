@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from treegen.report.view import ProblemView, RunView
 
 _LISTED: Final = 20
+_FOLDED: Final = 120  # characters of a thinking that are shown
 _WIDTH: Final = 200
 
 
@@ -144,6 +145,7 @@ def _show_problem(
 ) -> dict[str, Any]:
     from treegen.cli.render import echo
     from treegen.cli.tables import markdown
+    from treegen.evals.thinking import stored
     from treegen.evals.votes import majority_vote
     from treegen.formats import safe_text
     from treegen.report.curves import fate
@@ -164,6 +166,7 @@ def _show_problem(
                 "num_tokens": s.num_tokens,
                 "logprob": s.logprob,
                 "text": s.text,
+                **({} if s.thinking is None else {"thinking": stored(s.thinking)}),
             }
             for s in problem.samples
         ],
@@ -192,10 +195,14 @@ def _show_problem(
         echo(
             safe_text(
                 f"--- {what}: {fate(s, filter)}, {s.num_tokens:,} tokens{logprob}, "
-                f"ended by {s.finish_reason}"
+                f"ended by {s.ended}"
             )
         )
-        echo(_clip(s.text, limit) + "\n")
+        thinking, answer = s.parts
+        if s.thinking is not None:
+            head = f"[thinking, {s.thinking.num_tokens:,} tokens]"
+            echo(f"{head} {_clip(thinking, limit if full else _FOLDED)}\n[answer]")
+        echo(_clip(answer, limit) + "\n")
     return document
 
 

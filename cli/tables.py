@@ -7,6 +7,7 @@ from typing import Any, Final
 from treegen.cli.render import DOWN, PLUS_MINUS, UP, echo
 from treegen.evals.account import attention_line, sharing_line, workers_line
 from treegen.evals.tables import Cell, Grid, Table
+from treegen.evals.thinking import thinking_line
 from treegen.formats import safe_text
 from treegen.report.heat_map import draw_text
 from treegen.tasks import Report
@@ -57,6 +58,8 @@ def report_tables(
             echo(line)
         echo("")
     usage = results["usage"]
+    if thinking := results.get("thinking"):
+        echo(thinking_line(thinking))
     echo(sharing_line(usage))
     if told := attention_line(usage):
         echo(safe_text(told))

@@ -261,10 +261,26 @@ def sample_alone(
     one = SamplingBatch.of([params], torch.zeros(1, dtype=torch.int64), [bias])
     seed = torch.tensor([[row_seed(params.seed, name, index)]])
     tokens: list[int] = []
+    forced: list[int] = []
     while not tokens or stopping.ending(prompt, tokens, limit) is None:
         logits = model.logits([*prompt, *tokens])[None]
-        tokens.append(int(draw(logits, seed, torch.tensor([[len(tokens)]]), one).tokens_PN))
+        forced = forced or _closing(prompt, tokens, params)
+        drawn = int(draw(logits, seed, torch.tensor([[len(tokens)]]), one).tokens_PN)
+        tokens.append(forced.pop(0) if forced else drawn)
     return tuple(tokens)
+
+
+def _closing(prompt: Sequence[int], tokens: Sequence[int], params: SamplingParams) -> list[int]:
+    """The tokens that a sample is given next because its budget for thinking is used up."""
+    if params.max_thinking_tokens is None:
+        return []
+    assert params.reasoning_tags is not None and params.thinking_end is not None
+    (begin, end), letters = params.reasoning_tags, LetterTokenizer().decode
+    begun = letters(prompt).endswith(begin)
+    if len(tokens) != params.max_thinking_tokens + (0 if begun else len(begin)):
+        return []
+    thinks = end not in letters(tokens) and (begun or letters(tokens).startswith(begin))
+    return [ord(letter) - 97 for letter in params.thinking_end] if thinks else []
 
 
 def expected(

@@ -39,9 +39,18 @@ from treegen.search.session import Asked, Session
 from treegen.spec import LayerSpec, ModelSpec
 
 _MOST_STEPS = 5_000
+
+
+def _thinking(budget: int) -> dict[str, Any]:
+    """A budget for thinking, which begins with a letter that many prompts end with."""
+    tags = {"reasoning_tags": ("c", "fg"), "thinking_end": "afga"}
+    return {**tags, "max_thinking_tokens": budget}
+
+
 _OVERRIDES: list[dict[str, Any]] = [
     {}, {}, {"stop": "c"}, {"stop": ["cd", "h"], "include_stop": True}, {"temperature": 0},
     {"stop_token_ids": [4]}, {"temperature": 0.5, "top_k": 3},
+    _thinking(0), _thinking(2), {**_thinking(1), "temperature": 0}, {**_thinking(7), "stop": "h"},
 ]  # fmt: skip
 
 

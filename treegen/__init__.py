@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from treegen.llm import LLM
     from treegen.model.load import from_module, load_model
     from treegen.model.model import Model
-    from treegen.outputs import Completion, LevelRows, Score, Status, Usage, WorkerStatus
+    from treegen.outputs import Completion, LevelRows, Score, Status, Thinking, Usage, WorkerStatus
     from treegen.params import SamplingParams
     from treegen.plan.plan import Plan
     from treegen.prompts.expansion import Expand
@@ -60,6 +60,7 @@ __all__ = [
     "ScoreStream",
     "Status",
     "Stream",
+    "Thinking",
     "TreeError",
     "TreegenError",
     "Usage",
@@ -98,6 +99,7 @@ _MODULE_OF: Final = {
     "ScoreStream": "treegen.engine.stream",
     "Status": "treegen.outputs",
     "Stream": "treegen.engine.stream",
+    "Thinking": "treegen.outputs",
     "TreeError": "treegen.errors",
     "TreegenError": "treegen.errors",
     "Usage": "treegen.outputs",

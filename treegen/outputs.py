@@ -12,6 +12,27 @@ OWN_KEYS: Final = "own keys"
 
 
 @dataclass(frozen=True, slots=True)
+class Thinking:
+    """Where the thinking of a sample ends, and its answer begins.
+
+    num_tokens: tokens of the thinking, both tags included.
+    end: characters of the sample's text that are thinking, tags included.
+    is_closed: whether it came to its end; else there is no answer.
+    is_forced: whether it was closed because its budget (`max_thinking_tokens`) was used up.
+    """
+
+    num_tokens: int
+    end: int
+    is_closed: bool
+    is_forced: bool = False
+
+
+def answer_after(text: str, thinking: Thinking | None) -> str:
+    """The part of a sample's text that is its answer; empty if the thinking never ended."""
+    return text if thinking is None else text[thinking.end :].lstrip("\n")
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """One finished sample.
 
@@ -29,6 +50,7 @@ class Completion:
     top_logprobs: for each token the likeliest (token id, logprob) pairs, if asked for.
     confidences: the confidence at each token, if asked for; see `SamplingParams.confidence`.
     certainties: the self-certainty at each token, if asked for.
+    thinking: where the thinking in it ends, if it has one and `reasoning_tags` tell.
     """
 
     prompt_id: str
@@ -42,6 +64,12 @@ class Completion:
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     confidences: tuple[float, ...] = ()
     certainties: tuple[float, ...] = ()
+    thinking: Thinking | None = None
+
+    @property
+    def answer(self) -> str:
+        """The text after the thinking; empty if the thinking never ended."""
+        return answer_after(self.text, self.thinking)
 
     @property
     def logprob(self) -> float:

@@ -47,6 +47,14 @@ class SamplingParams:
     include_stop: leave the stop string, or the text of the stop token, in the text. It may be
     given as include_stop_str_in_output too, which is vLLM's name for it.
     logit_bias: token id -> what is added to its logit, from -100 (practically never drawn) to 100.
+    max_thinking_tokens: tokens of thinking at most. A sample that still thinks then is given the
+    tokens of `thinking_end`, and goes on with its answer. They count as generated tokens, and have
+    the log-probabilities that the model gives them.
+    reasoning_tags: the tags before and after a thinking, such as ("<think>", "</think>"), by which
+    `Completion.thinking` tells it from the answer; "auto" takes those that the tokenizer or the
+    chat template is known by. With a budget None is "auto".
+    thinking_end: the text that closes a thinking whose budget is used up; by default the closing
+    tag after a newline and before two.
 
     presence_penalty, frequency_penalty, repetition_penalty and bad_words are known by name, and
     refused unless they change nothing.
@@ -73,6 +81,9 @@ class SamplingParams:
     n: int = 1
     include_stop: bool = False
     logit_bias: Mapping[int, float] | None = None
+    max_thinking_tokens: int | None = None
+    reasoning_tags: str | Sequence[str] | None = None
+    thinking_end: str | None = None
     include_stop_str_in_output: InitVar[bool | None] = None
     presence_penalty: InitVar[float | None] = None
     frequency_penalty: InitVar[float | None] = None
@@ -96,6 +107,7 @@ class SamplingParams:
         self._check_numbers()
         self._check_stops()
         self._check_bias()
+        self._check_thinking()
 
     def _check_numbers(self) -> None:
         for name in ("temperature", "top_p", "min_p"):
@@ -171,6 +183,23 @@ class SamplingParams:
                     f"from {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}"
                 )
 
+    def _check_thinking(self) -> None:
+        budget, tags, end = self.max_thinking_tokens, self.reasoning_tags, self.thinking_end
+        if budget is not None:
+            check_int("max_thinking_tokens", budget, least=0)
+        if tags is not None and tags != "auto":
+            tags = () if isinstance(tags, str) else _as_tuple("reasoning_tags", tags)
+            if len(tags) != 2 or not all(isinstance(tag, str) and tag.strip() for tag in tags):
+                raise InputError(
+                    'reasoning_tags must be "auto", or the tags before and after a thinking, such '
+                    f'as ("<think>", "</think>"); got {self.reasoning_tags!r}'
+                )
+            if tags[1] in tags[0]:
+                raise InputError(f"reasoning_tags: {tags[0]!r} has {tags[1]!r}, which ends it")
+            object.__setattr__(self, "reasoning_tags", tags)
+        if end is not None and (not isinstance(end, str) or not end):
+            raise InputError(f"thinking_end must be text that is not empty, got {end!r}")
+
     @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings, always as a tuple."""
@@ -187,6 +216,7 @@ class SamplingParams:
             tuple(self.stop_token_ids), self.ignore_eos, self.seed, self.logprobs,
             self.include_stop, self.min_tokens, self.biases, self.confidence, self.min_confidence,
             self.confidence_window, self.self_certainty,
+            self.max_thinking_tokens, self.reasoning_tags, self.thinking_end,
         )  # fmt: skip
 
     @property

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from treegen.evals.execution import Execution
 from treegen.evals.progress import Glance, Progress, RightSoFar
 from treegen.evals.stats import Estimate
+from treegen.evals.thinking import answer_of
 from treegen.runs import Key, RecordFile
 from treegen.runs.files import Lock
 from treegen.tasks.apps.by_difficulty import ProgramVerdict
@@ -189,7 +190,7 @@ class ProgramJudging:
             return
         if self._execution is None:
             return
-        source = self._task.program(key[0], record["text"])
+        source = self._task.program(key[0], answer_of(record))
         if source is None:
             self._settle(key, NO_OUTCOME)
             return

@@ -539,3 +539,27 @@ def test_several_draws_of_a_row_are_those_of_one_each() -> None:
         assert one[0][:, 0].equal(together[0][:, at])
         assert one[1][:, 0].equal(together[1][:, at])
         assert one[2].equal(together[2])
+
+
+@needs_triton
+@pytest.mark.parametrize("draws", [1, 3])
+def test_a_forced_token_takes_the_place_of_a_draw(draws: int) -> None:
+    """The other rows draw what they would, and its log-probability is the model's."""
+    from treegen.sampling.kernels import draw_blocks
+
+    generator = torch.Generator().manual_seed(2)
+    logits = torch.randn(6, 9000, generator=generator) * 4
+    seeds = torch.randint(0, 2**62, (6, draws), generator=generator)
+    forced = torch.tensor([-1, 0, 8999, -1, 4096, -1])
+    greedy, temperature = torch.arange(6) % 3 == 1, torch.full((6,), 0.8)
+
+    def drawn_with(forced: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        given = (logits, seeds, torch.zeros_like(seeds), temperature, greedy)
+        logits_PV, seeds_PN, steps_PN, *more = (tensor.to(DEVICE) for tensor in given)
+        return draw_blocks(logits_PV, seeds_PN, steps_PN, more[0], more[1], forced)
+
+    drawn = drawn_with(None)
+    tokens, logprobs, lse = drawn_with(forced.to(DEVICE))
+    want = torch.where(forced[:, None] < 0, drawn[0].cpu(), forced[:, None])
+    assert tokens.cpu().equal(want) and lse.equal(drawn[2])
+    torch.testing.assert_close(logprobs.cpu(), logits.log_softmax(-1).gather(1, want))

@@ -97,6 +97,17 @@ def test_greedy_samples_and_flat_prompts(llm: LLM, cluster: Cluster) -> None:
     assert cluster.generate([]) == []
 
 
+def test_budgets_for_thinking_travel(llm: LLM, cluster: Cluster) -> None:
+    params = SamplingParams(
+        max_tokens=20, seed=1, reasoning_tags=("?", "ex"), max_thinking_tokens=5,
+        thinking_end=" ex ",
+    )  # fmt: skip
+    one, many = llm.run(TREE, params).completions, cluster.run(TREE, params).completions
+    assert _drawn(many) == _drawn(one)
+    assert [c.thinking for c in many] == [c.thinking for c in one]
+    assert any(c.thinking is not None and c.thinking.is_forced for c in many)
+
+
 def test_scores_come_in_the_order_of_the_pairs(llm: LLM, cluster: Cluster) -> None:
     pairs = [(f"The word {i // 3} is", f" {'very ' * (i % 3)}long") for i in range(20)]
     for one, many in zip(llm.score(pairs), cluster.score(pairs), strict=True):
@@ -148,6 +159,8 @@ def test_bad_input_is_told_as_by_one_engine(cluster: Cluster) -> None:
         cluster.run(Node("word " * 9000, samples=1))
     with pytest.raises(InputError, match="logit_bias has token"):
         cluster.run(TREE, SamplingParams(logit_bias={10**6: 1.0}))
+    with pytest.raises(InputError, match="a budget for thinking needs the tags"):
+        cluster.run(TREE, SamplingParams(max_thinking_tokens=3))
     for call in (lambda: cluster.keep("a"), cluster.session):
         with pytest.raises(InputError, match="lives in one model"):
             call()

@@ -22,7 +22,7 @@ from treegen.attention.level import HostLevel
 from treegen.cache.pool import LayerKV
 from treegen.engine import decode as decoding
 from treegen.engine import graphs
-from treegen.engine.step import DecodeStep
+from treegen.engine.step import FORCED, NUM_INPUTS, DecodeStep
 from treegen.model.batch import Batch
 from treegen.outputs import Completion
 from treegen.params import SamplingParams
@@ -138,17 +138,18 @@ def step(
     pages = np.array([[0, 1]])
     shared = HostLevel(zero, zero + num_rows, pages, zero + 100, zero, causal=False)
     own = HostLevel(index, index + 1, index[:, None], index % 5 + 1, index * 0 + 100, causal=False)
-    inputs_6T = torch.arange(1, num_rows + 1).repeat(6, 1)
-    inputs_6T[1] = -1 if source is None else torch.tensor(source)
-    levels = triton_levels([shared, own], inputs_6T)
+    inputs_7T = torch.arange(1, num_rows + 1).repeat(NUM_INPUTS, 1)
+    inputs_7T[1] = -1 if source is None else torch.tensor(source)
+    inputs_7T[FORCED] = -1
+    levels = triton_levels([shared, own], inputs_7T)
     sampling = SamplingBatch.of([GREEDY], torch.zeros(num_rows, dtype=torch.int64))
-    return DecodeStep(inputs_6T, drawn, levels, sampling, [POOL])
+    return DecodeStep(inputs_7T, drawn, levels, sampling, [POOL])
 
 
-def triton_levels(levels: Sequence[HostLevel], inputs_6T: Tensor) -> Any:
+def triton_levels(levels: Sequence[HostLevel], inputs_7T: Tensor) -> Any:
     from treegen.attention import prepare_host
 
-    return prepare_host(levels, inputs_6T[2], CPU, "triton")
+    return prepare_host(levels, inputs_7T[2], CPU, "triton")
 
 
 def tokens_of(draws: Draws) -> list[int]:
@@ -168,8 +169,8 @@ def test_padding_and_a_replay_leave_the_live_rows_alone(patched: pytest.MonkeyPa
         a_step = step(rows)
         assert tokens_of(found.run(a_step)) == after(torch.arange(1, rows + 1)).tolist()
         (entry,) = found._graphs
-        assert entry.step.inputs_6T[:, :rows].equal(a_step.inputs_6T)
-        assert not entry.step.inputs_6T[:, rows:].any()
+        assert entry.step.inputs_7T[:, :rows].equal(a_step.inputs_7T)
+        assert not entry.step.inputs_7T[:, rows:].any()
         assert a_step.levels.kernels == ("triton", "triton")
 
 

@@ -278,3 +278,18 @@ def test_neutral_values_and_none_mean_nothing() -> None:
     texts = (text for text in ("a", "b"))
     assert SamplingParams(stop=texts).stops == ("a", "b")  # type: ignore[arg-type]
     assert SamplingParams(include_stop_str_in_output=True).include_stop
+
+
+def test_forced_tokens_take_the_place_of_draws_and_have_the_models_logprobs() -> None:
+    logits = torch.randn(5, 50, generator=torch.Generator().manual_seed(0))
+    seeds, steps = torch.arange(10).reshape(5, 2), torch.zeros(5, 2, dtype=torch.int64)
+    forced = torch.tensor([-1, 3, -1, 49, 0])
+    for how in (SamplingParams(temperature=0.7, top_k=5), SamplingParams(temperature=0)):
+        params = SamplingBatch.of([how], torch.zeros(5, dtype=torch.int64))
+        plain, found = (
+            draw(logits, seeds, steps, params),
+            draw(logits, seeds, steps, params, forced),
+        )
+        want = torch.where(forced[:, None] >= 0, forced[:, None], plain.tokens_PN)
+        assert found.tokens_PN.equal(want)
+        torch.testing.assert_close(found.logprobs_PN, logits.log_softmax(-1).gather(1, want))

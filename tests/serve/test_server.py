@@ -34,6 +34,8 @@ CHAT = [{"role": "user", "content": "Tom has 3 apples"}]
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     "{% if tools %}{{ tools | length }} tools\n{% endif %}assistant:"
+    "{% if enable_thinking is defined %}<think>"
+    "{{ '' if enable_thinking else '</think>' }}{% endif %}"
 )
 KEY = "open sesame"
 
@@ -139,6 +141,27 @@ def test_chat_answers_are_those_of_generate(client: openai.OpenAI, reference: LL
         logprobs = [token.logprob for token in choice.logprobs.content]
         assert logprobs == pytest.approx(each.logprobs, abs=1e-4)
         assert {len(token.top_logprobs) for token in choice.logprobs.content} == {3}
+
+
+def test_thinking_has_a_budget_and_is_given_apart(running: Running, reference: LLM) -> None:
+    body = {
+        "messages": CHAT, "n": 3, "seed": 5, "max_tokens": 40, "max_thinking_tokens": 6,
+        "chat_template_kwargs": {"reasoning": "on"},
+    }  # fmt: skip
+    params = SamplingParams(n=3, seed=5, max_tokens=40, max_thinking_tokens=6)
+    (want,) = reference.generate([CHAT], params, chat_template_kwargs={"enable_thinking": True})
+    assert all(c.thinking is not None and c.thinking.is_forced for c in want)
+
+    def messages(**more: Any) -> list[Any]:
+        found = running.post("chat/completions", json.dumps({**body, **more}).encode()).json()
+        return [choice["message"] for choice in found["choices"]]
+
+    assert [m["content"] for m in messages()] == [c.text for c in want]
+    for message, c in zip(messages(separate_reasoning=True), want, strict=True):
+        assert message["content"] == c.answer
+        assert message["reasoning_content"] + "\n</think>\n\n" + c.answer == c.text.lstrip("\n")
+    off = messages(separate_reasoning=True, chat_template_kwargs={"reasoning": "off"})
+    assert all("reasoning_content" not in message for message in off)
 
 
 @pytest.mark.parametrize("stop", [None, ["apples", "\n\n"]])
@@ -251,6 +274,14 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"messages": CHAT, "top_logprobs": 2}, 400, "logprobs=true"),
     ({"messages": CHAT, "chat_template_kwargs": {"tokenize": True}}, 400, "tokenize"),
     ({"messages": CHAT, "echo": True}, 400, "echo"),
+    ({"messages": CHAT, "max_thinking_tokens": -1}, 400, "max_thinking_tokens"),
+    ({"messages": CHAT, "separate_reasoning": 1}, 400, "separate_reasoning"),
+    ({"messages": CHAT, "separate_reasoning": True, "stream": True}, 400, "cannot be streamed"),
+    (
+        {"messages": CHAT, "chat_template_kwargs": {"reasoning": "high"}},
+        400,
+        "enable_thinking only",
+    ),
 ]
 
 

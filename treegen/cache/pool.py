@@ -42,6 +42,7 @@ class PagePool:
 
     num_pages: usable pages.
     num_free: pages without a reference.
+    num_freed: how often a page has lost its last reference.
     peak_used: most pages that were in use at a time.
     """
 
@@ -51,6 +52,7 @@ class PagePool:
         self._refs = np.zeros(num_pages + 1, dtype=np.int32)
         self._refs[0] = 1
         self.num_free = num_pages
+        self.num_freed = 0
         self.peak_used = 0
 
     @property
@@ -105,7 +107,9 @@ class PagePool:
         """Give up one reference on a page for each time that it occurs in `pages`."""
         np.subtract.at(self._refs, pages, 1)
         assert (self._refs[pages] >= 0).all(), "freed a free page"
-        self.num_free += int((self._refs[np.unique(pages)] == 0).sum())
+        freed = int((self._refs[np.unique(pages)] == 0).sum())
+        self.num_free += freed
+        self.num_freed += freed
 
     def num_references(self, pages: Pages) -> NDArray[np.int32]:
         """References on each page."""

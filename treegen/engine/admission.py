@@ -114,7 +114,7 @@ class Admission:
     def _fits(self, request: LiveRequest, growth: int) -> bool:
         """Whether a request can be opened beside what active rows are expected to need."""
         store = self._run.store
-        pages = store.pages_to_open(request) + request.row_pages(self._page_size)
+        pages = store.pages_to_open(request) + self._live.first_pages(request)
         if pages > self._pool.num_free - growth:
             return False
         return not self._live.slots_short(request, store.slots_to_open(request))

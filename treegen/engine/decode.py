@@ -55,12 +55,14 @@ class DecodeSteps:
         """Rows of the next step, the number of their tokens, and their places in the last step.
 
         flight: the last step, if its tokens are not known yet. The number of tokens is known even
-        then, so rows that reach their limit in it are left out.
+        then, so rows that reach their limit in it are left out. So are rows whose budget for
+        thinking it uses up: only their tokens tell whether the thinking has ended by then.
         A row that was not in that step has the place -1.
         """
-        order, rows = self._live.order, self._run.rows
+        order, rows, budgets = self._live.order, self._run.rows, self._live.budgets
         counts = rows.count[order]
         if flight is None:
+            budgets.decide(order, counts)
             return order, counts, np.full(len(order), -1)
         place = np.full(len(rows.serial), -1)
         place[flight.slots] = np.arange(len(flight.slots))
@@ -68,6 +70,8 @@ class DecodeSteps:
         source[flight.serials[source] != rows.serial[order]] = -1
         counts = counts + (source >= 0)
         goes_on = (source < 0) | (counts < rows.limit[order])
+        if budgets.used:
+            goes_on &= budgets.decide(order, counts, source < 0)
         if goes_on.all():
             return order, counts, source
         return order[goes_on], counts[goes_on], source[goes_on]
@@ -82,12 +86,15 @@ class DecodeSteps:
         index = np.arange(len(order) + 1)
         own = make_level(index[:-1], index[1:], pages, ends - base, base, causal=False)
         slots = slots_of(pages, ends - 1 - base, page_size)
-        inputs = np.stack([rows.last[order], source, ends - 1, slots, rows.seed[order], counts])
-        inputs_6T = to_device(inputs, device)
-        levels = prepare_host([*shared, own], inputs_6T[POSITION], device, run.impl)
+        forced = self._live.budgets.forced(order, counts)
+        inputs = np.stack(
+            [rows.last[order], source, ends - 1, slots, rows.seed[order], counts, forced]
+        )
+        inputs_7T = to_device(inputs, device)
+        levels = prepare_host([*shared, own], inputs_7T[POSITION], device, run.impl)
         drawn_P1 = before.draws.tokens_PN if before is not None else None
         states = self._live.states.step(order) if self._live.states is not None else None
-        step = DecodeStep(inputs_6T, drawn_P1, levels, sampling, run.cache.layers, states)
+        step = DecodeStep(inputs_7T, drawn_P1, levels, sampling, run.cache.layers, states)
         graphs = self._graphs
         draws = step.compute(run.model.forward) if graphs is None else graphs.run(step)
         usage.impl = levels.impl

@@ -206,6 +206,8 @@ def completions_of(
         request, (reason, stop, text) = requests[at], endings[at]
         param_set, name = param_sets[request.params], request.spec.id
         num_top = param_set.params.logprobs
+        tags, budget = param_set.stopping.thinking, param_set.params.max_thinking_tokens
+        thinking = tags.split(request.spec.tokens, tokens[at], text, budget) if tags else None
         named = [(sample, seed)]
         if param_set.is_greedy:
             run_seed = param_set.params.seed
@@ -223,6 +225,7 @@ def completions_of(
                 top_logprobs=tuple(pairs[:num_top] for pairs in top) if num_top else (),
                 confidences=confidences,
                 certainties=certainties,
+                thinking=thinking,
             )
             for sample, seed in named
         ]

@@ -97,7 +97,7 @@ class DecodeGraphs:
         if rows > len(self._drawn_P1):
             self._graphs.clear()
             self._pool = None  # torch takes a pool that no graph uses for a fault
-            self._drawn_P1 = step.inputs_6T.new_zeros(max(2 * rows, _FIRST_ROOM), 1)
+            self._drawn_P1 = step.inputs_7T.new_zeros(max(2 * rows, _FIRST_ROOM), 1)
             self._known_as = self._drawn_P1
         if drawn_P1 is not None and drawn_P1 is not self._known_as:
             self._drawn_P1[: len(drawn_P1)] = drawn_P1
@@ -241,24 +241,24 @@ def _static_step(step: DecodeStep, size: int, state: StaticState, drawn_P1: Tens
 
     Rows past the live ones write to the padding page, and nobody takes their draws.
     """
-    inputs_6T = step.inputs_6T.new_zeros(NUM_INPUTS, size)
-    inputs_6T[:, : step.num_rows] = step.inputs_6T
+    inputs_7T = step.inputs_7T.new_zeros(NUM_INPUTS, size)
+    inputs_7T[:, : step.num_rows] = step.inputs_7T
     sampling = step.sampling
     if sampling.is_plain:
-        sampling = SamplingBatch.greedy(size, inputs_6T.device)
+        sampling = SamplingBatch.greedy(size, inputs_7T.device)
         sampling.load(step.sampling)
     levels = replace(
-        step.levels, positions_T=inputs_6T[POSITION], state=state, checked=False, seen=set()
+        step.levels, positions_T=inputs_7T[POSITION], state=state, checked=False, seen=set()
     )
-    return DecodeStep(inputs_6T, drawn_P1, levels, sampling, step.layers)
+    return DecodeStep(inputs_7T, drawn_P1, levels, sampling, step.layers)
 
 
 def _fill(entry: _Graph, step: DecodeStep) -> None:
     """Put a step's inputs in the place of the last one's."""
-    num_rows, inputs_6T = step.num_rows, entry.step.inputs_6T
-    inputs_6T[:, :num_rows] = step.inputs_6T
+    num_rows, inputs_7T = step.num_rows, entry.step.inputs_7T
+    inputs_7T[:, :num_rows] = step.inputs_7T
     if num_rows < entry.filled:
-        inputs_6T[:, num_rows : entry.filled] = 0
+        inputs_7T[:, num_rows : entry.filled] = 0
     entry.filled = num_rows
     if entry.sampling is not step.sampling:
         if step.sampling.is_plain:

@@ -131,7 +131,9 @@ class PrefillPasses:
             at_P = to_device(np.array([at for _, at in group]), device)
             sampling = self._run.sampling_of(np.array([request.params for request in requests]))
             seeds_PN = to_device(self._run.rows.seed[slots_PN], device)
-            draws = draw(logits_SV[at_P], seeds_PN, seeds_PN * 0, sampling)
+            forced = self._live.budgets.first(slots_PN)
+            forced_P = None if forced is None else to_device(forced, device)
+            draws = draw(logits_SV[at_P], seeds_PN, seeds_PN * 0, sampling, forced_P)
             slots = slots_PN.ravel()
             drawn.append((Flight.of(slots, self._run.rows.serial[slots], draws), requests))
         return drawn

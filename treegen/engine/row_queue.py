@@ -9,6 +9,8 @@ import numpy as np
 
 from treegen.cache.pool import Pages
 from treegen.cache.states import NO_STATE
+from treegen.engine.budgets import ThinkingBudgets
+from treegen.engine.growth import Growth
 from treegen.engine.layout import Ints
 from treegen.engine.row_states import RowStates
 from treegen.engine.rows import RowState
@@ -16,6 +18,7 @@ from treegen.engine.run_state import RunState
 from treegen.engine.segment import LiveRequest, LiveSegment
 from treegen.plan.seeds import sample_seed
 
+_PAUSE: Final = 16
 _KEY_BITS: Final = 32  # a sort key is the request's rank above, the sample index below
 
 FREE, DRAWN, PARKED, READY, RESUMING, LIVE, ENDED = RowState
@@ -39,10 +42,12 @@ class LiveRows:
     ready: READY slots, depth first.
     resuming: for each RESUMING slot, the position up to which its keys are computed.
     states: where the recurrent states of the rows are; None for a model without any.
+    budgets: of the rows' thinking.
     """
 
     def __init__(self, run: RunState) -> None:
         """No rows yet."""
+        self.budgets = ThinkingBudgets(run)
         self._run = run
         self._pool, self._page_size = run.pool, run.cache.page_size
         self.states: RowStates | None = None
@@ -52,7 +57,9 @@ class LiveRows:
         self.order: Ints = np.empty(0, dtype=np.int64)
         self.resuming: dict[int, int] = {}
         self.ready: Ints = np.empty(0, dtype=np.int64)
-        self._ended_rows = self._ended_tokens = 0
+        self._growth = Growth(run)
+        # What was so when no row could start, and for how many steps no row is tried again.
+        self._refused, self._pause = (-1, -1, -1), 0
 
     @property
     def num_active(self) -> int:
@@ -108,6 +115,7 @@ class LiveRows:
             [self._seed(request, index) for index in wanted]
             for request, wanted in zip(requests, samples, strict=True)
         ]
+        self.budgets.begin(requests, slots_PN)
         for request, slots in zip(requests, slots_PN.tolist(), strict=True):
             request.slots = set(slots)
             request.rewinds = None
@@ -159,25 +167,31 @@ class LiveRows:
         """
         while len(self.ready) and self.num_active < max_rows:
             slots = self.ready[: max_rows - self.num_active]
+            # Where there was no room there is none until pages are freed, or others come nearer to
+            # their end. To look at each step would take long.
+            refused = self._pool.num_freed, len(slots), int(slots[0])
+            self._pause -= 1
+            if refused == self._refused and self._pause > 0 and self.num_active:
+                return
             # The segment above may have become a kept one since the rows were made ready.
             for segment, run in self._by_segment(slots):
                 self._run.rows.base[slots[run]] = segment.base_below
-            needed = self.expected_growth() + self._pages_to_come(slots).cumsum()
-            num = int(needed.searchsorted(self._pool.num_free, side="right"))
+            chosen = self._growth.startable(slots, self.active(), self._pool.num_free)
             if self.states is not None:
-                num = min(num, self.states.num_free)
-            if num:
-                self._start(slots[:num])
+                chosen = chosen[: self.states.num_free]
+            if len(chosen):
+                self._start(chosen)
             else:
                 request = self._run.requests[int(self._run.rows.request[slots[0]])]
                 # A run that takes requests keeps idle segments. They leave before a row waits.
                 if not request.added or not self._run.store.evict_idle():
+                    self._refused, self._pause = refused, _PAUSE
                     return
 
     def _start(self, slots: Ints) -> None:
         """Take the pages that the first ready rows need now, and make these rows active."""
         rows, pool, size = self._run.rows, self._pool, self._page_size
-        self.ready = self.ready[len(slots) :]
+        self.ready = self.ready[~np.isin(self.ready, slots)]
         # A row's table may begin with tokens of folded segments above it. It shares their full
         # pages, and it copies a last page that is not full.
         above = rows.stop[slots] - rows.base[slots]
@@ -246,12 +260,8 @@ class LiveRows:
         return True
 
     def end(self, slots: Ints) -> None:
-        """End rows whose samples are over; their slots are released once these are reported.
-
-        Their mean length is the guess of how long other rows become.
-        """
-        self._ended_rows += len(slots)
-        self._ended_tokens += int(self._run.rows.count[slots].sum())
+        """End rows whose samples are over; their slots are released once these are reported."""
+        self._growth.learn(slots)
         self._leave(slots, ENDED)
 
     def cancel(self, slots: Ints) -> None:
@@ -295,21 +305,11 @@ class LiveRows:
 
     def expected_growth(self) -> int:
         """Pages that active rows are still expected to take."""
-        return int(self._pages_to_come(self.active()).sum())
+        return self._growth.to_come(self.active())
 
-    def _pages_to_come(self, slots: Ints) -> Ints:
-        """Pages that each row is still expected to take, by the length of rows that have ended."""
-        rows, page_size = self._run.rows, self._page_size
-        length = rows.limit[slots]
-        if self._ended_rows:
-            mean = self._ended_tokens / self._ended_rows
-            guess = np.maximum(rows.count[slots], int(1.25 * mean)) + page_size
-            length = np.minimum(length, guess)
-        base = rows.base[slots]
-        shared = (rows.stop[slots] - base) // page_size
-        have = np.maximum(rows.num_pages[slots], shared)
-        to_come: Ints = -(-(rows.stop[slots] + length - 1 - base) // page_size) - have
-        return np.maximum(to_come, 0, dtype=np.int64)
+    def first_pages(self, request: LiveRequest) -> int:
+        """Pages that a new row of a request is expected to take."""
+        return self._growth.of_new_row(request)
 
     def check(self, drawn: Ints, ended: Ints) -> None:
         """Assert that every row is where its state says, and nowhere else.

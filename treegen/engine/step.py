@@ -1,6 +1,6 @@
 """A decode step as one computation: the last drawn tokens go in, the next ones come out.
 
-All numbers of the rows are in one tensor, `inputs_6T`. One copy brings it to the device, and a CUDA
+All numbers of the rows are in one tensor, `inputs_7T`. One copy brings it to the device, and a CUDA
 graph reads it from a fixed address.
 """
 
@@ -19,21 +19,22 @@ from treegen.model.batch import Batch
 from treegen.model.states import StateBatch
 from treegen.sampling.draw import Draws, SamplingBatch, draw
 
-TOKEN, SOURCE, POSITION, SLOT, SEED, COUNT = range(6)
-NUM_INPUTS: Final = 6
+TOKEN, SOURCE, POSITION, SLOT, SEED, COUNT, FORCED = range(7)
+NUM_INPUTS: Final = 7
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
     """One decode step of T rows.
 
-    inputs_6T: int64, by first index:
+    inputs_7T: int64, by first index:
         TOKEN: the row's last token, if it is known.
         SOURCE: where in drawn_P1 that token is, or -1 if it is known.
         POSITION: its position.
         SLOT: the cache slot for its key and value.
         SEED: the row's seed.
         COUNT: how many tokens the row has drawn.
+        FORCED: the token that the row is given in place of a draw, or -1.
     drawn_P1: the tokens that the step before draws; None if all of them are known.
     levels: what the rows attend to.
     sampling: how the rows are drawn.
@@ -41,7 +42,7 @@ class DecodeStep:
     states: the recurrent states that the rows read and write; None for a model without any.
     """
 
-    inputs_6T: Tensor
+    inputs_7T: Tensor
     drawn_P1: Tensor | None
     levels: Prepared
     sampling: SamplingBatch
@@ -51,7 +52,7 @@ class DecodeStep:
     @property
     def num_rows(self) -> int:
         """T, the number of rows."""
-        return self.inputs_6T.shape[1]
+        return self.inputs_7T.shape[1]
 
     def compute(self, forward: Callable[[Batch], Tensor]) -> Draws:
         """Draw the next token of each row."""
@@ -59,7 +60,7 @@ class DecodeStep:
 
     def logits(self, forward: Callable[[Batch], Tensor]) -> Tensor:
         """The model's logits after each row's last token, [T, V]."""
-        inputs = self.inputs_6T
+        inputs = self.inputs_7T
         tokens_T = inputs[TOKEN]
         if self.drawn_P1 is not None:
             source_T = inputs[SOURCE]
@@ -73,5 +74,6 @@ class DecodeStep:
 
     def draw(self, logits_TV: Tensor) -> Draws:
         """Draw one token for each row from its logits, [T, V]."""
-        inputs = self.inputs_6T
-        return draw(logits_TV, inputs[SEED, :, None], inputs[COUNT, :, None], self.sampling)
+        inputs = self.inputs_7T
+        seeds_T1, counts_T1 = inputs[SEED, :, None], inputs[COUNT, :, None]
+        return draw(logits_TV, seeds_T1, counts_T1, self.sampling, inputs[FORCED])

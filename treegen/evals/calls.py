@@ -10,6 +10,7 @@ from treegen.errors import TaskError, TreegenError
 from treegen.evals.confidence import STOPPED
 from treegen.evals.problem import Problem
 from treegen.evals.task import Task, TaskData
+from treegen.evals.thinking import answer_of
 from treegen.evals.verdict import Verdict
 
 P = ParamSpec("P")
@@ -86,7 +87,7 @@ def verdicts_on(task: Task, problem: Problem, record: Mapping[str, Any]) -> Mapp
     """
     if record["finish_reason"] == STOPPED:
         return {name: Verdict(None, False) for name in task.filters}
-    return verdicts_of(task, problem, record["text"])
+    return verdicts_of(task, problem, answer_of(record))
 
 
 def _wrong(task: Task, method: str, what: str) -> TaskError:

@@ -3,7 +3,7 @@
 The forms are those of lm-eval, with and without its --fewshot_as_multiturn.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -30,17 +30,25 @@ def with_role(node: Node, role: str) -> Node:
     return replace(node, metadata={**node.metadata, _ROLE: role})
 
 
-def as_chat(tree: Node, system: str | None, *, multiturn: bool) -> Node:
+def as_chat(
+    tree: Node, system: str | None, *, multiturn: bool, template: Mapping[str, Any] | None = None
+) -> Node:
     """Return the tree with each prompt as chat messages, after a system turn if there is one.
 
     multiturn: make a user's and an assistant's turn of each solved example, if the task tells them
     apart.
+    template: arguments of the chat template.
 
     The solved examples are no longer a node of their own, but stay shared: prompts that start
     alike are rendered alike, and the plan finds what is shared in the tokens.
     """
     leaves = [
-        Node(_messages(prompt.path, system, multiturn), samples=prompt.samples, id=prompt.id)
+        Node(
+            _messages(prompt.path, system, multiturn),
+            samples=prompt.samples,
+            id=prompt.id,
+            template={**(template or {}), **prompt.template},
+        )
         for prompt in prompts_of(tree)
     ]
     return Node("", children=leaves, samples=0)

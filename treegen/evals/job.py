@@ -267,7 +267,9 @@ def first_prompt(job: Job, facts: ModelFacts) -> str:
 
 def _planned(job: Job, facts: ModelFacts) -> Plan:
     from treegen.plan.requests import sample_requests
+    from treegen.prompts.thinking import thinking_of
 
+    thinking_of(job.settings.sampling, facts.tokenizer)  # refuses a budget without tags
     job = fit_job(job, facts.tokenizer, facts.spec)
     if job.choices:
         prompts = choice_prompts(job.tree, job.choices, facts.tokenizer)
@@ -399,7 +401,12 @@ def load_llm(
 def _dressed(tree: Node, settings: EvalSettings) -> Node:
     """Return a task's tree with the chat format and system text that settings ask for."""
     if settings.apply_chat_template:
-        return as_chat(tree, settings.system_instruction, multiturn=settings.fewshot_as_multiturn)
+        return as_chat(
+            tree,
+            settings.system_instruction,
+            multiturn=settings.fewshot_as_multiturn,
+            template={} if settings.reasoning == "auto" else {"reasoning": settings.reasoning},
+        )
     if settings.system_instruction:
         return Node(f"{settings.system_instruction}\n\n", children=[tree], samples=0)
     return tree

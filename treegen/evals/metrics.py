@@ -1,9 +1,9 @@
 """From scored samples to metrics, as a pure function. Nothing here prints."""
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from treegen.errors import InputError
 from treegen.evals.stats import estimate, pass_at_k
@@ -197,19 +197,36 @@ def summarise(
             majority.extend(MajorityRow(filter=name, **row) for row in votes)
     if chosen:
         return Report(tuple(metrics), (), len(groups), len(scores), incomplete)
-    truncated = [[s.finish_reason == "length" for s in group] for group in groups]
-    metrics.append(
+    metrics += [
         MetricRow(
             task=task,
             version=version,
             filter="none",
             num_fewshot=options.num_fewshot,
-            metric="truncated",
+            metric=metric,
             higher_is_better=False,
-            **mean_row([_share(flags) for flags in truncated], clusters=clusters),
+            **mean_row([_share(list(map(is_cut, group))) for group in groups], clusters=clusters),
         )
-    )
+        for metric, is_cut in _TRUNCATED.items()
+        if metric == "truncated" or any(sample.closed is not None for sample in scores)
+    ]
     return Report(tuple(metrics), tuple(majority), len(groups), len(scores), incomplete)
+
+
+def _in_thinking(sample: SampleScore) -> bool:
+    return sample.closed is False
+
+
+def _in_answer(sample: SampleScore) -> bool:
+    return sample.finish_reason == "length" and sample.closed is not False
+
+
+# A sample whose thinking never ended has no answer, whatever ended it.
+_TRUNCATED: Final[Mapping[str, Callable[[SampleScore], bool]]] = {
+    "truncated": lambda sample: _in_thinking(sample) or _in_answer(sample),
+    "truncated_thinking": _in_thinking,
+    "truncated_answer": _in_answer,
+}
 
 
 def _group(

@@ -25,6 +25,7 @@ from treegen.evals.metrics import Report, ReportOptions
 from treegen.evals.progress import AccuracySoFar, Glance, Progress
 from treegen.evals.settings import stored_choices
 from treegen.evals.stopping import NEVER, Rounds
+from treegen.evals.thinking import Tokens, stored, thinking_of
 from treegen.evals.timeline import Timeline
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.evals.vote_tables import NO_VOTES, Votes, stop_tables, vote_table
@@ -148,6 +149,7 @@ def sample_scores(
     for record, verdicts in found:
         if verdicts is None:
             continue
+        thinking = thinking_of(record)
         by_length: Mapping[str, Verdict] = {}
         if "choice_logprobs" in record:
             problem = problems[record["problem_id"]]
@@ -162,6 +164,7 @@ def sample_scores(
                 by_length=by_length,
                 numbers=_numbers(record),
                 num_tokens=record["num_tokens"],
+                closed=None if thinking is None else thinking.is_closed,
             )
         )
     return scores
@@ -256,7 +259,9 @@ def write_results(
         scores = sample_scores(job, judged(job, run, judging))
         report = aggregate(job, scores, rounds, Votes.of(run.path))
     unshared = kept = shortened = 0
+    tokens = Tokens()
     for record in run.records():
+        tokens.add(record)
         shortened += "dropped" in record
         unshared += record["prompt_tokens"] + record.get("choice_tokens", 0)
         kept += record["num_tokens"]
@@ -271,6 +276,8 @@ def write_results(
     }
     if rounds:
         results["stopping"] = rounds.told()
+    if thinking := tokens.summary():
+        results["thinking"] = thinking
     if judging:
         results["judging"] = judging.summary()
     run.write_results(results)
@@ -361,6 +368,8 @@ class _Prompts:
             "prompt_tokens": len(prompt),
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
+        if completion.thinking is not None:
+            record["thinking"] = stored(completion.thinking)
         settings = self._settings
         if settings.confidence is not None:
             record["confidence"] = summary(completion.confidences, settings.confidence.window)

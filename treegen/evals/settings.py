@@ -13,6 +13,7 @@ from treegen.evals.stopping import NEVER, StopRule, decided_at
 from treegen.evals.task import TaskDefaults
 from treegen.evals.weighted import check_votes
 from treegen.params import SamplingParams
+from treegen.prompts.reasoning import check_reasoning
 
 if TYPE_CHECKING:
     from treegen.runs import RunInfo
@@ -30,6 +31,8 @@ SAMPLING: Final = (
 )
 # Tasks may set these too. run.json has them only if they change a sample.
 _OF_TASKS: Final = ("min_tokens", "logit_bias")
+# Likewise what is said of thinking.
+_THINKING: Final = ("max_thinking_tokens", "reasoning_tags", "thinking_end")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,7 @@ class EvalSettings(RunChoices):
     fewshot_as_multiturn: in chat, make a user's and an assistant's turn of each solved example;
     otherwise one user's turn has all of them.
     system_instruction: a text before each prompt, in chat as the system's turn.
+    reasoning: whether a chat model is to think: auto, on, off, or how much (low, medium, high).
     pass_ks, maj_ks: the k of pass@k and of maj@k; None picks them from num_samples.
     score: whether the samples are judged.
     log_tokens: whether the token ids of each sample are stored as well.
@@ -62,6 +66,7 @@ class EvalSettings(RunChoices):
     apply_chat_template: bool = False
     fewshot_as_multiturn: bool = False
     system_instruction: str | None = None
+    reasoning: str = "auto"
     pass_ks: tuple[int, ...] | None = None
     maj_ks: tuple[int, ...] | None = None
     score: bool = True
@@ -79,6 +84,7 @@ class EvalSettings(RunChoices):
             raise InputError(f"--n-samples must be at least 1, got {self.num_samples}")
         if self.fewshot_as_multiturn and not self.apply_chat_template:
             raise InputError("fewshot-as-multiturn needs chat: give --apply-chat-template too")
+        self._check_reasoning()
         for name, ks in (("k", self.pass_ks), ("maj", self.maj_ks)):
             for k in ks or ():
                 if not 1 <= k <= self.num_samples:
@@ -144,11 +150,28 @@ class EvalSettings(RunChoices):
         own = self.confidence.to_json() if self.confidence else None
         return {**super(EvalSettings, self).free_choices(), "confidence": own}
 
+    def _check_reasoning(self) -> None:
+        check_reasoning(self.reasoning)
+        if self.reasoning != "auto" and not self.apply_chat_template:
+            raise InputError(
+                "--reasoning is an argument of the chat template: give --apply-chat-template too"
+            )
+        budget, most = self.sampling.max_thinking_tokens, self.sampling.max_tokens
+        if budget is not None and budget >= most:
+            raise InputError(
+                f"--max-thinking-tokens {budget} must be less than --max-tokens {most}, which "
+                "counts the thinking and the answer"
+            )
+
     def identity(self) -> dict[str, Any]:
         ends = self.confidence
         sampling = {name: getattr(self.sampling, name) for name in SAMPLING}
         if self.sampling.min_tokens:
             sampling["min_tokens"] = self.sampling.min_tokens
+        for name in _THINKING:
+            value = getattr(self.sampling, name)
+            if value is not None and value != "auto":
+                sampling[name] = value
         if biases := self.sampling.biases:
             sampling["logit_bias"] = {str(token): bias for token, bias in biases}
         return {
@@ -159,6 +182,7 @@ class EvalSettings(RunChoices):
                 "system_instruction": self.system_instruction,
                 # It is absent if it is false, as in runs from before there was a choice.
                 **({"fewshot_as_multiturn": True} if self.fewshot_as_multiturn else {}),
+                **({"reasoning": self.reasoning} if self.reasoning != "auto" else {}),
             },
             # It changes samples only if it ends some.
             **({"confidence": ends.to_json()} if ends and ends.keep is not None else {}),
@@ -183,7 +207,8 @@ def settle(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
     given.setdefault("fewshot_as_multiturn", chat)
     if "system_instruction" in given and given["system_instruction"] == "":
         given["system_instruction"] = None
-    sampling = {name: given.pop(name) for name in (*SAMPLING, *_OF_TASKS) if name in given}
+    names = (*SAMPLING, *_OF_TASKS, *_THINKING)
+    sampling = {name: given.pop(name) for name in names if name in given}
     if stored_bias := sampling.get("logit_bias"):  # JSON has text for keys
         sampling["logit_bias"] = {int(token): bias for token, bias in stored_bias.items()}
     seed = {"seed": sampling["seed"]} if "seed" in sampling else {}
@@ -211,11 +236,12 @@ def settle(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
 
 
 def default_sampling(defaults: TaskDefaults, *, chat: bool) -> SamplingParams:
-    """Return how a task is sampled by default.
+    """Return how a task is sampled by default. Thinking is told from answers where tags are known.
 
     A chat model ends its turn itself, and its turn may have blank lines. They are no stops then.
     """
     sampling = defaults.sampling
+    sampling = replace(sampling, reasoning_tags=sampling.reasoning_tags or "auto")
     if not chat:
         return sampling
     return replace(sampling, stop=tuple(stop for stop in sampling.stops if stop.strip()))

@@ -35,6 +35,7 @@ class SampleScore:
     likeliest for its length.
     numbers: by name, what votes may weigh it by; see `treegen.evals.weighted`.
     num_tokens: its generated tokens.
+    closed: whether its thinking came to an end; None if it has none.
     """
 
     problem_id: str
@@ -44,3 +45,4 @@ class SampleScore:
     by_length: Mapping[str, Verdict] = field(default_factory=dict)
     numbers: Mapping[str, float] = field(default_factory=dict)
     num_tokens: int = 0
+    closed: bool | None = None

@@ -81,6 +81,14 @@ class Detokenizer:
         """Return the text of tokens on their own, without special tokens."""
         return self._decode([_ids(tokens)])[0]
 
+    def raw(self, tokens: Tokens) -> str:
+        """Return the text of tokens on their own, with special tokens as they are written."""
+        ids = [token for token in _ids(tokens) if self._limit is None or token < self._limit]
+        shown: str = self._tokenizer.decode(
+            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return shown
+
     def _decode(self, sequences: Sequence[tuple[int, ...]]) -> list[str]:
         """Return the text of each sequence of tokens, with all whole characters shown.
 

@@ -26,6 +26,7 @@ from treegen.prompts.detokenize import (
     Detokenizer,
     special_tokens,
 )
+from treegen.prompts.thinking import ThinkingTags, thinking_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,6 +45,7 @@ class Stopping:
 
     may_end: bool [vocab_size], tokens after which a sample may be over.
     ids: tokens after which a sample is over.
+    thinking: finds the thinking in a sample; None where it is not told from the answer.
     """
 
     def __init__(
@@ -63,6 +65,20 @@ class Stopping:
         if self._strings is not None:
             self.may_end |= self._strings.may_end
         self.may_end[list(self.ids)] = True
+        self.thinking = thinking_of(params, tokenizer)
+        if self.thinking is not None and params.max_thinking_tokens is not None:
+            self._check_forced(self.thinking, vocab_size)
+
+    def _check_forced(self, thinking: ThinkingTags, vocab_size: int) -> None:
+        bad = [id for id in thinking.end if id in self.ids or id >= vocab_size]
+        if bad or not thinking.end:
+            what = (
+                f"token {bad[0]}, which ends a sample or is none of the model's" if bad else "none"
+            )
+            raise InputError(
+                f"the text that closes a thinking, {thinking.tags.end!r}, has {what}; give another "
+                "thinking_end"
+            )
 
     def ending(self, prompt: Tokens, tokens: Sequence[int], limit: int) -> Ending | None:
         """How a sample ends; None if it goes on; see `endings`."""
@@ -135,7 +151,7 @@ class Stoppings:
         """The stop conditions of sampling parameters, made once.
 
         Raises:
-            InputError: a stop string is empty.
+            InputError: a stop string is empty, or a budget for thinking has no tags.
         """
         stops = SamplingParams(
             stop=params.stops,
@@ -144,6 +160,10 @@ class Stoppings:
             include_stop=params.include_stop,
             min_tokens=params.min_tokens,
             max_tokens=max(params.min_tokens, 1),
+            # How large a budget is makes no difference here.
+            max_thinking_tokens=None if params.max_thinking_tokens is None else 0,
+            reasoning_tags=params.reasoning_tags,
+            thinking_end=params.thinking_end,
         )
         # The length is a part of the key, because a tokenizer may get further tokens meanwhile.
         return self._made(stops, tokenizer, len(tokenizer), tuple(eos_token_ids), vocab_size)

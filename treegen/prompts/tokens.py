@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from treegen.errors import InputError
+from treegen.prompts.reasoning import reasoning_arguments
 from treegen.prompts.splice import ID, Splicer, shared_starts
 from treegen.prompts.surrogates import lone_surrogate
 from treegen.prompts.tree import Node, Prompt, prompts_of
@@ -285,9 +286,10 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
     begun = ""
     if last["role"] == "assistant" and not last.get("tool_calls"):
         begun = messages.pop()["content"]
+    arguments = reasoning_arguments(prompt.template, tokenizer)
     try:
         text = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, **prompt.template
+            messages, tokenize=False, add_generation_prompt=True, **arguments
         )
     except Exception as error:  # The template is a program of its own, and may raise anything.
         raise InputError(

@@ -48,7 +48,9 @@ class Node:
     """Levels to generate after this node, in place of samples; see `LLM.expand`."""
     template: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the chat template for all prompts below, such as `tools`, `documents` or
-    `enable_thinking`. An argument of a node replaces the same argument of the nodes above it."""
+    `enable_thinking`. An argument of a node replaces the same argument of the nodes above it.
+    `reasoning` is "on", "off" or an effort ("low", "medium", "high"), under whatever name the
+    template knows it."""
 
     def __post_init__(self) -> None:
         _check_content(self.content)

@@ -53,7 +53,7 @@ def blobs(view: RunView, name: str) -> Iterator[Blob]:
                 "prompt_tokens": [problem.prompt_tokens for problem in view.problems],
             },
             "samples": _columns(view, samples),
-            "finishes": _names(sample.finish_reason for sample in samples),
+            "finishes": _names(sample.ended for sample in samples),
             "filters": [_filter(view, filter) for filter in view.filters],
             "votes": view.votes,
             "unit": view.unit,
@@ -107,7 +107,7 @@ def _columns(view: RunView, samples: Sequence[Sample]) -> dict[str, Any]:
     first = [0]
     for problem in view.problems:
         first.append(first[-1] + len(problem.samples))
-    finishes = list(dict.fromkeys(sample.finish_reason for sample in samples))
+    finishes = list(dict.fromkeys(sample.ended for sample in samples))
     place = {reason: number for number, reason in enumerate(finishes)}
     return {
         "first": first,
@@ -115,8 +115,27 @@ def _columns(view: RunView, samples: Sequence[Sample]) -> dict[str, Any]:
         "index": [sample.index for sample in samples],
         "tokens": [sample.num_tokens for sample in samples],
         "logprob": [None if s.logprob is None else round(s.logprob, 2) for s in samples],
-        "finish": [place[sample.finish_reason] for sample in samples],
+        "finish": [place[sample.ended] for sample in samples],
+        **_thinking(samples),
     }
+
+
+def _thinking(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Return the columns of samples that think, if any does.
+
+    "thinking" has the tokens of each thinking, and "answer_at" where the answer begins in the text
+    that the page has, as a browser counts; both have -1 for samples without a thinking.
+    """
+    if all(sample.thinking is None for sample in samples):
+        return {}
+    return {
+        "thinking": [-1 if s.thinking is None else s.thinking.num_tokens for s in samples],
+        "answer_at": [-1 if s.thinking is None else _units(s.parts[0]) for s in samples],
+    }
+
+
+def _units(text: str) -> int:
+    return len(safe_text(text).encode("utf-16-le")) // 2
 
 
 def _filter(view: RunView, name: str) -> dict[str, Any]:

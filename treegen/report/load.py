@@ -10,6 +10,7 @@ from treegen.errors import RunError, TreegenError
 from treegen.evals.account import add_up, stored_parts
 from treegen.evals.metrics import Incomplete, MajorityRow, MetricRow, Report
 from treegen.evals.tables import Grid, Table
+from treegen.evals.thinking import thinking_of
 from treegen.evals.timeline import read_timeline
 from treegen.evals.verdict import Verdict
 from treegen.report.load_search import load_search_run
@@ -170,6 +171,7 @@ def _problems(run: RunDir, job: "Job | None", judged: _Judged) -> tuple[ProblemV
                 logprob=record.get("logprob"),
                 finish_reason=str(record.get("finish_reason")),
                 verdicts=verdicts,
+                thinking=thinking_of(record),
             )
         )
     known = {problem.id: problem for problem in job.data.problems} if job else {}

@@ -60,6 +60,11 @@ def cards(view: RunView) -> list[Card]:
         seen = {row.metric: row for row in reversed(rates)}
         found += [_card(name, seen[name]) for name in ("invalid", "truncated") if name in seen]
     usage = view.usage
+    if thoughts := [s for s in view.samples if s.thinking is not None]:
+        tokens = sum(s.thinking.num_tokens for s in thoughts if s.thinking is not None)
+        answers = sum(s.num_tokens for s in thoughts) - tokens
+        each = f"tokens each; answers {answers / len(thoughts):,.0f}"
+        found.append(Card("thinking", f"{tokens / len(thoughts):,.0f}", each))
     if usage.get("decoded_tokens"):
         speed = f"{usage['tokens_per_second']:,.0f}"
         found.append(Card("tokens/s", speed, f"{usage['decoded_tokens']:,} tokens"))

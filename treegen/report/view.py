@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from treegen.evals.metrics import Report
 from treegen.evals.verdict import Verdict
+from treegen.outputs import Thinking, answer_after
 from treegen.report.trees import StoredTree
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class Sample:
     finish_reason: why it ended.
     verdicts: by filter; None where the sample is not judged.
     searched: whether it is what a search found.
+    thinking: where the thinking in it ends; None if it has none.
     """
 
     problem_id: str
@@ -35,6 +37,19 @@ class Sample:
     finish_reason: str
     verdicts: Mapping[str, Verdict] | None
     searched: bool = False
+    thinking: Thinking | None = None
+
+    @property
+    def ended(self) -> str:
+        """Why it ended, and whether that was in its thinking."""
+        cut = self.thinking is not None and not self.thinking.is_closed
+        return f"{self.finish_reason} in thinking" if cut else self.finish_reason
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        """The text of its thinking, tags included, and that of its answer."""
+        end = 0 if self.thinking is None else self.thinking.end
+        return self.text[:end], answer_after(self.text, self.thinking)
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,28 +225,37 @@ class Draws:
         )
 
 
-def draw(logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: SamplingBatch) -> Draws:
+def draw(
+    logits_PV: Tensor,
+    seeds_PN: Tensor,
+    steps_PN: Tensor,
+    params: SamplingBatch,
+    forced_P: Tensor | None = None,
+) -> Draws:
     """Draw N tokens from each of P rows of logits, in float32 whatever the type of the logits.
 
     seeds_PN: the seed of each draw.
     steps_PN: how many tokens were drawn before it. All draws of a biased row have the same.
+    forced_P: int64, the token that a row gets in place of its draws, or -1; None if all are drawn.
     """
     if logits_PV.device.type == "cuda" and seeds_PN.shape[1] and params.draws_plainly:
         tokens_PN, logprobs_PN, lse_P = _kernels().draw_blocks(
             logits_PV, seeds_PN.contiguous(), steps_PN.contiguous(), params.temperature_P,
-            params.greedy_P,
+            params.greedy_P, forced_P,
         )  # fmt: skip
         signals_P2 = None if params.signals is None else params.signals.read(logits_PV, lse_P)
         return Draws(tokens_PN, logprobs_PN, lse_P, None, None, signals_P2)
     # To sort, sum and search logits takes ten to twenty times the memory that they take.
     most = max(_AT_ONCE // logits_PV.shape[1], 1)
     if len(logits_PV) <= most:
-        return _draw(logits_PV, seeds_PN, steps_PN, params)
+        return _draw(logits_PV, seeds_PN, steps_PN, params, forced_P)
     parts = []
     for start in range(0, len(logits_PV), most):
         rows = slice(start, start + most)
-        part = _draw(logits_PV[rows], seeds_PN[rows], steps_PN[rows], params.of_rows(rows))
-        parts.append(part)
+        forced = None if forced_P is None else forced_P[rows]
+        parts.append(
+            _draw(logits_PV[rows], seeds_PN[rows], steps_PN[rows], params.of_rows(rows), forced)
+        )
     return _joined(parts)
 
 
@@ -258,7 +267,13 @@ def _joined(parts: list[Draws]) -> Draws:
     return Draws(*(column(field.name) for field in fields(Draws)))
 
 
-def _draw(logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: SamplingBatch) -> Draws:
+def _draw(
+    logits_PV: Tensor,
+    seeds_PN: Tensor,
+    steps_PN: Tensor,
+    params: SamplingBatch,
+    forced_P: Tensor | None,
+) -> Draws:
     logits_PV = logits_PV.float()
     lse_P = log_sum_exp(logits_PV)
     biased_PV = logits_PV
@@ -271,6 +286,8 @@ def _draw(logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: Samplin
         if params.greedy_P is not None:
             best_P1 = biased_PV.argmax(dim=-1, keepdim=True)
             tokens_PN = torch.where(params.greedy_P[:, None], best_P1, tokens_PN)
+    if forced_P is not None:
+        tokens_PN = torch.where(forced_P[:, None] >= 0, forced_P[:, None], tokens_PN)
     logprobs_PN = logits_PV.gather(1, tokens_PN) - lse_P[:, None]
     top_tokens = top_logprobs = None
     if params.num_logprobs:

@@ -50,13 +50,16 @@ def _uniform(seed, step):
     return ((z >> 11) & (2**53 - 1)).to(tl.float64) * 2.0**-53
 
 
-@triton.jit(do_not_specialize=("N",), do_not_specialize_on_alignment=("seeds", "steps", *SUMS))
+@triton.jit(
+    do_not_specialize=("N",), do_not_specialize_on_alignment=("seeds", "steps", "forced", *SUMS)
+)
 def _pick(
-    logits, temperature, greedy, seeds, steps, tops, plain, tempered, tokens, logprobs, lses,
-    row_stride, V, B, N, HAS_GREEDY: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,
+    logits, temperature, greedy, forced, seeds, steps, tops, plain, tempered, tokens, logprobs,
+    lses, row_stride, V, B, N, HAS_GREEDY: tl.constexpr, HAS_FORCED: tl.constexpr,
+    ROOM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program: one of a row's N draws. The first token whose cumulative weight passes the
-    target.
+    target, or the token that is forced.
     """
     draw = tl.program_id(0).to(tl.int64)
     row = draw // N
@@ -92,14 +95,20 @@ def _pick(
     index = tl.minimum(index, BLOCK - 1)
     chosen = tl.max(tl.where(n == index, x, float("-inf")), 0)
     # The caller refuses logits that are not numbers, but the token must be one of the vocabulary.
-    tl.store(tokens + 2 * draw, tl.minimum(block * BLOCK + index, V - 1).to(tl.int64))
+    token = tl.minimum(block * BLOCK + index, V - 1).to(tl.int64)
+    if HAS_FORCED:
+        given = tl.load(forced + row)
+        there = tl.load(logits + row * row_stride + tl.maximum(given, 0)).to(tl.float32)
+        chosen = tl.where(given >= 0, there, chosen)
+        token = tl.where(given >= 0, given, token)
+    tl.store(tokens + 2 * draw, token)
     tl.store(logprobs + 4 * draw, chosen - lse)
     tl.store(lses + 4 * draw, lse)
 
 
 def draw_blocks(
     logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, temperature_P: Tensor,
-    greedy_P: Tensor | None,
+    greedy_P: Tensor | None, forced_P: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Tokens [P, N] (int64), their logprobs and the logits' LSE [P] (float32), natural log.
 
@@ -107,6 +116,7 @@ def draw_blocks(
     seeds_PN, steps_PN: int64, dense.
     temperature_P: not 0 where greedy_P is false.
     greedy_P: which rows take the likeliest token; None for none.
+    forced_P: int64, dense, the token that a row gets in place of its draws, or -1; None for none.
 
     A row with a NaN has an LSE that is not finite. The results are views of one piece of memory, so
     they go to the host in one copy.
@@ -125,8 +135,10 @@ def draw_blocks(
         logits_PV, temperature_P, sums[0], sums[1], sums[2], stride, size, blocks, BLOCK=BLOCK
     )
     _pick[(rows * draws,)](
-        logits_PV, temperature_P, seeds_PN if greedy_P is None else greedy_P, seeds_PN, steps_PN,
+        logits_PV, temperature_P, seeds_PN if greedy_P is None else greedy_P,
+        seeds_PN if forced_P is None else forced_P, seeds_PN, steps_PN,
         sums[0], sums[1], sums[2], tokens_PN, logprobs_PN, lse_PN, stride, size, blocks, draws,
-        HAS_GREEDY=greedy_P is not None, ROOM=triton.next_power_of_2(blocks), BLOCK=BLOCK,
+        HAS_GREEDY=greedy_P is not None, HAS_FORCED=forced_P is not None,
+        ROOM=triton.next_power_of_2(blocks), BLOCK=BLOCK,
     )  # fmt: skip
     return tokens_PN, logprobs_PN, lse_PN[:, 0]

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from treegen.outputs import Completion, Score
 from treegen.prompts.detokenize import CONTEXT_TOKENS, PARTIAL, Detokenizer
+from treegen.prompts.thinking import tags_of
 from treegen.prompts.tokens import TAIL
 from treegen.serve.asks import Ask
 from treegen.serve.calls import tool_calls
@@ -36,6 +37,15 @@ class Text:
     def of(self, before: Sequence[int], tokens: Sequence[int]) -> str:
         """What tokens add to the text of those before."""
         return self._detokenizer.text(before, tokens)
+
+    def thinking(self, text: str) -> str:
+        """The text of a thinking without the tags around it."""
+        tags = tags_of(self._tokenizer)
+        if tags is not None:
+            if (bare := text.lstrip()).startswith(tags.open):
+                text = bare.removeprefix(tags.open)
+            text = text.removesuffix(tags.close)
+        return text.strip("\n")
 
     def token(self, before: Sequence[int], token: int) -> str:
         """The text of one token; its name in the vocabulary if it shows none of its own."""
@@ -137,7 +147,7 @@ class Answer:
         text, reason = (drawn.text, drawn.finish_reason) if drawn else ("", "length")
         if self.ask.is_chat:
             assert drawn is not None
-            message = self._message(text)
+            message = self._message(drawn)
             logprobs = self._chat_logprobs(prompt, drawn) if self.ask.logprobs else None
             calls = "tool_calls" in message
             return {"index": index, "message": message, "logprobs": logprobs,
@@ -150,8 +160,11 @@ class Answer:
                 listed = _joined(self._prompt_logprobs(prompt, score), listed)
         return {"index": index, "text": before + text, "logprobs": listed, "finish_reason": reason}
 
-    def _message(self, text: str) -> dict[str, Any]:
+    def _message(self, drawn: Completion) -> dict[str, Any]:
+        text = drawn.answer if self.ask.separates else drawn.text
         message: dict[str, Any] = {"role": "assistant", "content": text}
+        if self.ask.separates and drawn.thinking is not None:
+            message["reasoning_content"] = self.text.thinking(drawn.text[: drawn.thinking.end])
         rest, calls = tool_calls(text) if self.ask.tools else (text, [])
         if calls:
             message["content"] = rest or None
@@ -198,7 +211,7 @@ class Answer:
         logprobs = self._piece_logprobs(growing.tokens, rest, offset=len(growing.sent) - len(text))
         delta: Any = text
         if self.ask.tools:
-            delta = self._message(drawn.text)
+            delta = self._message(drawn)
             reason = "tool_calls" if "tool_calls" in delta else reason
         return self._piece(index, delta, reason=reason, logprobs=logprobs)
 

@@ -19,6 +19,7 @@ _DEFAULT_MAX_TOKENS: Final = 16  # of /v1/completions, as OpenAI has it
 _SAMPLING: Final = (
     "temperature", "top_p", "seed", "n", "presence_penalty", "frequency_penalty",
     "top_k", "min_p", "min_tokens", "stop_token_ids", "ignore_eos", "repetition_penalty",
+    "max_thinking_tokens",
 )  # fmt: skip
 _READ: Final = ("model", "stream", "stream_options", "stop", "logit_bias", "max_tokens", "logprobs")
 # What changes no answer.
@@ -30,7 +31,7 @@ _KNOWN: Final = {
     "completions": {"prompt", "echo", "best_of", "suffix"},
     "chat": {
         "messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice",
-        "response_format", "chat_template_kwargs",
+        "response_format", "chat_template_kwargs", "separate_reasoning",
     },
 }  # fmt: skip
 
@@ -52,6 +53,7 @@ class Ask:
     streams: whether to stream; with_usage: whether the stream ends with the usage.
     echo: whether to give the prompt before the text. logprobs: whether to report them.
     tools, template: for the chat template. With tools, calls are looked for in the text.
+    separates: whether thinking is given apart from the content, as `reasoning_content`.
     """
 
     model: str
@@ -65,6 +67,7 @@ class Ask:
     logprobs: bool = False
     tools: list[Any] | None = None
     template: Mapping[str, Any] = field(default_factory=dict)
+    separates: bool = False
 
 
 def read_json(body: bytes) -> dict[str, Any]:
@@ -120,8 +123,13 @@ def read_ask(body: Mapping[str, Any], *, is_chat: bool, context_length: int) -> 
         raise AskError("best_of other than n is not supported; leave it out", "best_of")
     if body.get("suffix"):
         raise AskError("suffix is not supported; leave it out", "suffix")
+    separates = _flag(body, "separate_reasoning")
+    if separates and streams:
+        raise AskError("separate_reasoning cannot be streamed; leave out one of the two",
+                       "separate_reasoning")  # fmt: skip
     params = SamplingParams(
         **given,
+        reasoning_tags="auto" if separates else None,
         max_tokens=max(max_tokens, 1),
         stop=_stops(body),
         logprobs=num_top,
@@ -140,6 +148,7 @@ def read_ask(body: Mapping[str, Any], *, is_chat: bool, context_length: int) -> 
         logprobs=logprobs,
         tools=tools,
         template=template,
+        separates=separates,
     )
 
 

@@ -15,7 +15,7 @@ class Samples {
     this.add(controls, "filter", "read by", filters.map((f) => f.name), filters.length > 1);
     this.add(controls, "status", "is", ["any", ...run.index.fates], filters.length > 0);
     // A sample that reached its limit is a truncated one.
-    const ends = finishes.map((name) => (name === "length" ? "length (truncated)" : name));
+    const ends = finishes.map((name) => (name.startsWith("length") ? `${name} (truncated)` : name));
     this.add(controls, "finish", "ended by", ["any", ...ends], true);
     const outcomes = [...new Set(filters.flatMap((f) => f.outcomes))];
     this.add(controls, "outcome", "verdict", ["any", ...outcomes], outcomes.length > 0);
@@ -165,13 +165,24 @@ class Samples {
       make("h4", "", make("bdi", "", this.name(sample))),
       make("p", "facts", facts.map((fact) => make("span", "fact", fact))),
       ...readings,
-      make("h5", "", this.run.index.unit === "searches" ? "Best path" : "Sample"),
-      textBlock(text, 20000),
+      ...this.parts(sample, text),
       ...(question ? [make("h5", "", "Question"), textBlock(question)] : []),
       ...(reference ? [make("h5", "", "Reference"), textBlock(reference, 1000)] : []),
       ...this.votes(problem, this.filter?.answer[sample]),
     );
     this.detail.hidden = false;
+  }
+
+  // The text of a sample; its thinking is folded.
+  parts(sample, text) {
+    const start = this.columns.answer_at?.[sample] ?? -1;
+    if (start < 0) {
+      const title = this.run.index.unit === "searches" ? "Best path" : "Sample";
+      return [make("h5", "", title), textBlock(text, 20000)];
+    }
+    const tokens = `Thinking, ${count(this.columns.thinking[sample])} tokens`;
+    const folded = make("details", "", [make("summary", "", tokens), textBlock(text.slice(0, start), 20000)]);
+    return [folded, make("h5", "", "Answer"), textBlock(text.slice(start).replace(/^\n+/, ""), 20000)];
   }
 
   votes(problem, mine) {

@@ -1,0 +1,199 @@
+"""Budgets for thinking, on tiny real checkpoints: against stock transformers, token by token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+import torch
+from transformers import AddedToken, AutoModelForCausalLM
+
+from treegen import LLM, AsyncLLM, Completion, InputError, Node, SamplingParams
+from treegen.plan.seeds import row_seed
+from treegen.sampling.draw import SamplingBatch, draw
+from treegen.sampling.param_set import ParamSet
+
+OPEN, CLOSE = "<think>", "</think>"
+SIZE = tiny_models.VOCAB_SIZE + 2
+OPEN_ID, CLOSE_ID = SIZE - 2, SIZE - 1
+TEXTS = {
+    "inside": f"Q: Bob has 14 pens. How many?\nA: {OPEN}\n",
+    "outside": "Q: Bob has 14 pens. How many?\nA:",
+}
+# Some samples open a thinking of their own, and some end it before their budget does.
+BIAS = {OPEN_ID: 3.5, CLOSE_ID: 3.0}
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["shown", "special"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose tags are tokens; as special ones they are in no text."""
+    path = tmp_path_factory.mktemp("thinker")
+    tiny_models.save_tiny_model(path, "llama", vocab_size=SIZE)
+    tokenizer = tiny_models.tiny_tokenizer().__class__.from_pretrained(path)
+    tokenizer.add_tokens(
+        [AddedToken(tag, special=request.param, normalized=False) for tag in (OPEN, CLOSE)],
+        special_tokens=request.param,
+    )
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def load(path: Path, **options: Any) -> LLM:
+    return LLM(str(path), **{"check": False, "device": "cpu", "memory": "8MiB", **options})
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: Path) -> LLM:
+    return load(checkpoint)
+
+
+def tree_of(samples: int) -> Node:
+    leaves = [Node(text, samples=samples, id=name) for name, text in TEXTS.items()]
+    return Node("", children=leaves, samples=0)
+
+
+def params_of(budget: int, **more: Any) -> SamplingParams:
+    given = {"seed": 4, "max_tokens": 24, "logit_bias": BIAS, "ignore_eos": True, **more}
+    return SamplingParams(max_thinking_tokens=budget, **given)
+
+
+def alone(
+    stock: Any, llm: LLM, prompt: str, seed: int, params: SamplingParams
+) -> tuple[list[int], list[float]]:
+    """One sample, the whole prefix computed anew for each token, and its logprobs."""
+    ids = llm.tokenizer(prompt)["input_ids"]
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    bias = ParamSet(params, llm.stopping_of(params)).bias
+    one = SamplingBatch.of([params], torch.zeros(1, dtype=torch.int64), [bias])
+    inside = prompt.rstrip().endswith(OPEN)
+    queue: list[int] = []
+    budget = params.max_thinking_tokens
+    while len(tokens) < params.max_tokens:
+        begun = inside or (bool(tokens) and tokens[0] == OPEN_ID)
+        at_end = len(tokens) == (budget if inside else None if budget is None else budget + 1)
+        if begun and at_end and CLOSE_ID not in tokens:
+            queue = llm.tokenizer(f"\n{CLOSE}\n\n")["input_ids"]
+        with torch.no_grad():
+            logits = stock(torch.tensor([[*ids, *tokens]])).logits[:, -1].float()
+        step = torch.tensor([[len(tokens)]])
+        drawn = int(draw(logits, torch.tensor([[seed]]), step, one).tokens_PN)
+        tokens.append(queue.pop(0) if queue else drawn)
+        logprobs.append(float(logits[0].log_softmax(-1)[tokens[-1]]))
+    return tokens, logprobs
+
+
+@pytest.mark.parametrize("budget", [0, 1, 4, 9])
+def test_a_budget_gives_what_running_each_prefix_anew_gives(llm: LLM, budget: int) -> None:
+    stock = AutoModelForCausalLM.from_pretrained(llm.spec.name, attn_implementation="eager")
+    for params in (params_of(budget), params_of(budget, temperature=0)):
+        for c in llm.run(tree_of(6), params).completions:
+            seed = row_seed(params.seed, c.prompt_id, c.sample_index)
+            tokens, logprobs = alone(stock, llm, TEXTS[c.prompt_id], seed, params)
+            assert list(c.tokens) == tokens
+            # Those of forced tokens are the model's too.
+            assert c.logprobs == pytest.approx(logprobs, abs=1e-4)
+
+
+def result(completions: Sequence[Completion]) -> list[Any]:
+    return [(c.prompt_id, c.sample_index, c.tokens, c.text, c.thinking) for c in completions]
+
+
+def test_a_sample_is_the_same_whatever_runs_beside_it(checkpoint: Path, llm: LLM) -> None:
+    params = params_of(5, temperature=0.9)
+    want = result(llm.run(tree_of(8), params).completions)
+    assert any(c[-1] is not None and c[-1].is_forced for c in want)
+    page = 4 * llm.spec.kv_bytes_per_token
+    for options in (
+        {"max_rows": 1}, {"max_rows": 3, "run_ahead": True}, {"run_ahead": True},
+        {"memory": 16 * page, "page_size": 4, "run_ahead": True},
+        {"memory": 40 * page, "page_size": 4}, {"sharing": "off", "reproducible": True},
+    ):  # fmt: skip
+        assert result(load(checkpoint, **options).run(tree_of(8), params).completions) == want
+    with llm.stream(tree_of(8), params, skip={("inside", i) for i in range(0, 8, 2)}) as stream:
+        found = {(c.prompt_id, c.sample_index): c.tokens for c in stream}
+    assert found.items() <= {c[:2]: c[2] for c in want}.items()
+
+
+def test_with_and_without_a_budget_side_by_side(checkpoint: Path) -> None:
+    llm = load(checkpoint, run_ahead=True)
+    both = [params_of(3), params_of(3), params_of(11), replace(params_of(0), seed=9)]
+    both[1] = replace(both[1], max_thinking_tokens=None)
+    prompts = [TEXTS["inside"]] * 4
+    together = llm.generate(prompts, [replace(each, n=3) for each in both])
+    for place, params in enumerate(both):
+        # A prompt that is given twice with one seed gets further samples.
+        if place in (0, 3):
+            apart = llm.generate(prompts[:1], replace(params, n=3))[0]
+            assert [c.tokens for c in together[place]] == [c.tokens for c in apart]
+    assert all(len(c.tokens) == 24 for group in together for c in group)
+    assert not any(c.thinking and c.thinking.is_forced for c in together[1])
+
+
+def test_the_parts_of_a_sample(llm: LLM) -> None:
+    for c in llm.run(tree_of(12), params_of(5)).completions:
+        text, found = c.text, c.thinking
+        if c.tokens[0] != OPEN_ID and CLOSE_ID not in c.tokens and c.prompt_id == "outside":
+            assert found is None and c.answer == text
+            continue
+        assert found is not None and found.is_closed == (CLOSE_ID in c.tokens)
+        if found.is_closed:
+            assert found.num_tokens == c.tokens.index(CLOSE_ID) + 1
+            rest = c.tokens[found.num_tokens :]
+            assert text[found.end :] == llm.tokenizer.decode(rest, skip_special_tokens=True)
+            assert c.answer == text[found.end :].lstrip("\n")
+            if CLOSE in text:
+                assert text[: found.end].endswith(CLOSE)
+        else:
+            assert (found.num_tokens, found.end, c.answer) == (len(c.tokens), len(text), "")
+
+
+def test_sessions_and_many_callers_have_budgets_too(checkpoint: Path) -> None:
+    llm = load(checkpoint)
+    params = params_of(4)
+    forced = tuple(llm.tokenizer(f"\n{CLOSE}\n\n")["input_ids"])
+
+    drawn: list[Any] = []
+
+    async def search(root: Any) -> None:
+        drawn.extend(await root.sample(6))
+
+    llm.search(search, [("one", TEXTS["inside"])], params)
+
+    async def ask() -> list[Completion]:
+        with AsyncLLM(llm) as many:
+            each = [replace(params, n=2, seed=seed) for seed in range(3)]
+            found = await asyncio.gather(*(many.generate([TEXTS["inside"]], p) for p in each))
+        return [c for _, (group,) in found for c in group]
+
+    for c in [*asyncio.run(ask()), *drawn]:
+        if CLOSE_ID not in c.tokens[:4]:
+            assert c.tokens[4 : 4 + len(forced)] == forced
+
+
+def test_what_cannot_close_a_thinking_is_refused(llm: LLM, tmp_path: Path) -> None:
+    def refused(message: str, **given: Any) -> None:
+        with pytest.raises(InputError, match=message):
+            llm.run(tree_of(1), params_of(3, **given))
+
+    refused("would end a sample in the text", stop=["\n\n"])
+    refused("which ends a sample", stop_token_ids=[CLOSE_ID])
+    refused("must have the tag that ends", thinking_end="so")
+    with pytest.raises(InputError, match="reasoning_tags"):
+        SamplingParams(reasoning_tags=("a",))
+    with pytest.raises(InputError, match="max_thinking_tokens must be at least 0"):
+        SamplingParams(max_thinking_tokens=-1)
+    with pytest.raises(InputError, match="which ends it"):
+        SamplingParams(reasoning_tags=("abc", "b"))
+    plain = load(tiny_models.save_tiny_model(tmp_path))
+    with pytest.raises(InputError, match='reasoning_tags=\\("<think>", "</think>"\\)'):
+        plain.run(tree_of(1), SamplingParams(max_thinking_tokens=3))
+    found = plain.run(tree_of(2), SamplingParams(reasoning_tags="auto", max_tokens=3))
+    assert all(c.thinking is None for c in found.completions)
+    own = SamplingParams(max_thinking_tokens=3, reasoning_tags=(OPEN, CLOSE), max_tokens=30)
+    assert any(CLOSE in c.text for c in plain.run(tree_of(4), own).completions)

@@ -1,0 +1,147 @@
+"""Where samples think and where they answer."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_models import tiny_tokenizer
+from trained_tokenizers import trained
+from transformers import AddedToken
+
+from treegen.errors import InputError
+from treegen.outputs import answer_after
+from treegen.params import SamplingParams
+from treegen.prompts.reasoning import reasoning_arguments
+from treegen.prompts.thinking import KNOWN, ThinkingTags, tags_of, thinking_of
+
+TAGS = ("<think>", "</think>")
+
+
+def thinking(tokenizer: Any, **given: Any) -> ThinkingTags:
+    found = thinking_of(SamplingParams(reasoning_tags=TAGS, **given), tokenizer)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama2", "mistral", "unigram"])
+@pytest.mark.parametrize("prompt", ["Q: 1 + 1?", "Q: 1 + 1? <think>\n"])
+@pytest.mark.parametrize("sample", [
+    "<think>so 1 + 1</think>\n\nIt is 2.", "one more</think>It is 2.", "It is 2.",
+    "<think>and so on and on", "</think>2", "<think></think></think>",
+])  # fmt: skip
+def test_tags_that_are_spelled_by_many_tokens(name: str, prompt: str, sample: str) -> None:
+    """The split is where the text has the tag, whatever tokens spell it."""
+    tokenizer = trained(name)
+    tags = thinking(tokenizer)
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, sample)]
+    text = tokenizer.decode(ids[1])
+    found = tags.split(ids[0], ids[1], text, None)
+    begins = text.lstrip().startswith("<think>") or prompt.endswith("<think>\n")
+    if "</think>" not in text:
+        assert (found is not None) == begins
+        assert found is None or (found.end, found.is_closed) == (len(text), False)
+        assert tags.is_open(ids[0], ids[1]) == begins
+        return
+    assert found is not None and found.is_closed and not tags.is_open(ids[0], ids[1])
+    at = text.index("</think>") + len("</think>")
+    assert found.end == at and text[at:].lstrip("\n") == answer_after(text, found)
+    # The tokens are the fewest that have the tag.
+    assert "</think>" in tokenizer.decode(ids[1][: found.num_tokens])
+    assert "</think>" not in tokenizer.decode(ids[1][: found.num_tokens - 1])
+
+
+def test_arrays_of_tokens_will_do() -> None:
+    tokenizer = tiny_tokenizer()
+    tags = thinking(tokenizer)
+    prompt, sample = (
+        np.array(tokenizer(text)["input_ids"]) for text in ("Q <think>", "a</think>b")
+    )
+    found = tags.split(prompt, sample, "a</think>b", None)
+    assert found is not None and found.end == len("a</think>")
+    assert tags.due(prompt, 7) == 7 < tags.due(sample, 7)
+
+
+def test_tags_are_known_by_the_template_or_by_tokens() -> None:
+    def of(template: Any, *added: str) -> Any:
+        vocab = dict.fromkeys(added, 5)
+        return tags_of(SimpleNamespace(chat_template=template, get_added_vocab=lambda: vocab))
+
+    assert of(None) is None and of("{{ messages }}", "<s>") is None
+    assert of(None, "</think>") == KNOWN[0]
+    assert of("{% if x %}</think>{% endif %}") == KNOWN[0]
+    assert of({"default": "", "tool_use": "[/THINK]"}) == KNOWN[1]
+    assert of("<|start|>assistant<|channel|>final<|message|>") == KNOWN[-1]
+
+
+def test_what_a_budget_forces_is_the_tag_between_newlines() -> None:
+    tokenizer = tiny_tokenizer()
+    found = thinking(tokenizer, max_thinking_tokens=3)
+    assert tokenizer.decode(found.end) == "\n</think>\n\n"
+    own = thinking(tokenizer, max_thinking_tokens=3, thinking_end=" Enough.</think>")
+    assert tokenizer.decode(own.end) == " Enough.</think>"
+
+
+QWEN = "{% if enable_thinking is defined and enable_thinking is false %}a{% endif %}{{ messages }}"
+GRANITE = "{%- if thinking %}t{% endif %}{% generation %}{{ messages }}{% endgeneration %}"
+OSS = "{% if not reasoning_effort %}{% set reasoning_effort = 'medium' %}{% endif %}{{ messages }}"
+MISTRAL = "{% if reasoning_effort is not defined %}{% set reasoning_effort = 'none' %}{% endif %}"
+SET = "{% set thinking = messages %}{{ thinking }}"
+
+
+@pytest.mark.parametrize(("template", "asked", "want"), [
+    (QWEN, "on", {"enable_thinking": True}), (QWEN, "off", {"enable_thinking": False}),
+    (GRANITE, "off", {"thinking": False}), (OSS, "on", {"reasoning_effort": "medium"}),
+    (OSS, "low", {"reasoning_effort": "low"}), (MISTRAL, "off", {"reasoning_effort": "none"}),
+    (MISTRAL, "on", {"reasoning_effort": "high"}), (SET, "auto", {}),
+    (OSS, "off", "reasoning 'off' needs .* reasoning_effort only"),
+    (QWEN, "high", "has enable_thinking only"), (SET, "on", "it has none of these"),
+])  # fmt: skip
+def test_thinking_is_switched_as_the_template_knows_it(
+    template: str, asked: str, want: Any
+) -> None:
+    tokenizer = SimpleNamespace(chat_template=template)
+    if isinstance(want, dict):
+        given = {"reasoning": asked, "tools": []}
+        assert reasoning_arguments(given, tokenizer) == {**want, "tools": []}
+        return
+    with pytest.raises(InputError, match=want):
+        reasoning_arguments({"reasoning": asked}, tokenizer)
+
+
+def test_an_argument_that_a_template_has_by_that_name_is_left_alone() -> None:
+    tokenizer = SimpleNamespace(chat_template="{{ reasoning }}")
+    assert reasoning_arguments({"reasoning": False}, tokenizer) == {"reasoning": False}
+    assert reasoning_arguments({"reasoning": "off"}, tokenizer) == {"reasoning": False}
+
+
+def test_the_channels_of_harmony() -> None:
+    """Tags of several tokens, of which some are special and some are text."""
+    tokenizer = tiny_tokenizer().__class__(
+        tokenizer_object=tiny_tokenizer().backend_tokenizer.from_str(
+            tiny_tokenizer().backend_tokenizer.to_str()
+        )
+    )
+    names = ["<|start|>", "<|end|>", "<|channel|>", "<|message|>"]
+    tokenizer.add_tokens([AddedToken(name, special=True) for name in names], special_tokens=True)
+    tokenizer.chat_template = "<|channel|>final<|message|>"
+    found = thinking_of(SamplingParams(max_thinking_tokens=5), tokenizer)
+    assert found is not None and found.tags == KNOWN[-1]
+
+    def ids(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    prompt, begin = ids("<|start|>assistant"), "<|channel|>analysis<|message|>"
+    thought = f"{begin}3 + 4 is 7.<|end|><|start|>assistant<|channel|>final<|message|>"
+    text = tokenizer.decode(ids(f"{thought}Seven."), skip_special_tokens=True)
+    assert text == "analysis3 + 4 is 7.assistantfinalSeven."
+    split = found.split(prompt, ids(f"{thought}Seven."), text, 5)
+    assert split is not None and split.num_tokens == len(ids(thought))
+    assert (split.is_closed, split.is_forced, text[split.end :]) == (True, False, "Seven.")
+    assert found.due(prompt, 5) == 5 + len(ids(begin))
+    assert found.is_open(prompt, ids(f"{begin}3 + 4")) and not found.is_open(prompt, ids("final 7"))
+    forced = [*ids(f"{begin}3 + 4 is 7.")][: found.due(prompt, 5)]
+    split = found.split(prompt, [*forced, *found.end, *ids("7")], "", 5)
+    assert split is not None and split.is_forced

@@ -1,0 +1,87 @@
+"""Thinking on or off, as the arguments that a chat template knows it by.
+
+Models that can think take an argument in their chat template, and each family has its own. A node
+says `template={"reasoning": "off"}` instead, and the argument follows from the template.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from treegen.errors import InputError
+
+CHOICES: Final = ("auto", "on", "off", "low", "medium", "high")
+"""What may be asked for; "auto" leaves it to the template."""
+NAME: Final = "reasoning"
+
+_SWITCHES: Final = ("enable_thinking", "thinking", "reasoning")  # true or false
+_EFFORT: Final = "reasoning_effort"  # one of these words:
+_EFFORTS: Final = ("none", "minimal", "low", "medium", "high")
+_GENERATION: Final = re.compile(r"\{%-?\+?\s*(end)?generation\s*-?\+?%\}")
+
+
+def reasoning_arguments(template: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
+    """Return arguments of a chat template with `reasoning` put as the template knows it.
+
+    Raises:
+        InputError: the template has no argument for what is asked, or jinja2 is missing.
+    """
+    found = dict(template)
+    asked = found.get(NAME)
+    if asked not in CHOICES or not isinstance(asked, str):
+        return found  # an argument of the template's own, or none
+    del found[NAME]
+    return {**_switched(asked, tokenizer), **found} if asked != "auto" else found
+
+
+def check_reasoning(asked: str) -> None:
+    """Raise InputError for what is none of the choices."""
+    if asked not in CHOICES:
+        raise InputError(f"reasoning must be one of {', '.join(CHOICES)}; got {asked!r}")
+
+
+def _switched(asked: str, tokenizer: Any) -> dict[str, Any]:
+    source = getattr(tokenizer, "chat_template", None)
+    if isinstance(source, Mapping):
+        source = tokenizer.get_chat_template()
+    names, words = _read(str(source or ""))
+    switch = next((name for name in _SWITCHES if name in names), None)
+    has_effort = _EFFORT in names
+    if asked in ("on", "off") and switch is not None:
+        return {switch: asked == "on"}
+    if asked == "on" and has_effort:
+        return {_EFFORT: "medium" if "medium" in words else "high"}
+    if asked == "off" and "none" in words and has_effort:
+        return {_EFFORT: "none"}
+    if asked not in ("on", "off") and has_effort:
+        return {_EFFORT: asked, **({switch: True} if switch else {})}
+    known = [name for name in (*_SWITCHES, _EFFORT) if name in names]
+    has = f"of these it has {', '.join(known)} only" if known else "it has none of these"
+    raise InputError(
+        f"reasoning {asked!r} needs a chat template with one of {', '.join(_SWITCHES)} or "
+        f"{_EFFORT}; {has}. Leave it at auto, or pass what the template knows by its own name"
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _read(source: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the arguments that a chat template reads, and the words for effort that it has."""
+    try:
+        import jinja2
+        from jinja2 import meta, nodes
+    except ImportError:
+        raise InputError("chat templates need jinja2; install it: pip install jinja2") from None
+    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
+    try:
+        # Transformers' own tag says which text the assistant's is.
+        parsed = environment.parse(_GENERATION.sub("", source))
+    except jinja2.TemplateSyntaxError as error:
+        raise InputError(f"the chat template cannot be read: {error}") from None
+    words = {const.value for const in parsed.find_all(nodes.Const)}
+    return (
+        frozenset(meta.find_undeclared_variables(parsed)),
+        frozenset(word for word in _EFFORTS if word in words),
+    )

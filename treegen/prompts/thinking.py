@@ -1,0 +1,191 @@
+"""Where a sample thinks and where it answers: the tags that models write around their thinking.
+
+    Tags            the text of the two tags, and of what closes a thinking that is cut short
+    ThinkingTags    the same for one tokenizer: where the thinking of a sample ends
+    tags_of         the tags that a tokenizer is known by
+
+A sample thinks from its start if its prompt ends with the opening tag, as many chat templates have
+it, or if the sample begins with that tag. Whatever stands before a closing tag counts as thinking
+too. Tags may be special tokens, which no text shows, so they are looked for in the text of the
+tokens with those shown.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from treegen.errors import InputError
+from treegen.outputs import Thinking
+from treegen.params import SamplingParams
+from treegen.prompts.detokenize import Detokenizer
+from treegen.prompts.tokens import append_text
+
+if TYPE_CHECKING:
+    from treegen.prompts.detokenize import Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """The tags around a thinking.
+
+    open, close: their text.
+    end: the text that closes a thinking whose budget is used up; it has the closing tag.
+    """
+
+    open: str
+    close: str
+    end: str
+
+
+def _tags(open: str, close: str) -> Tags:
+    return Tags(open, close, f"\n{close}\n\n")
+
+
+KNOWN: Final = (
+    _tags("<think>", "</think>"),
+    _tags("[THINK]", "[/THINK]"),
+    _tags("<|START_THINKING|>", "<|END_THINKING|>"),
+    _tags("<seed:think>", "</seed:think>"),
+    # The channels of Harmony.
+    Tags(
+        "<|channel|>analysis<|message|>",
+        "<|channel|>final<|message|>",
+        "<|end|><|start|>assistant<|channel|>final<|message|>",
+    ),
+)
+
+
+def tags_of(tokenizer: Any) -> Tags | None:
+    """The known tags that a tokenizer has as tokens, or its chat template as text; None if none."""
+    template = getattr(tokenizer, "chat_template", None) or ""
+    texts = [
+        str(text) for text in (template.values() if isinstance(template, dict) else [template])
+    ]
+    added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
+    for tags in KNOWN:
+        if tags.close in added or any(tags.close in text for text in texts):
+            return tags
+    return None
+
+
+def thinking_of(params: SamplingParams, tokenizer: Any) -> ThinkingTags | None:
+    """The thinking of samples with some parameters; None where it is not told from the answer.
+
+    Raises:
+        InputError: there is a budget, and no tag is known that ends a thinking.
+    """
+    wanted, has_budget = params.reasoning_tags, params.max_thinking_tokens is not None
+    if wanted is None and not has_budget:
+        return None
+    tags = tags_of(tokenizer) if wanted is None or isinstance(wanted, str) else _tags(*wanted)
+    if tags is None:
+        if has_budget:
+            raise InputError(
+                "a budget for thinking needs the tags around it, and the model's chat template and "
+                'tokens have none that are known; give them: reasoning_tags=("<think>", '
+                '"</think>"), --reasoning-tags "<think>" "</think>"'
+            )
+        return None
+    if params.thinking_end is not None:
+        if tags.close not in params.thinking_end:
+            raise InputError(
+                f"thinking_end must have the tag that ends a thinking, {tags.close!r}; got "
+                f"{params.thinking_end!r}"
+            )
+        tags = Tags(tags.open, tags.close, params.thinking_end)
+    found = ThinkingTags(tags, tokenizer)
+    if has_budget and (ends := [stop for stop in params.stops if stop in tags.end]):
+        raise InputError(
+            f"stop string {ends[0]!r} would end a sample in the text that closes its thinking, "
+            f"{tags.end!r}; leave it out, or give another thinking_end"
+        )
+    return found
+
+
+class ThinkingTags:
+    """Finds the thinking in samples of one tokenizer.
+
+    end: token ids that close a thinking whose budget is used up.
+    """
+
+    def __init__(self, tags: Tags, tokenizer: Any) -> None:
+        """The thinking between some tags."""
+        self.tags = tags
+        self._detokenizer = Detokenizer(tokenizer)
+        self._num_opening = len(_encoded(tokenizer, tags.open))
+        close = _encoded(tokenizer, tags.close)
+        self._closing_id = close[0] if len(close) == 1 else None
+        self.end = tuple(_encoded(tokenizer, tags.end))
+
+    def opens(self, prompt: Tokens) -> bool:
+        """Whether a prompt ends with the opening tag, and perhaps space after it."""
+        tail = prompt[-(len(self.tags.open) + 8) :]
+        return self._detokenizer.raw(tail).rstrip().endswith(self.tags.open)
+
+    def due(self, prompt: Tokens, budget: int) -> int:
+        """How many tokens a sample has when its thinking has taken a budget of tokens.
+
+        The opening tag is not counted, where the sample begins with it.
+        """
+        return budget if self.opens(prompt) else budget + self._num_opening
+
+    def is_open(self, prompt: Tokens, tokens: Tokens) -> bool:
+        """Whether a sample is thinking after some tokens."""
+        if self._closing_id is not None and (np.asarray(tokens) == self._closing_id).any():
+            return False
+        shown = self._detokenizer.raw(tokens)
+        return self.tags.close not in shown and self._begins(prompt, shown)
+
+    def split(
+        self, prompt: Tokens, tokens: Tokens, text: str, budget: int | None
+    ) -> Thinking | None:
+        """Where the thinking of a finished sample ends; None if it has none.
+
+        text: the text of the sample. budget: tokens of thinking, if there was a budget.
+        """
+        shown = self._detokenizer.raw(tokens)
+        if self.tags.close not in shown:
+            if not self._begins(prompt, shown):
+                return None
+            return Thinking(len(tokens), len(text), is_closed=False)
+        num_tokens = self._num_thinking(tokens)
+        is_forced = False
+        if budget is not None:
+            due = self.due(prompt, budget)
+            forced = tuple(map(int, tokens[due : due + len(self.end)]))
+            is_forced = due < num_tokens and forced == self.end
+        at = text.find(self.tags.close)
+        if at >= 0:
+            end = at + len(self.tags.close)
+        else:  # the tag is of special tokens
+            end = min(len(self._detokenizer.text(prompt, tokens[:num_tokens])), len(text))
+        return Thinking(num_tokens, end, is_closed=True, is_forced=is_forced)
+
+    def _begins(self, prompt: Tokens, shown: str) -> bool:
+        return shown.lstrip().startswith(self.tags.open) or self.opens(prompt)
+
+    def _num_thinking(self, tokens: Tokens) -> int:
+        """The fewest tokens that have the whole closing tag, which is there."""
+
+        def is_closed(num: int) -> bool:
+            return self.tags.close in self._detokenizer.raw(tokens[:num])
+
+        most = len(tokens)
+        if self._closing_id is not None:
+            at = np.flatnonzero(np.asarray(tokens) == self._closing_id)
+            if len(at):
+                most = int(at[0]) + 1
+                if not is_closed(most - 1):  # nor is the tag spelled by other tokens before
+                    return most
+        return bisect_left(range(most), 1, key=is_closed)
+
+
+def _encoded(tokenizer: Any, text: str) -> list[int]:
+    """The token ids of a text in the middle of another."""
+    before = np.array(tokenizer(["x"], add_special_tokens=False)["input_ids"][0], dtype=np.int32)
+    ids: list[int] = append_text(tokenizer, before, text).tolist()
+    return ids
