@@ -30,7 +30,8 @@ def save_tool_model(directory: Path) -> Path:
         {"role": "assistant", "content": ANSWER},
     ]
     tools = [{"type": "function", "function": {"name": "add"}}]
-    ids, wanted = [], []
+    ids: list[int] = []
+    wanted: list[int] = []
     for place, turn in enumerate(turns):
         for upto, is_said in ((turns[:place], True), (turns[: place + 1], False)):
             text = tokenizer.apply_chat_template(

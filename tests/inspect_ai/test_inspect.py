@@ -12,12 +12,12 @@ import pytest
 from tiny_models import save_tiny_model, tiny_tokenizer
 from tool_model import ANSWER, CALL, QUESTION, save_tool_model
 
-from treegen import LLM, InputError, SamplingParams
-from treegen.errors import ModelError
+from treegen import LLM, SamplingParams
 
 pytest.importorskip("inspect_ai")
 
 from inspect_ai import Task, eval
+from inspect_ai._util.error import PrerequisiteError
 from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalLog
 from inspect_ai.model import (
@@ -203,13 +203,15 @@ def test_what_cannot_be_honoured_is_refused_by_name(model: Model) -> None:
 
 
 def test_a_model_that_cannot_be_loaded_is_a_clear_error(directory: Path) -> None:
-    with pytest.raises(ModelError, match="no/such/model"):
+    with pytest.raises(PrerequisiteError, match="no/such/model"):
         get_model("treegen//no/such/model", memoize=False)
-    with pytest.raises(InputError, match="wings"):
+    with pytest.raises(PrerequisiteError, match="wings"):
         loaded(directory, wings=2)
-    with pytest.raises(InputError, match="base_url"):
+    with pytest.raises(PrerequisiteError, match="base_url"):
         get_model(f"treegen/{directory}", base_url="http://x", memoize=False)
-    with pytest.raises(InputError, match="chat_template_kwargs"):
+    with pytest.raises(PrerequisiteError, match="no template and no file"):
+        loaded(directory, chat_template="no/such.jinja")
+    with pytest.raises(PrerequisiteError, match="chat_template_kwargs"):
         loaded(directory, chat_template_kwargs="thinking")
 
 

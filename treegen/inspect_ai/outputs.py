@@ -13,6 +13,7 @@ from inspect_ai.model import (
     Logprobs,
     ModelOutput,
     ModelUsage,
+    StopReason,
     TopLogprob,
 )
 from inspect_ai.tool import ToolCall
@@ -42,12 +43,11 @@ def output_of(
     choices = []
     for each in completions:
         message = _message(model, prompt, each, text, tools)
-        calls = message.tool_calls
-        length = "max_tokens" if each.finish_reason == "length" else "stop"
+        reason: StopReason = "max_tokens" if each.finish_reason == "length" else "stop"
         choices.append(
             ChatCompletionChoice(
                 message=message,
-                stop_reason="tool_calls" if calls else length,
+                stop_reason="tool_calls" if message.tool_calls else reason,
                 logprobs=_logprobs(prompt, each, text) if logprobs else None,
             )
         )

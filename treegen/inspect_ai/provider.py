@@ -3,8 +3,10 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, Final
 
+from inspect_ai._util.error import PrerequisiteError
 from inspect_ai.model import (
     ChatMessage,
     GenerateConfig,
@@ -15,7 +17,7 @@ from inspect_ai.model._cache import epoch  # which Inspect's own cache of output
 from inspect_ai.tool import ToolChoice, ToolInfo
 
 from treegen.async_llm import AsyncLLM
-from treegen.errors import CacheFullError, ContextError, InputError
+from treegen.errors import CacheFullError, ContextError, InputError, TreegenError
 from treegen.inspect_ai.messages import template_messages, template_tools
 from treegen.inspect_ai.outputs import output_of
 from treegen.inspect_ai.settings import sampling_params, template_arguments
@@ -45,23 +47,28 @@ class TreegenAPI(ModelAPI):
         """Load a model.
 
         model_name: a directory, a hub name, or "demo".
-        chat_template: in place of the tokenizer's own, or for a model that has none.
+        chat_template: in place of the tokenizer's own, or for a model that has none; a file, or the
+        template itself.
         chat_template_kwargs: arguments of the chat template, such as enable_thinking.
         options: those of LLM, such as dtype, device, memory or max_rows.
 
         Raises:
-            InputError: an argument is not known or has a value that cannot be used.
-            ModelError, CapacityError: as for LLM.
+            PrerequisiteError: an argument is not known or has a value that cannot be used, or the
+                model cannot be loaded. Inspect shows it in one line.
         """
         super().__init__(model_name, base_url, api_key, [], config)
-        if base_url is not None:
-            raise InputError("treegen computes here and has no base_url; leave it out")
-        if not isinstance(chat_template_kwargs or {}, Mapping):
-            raise InputError(f"chat_template_kwargs must be a mapping: {chat_template_kwargs!r}")
-        _check_options(options)
-        llm = LLM(model_name, **options)
-        if chat_template is not None:
-            llm.tokenizer.chat_template = chat_template
+        try:
+            if base_url is not None:
+                raise InputError("treegen computes here and has no base_url; leave it out")
+            if not isinstance(chat_template_kwargs or {}, Mapping):
+                raise InputError(f"chat_template_kwargs must be a mapping: {chat_template_kwargs}")
+            _check_options(options)
+            template = None if chat_template is None else _read_template(chat_template)
+            llm = LLM(model_name, **options)
+        except TreegenError as error:
+            raise PrerequisiteError(str(error)) from error
+        if template is not None:
+            llm.tokenizer.chat_template = template
         self._served = AsyncLLM(llm, max_waiting=_WAITING)
         self._text = Text(llm.tokenizer)
         self._template = dict(chat_template_kwargs or {})
@@ -148,3 +155,12 @@ def _check_options(options: Mapping[str, Any]) -> None:
             f"model arguments have {', '.join(unknown)}, which treegen does not know; it knows "
             f"chat_template, chat_template_kwargs, {', '.join(known)}"
         )
+
+
+def _read_template(given: str) -> str:
+    if "{" in given:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(f"chat_template {given!r} is no template and no file: {error}") from error
