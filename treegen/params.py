@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from treegen.errors import InputError
 
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 MAX_SEED = 2**63 - 1
 MIN_TEMPERATURE = 1e-4
 MAX_TEMPERATURE = 1e4
@@ -36,6 +37,8 @@ class SamplingParams:
     with one difference: a prompt without a name then gets further samples in each further call;
     see `LLM.generate`.
     logprobs: how many likeliest alternatives to report per token.
+    logprobs_mode: of which distribution log-probabilities are: "raw_logprobs" of the model's own,
+    "processed_logprobs" of the one that is drawn from, after temperature, biases and filters.
     n: samples per prompt, for flat prompts (`LLM.generate`); trees say it per node.
     include_stop: leave the stop string, or the text of the stop token, in the text. It may be
     given as include_stop_str_in_output too, which is vLLM's name for it.
@@ -59,6 +62,7 @@ class SamplingParams:
     ignore_eos: bool = False
     seed: int | None = None
     logprobs: int = 0
+    logprobs_mode: LogprobsMode = "raw_logprobs"
     n: int = 1
     include_stop: bool = False
     logit_bias: Mapping[int, float] | None = None
@@ -121,6 +125,9 @@ class SamplingParams:
                 raise InputError(f"seed must be in [0, 2**63), got {self.seed}")
         if self.logprobs < 0:
             raise InputError(f"logprobs must be at least 0, got {self.logprobs}")
+        if self.logprobs_mode not in get_args(LogprobsMode):
+            modes = " or ".join(get_args(LogprobsMode))
+            raise InputError(f"logprobs_mode must be {modes}, got {self.logprobs_mode!r}")
         if self.n < 1:
             raise InputError(f"n must be at least 1, got {self.n}")
 
@@ -166,8 +173,15 @@ class SamplingParams:
         return (
             self.temperature, self.top_p, self.top_k, self.min_p, self.stops,
             tuple(self.stop_token_ids), self.ignore_eos, self.seed, self.logprobs,
-            self.include_stop, self.min_tokens, self.biases,
+            self.include_stop, self.min_tokens, self.biases, self.logprobs_mode,
         )  # fmt: skip
+
+    @property
+    def reports_processed(self) -> bool:
+        """Whether log-probabilities are of another distribution than the model's own."""
+        changes = (self.top_p, self.top_k, self.min_p, self.temperature or 1, self.min_tokens)
+        same = changes == (1, 0, 0, 1, 0) and not self.biases
+        return self.logprobs_mode == "processed_logprobs" and not same
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:

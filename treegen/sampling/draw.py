@@ -106,6 +106,7 @@ class SamplingBatch:
     all_greedy: whether all rows do.
     num_logprobs: likeliest tokens that are reported for each draw.
     biases: what is added to logits before a draw.
+    processed_P: which rows report log-probabilities of the distribution that they draw from.
     """
 
     temperature_P: Tensor
@@ -116,11 +117,12 @@ class SamplingBatch:
     min_p_P: Tensor | None
     num_logprobs: int
     biases: Biases | None = None
+    processed_P: Tensor | None = None
 
     @property
     def is_plain(self) -> bool:
-        """Whether rows draw from all tokens, unbiased, and no likeliest tokens are reported."""
-        filters = (self.top_p_P, self.top_k_P, self.min_p_P, self.biases)
+        """Whether rows draw from all tokens, unbiased, and report only the token's own logit."""
+        filters = (self.top_p_P, self.top_k_P, self.min_p_P, self.biases, self.processed_P)
         return not self.num_logprobs and all(column is None for column in filters)
 
     @staticmethod
@@ -145,6 +147,7 @@ class SamplingBatch:
             biases=None
             if self.biases is None
             else replace(self.biases, index_P=self.biases.index_P[rows]),
+            processed_P=part(self.processed_P),
         )
 
     def load(self, other: SamplingBatch) -> None:
@@ -172,6 +175,7 @@ class SamplingBatch:
             return None if all(value == default for value in values) else of_each(values)
 
         temperatures = [p.temperature for p in params]
+        processed = [p.reports_processed for p in params]
         top_k = column([min(p.top_k, _MAX_TOP_K) for p in params], 0)
         return SamplingBatch(
             temperature_P=of_each([t or 1.0 for t in temperatures]),
@@ -182,6 +186,7 @@ class SamplingBatch:
             min_p_P=column([p.min_p for p in params], 0.0),
             num_logprobs=max(p.logprobs for p in params),
             biases=Biases.of(biases, index_P),
+            processed_P=of_each(list(map(float, processed))) > 0 if any(processed) else None,
         )
 
 
@@ -190,7 +195,8 @@ class Draws:
     """N drawn tokens of each of P distributions.
 
     tokens_PN: int64, the tokens.
-    logprobs_PN: float32, the natural logarithm of their probability under the unchanged logits.
+    logprobs_PN: float32, the natural logarithm of their probability, under the unchanged logits or,
+        if a row asks for that, under the distribution that they are drawn from.
     lse_P: float32, log-sum-exp of the logits; not finite where some logit is no number.
     top_tokens_PK, top_logprobs_PK: the likeliest tokens, where they are reported.
     """
@@ -257,11 +263,16 @@ def _draw(logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: Samplin
         if params.greedy_P is not None:
             best_P1 = biased_PV.argmax(dim=-1, keepdim=True)
             tokens_PN = torch.where(params.greedy_P[:, None], best_P1, tokens_PN)
-    logprobs_PN = logits_PV.gather(1, tokens_PN) - lse_P[:, None]
+    told_PV, told_lse_P = logits_PV, lse_P
+    if params.processed_P is not None:
+        drawn_PV = _weights(biased_PV, params).log()
+        told_PV = torch.where(params.processed_P[:, None], drawn_PV, logits_PV)
+        told_lse_P = log_sum_exp(told_PV)
+    logprobs_PN = told_PV.gather(1, tokens_PN) - told_lse_P[:, None]
     top_tokens = top_logprobs = None
     if params.num_logprobs:
-        top = logits_PV.topk(min(params.num_logprobs, logits_PV.shape[-1]), dim=-1)
-        top_tokens, top_logprobs = top.indices, top.values - lse_P[:, None]
+        top = told_PV.topk(min(params.num_logprobs, logits_PV.shape[-1]), dim=-1)
+        top_tokens, top_logprobs = top.indices, top.values - told_lse_P[:, None]
     return Draws(tokens_PN, logprobs_PN, lse_P, top_tokens, top_logprobs)
 
 
