@@ -22,6 +22,7 @@ from treegen.errors import BusyError, InputError
 from treegen.outputs import Completion, Score, Status, Usage
 from treegen.params import SamplingParams, check_int
 from treegen.plan.requests import flat_requests
+from treegen.prompts.known import KnownPrompts, key_of
 from treegen.prompts.tree import Message, as_list, chat_arguments
 from treegen.search.live.run import LiveRun
 
@@ -86,6 +87,7 @@ class AsyncLLM(Closing):
         # An encoding tokenizer has settings that are not for two threads at once.
         self.tokenizer = copy.deepcopy(llm.tokenizer)
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="treegen-encode")
+        self._known = KnownPrompts()
         self._changed = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
         self._calls: dict[int, tuple[Call, int]] = {}  # by request number, with the prompt's place
@@ -258,7 +260,14 @@ class AsyncLLM(Closing):
         self, contents: list[Any], params: SamplingParams, template: dict[str, Any]
     ) -> list[Request]:
         each = [params] * len(contents)
-        return flat_requests(contents, each, self.tokenizer, self.llm.spec, template)
+        key = key_of(contents[0], template) if len(contents) == 1 else None
+        known = self._known.get(key)
+        if known is not None:
+            contents, template = [known.tolist()], {}
+        requests = flat_requests(contents, each, self.tokenizer, self.llm.spec, template)
+        if key is not None:
+            self._known.put(key, requests[0].tokens)
+        return requests
 
     def _encode(self, call: Call, contents: list[Any], template: dict[str, Any]) -> None:
         try:
