@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from tool_model import ANSWER, CALL, QUESTION, save_tool_model
 
 from treegen import LLM, SamplingParams
 
-pytest.importorskip("inspect_ai")
+pytest.importorskip("inspect_ai.model")
 
 from inspect_ai import Task, eval
 from inspect_ai._util.error import PrerequisiteError
@@ -55,6 +54,11 @@ def add() -> Tool:
     return execute
 
 
+@pytest.fixture(autouse=True)
+def _traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INSPECT_TRACE_FILE", str(tmp_path / "trace.log"))
+
+
 @pytest.fixture(scope="module", name="directory")
 def _directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("model"))
@@ -79,7 +83,6 @@ def api_of(model: Model) -> TreegenAPI:
 
 
 def run(task: Task, model: Model, tmp_path: Path, **settings: Any) -> EvalLog:
-    os.environ["INSPECT_TRACE_FILE"] = str(tmp_path / "trace.log")
     (log,) = eval(task, model=model, display="none", log_dir=str(tmp_path), **settings)
     assert log.status == "success", log.error
     return log

@@ -16,7 +16,7 @@ from treegen.model.borrow import borrowed
 from treegen.trl import RolloutResult, Rollouts, rollout
 from treegen.trl.tree import tree_of
 
-trl = pytest.importorskip("trl")
+trl = pytest.importorskip("trl.trainer", reason="needs trl")
 datasets = pytest.importorskip("datasets")
 
 PROMPTS = ["Ann has 3 apples", "Ann has 14 apples and Bob", "Question:", "Answer: They"]

@@ -38,7 +38,7 @@ class TreegenAPI(ModelAPI):
         model_name: str,
         base_url: str | None = None,
         api_key: str | None = None,
-        config: GenerateConfig = GenerateConfig(),  # noqa: B008 (as Inspect has it; never changed)
+        config: GenerateConfig | None = None,
         *,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -56,6 +56,7 @@ class TreegenAPI(ModelAPI):
             PrerequisiteError: an argument is not known or has a value that cannot be used, or the
                 model cannot be loaded. Inspect shows it in one line.
         """
+        config = config or GenerateConfig()
         super().__init__(model_name, base_url, api_key, [], config)
         try:
             if base_url is not None:
@@ -73,7 +74,8 @@ class TreegenAPI(ModelAPI):
         self._text = Text(llm.tokenizer)
         self._template = dict(chat_template_kwargs or {})
         if config.max_connections is None and config.adaptive_connections is None:
-            # Inspect's default begins with 20 connections and never goes beyond 100.
+            # Inspect's default begins with 20 connections and never goes beyond 100. Its model has
+            # this very object, and asks max_connections once that default is off.
             config.adaptive_connections = False
 
     async def generate(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -13,8 +13,8 @@ from treegen.model.hook import ATTENTION
 from treegen.model.load import prepare
 from treegen.model.text_part import attention_of_text
 
-_OF_PARTS = "warn_if_padding_and_no_attention_mask"
-_ABSENT = object()
+_PADDING: Final = "warn_if_padding_and_no_attention_mask"
+_ABSENT: Final = object()
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def borrowed(module: PreTrainedModel) -> Iterator[None]:
     training = [(part, part.training) for part in module.modules()]
     needs = [(weight, weight.requires_grad) for weight in module.parameters()]
     attends = [(each, each._attn_implementation_internal) for each in _configs(module)]
-    own = [(part, _OF_PARTS, vars(part).get(_OF_PARTS, _ABSENT)) for part in module.modules()]
+    own = [(part, _PADDING, vars(part).get(_PADDING, _ABSENT)) for part in module.modules()]
     own.append((module, "forward", vars(module).pop("forward", _ABSENT)))
     try:
         prepare(module)

@@ -7,19 +7,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from socket import socket
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import uvicorn
 from h11 import LocalProtocolError
+from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from treegen.async_llm import AsyncLLM
 from treegen.llm import LLM
 from treegen.serve.app import Server
 from treegen.serve.sockets import url_of
-
-if TYPE_CHECKING:
-    from uvicorn._types import ASGIApplication
 
 # Longer than clients keep a connection idle. Who closes it must not be the server, because the next
 # request may be on its way.
@@ -42,7 +40,7 @@ class _Protocol(H11Protocol):
         self.transport.close()
 
 
-def config_of(app: ASGIApplication, *, drain_seconds: int | None = None) -> uvicorn.Config:
+def config_of(app: Starlette, *, drain_seconds: int | None = None) -> uvicorn.Config:
     """How uvicorn is to run the server's application; see `serve`."""
     return uvicorn.Config(
         app, http=_Protocol, log_level="warning", lifespan="off", timeout_keep_alive=_IDLE_SECONDS,

@@ -89,23 +89,31 @@ class Rollouts:
 
     def _served_for(self, trainer: Any, module: Any) -> _Served:
         """The LLM of a trainer; made at its first rollout, and anew if weights were replaced."""
-        served = self._served.get(trainer)
-        if served is not None and served.llm.model.module is module:
-            try:
-                served.llm.model.check_weights()
-                return served
-            except ModelError:
-                del self._served[trainer]
+        served = self._served.pop(trainer, None)
+        if served is None or not _still_serves(served.llm, module):
+            served = None  # first, so that two caches are never there at once
+            served = _Served(self._llm(trainer, module))
+        self._served[trainer] = served
+        return served
+
+    def _llm(self, trainer: Any, module: Any) -> LLM:
         options = dict(self._options)
         if options["memory"] is None and module.device.type == "cuda":
             options["memory"] = int(_SHARE * torch.cuda.mem_get_info(module.device)[0])
-        llm = LLM(from_module(module), tokenizer=trainer._tokenizer, **options)
-        self._served[trainer] = served = _Served(llm)
-        return served
+        return LLM(from_module(module), tokenizer=trainer._tokenizer, **options)
 
 
 rollout: Final = Rollouts()
 """The rollout function with default options."""
+
+
+def _still_serves(llm: LLM, module: Any) -> bool:
+    """Whether an LLM is of a module, and CUDA graphs find its weights where they were."""
+    try:
+        llm.model.check_weights()
+    except ModelError:
+        return False
+    return llm.model.module is module
 
 
 def _module_of(trainer: Any) -> Any:
