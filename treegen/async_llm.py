@@ -22,6 +22,7 @@ from treegen.errors import BusyError, InputError
 from treegen.outputs import Completion, Score, Status, Usage
 from treegen.params import SamplingParams, check_int
 from treegen.plan.requests import flat_requests
+from treegen.prompts.known import KnownPrompts, key_of
 from treegen.prompts.tree import Message, as_list, chat_arguments
 from treegen.search.live.run import LiveRun
 
@@ -42,6 +43,7 @@ class Call:
 
     params: how they are sampled; None only scores them.
     streams: whether tokens are handed out as they come.
+    first: samples of a seed that are left out.
     rows: what it counts against the samples that may wait.
     due: results that the engine has not handed out.
     requests, prompts: the prompts encoded, and their token ids, once they are.
@@ -54,6 +56,7 @@ class Call:
     loop: asyncio.AbstractEventLoop
     rows: int
     due: int
+    first: int = 0
     prompts: list[Tokens] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     queue: asyncio.Queue[list[tuple[int, Any]] | Exception] = field(default_factory=asyncio.Queue)
@@ -84,6 +87,7 @@ class AsyncLLM(Closing):
         # An encoding tokenizer has settings that are not for two threads at once.
         self.tokenizer = copy.deepcopy(llm.tokenizer)
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="treegen-encode")
+        self._known = KnownPrompts()
         self._changed = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
         self._calls: dict[int, tuple[Call, int]] = {}  # by request number, with the prompt's place
@@ -105,16 +109,20 @@ class AsyncLLM(Closing):
         *,
         tools: Sequence[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        first: int = 0,
     ) -> tuple[list[Tokens], list[list[Completion]]]:
         """The token ids of each prompt, and its params.n completions; see `LLM.generate`.
 
         If the caller is cancelled, so are its samples.
 
+        first: with a seed, how many samples of each prompt to leave out first.
+
         Raises:
             BusyError: too many samples wait.
             TreegenError: as for `LLM.generate`.
         """
-        call = self._call(prompts, params or SamplingParams(), False, tools, chat_template_kwargs)
+        params = params or SamplingParams()
+        call = self._call(prompts, params, False, tools, chat_template_kwargs, first)
         found: list[list[Completion]] = []
         async for place, result in self._results(call):
             found = found or [[] for _ in call.prompts]
@@ -195,12 +203,13 @@ class AsyncLLM(Closing):
         streams: bool,
         tools: Sequence[Any] | None,
         chat_template_kwargs: Mapping[str, Any] | None,
+        first: int = 0,
     ) -> Call:
         contents = as_list("prompts", prompts)
         template = chat_arguments(tools, chat_template_kwargs)
         each = len(contents) * (1 if params is None or params.temperature == 0 else params.n)
         due = len(contents) * (1 if params is None else params.n)
-        call = Call(params, streams, asyncio.get_running_loop(), each, due)
+        call = Call(params, streams, asyncio.get_running_loop(), each, due, first)
         with self._changed:
             self._check_open()
             waiting, most = self.num_waiting, self.max_waiting + self.llm.max_rows
@@ -251,7 +260,14 @@ class AsyncLLM(Closing):
         self, contents: list[Any], params: SamplingParams, template: dict[str, Any]
     ) -> list[Request]:
         each = [params] * len(contents)
-        return flat_requests(contents, each, self.tokenizer, self.llm.spec, template)
+        key = key_of(contents[0], template) if len(contents) == 1 else None
+        known = self._known.get(key)
+        if known is not None:
+            contents, template = [known.tolist()], {}
+        requests = flat_requests(contents, each, self.tokenizer, self.llm.spec, template)
+        if key is not None:
+            self._known.put(key, requests[0].tokens)
+        return requests
 
     def _encode(self, call: Call, contents: list[Any], template: dict[str, Any]) -> None:
         try:
@@ -308,7 +324,8 @@ class AsyncLLM(Closing):
                 for tokens in call.prompts:
                     call.numbers.append(self._run.score(tokens))
             else:
-                call.numbers += self._run.add(call.requests, [call.params] * len(call.requests))
+                params = [call.params] * len(call.requests)
+                call.numbers += self._run.add(call.requests, params, first=call.first)
         except Exception as error:
             self._finish(call, error)
             return

@@ -29,6 +29,10 @@ class CacheFullError(CapacityError):
     """The work needs more key-value memory than there is, and could be done with more."""
 
 
+class ContextError(CapacityError):
+    """A prompt leaves no room for an answer in the model's context."""
+
+
 class BusyError(TreegenError):
     """Too much is under way to take more now; the same may be asked for again later."""
 

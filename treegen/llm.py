@@ -180,6 +180,7 @@ class LLM(Calls):
         self._searches_ahead = self._run_ahead and not (is_hybrid and run_ahead is None)
         self._kept = KeptPrefixes(self.cache, max_pages=self.cache.pool.num_pages // 2)
         self._num_named = 0
+        self._version = self.model.weights_version()
         self._before = DrawnBefore()
         self._starting = threading.Lock()
         self._running: weakref.ref[Scheduler] | None = None
@@ -311,6 +312,10 @@ class LLM(Calls):
         if self._is_running():
             raise InputError("another run of this LLM is not finished; use it up or close() it")
         self.model.check_weights()
+        version = self.model.weights_version()
+        if version != self._version:  # what is kept was computed by weights that are gone
+            self._kept.clear()
+            self._version = version
 
     def _is_running(self) -> bool:
         running = self._running() if self._running is not None else None
@@ -376,7 +381,7 @@ class LLM(Calls):
 
         Later prompts that start with the same tokens do not compute them again. Use it in a `with`
         statement, or `drop` it by name. Kept prefixes take at most half of the cache; the least
-        recently used one leaves first.
+        recently used one leaves first. All leave once a weight of the model was written into.
 
         Raises:
             InputError: the name is taken, or another run of this LLM is not finished.

@@ -42,7 +42,8 @@ class Completion:
     it has no id) and the number of samples of the prompt before this one.
     text: what was generated, cut before the stop string and without special tokens.
     tokens: all generated token ids, those of the stop included.
-    logprobs: natural-log probability of each token under the model, before temperature.
+    logprobs: natural-log probability of each token under the model, before temperature, unless
+    `SamplingParams.logprobs_mode` asks for that of the draw.
     finish_reason: "stop" (a stop string, a stop token or end of sequence), "length", or
     "confidence" (it became less confident than `SamplingParams.min_confidence`).
     stop: the stop string or the stop token id that ended it; None for other reasons. A stop string

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from treegen.errors import InputError
 
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 MAX_SEED = 2**63 - 1
 MIN_TEMPERATURE = 1e-4
 MAX_TEMPERATURE = 1e4
@@ -43,6 +44,8 @@ class SamplingParams:
     confidence_window: how many tokens that is. A shorter sample goes on.
     self_certainty: report at each token how far the model's distribution is from the uniform one:
     the Kullback-Leibler divergence of the distribution from it, in nats.
+    logprobs_mode: of which distribution log-probabilities are: "raw_logprobs" of the model's own,
+    "processed_logprobs" of the one that is drawn from, after temperature, biases and filters.
     n: samples per prompt, for flat prompts (`LLM.generate`); trees say it per node.
     include_stop: leave the stop string, or the text of the stop token, in the text. It may be
     given as include_stop_str_in_output too, which is vLLM's name for it.
@@ -78,6 +81,7 @@ class SamplingParams:
     min_confidence: float | None = None
     confidence_window: int = 2048
     self_certainty: bool = False
+    logprobs_mode: LogprobsMode = "raw_logprobs"
     n: int = 1
     include_stop: bool = False
     logit_bias: Mapping[int, float] | None = None
@@ -152,6 +156,9 @@ class SamplingParams:
                 raise InputError(f"seed must be in [0, 2**63), got {self.seed}")
         if self.logprobs < 0:
             raise InputError(f"logprobs must be at least 0, got {self.logprobs}")
+        if self.logprobs_mode not in get_args(LogprobsMode):
+            modes = " or ".join(get_args(LogprobsMode))
+            raise InputError(f"logprobs_mode must be {modes}, got {self.logprobs_mode!r}")
         if self.n < 1:
             raise InputError(f"n must be at least 1, got {self.n}")
 
@@ -216,13 +223,20 @@ class SamplingParams:
             tuple(self.stop_token_ids), self.ignore_eos, self.seed, self.logprobs,
             self.include_stop, self.min_tokens, self.biases, self.confidence, self.min_confidence,
             self.confidence_window, self.self_certainty,
-            self.max_thinking_tokens, self.reasoning_tags, self.thinking_end,
+            self.max_thinking_tokens, self.reasoning_tags, self.thinking_end, self.logprobs_mode,
         )  # fmt: skip
 
     @property
     def tells(self) -> bool:
         """Whether the confidence or the self-certainty at each token is reported."""
         return self.confidence > 0 or self.self_certainty
+
+    @property
+    def reports_processed(self) -> bool:
+        """Whether log-probabilities are of another distribution than the model's own."""
+        changes = (self.top_p, self.top_k, self.min_p, self.temperature or 1, self.min_tokens)
+        same = changes == (1, 0, 0, 1, 0) and not self.biases
+        return self.logprobs_mode == "processed_logprobs" and not same
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:

@@ -1,7 +1,8 @@
-"""What docs/integrations.md shows of the server."""
+"""What docs/integrations.md shows of the server, Inspect and TRL."""
 
 import contextlib
 import io
+import os
 import re
 import signal
 import subprocess
@@ -31,3 +32,44 @@ def test_the_client_of_the_page_gets_what_it_shows(repository: Path) -> None:
             server.stderr.read()
     lines = [line.rstrip() for line in printed.getvalue().splitlines()]
     assert lines == shown.splitlines()
+
+
+def _section(repository: Path, title: str) -> str:
+    page = (repository / "docs" / "integrations.md").read_text()
+    return page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+@pytest.mark.soak
+def test_inspect_runs_the_eval_of_the_page(repository: Path, tmp_path: Path) -> None:
+    pytest.importorskip("inspect_ai")
+    ((block, shown),) = re.findall(
+        r"```bash\n(.*?)```.*?```text\n(.*?)```", _section(repository, "Inspect AI"), re.DOTALL
+    )
+    install, script = block.split("\n", 1)
+    assert install == "pip install 'treegen[inspect]'"
+    env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-e"], input=script, cwd=tmp_path, env=env, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert shown.splitlines()[0].split() in lines
+    accuracy = next(float(line[1]) for line in lines if line[:1] == ["accuracy"])
+    assert accuracy > 0.5
+
+
+@pytest.mark.soak
+@pytest.mark.filterwarnings("ignore:You are using 'rollout_func':UserWarning")
+def test_trl_trains_as_the_page_shows(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("trl")
+    ((program, shown),) = re.findall(
+        r"```py\n(.*?)```.*?```text\n(.*?)```", _section(repository, "TRL"), re.DOTALL
+    )
+    monkeypatch.chdir(tmp_path)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(program, {})
+    steps = [line for line in printed.getvalue().splitlines() if line.startswith("step ")]
+    assert steps == shown.splitlines()

@@ -68,6 +68,32 @@ def test_frequencies_follow_the_distribution(params: SamplingParams) -> None:
     assert ((got - want).abs() <= 5 * (want * (1 - want) / draws).sqrt() + 1e-9).all()
 
 
+def test_log_probabilities_of_the_draw_are_those_that_are_drawn_from() -> None:
+    logits = torch.randn(12, generator=torch.Generator().manual_seed(3)) * 2
+    plain: dict[str, Any] = {"temperature": 0.7}
+    kinds: list[dict[str, Any]] = [
+        plain, {"temperature": 1.5, "top_k": 8, "top_p": 0.8, "min_p": 0.05}, {"top_k": 1},
+    ]  # fmt: skip
+    params = [SamplingParams(**kind, logprobs_mode="processed_logprobs") for kind in kinds]
+    params.append(SamplingParams(**plain, logprobs=3))
+    seeds = torch.tensor([[row_seed(0, "p", i) for i in range(200)]] * 4)
+    batch = SamplingBatch.of(params, torch.arange(4))
+    draws = draw(logits.expand(4, -1), seeds, torch.zeros_like(seeds), batch)
+    assert draws.top_logprobs_PK is not None and draws.top_tokens_PK is not None
+    wants = [reference(logits, each).log() for each in params[:3]] + [
+        logits.double().log_softmax(-1)
+    ]
+    for row, want in enumerate(wants):
+        told = draws.logprobs_PN[row].double()
+        assert torch.allclose(told, want[draws.tokens_PN[row]], atol=1e-5)
+        assert torch.allclose(
+            draws.top_logprobs_PK[row].double(), want[draws.top_tokens_PK[row]], atol=1e-5
+        )
+    assert not SamplingParams(logprobs_mode="processed_logprobs").reports_processed
+    with pytest.raises(InputError, match="logprobs_mode must be raw_logprobs or processed"):
+        SamplingParams(logprobs_mode="wide")  # type: ignore[arg-type]
+
+
 def test_uniforms_are_uniform_and_independent() -> None:
     """Over rows, over steps, and between neighbours; bounds of about 5 standard errors."""
     seeds = torch.tensor([row_seed(7, f"p{i // 50}", i % 50) for i in range(2000)])

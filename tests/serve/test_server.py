@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     import uvicorn
 
     from treegen.serve.app import Server
+    from treegen.serve.run import config_of
 else:
     openai, uvicorn, httpx2 = map(pytest.importorskip, ("openai", "uvicorn", "httpx2"))
     pytest.importorskip("prometheus_client")
     Server = pytest.importorskip("treegen.serve.app").Server
+    config_of = pytest.importorskip("treegen.serve.run").config_of
 
 PROMPT = "Question: Tom has 3 apples and buys 5 more. How many apples does Tom have?\nAnswer:"
 CHAT = [{"role": "user", "content": "Tom has 3 apples"}]
@@ -74,11 +76,14 @@ def _model() -> LLM:
     return demo()
 
 
-@pytest.fixture(name="running")
-def _running(model: LLM) -> Iterator[Running]:
+@contextmanager
+def listening(model: LLM, *, body_seconds: float = 60) -> Iterator[Running]:
     with AsyncLLM(model, max_waiting=100) as served:
-        app = Server(served, name="demo", api_key=KEY, max_body=2**16, body_seconds=1).app()
-        config = uvicorn.Config(app, port=0, lifespan="off", log_level="warning")
+        app = Server(
+            served, name="demo", api_key=KEY, max_body=2**16, body_seconds=body_seconds
+        ).app()
+        config = config_of(app)
+        config.port = 0
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run)
         thread.start()
@@ -90,6 +95,12 @@ def _running(model: LLM) -> Iterator[Running]:
         server.should_exit = True
         thread.join()
     assert model.cache.pool.num_used == 0
+
+
+@pytest.fixture(name="running")
+def _running(model: LLM) -> Iterator[Running]:
+    with listening(model) as running:
+        yield running
 
 
 @pytest.fixture(name="client")
@@ -351,51 +362,74 @@ def _sent(running: Running, body: bytes, *, length: int | None = None) -> socket
     return connection
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(600)
-def test_good_clients_are_served_among_bad_ones(running: Running, reference: LLM) -> None:
-    draw = random.Random(1)
-    good: list[dict[str, Any]] = []
-    for number in range(130):
-        good.append(
-            {
-                "prompt": PROMPT[: draw.choice([20, 45, 60, len(PROMPT)])]
-                + draw.choice(["", " a"]),
-                "n": draw.choice([1, 1, 2, 4]),
-                "seed": number,
-                "max_tokens": draw.choice([1, 6, 20]),
-                "temperature": draw.choice([0, 0.7, 1]),
-                "top_p": draw.choice([1, 0.8]),
-                "stop": draw.choice([None, ["."], ["apples", "\n"]]),
-                "logprobs": draw.choice([None, 0, 2]),
-            }
-        )
+def test_a_body_that_does_not_come_is_not_waited_for(model: LLM) -> None:
+    with (
+        listening(model, body_seconds=0.2) as running,
+        closing(_sent(running, b'{"prompt":', length=50)) as connection,
+    ):
+        connection.settimeout(30)
+        assert b" 408 " in connection.recv(100).splitlines()[0]
 
-    async def ask(client: openai.AsyncOpenAI, body: dict[str, Any]) -> list[str]:
+
+def test_rubbish_in_or_after_a_body_ends_the_connection(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    chunked = "Transfer-Encoding: chunked\r\n\r\n"
+    for key, rest in (
+        (KEY, f"{chunked}rubbish\r\n"),
+        ("guess", f"{chunked}rubbish\r\n"),  # which is answered without reading the body
+        ("guess", chunked),
+        (KEY, "Content-Length: 2\r\n\r\n{}rubbish"),
+    ):
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
+        with socket.create_connection(("127.0.0.1", running.port), timeout=30) as connection:
+            connection.sendall(f"{head}{rest}".encode())
+            assert b" 40" in connection.recv(10_000).splitlines()[0]
+            with suppress(ConnectionError):
+                connection.sendall(b"rubbish\r\n\r\n")
+                while connection.recv(10_000):
+                    pass
+    assert [each for each in caplog.records if each.levelname == "ERROR"] == []
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_good_clients_are_served_among_bad_ones(
+    running: Running, reference: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    """500 at once: 300 whose answers must be right, and 200 that send rubbish, stall or vanish."""
+    draw = random.Random(1)
+    good = [_good_body(draw, number) for number in range(300)]
+
+    async def ask(client: openai.AsyncOpenAI, number: int, body: dict[str, Any]) -> list[str]:
         await asyncio.sleep(draw.random() * 4)
         while True:
             try:
-                got = await client.completions.create(model="demo", **body)
+                if number % 3:
+                    got = await client.completions.create(model="demo", **body)
+                    return [choice.text for choice in got.choices]
+                texts = [""] * body["n"]
+                async for piece in await client.completions.create(
+                    model="demo", stream=True, **body
+                ):
+                    for choice in piece.choices:
+                        texts[choice.index] += choice.text
+                    if number % 2:
+                        await asyncio.sleep(0.05)  # reads slowly
+                return texts
             except openai.RateLimitError as busy:
-                await asyncio.sleep(float(busy.response.headers["retry-after"]) * draw.random())
-            else:
-                return [choice.text for choice in got.choices]
-
-    async def misbehave(way: int) -> None:
-        await asyncio.sleep(draw.random() * 4)
-        long = json.dumps({"prompt": PROMPT, "n": 9, "max_tokens": 900, "stream": way % 2 == 0})
-        body = [long.encode(), b"\x00\x01garbage", b'{"prompt": ' + b"[" * 999, b"{"][way % 4]
-        length = len(body) + 50 if way % 4 == 3 else None  # what it promises never comes
-        connection = await asyncio.to_thread(_sent, running, body, length=length)
-        await asyncio.sleep(draw.choice([0, 0.1, 2]))
-        connection.close()
+                wait = float(busy.response.headers["retry-after"])
+                await asyncio.sleep(wait * (0.5 + draw.random()))
 
     async def all_at_once() -> list[list[str]]:
         async with openai.AsyncOpenAI(
-            base_url=f"{running.url}/v1", api_key=KEY, max_retries=0, timeout=300
+            base_url=f"{running.url}/v1", api_key=KEY, max_retries=0, timeout=600
         ) as client:
-            bad = [asyncio.create_task(misbehave(way)) for way in range(70)]
-            answers = await asyncio.gather(*(ask(client, body) for body in good))
+            bad = [
+                asyncio.create_task(_misbehave(running.port, way, random.Random(way)))
+                for way in range(200)
+            ]
+            answers = await asyncio.gather(*(ask(client, *each) for each in enumerate(good)))
             await asyncio.gather(*bad)
             return answers
 
@@ -405,6 +439,67 @@ def test_good_clients_are_served_among_bad_ones(running: Running, reference: LLM
     ]
     assert answers == [[each.text for each in completions] for completions in want]
     running.wait_until_idle()
+    assert [each for each in caplog.records if each.levelname == "ERROR"] == []
+    assert running.served.usages()[:-1] == []  # no run has failed
+
+
+def _good_body(draw: random.Random, number: int) -> dict[str, Any]:
+    prompt = PROMPT[: draw.choice([20, 45, 60, len(PROMPT)])] + draw.choice(["", " a"])
+    return {
+        "prompt": prompt,
+        "n": draw.choice([1, 1, 2, 4]),
+        "seed": number,
+        "max_tokens": draw.choice([1, 6, 20]),
+        "temperature": draw.choice([0, 0.7, 1]),
+        "top_p": draw.choice([1, 0.8]),
+        "stop": draw.choice([None, ["."], ["apples", "\n"]]),
+        "logprobs": draw.choice([None, 0, 2]),
+    }
+
+
+async def _misbehave(port: int, way: int, draw: random.Random) -> None:
+    """One bad client: what it sends, how fast, and when it is gone."""
+    await asyncio.sleep(draw.random() * 4)
+    asked = {"prompt": PROMPT, "n": 9, "max_tokens": 900, "ignore_eos": True}
+    whole = json.dumps({**asked, "stream": draw.random() < 0.5}).encode()
+    torn = bytearray(whole)
+    for _ in range(draw.randint(1, 6)):
+        torn[draw.randrange(len(torn))] = draw.randrange(256)
+    # One in five asks for a lot and leaves; the others send what cannot be answered.
+    body = [
+        whole,
+        bytes(torn).replace(b"900", b"9"),
+        draw.randbytes(draw.randint(1, 3_000)),
+        draw.choice([b"[", b'{"a":', b'"\\ud800']) * draw.randint(1, 20_000),
+        b'{"prompt": "' + b"x" * draw.choice([50_000, 200_000, 3_000_000]) + b'"}',
+    ][way % 5]
+    head = [
+        f"POST /v1/{draw.choice(['completions', 'chat/completions'])} HTTP/1.1",
+        "Host: x", f"Authorization: Bearer {draw.choice([KEY, KEY, KEY, 'guess'])}",
+        draw.choice([
+            f"Content-Length: {len(body)}", f"Content-Length: {len(body) + 50}",
+            f"Content-Length: {max(len(body) - 50, 0)}", "Transfer-Encoding: chunked",
+            "Content-Length: many",
+        ]),
+    ]  # fmt: skip
+    sent = ("\r\n".join(head) + "\r\n\r\n").encode() + body
+    if draw.random() < 0.2:
+        sent = sent[: draw.randrange(len(sent))]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        step = draw.choice([len(sent), len(sent), max(len(sent) // 20, 1)])
+        for start in range(0, len(sent), step):
+            writer.write(sent[start : start + step])
+            await writer.drain()
+            await asyncio.sleep(0 if step == len(sent) else 0.1)
+        async with asyncio.timeout(draw.choice([0.01, 0.2, 3])):
+            status = (await reader.readline()).split()[1:2]
+            assert status in ([], [b"200"]) or status[0].startswith(b"4"), status
+            await reader.read(draw.choice([1, 1_000, 100_000]))
+    except (TimeoutError, ConnectionError):
+        pass
+    finally:
+        writer.close()
 
 
 def _params(body: dict[str, Any]) -> SamplingParams:

@@ -123,6 +123,11 @@ class KeptPrefixes:
             if self._cache.states is not None:
                 self._cache.states.free([prefix.end_state, prefix.last_state])
 
+    def clear(self) -> None:
+        """Forget all prefixes."""
+        for prefix in list(self._prefixes):
+            self.remove(prefix)
+
     def tables(self) -> Iterator[Pages]:
         """Page tables of all prefixes."""
         return (prefix.pages for prefix in self._prefixes if prefix.pages is not None)

@@ -77,7 +77,8 @@ def from_module(
 ) -> Model:
     """Return the model of a transformers module that is in memory, on one device and in one dtype.
 
-    The module is changed: it attends by treegen from now on.
+    The module is changed: it attends by treegen from now on. `treegen.model.borrow.borrowed`
+    gives it back as it was.
 
     name: what messages call it.
     check: whether to compare with transformers' own attention, as `load_model` does.
@@ -92,7 +93,7 @@ def from_module(
     if module.dtype not in DTYPES.values():
         raise InputError(f"a module must be in one of {', '.join(DTYPES)}, got {module.dtype}")
     spec = spec_of(name or config.model_type, None, config, module.dtype)
-    _prepare(module)
+    prepare(module)
     module.set_attn_implementation(attention_of_text(config, ATTENTION))
     model = Model(module, spec, module.dtype, fingerprint="", impl=impl)
     if check:
@@ -129,7 +130,7 @@ def _load_weights(
     warn_unused(directory, info)
     module: PreTrainedModel = loaded
     drop_parts(module, spec.unreached)
-    _prepare(module)
+    prepare(module)
     if dtype == torch.float32:
         # Some versions of transformers leave dequantised weights in 16 bits.
         for weight in module.parameters():
@@ -146,7 +147,7 @@ def _load_weights(
     )
 
 
-def _prepare(module: PreTrainedModel) -> None:
+def prepare(module: PreTrainedModel) -> None:
     """Make a transformers module ready for inference."""
     module.eval().requires_grad_(False)
     for part in module.modules():

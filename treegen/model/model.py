@@ -125,6 +125,14 @@ class Model:
     def _addresses(self) -> tuple[int, ...]:
         return tuple(weight.data_ptr() for weight in self.module.parameters())
 
+    def weights_version(self) -> tuple[int, ...]:
+        """Numbers that are others once a weight was replaced or written into.
+
+        What is written by way of `.data` is not seen.
+        """
+        written = [0 if each.is_inference() else each._version for each in self.module.parameters()]
+        return (*self._addresses(), *written)
+
     def new_cache(self, num_pages: int, page_size: int) -> list[LayerKV]:
         """Return one page pool for each attention layer, filled with zeros.
 

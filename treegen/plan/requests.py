@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treegen.errors import CapacityError, InputError
+from treegen.errors import CapacityError, ContextError, InputError
 from treegen.params import SamplingParams
 from treegen.plan.compile import compile_plan
 from treegen.plan.cost import DEVICE_COSTS, Sharing
@@ -107,7 +107,7 @@ def _request(prompt: TokenPrompt, samples: int, params: SamplingParams, spec: Mo
     check_vocabulary(prompt.id, prompt.tokens, spec)
     room = spec.context_length - len(prompt.tokens)
     if room < 1:
-        raise CapacityError(
+        raise ContextError(
             f"prompt {prompt.id!r} has {len(prompt.tokens):,} tokens, "
             f"{1 - room:,} too many for the model's context of {spec.context_length:,} "
             "and one generated token; shorten it or use fewer shots"

@@ -108,6 +108,7 @@ class SamplingBatch:
     num_logprobs: likeliest tokens that are reported for each draw.
     biases: what is added to logits before a draw.
     signals: what is told of each distribution.
+    processed_P: which rows report log-probabilities of the distribution that they draw from.
     """
 
     temperature_P: Tensor
@@ -120,10 +121,12 @@ class SamplingBatch:
     biases: Biases | None = None
     signals: Signals | None = None
 
+    processed_P: Tensor | None = None
+
     @property
     def draws_plainly(self) -> bool:
-        """Whether rows draw from all tokens, unbiased, and no likeliest tokens are reported."""
-        filters = (self.top_p_P, self.top_k_P, self.min_p_P, self.biases)
+        """Whether rows draw from all tokens, unbiased, and report only the token's own logit."""
+        filters = (self.top_p_P, self.top_k_P, self.min_p_P, self.biases, self.processed_P)
         return not self.num_logprobs and all(column is None for column in filters)
 
     @property
@@ -154,6 +157,7 @@ class SamplingBatch:
             if self.biases is None
             else replace(self.biases, index_P=self.biases.index_P[rows]),
             signals=None if self.signals is None else self.signals.of_rows(rows),
+            processed_P=part(self.processed_P),
         )
 
     def load(self, other: SamplingBatch) -> None:
@@ -181,6 +185,7 @@ class SamplingBatch:
             return None if all(value == default for value in values) else of_each(values)
 
         temperatures = [p.temperature for p in params]
+        processed = [p.reports_processed for p in params]
         top_k = column([min(p.top_k, _MAX_TOP_K) for p in params], 0)
         return SamplingBatch(
             temperature_P=of_each([t or 1.0 for t in temperatures]),
@@ -192,6 +197,7 @@ class SamplingBatch:
             num_logprobs=max(p.logprobs for p in params),
             biases=Biases.of(biases, index_P),
             signals=Signals.of(params, index_P),
+            processed_P=of_each(list(map(float, processed))) > 0 if any(processed) else None,
         )
 
 
@@ -200,7 +206,8 @@ class Draws:
     """N drawn tokens of each of P distributions.
 
     tokens_PN: int64, the tokens.
-    logprobs_PN: float32, the natural logarithm of their probability under the unchanged logits.
+    logprobs_PN: float32, the natural logarithm of their probability, under the unchanged logits or,
+        if a row asks for that, under the distribution that they are drawn from.
     lse_P: float32, log-sum-exp of the logits; not finite where some logit is no number.
     top_tokens_PK, top_logprobs_PK: the likeliest tokens, where they are reported.
     signals_P2: float32, the confidence and the self-certainty, where they are reported.
@@ -288,11 +295,20 @@ def _draw(
             tokens_PN = torch.where(params.greedy_P[:, None], best_P1, tokens_PN)
     if forced_P is not None:
         tokens_PN = torch.where(forced_P[:, None] >= 0, forced_P[:, None], tokens_PN)
-    logprobs_PN = logits_PV.gather(1, tokens_PN) - lse_P[:, None]
+    told_PV, told_lse_P = logits_PV, lse_P
+    if params.processed_P is not None:
+        drawn_PV = _weights(biased_PV, params).log()
+        # A forced token is not drawn: its log-probability is the model's.
+        processed_P = (
+            params.processed_P if forced_P is None else params.processed_P & (forced_P < 0)
+        )
+        told_PV = torch.where(processed_P[:, None], drawn_PV, logits_PV)
+        told_lse_P = log_sum_exp(told_PV)
+    logprobs_PN = told_PV.gather(1, tokens_PN) - told_lse_P[:, None]
     top_tokens = top_logprobs = None
     if params.num_logprobs:
-        top = logits_PV.topk(min(params.num_logprobs, logits_PV.shape[-1]), dim=-1)
-        top_tokens, top_logprobs = top.indices, top.values - lse_P[:, None]
+        top = told_PV.topk(min(params.num_logprobs, logits_PV.shape[-1]), dim=-1)
+        top_tokens, top_logprobs = top.indices, top.values - told_lse_P[:, None]
     signals_P2 = None if params.signals is None else params.signals.read(logits_PV, lse_P)
     return Draws(tokens_PN, logprobs_PN, lse_P, top_tokens, top_logprobs, signals_P2)
 

@@ -2,7 +2,6 @@
 
 asks.py      what a request asks for, checked; what is not known is refused by name
 answers.py   completions as OpenAI's JSON, whole or streamed
-calls.py     tool calls in what was generated
 app.py       the routes, limits and metrics
 sockets.py   where it listens
 run.py       the server process

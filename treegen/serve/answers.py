@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from treegen.outputs import Completion, Score
-from treegen.prompts.detokenize import CONTEXT_TOKENS, PARTIAL, Detokenizer
-from treegen.prompts.thinking import tags_of
+from treegen.prompts.calls import read_reply
+from treegen.prompts.detokenize import CONTEXT_TOKENS, PARTIAL
+from treegen.prompts.token_text import Text
 from treegen.prompts.tokens import TAIL
 from treegen.serve.asks import Ask
-from treegen.serve.calls import tool_calls
 
 
 class Drawn(Protocol):
@@ -25,36 +25,6 @@ class Drawn(Protocol):
 
     @property
     def logprobs(self) -> tuple[float, ...]: ...
-
-
-class Text:
-    """The text of tokens, whole and one by one."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        """Text by a tokenizer that is only used to decode."""
-        self._tokenizer, self._detokenizer = tokenizer, Detokenizer(tokenizer)
-
-    def of(self, before: Sequence[int], tokens: Sequence[int]) -> str:
-        """What tokens add to the text of those before."""
-        return self._detokenizer.text(before, tokens)
-
-    def thinking(self, text: str) -> str:
-        """The text of a thinking without the tags around it."""
-        tags = tags_of(self._tokenizer)
-        if tags is not None:
-            if (bare := text.lstrip()).startswith(tags.open):
-                text = bare.removeprefix(tags.open)
-            text = text.removesuffix(tags.close)
-        return text.strip("\n")
-
-    def token(self, before: Sequence[int], token: int) -> str:
-        """The text of one token; its name in the vocabulary if it shows none of its own."""
-        text = self.of(before[-CONTEXT_TOKENS:], [token])
-        if text and PARTIAL not in text:
-            return text
-        known = token < len(self._tokenizer)
-        name = self._tokenizer.convert_ids_to_tokens(token) if known else None
-        return str(name or f"<{token}>")
 
 
 @dataclass(slots=True)
@@ -147,7 +117,7 @@ class Answer:
         text, reason = (drawn.text, drawn.finish_reason) if drawn else ("", "length")
         if self.ask.is_chat:
             assert drawn is not None
-            message = self._message(drawn)
+            message = self._message(prompt, drawn)
             logprobs = self._chat_logprobs(prompt, drawn) if self.ask.logprobs else None
             calls = "tool_calls" in message
             return {"index": index, "message": message, "logprobs": logprobs,
@@ -160,18 +130,24 @@ class Answer:
                 listed = _joined(self._prompt_logprobs(prompt, score), listed)
         return {"index": index, "text": before + text, "logprobs": listed, "finish_reason": reason}
 
-    def _message(self, drawn: Completion) -> dict[str, Any]:
-        text = drawn.answer if self.ask.separates else drawn.text
-        message: dict[str, Any] = {"role": "assistant", "content": text}
-        if self.ask.separates and drawn.thinking is not None:
+    def _message(self, prompt: Sequence[int], drawn: Completion) -> dict[str, Any]:
+        ask = self.ask
+        message: dict[str, Any] = {"role": "assistant", "content": drawn.text}
+        if ask.separates and drawn.thinking is not None:
+            message["content"] = drawn.answer
             message["reasoning_content"] = self.text.thinking(drawn.text[: drawn.thinking.end])
-        rest, calls = tool_calls(text) if self.ask.tools else (text, [])
-        if calls:
-            message["content"] = rest or None
+        if not ask.tools:
+            return message
+        reply = read_reply(drawn, prompt, self.text.tokenizer, ask.tools)
+        message["content"] = reply.text
+        if reply.thoughts:
+            message["reasoning_content"] = reply.thoughts
+        if reply.calls:
+            message["content"] = reply.text or None
             message["tool_calls"] = [
                 {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "index": place,
                  "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
-                for place, call in enumerate(calls)
+                for place, call in enumerate(reply.calls)
             ]  # fmt: skip
         return message
 
@@ -211,7 +187,7 @@ class Answer:
         logprobs = self._piece_logprobs(growing.tokens, rest, offset=len(growing.sent) - len(text))
         delta: Any = text
         if self.ask.tools:
-            delta = self._message(drawn)
+            delta = self._message(self.prompts[index // self.ask.params.n], drawn)
             reason = "tool_calls" if "tool_calls" in delta else reason
         return self._piece(index, delta, reason=reason, logprobs=logprobs)
 

@@ -24,8 +24,9 @@ from starlette.routing import Route
 from treegen.async_llm import AsyncLLM
 from treegen.errors import BusyError, CapacityError, InputError
 from treegen.outputs import Completion, Score
+from treegen.prompts.token_text import Text
 from treegen.search.live.run import News
-from treegen.serve.answers import Answer, Text
+from treegen.serve.answers import Answer
 from treegen.serve.asks import read_ask, read_json
 
 _LOG: Final = logging.getLogger("treegen.serve")

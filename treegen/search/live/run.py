@@ -82,11 +82,13 @@ class LiveRun(Closing, Uncopied):
         self._scored: dict[int, int] = {}  # numbers of scored requests, by the scheduler's index
         self._num_added = 0
 
-    def add(self, requests: Sequence[Request], params: Sequence[SamplingParams]) -> list[int]:
+    def add(
+        self, requests: Sequence[Request], params: Sequence[SamplingParams], *, first: int = 0
+    ) -> list[int]:
         """Add the flat requests of one call, as `flat_requests` makes them; returns their numbers.
 
         Samples are numbered as by `LLM.generate`: without a seed on from earlier ones of the same
-        prompt, with a seed from 0. params: of each request.
+        prompt, with a seed from `first`. params: of each request.
 
         Raises:
             CacheFullError: a request does not fit the cache even alone; then none is added.
@@ -101,6 +103,11 @@ class LiveRun(Closing, Uncopied):
                 check_fits("the prompt", segments[-1], request, self._run.cache)
             numbered = self._before.continued_flat(requests, [each.seed for each in params])
             numbers = []
+            if first:
+                numbered = [
+                    each if own.seed is None else replace(each, first=each.first + first)
+                    for each, own in zip(numbered, params, strict=True)
+                ]
             parts = zip(numbered, params, stoppings, segments, strict=True)
             for request, own, stopping, segment in parts:
                 below = sum(other.num_rows for other in segment.requests)

@@ -1,0 +1,227 @@
+"""The model provider, used by Inspect's own evals."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import save_tiny_model, tiny_tokenizer
+from tool_model import ANSWER, CALL, QUESTION, save_tool_model
+
+from treegen import LLM, SamplingParams
+
+pytest.importorskip("inspect_ai.model")
+
+from inspect_ai import Task, eval
+from inspect_ai._util.error import PrerequisiteError
+from inspect_ai.dataset import Sample
+from inspect_ai.log import EvalLog
+from inspect_ai.model import (
+    ChatMessageAssistant,
+    ChatMessageUser,
+    ContentImage,
+    ContentReasoning,
+    ContentText,
+    GenerateConfig,
+    Model,
+    get_model,
+)
+from inspect_ai.scorer import includes
+from inspect_ai.solver import generate, use_tools
+from inspect_ai.tool import Tool, tool
+
+from treegen.inspect_ai.messages import template_messages
+from treegen.inspect_ai.provider import TreegenAPI
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+QUESTIONS = ["Ann has 3 apples.", "Ann has 3 pears.", "Bob?"]
+
+
+@tool
+def add() -> Tool:
+    async def execute(x: int, y: int) -> str:
+        """Add two numbers.
+
+        Args:
+            x: The first.
+            y: The second.
+        """
+        return str(x + y)
+
+    return execute
+
+
+@pytest.fixture(autouse=True)
+def _traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INSPECT_TRACE_FILE", str(tmp_path / "trace.log"))
+
+
+@pytest.fixture(scope="module", name="directory")
+def _directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(name="model")
+def _model(directory: Path) -> Iterator[Model]:
+    model = loaded(directory)
+    with model:
+        yield model
+    assert api_of(model)._served.llm.cache.pool.num_used == 0
+
+
+def loaded(directory: Path, **arguments: Any) -> Model:
+    arguments = {"memory": "32MiB", "chat_template": TEMPLATE, **arguments}
+    return get_model(f"treegen/{directory}", memoize=False, **arguments)
+
+
+def api_of(model: Model) -> TreegenAPI:
+    assert isinstance(model.api, TreegenAPI)
+    return model.api
+
+
+def run(task: Task, model: Model, tmp_path: Path, **settings: Any) -> EvalLog:
+    (log,) = eval(task, model=model, display="none", log_dir=str(tmp_path), **settings)
+    assert log.status == "success", log.error
+    return log
+
+
+def texts(log: EvalLog) -> dict[tuple[Any, int], list[str]]:
+    assert log.samples is not None
+    return {
+        (each.id, each.epoch): [str(choice.message.content) for choice in each.output.choices]
+        for each in log.samples
+    }
+
+
+def asked(question: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}]
+
+
+def test_an_eval_gets_the_samples_of_generate(
+    model: Model, directory: Path, tmp_path: Path
+) -> None:
+    task = Task([Sample(question, id=place) for place, question in enumerate(QUESTIONS)])
+    settings: dict[str, Any] = {"max_tokens": 12, "temperature": 0.8, "top_p": 0.9, "top_k": 50}
+    log = run(
+        task, model, tmp_path, epochs=3, num_choices=2, seed=5, stop_seqs=["q"], logprobs=True,
+        top_logprobs=3, **settings,
+    )  # fmt: skip
+    llm = LLM(str(directory), memory="32MiB")
+    llm.tokenizer.chat_template = TEMPLATE
+    params = SamplingParams(n=6, seed=5, stop=["q"], logprobs=3, **settings)
+    want = llm.generate([asked(question) for question in QUESTIONS], params)
+    # Each epoch has samples of its own: those that follow the earlier epochs'.
+    got = texts(log)
+    for place, completions in enumerate(want):
+        for number in range(3):
+            mine = completions[2 * number : 2 * number + 2]
+            assert got[place, number + 1] == [each.text for each in mine]
+    assert log.samples is not None
+    first = next(each for each in log.samples if (each.id, each.epoch) == (0, 1)).output
+    assert first.choices[1].logprobs is not None
+    content = first.choices[1].logprobs.content
+    assert [each.logprob for each in content] == pytest.approx(want[0][1].logprobs, abs=1e-4)
+    assert all(len(each.top_logprobs or ()) == 3 for each in content)
+    assert first.choices[0].stop_reason == ("max_tokens" if want[0][0].stop is None else "stop")
+    assert first.usage is not None
+    assert first.usage.output_tokens == sum(each.num_tokens for each in want[0][:2])
+    # The same eval again has the same answers, and another seed others.
+    again = run(task, model, tmp_path, epochs=3, num_choices=2, seed=5, stop_seqs=["q"], **settings)
+    assert texts(again) == got
+    other = run(task, model, tmp_path, epochs=3, num_choices=2, seed=6, stop_seqs=["q"], **settings)
+    assert texts(other) != got
+
+
+def test_calls_at_the_same_time_share_steps_and_prompts(
+    model: Model, directory: Path, tmp_path: Path
+) -> None:
+    task = Task([Sample(QUESTIONS[0])])
+    log = run(task, model, tmp_path, epochs=100, max_tokens=16)
+    usage = api_of(model)._served.usages()[-1]
+    # Inspect's own default would begin with 20 at a time, and never have more than 100.
+    assert usage.peak_rows > 20
+    assert usage.decode_steps < 100 * 15 / 4
+    assert usage.prompt_tokens_computed < 40
+    llm = LLM(str(directory), memory="32MiB")
+    llm.tokenizer.chat_template = TEMPLATE
+    want = llm.generate([asked(QUESTIONS[0])], SamplingParams(n=100, max_tokens=16))[0]
+    got = [text for found in texts(log).values() for text in found]
+    assert sorted(got) == sorted(each.text for each in want)
+    assert run(task, model, tmp_path, max_tokens=4, max_connections=2).status == "success"
+
+
+def test_a_model_calls_tools_and_reads_their_results(tmp_path: Path) -> None:
+    with get_model(
+        f"treegen/{save_tool_model(tmp_path / 'model')}", memoize=False, memory="32MiB"
+    ) as model:
+        task = Task(
+            [Sample(QUESTION, target="42")], solver=[use_tools(add()), generate()],
+            scorer=includes(),
+        )  # fmt: skip
+        log = run(task, model, tmp_path, temperature=0, max_tokens=100, epochs=3)
+    assert log.samples is not None
+    for sample in log.samples:
+        asks, calls, result, answer = sample.messages
+        assert asks.text == QUESTION
+        assert calls.role == "assistant" and calls.tool_calls is not None
+        (call,) = calls.tool_calls
+        assert {"name": call.function, "arguments": call.arguments} == CALL
+        assert result.role == "tool" and (result.text, result.tool_call_id) == ("42", call.id)
+        assert answer.text == ANSWER
+    assert log.results is not None
+    assert log.results.scores[0].metrics["accuracy"].value == 1
+
+
+def test_what_cannot_be_honoured_is_refused_by_name(model: Model) -> None:
+    image = ContentImage(image="data:image/png;base64,iVBORw0KGgo=")
+
+    async def ask(asked: Any = "Ann", **settings: Any) -> Any:
+        settings = {"max_tokens": 8, "max_retries": 0, **settings}
+        return await model.generate(asked, config=GenerateConfig(**settings))
+
+    async def refused() -> None:
+        for settings, told in (
+            ({"presence_penalty": 1.0}, "presence_penalty"),
+            ({"best_of": 3}, "best_of"),
+            ({"prompt_logprobs": 1}, "prompt_logprobs"),
+            ({"top_logprobs": 2}, "needs logprobs"),
+            ({"extra_body": {"wings": 2}}, "wings"),
+            ({"temperature": -1.0}, "temperature"),
+            ({"logit_bias": {99_999: 1.0}}, "logit_bias"),
+            ({"asked": [ChatMessageUser(content=[image])]}, "type image"),
+        ):
+            with pytest.raises(Exception, match=told):
+                await ask(**settings)
+        long = await ask("Ann " * 500)
+        assert long.stop_reason == "model_length"
+        assert "too many" in long.error
+        extra = {"ignore_eos": True, "min_p": 0.1, "chat_template_kwargs": {"wide": True}}
+        assert (await ask(extra_body=extra, reasoning_effort="low")).stop_reason == "max_tokens"
+        assert await model.api.tokenize("Ann") == tiny_tokenizer()("Ann")["input_ids"]
+
+    asyncio.run(refused())
+
+
+def test_a_model_that_cannot_be_loaded_is_a_clear_error(directory: Path) -> None:
+    with pytest.raises(PrerequisiteError, match="no/such/model"):
+        get_model("treegen//no/such/model", memoize=False)
+    with pytest.raises(PrerequisiteError, match="wings"):
+        loaded(directory, wings=2)
+    with pytest.raises(PrerequisiteError, match="base_url"):
+        get_model(f"treegen/{directory}", base_url="http://x", memoize=False)
+    with pytest.raises(PrerequisiteError, match="no template and no file"):
+        loaded(directory, chat_template="no/such.jinja")
+    with pytest.raises(PrerequisiteError, match="chat_template_kwargs"):
+        loaded(directory, chat_template_kwargs="thinking")
+
+
+def test_thoughts_are_told_apart_and_come_back() -> None:
+    thought = ChatMessageAssistant(
+        content=[ContentReasoning(reasoning="Hm."), ContentText(text="Yes.")]
+    )
+    assert template_messages([thought]) == [
+        {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
+    ]

@@ -1,0 +1,58 @@
+"""A tiny model that was trained to call a tool, and to answer by what the tool has said."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny_models import config_of, tiny_tokenizer
+from transformers import AutoModelForCausalLM
+
+QUESTION = "What is 17 + 25?"
+CALL = {"name": "add", "arguments": {"x": 17, "y": 25}}
+ANSWER = "The answer is 42."
+TEMPLATE = (
+    "{% if tools %}Tools:{% for t in tools %} {{ t.function.name }}{% endfor %}\n{% endif %}"
+    "{% for m in messages %}{{ m.role }}\n"
+    "{% for c in m.tool_calls or [] %}"
+    '<tool_call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
+    "</tool_call>{% else %}{{ m.content }}{% endfor %}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant\n{% endif %}"
+)
+
+
+def save_tool_model(directory: Path) -> Path:
+    """Train the model, and write it with a tokenizer that has a chat template."""
+    tokenizer = tiny_tokenizer()
+    turns: list[dict[str, Any]] = [
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "tool_calls": [{"type": "function", "function": CALL}]},
+        {"role": "tool", "content": "42"},
+        {"role": "assistant", "content": ANSWER},
+    ]
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    ids: list[int] = []
+    wanted: list[int] = []
+    for place, turn in enumerate(turns):
+        for upto, is_said in ((turns[:place], True), (turns[: place + 1], False)):
+            text = tokenizer.apply_chat_template(
+                upto, tools=tools, chat_template=TEMPLATE, tokenize=False,
+                add_generation_prompt=is_said and turn["role"] == "assistant",
+            ) if upto else ""  # fmt: skip
+            new = tokenizer(text)["input_ids"][len(ids) :]
+            wanted += [-100 if is_said or turn["role"] != "assistant" else token for token in new]
+            ids += new
+    config = config_of("llama", max_position_embeddings=512, hidden_size=64)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        for _ in range(120):
+            loss = model(input_ids=torch.tensor([ids]), labels=torch.tensor([wanted])).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert loss < 0.05
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    return directory

@@ -1,0 +1,49 @@
+"""Inspect's messages and tools as chat templates take them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from inspect_ai.model import ChatMessage, ContentReasoning, ContentText
+from inspect_ai.tool import ToolInfo
+
+from treegen.errors import InputError
+from treegen.prompts.tree import Message
+
+
+def template_messages(messages: Sequence[ChatMessage]) -> list[Message]:
+    """The messages of a conversation.
+
+    Raises:
+        InputError: a message has a picture, or something else that is no text.
+    """
+    return [_template_message(message) for message in messages]
+
+
+def _template_message(message: ChatMessage) -> Message:
+    found: dict[str, Any] = {"role": message.role, "content": message.text}
+    parts = [] if isinstance(message.content, str) else message.content
+    for part in parts:
+        if not isinstance(part, ContentText | ContentReasoning):
+            raise InputError(f"a message has content of type {part.type}; only text is supported")
+    thoughts = [part.reasoning for part in parts if isinstance(part, ContentReasoning)]
+    if thoughts:
+        found["reasoning_content"] = "\n".join(thoughts)
+    if message.role == "assistant" and message.tool_calls:
+        found["tool_calls"] = [
+            {"id": call.id, "type": "function",
+             "function": {"name": call.function, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]  # fmt: skip
+    if message.role == "tool":
+        if message.error is not None:
+            found["content"] = f"Error: {message.error.message}"
+        found |= {"name": message.function, "tool_call_id": message.tool_call_id}
+    return found
+
+
+def template_tools(tools: Sequence[ToolInfo]) -> list[dict[str, Any]] | None:
+    """The tools that a conversation may use; None if there are none."""
+    return [
+        {"type": "function", "function": tool.model_dump(exclude={"options"}, exclude_none=True)}
+        for tool in tools
+    ] or None

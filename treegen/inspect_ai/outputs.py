@@ -1,0 +1,93 @@
+"""Completions as Inspect's outputs."""
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from inspect_ai.model import (
+    ChatCompletionChoice,
+    ChatMessageAssistant,
+    ContentReasoning,
+    ContentText,
+    Logprob,
+    Logprobs,
+    ModelOutput,
+    ModelUsage,
+    StopReason,
+    TopLogprob,
+)
+from inspect_ai.tool import ToolCall
+
+from treegen.outputs import Completion
+from treegen.prompts.calls import read_reply
+from treegen.prompts.detokenize import CONTEXT_TOKENS
+from treegen.prompts.token_text import Text
+
+
+def output_of(
+    model: str,
+    prompt: Sequence[int],
+    completions: Sequence[Completion],
+    text: Text,
+    *,
+    tools: Sequence[Any] | None,
+    logprobs: bool,
+    seconds: float,
+) -> ModelOutput:
+    """The output of one generation: a choice for each completion.
+
+    prompt: its token ids. tools: as the chat template had them. logprobs: whether they were asked
+    for.
+    """
+    read, drawn = len(prompt), sum(each.num_tokens for each in completions)
+    choices = []
+    for each in completions:
+        message = _message(model, prompt, each, text, tools)
+        reason: StopReason = "max_tokens" if each.finish_reason == "length" else "stop"
+        choices.append(
+            ChatCompletionChoice(
+                message=message,
+                stop_reason="tool_calls" if message.tool_calls else reason,
+                logprobs=_logprobs(prompt, each, text) if logprobs else None,
+            )
+        )
+    usage = ModelUsage(input_tokens=read, output_tokens=drawn, total_tokens=read + drawn)
+    return ModelOutput(model=model, choices=choices, usage=usage, time=seconds)
+
+
+def _message(
+    model: str,
+    prompt: Sequence[int],
+    completion: Completion,
+    text: Text,
+    tools: Sequence[Any] | None,
+) -> ChatMessageAssistant:
+    reply = read_reply(completion, prompt, text.tokenizer, tools)
+    content: str | list[Any] = reply.text
+    if reply.thoughts:
+        content = [ContentReasoning(reasoning=reply.thoughts), ContentText(text=reply.text)]
+    calls = [
+        ToolCall(id=f"call_{uuid.uuid4().hex[:24]}", function=call.name, arguments=call.arguments)
+        for call in reply.calls
+    ]
+    return ChatMessageAssistant(
+        content=content, tool_calls=calls or None, model=model, source="generate"
+    )
+
+
+def _logprobs(prompt: Sequence[int], completion: Completion, text: Text) -> Logprobs:
+    context = list(prompt[-CONTEXT_TOKENS:])
+    found = []
+    tops = completion.top_logprobs or [()] * completion.num_tokens
+    for token, logprob, top in zip(completion.tokens, completion.logprobs, tops, strict=True):
+        likeliest = [TopLogprob(**_named(context, *pair, text)) for pair in top]
+        found.append(
+            Logprob(**_named(context, token, logprob, text), top_logprobs=likeliest or None)
+        )
+        context.append(token)
+    return Logprobs(content=found)
+
+
+def _named(context: Sequence[int], token: int, logprob: float, text: Text) -> dict[str, Any]:
+    name = text.token(context, token)
+    return {"token": name, "logprob": logprob, "bytes": list(name.encode("utf-8", "replace"))}

@@ -1,0 +1,76 @@
+"""What the samples of a rollout share, for trainers that compute shared prefixes once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from treegen.prompts.radix import RadixNode, build
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Tokens that all samples below share.
+
+    tokens: their ids.
+    parent: the index of the segment before them; None for the first of a text.
+    samples: the rollouts that have them, by their place in the batch.
+    """
+
+    tokens: tuple[int, ...]
+    parent: int | None
+    samples: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutTree:
+    """The prefix tree of prompts and completions. Parents come before their children.
+
+    segments: all of it. last: for each sample the index of the segment that it ends in.
+    """
+
+    segments: tuple[Segment, ...]
+    last: tuple[int, ...]
+
+    def path(self, sample: int) -> list[int]:
+        """The segments of a sample, from its first token on."""
+        found: list[int] = []
+        at: int | None = self.last[sample]
+        while at is not None:
+            found.append(at)
+            at = self.segments[at].parent
+        return found[::-1]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all segments: what is left to compute when shared ones are computed once."""
+        return sum(len(segment.tokens) for segment in self.segments)
+
+
+def tree_of(texts: Sequence[Sequence[int]]) -> RolloutTree:
+    """The prefix tree of the token ids of each sample's prompt and completion."""
+    arrays = [np.asarray(text, dtype=np.int32) for text in texts]
+    segments: list[Segment] = []
+    last = [0] * len(texts)
+    waiting: list[tuple[RadixNode, int | None, int]] = [(n, None, 0) for n in build(arrays)[::-1]]
+    while waiting:
+        node, parent, start = waiting.pop()
+        here = len(segments)
+        tokens = tuple(arrays[node.first][start : node.stop].tolist())
+        segments.append(Segment(tokens, parent, tuple(sorted(_below(node)))))
+        for sample in node.sequences:
+            last[sample] = here
+        waiting += [(child, here, node.stop) for child in node.children[::-1]]
+    return RolloutTree(tuple(segments), tuple(last))
+
+
+def _below(node: RadixNode) -> list[int]:
+    found: list[int] = []
+    waiting = [node]
+    while waiting:
+        each = waiting.pop()
+        found += each.sequences
+        waiting += each.children
+    return found
