@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 import weakref
@@ -18,6 +19,7 @@ from treegen.cache.kept import KeptPrefix, KeptPrefixes
 from treegen.cache.pool import PagedCache
 from treegen.cache.states import StateCache
 from treegen.engine.dealt import DealtStream
+from treegen.engine.execute import Executor
 from treegen.engine.graphs import DecodeGraphs
 from treegen.engine.keeping import keep_prompt
 from treegen.engine.scheduler import Scheduler
@@ -27,8 +29,10 @@ from treegen.errors import CapacityError, InputError
 from treegen.model import memory as mem
 from treegen.model.config import resolve_device
 from treegen.model.files import load_tokenizer
+from treegen.model.leading import load_in_parts
 from treegen.model.load import load_model
 from treegen.model.model import Model
+from treegen.model.ranks import Ranks
 from treegen.model.reproducible import ALIGN, IMPL, check_dtype, check_layers, check_reproducible
 from treegen.options import LOADING, EngineOptions
 from treegen.outputs import Completion, Score, Usage
@@ -73,6 +77,8 @@ class LLM:
     before the next call.
     """
 
+    _ranks: Ranks | None = None
+
     def __init__(
         self,
         model: str | Model,
@@ -93,6 +99,7 @@ class LLM:
         check: bool = True,
         revision: str | None = None,
         trust_remote_code: bool = False,
+        tensor_parallel_size: int = 1,
     ) -> None:
         """Load a model from a directory or by hub name, or take one that is loaded.
 
@@ -121,6 +128,8 @@ class LLM:
         check: compare the model with stock transformers when it is loaded.
         revision: of a hub name.
         trust_remote_code: whether code that comes with the model may run.
+        tensor_parallel_size: GPUs (or on a CPU processes) that each have a part of every layer.
+        Sizes such as memory are those of each.
 
         Raises InputError for an option that cannot be used, ModelError for a model that cannot be
         loaded, CapacityError if no page fits or memory is more than the machine has.
@@ -142,6 +151,7 @@ class LLM:
             check=check,
             revision=revision,
             trust_remote_code=trust_remote_code,
+            tensor_parallel_size=tensor_parallel_size,
         )
         if isinstance(model, Model) != (tokenizer is not None):
             raise InputError("a loaded Model needs tokenizer=; a model's name must not have one")
@@ -151,6 +161,8 @@ class LLM:
             for name in LOADING:
                 if getattr(options, name) != getattr(usual, name):
                     raise InputError(f"{name} is for loading a model, and this one is loaded")
+            if tensor_parallel_size != 1:
+                raise InputError("tensor_parallel_size is for loading a model, and this is loaded")
             model.reset()
             self.tokenizer, self.model = tokenizer, model
         else:
@@ -158,7 +170,13 @@ class LLM:
                 model, revision=revision, trust_remote_code=trust_remote_code
             )
             loading = {name: getattr(options, name) for name in LOADING}
-            self.model = load_model(model, impl=impl, **loading)
+            if tensor_parallel_size == 1:
+                self.model = load_model(model, impl=impl, **loading)
+            else:
+                self.model = load_in_parts(model, tensor_parallel_size, impl=impl, **loading)
+        self._ranks = ranks = self.model.ranks
+        if ranks is not None and ranks.lead is not None:
+            ranks.lead.tell("engine", options.engine())
         self.spec = self.model.spec
         self._stoppings = Stoppings()
         self._graphs: DecodeGraphs | None = None
@@ -184,6 +202,8 @@ class LLM:
             activations += mem.recurrence_bytes(self.spec, self.max_rows)
             size = mem.default_bytes(self.model.device, activations)
         num_pages, num_states = mem.cache_size(size, self.spec, page_size, self.max_rows)
+        if ranks is not None:
+            num_pages = ranks.least(num_pages)
         self.sharing: Sharing = sharing
         states = None
         if num_states is not None:
@@ -191,6 +211,8 @@ class LLM:
         self.cache = PagedCache(
             self.model.new_cache(num_pages + 1, page_size), num_pages, page_size, states
         )
+        if ranks is not None and ranks.lead is not None:
+            self.cache.on_copy = functools.partial(ranks.lead.tell, "copy_tokens")
         if on_gpu and (not eager if compile is None else compile):
             if is_hybrid:
                 self.model.uncompiled_because = _HYBRID
@@ -430,11 +452,20 @@ class LLM:
                 max_rows=self.max_rows,
                 prefill_chunk=self.prefill_chunk,
                 impl=self._impl,
+                executor=self.executor(),
                 **{"run_ahead": self._run_ahead, **options},
             )
             # The reference is weak, so that a run ends when nothing refers to it any more.
             self._running = weakref.ref(scheduler)
         return scheduler
+
+    def executor(self) -> Executor:
+        """What computes the passes of a run."""
+        return Executor(self.model, self.cache, self._graphs, self._impl, self._ranks)
+
+    def close(self) -> None:
+        """End the other ranks of a tensor-parallel model; without it they end with this process."""
+        self.model.close()
 
     def open(self) -> LiveRun:
         """A run that takes flat prompts while it goes; see `treegen.search.live.run.LiveRun`.
@@ -468,6 +499,8 @@ class LLM:
             gc.collect()  # a search and its event loop refer to each other
         if self._is_running():
             raise InputError("another run of this LLM is not finished; use it up or close() it")
+        if self._ranks is not None:
+            self._ranks.check()
         self.model.check_weights()
 
     def _is_running(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from treegen.cache.pool import LayerKV
 from treegen.model.batch import Batch
 from treegen.model.states import StateBatch
 from treegen.sampling.draw import Draws, SamplingBatch, draw
+
+if TYPE_CHECKING:
+    from treegen.model.ranks import Ranks
 
 TOKEN, SOURCE, POSITION, SLOT, SEED, COUNT = range(6)
 NUM_INPUTS: Final = 6
@@ -39,6 +42,7 @@ class DecodeStep:
     sampling: how the rows are drawn.
     layers: the cache of each layer.
     states: the recurrent states that the rows read and write; None for a model without any.
+    ranks: those that compute the step together; None where one process does.
     """
 
     inputs_6T: Tensor
@@ -47,6 +51,7 @@ class DecodeStep:
     sampling: SamplingBatch
     layers: Sequence[LayerKV]
     states: StateBatch | None = None
+    ranks: Ranks | None = None
 
     @property
     def num_rows(self) -> int:
@@ -73,5 +78,13 @@ class DecodeStep:
 
     def draw(self, logits_TV: Tensor) -> Draws:
         """Draw one token for each row from its logits, [T, V]."""
-        inputs = self.inputs_6T
-        return draw(logits_TV, inputs[SEED, :, None], inputs[COUNT, :, None], self.sampling)
+        inputs, ranks = self.inputs_6T, self.ranks
+        if ranks is not None and ranks.rank:
+            # Rank 0 draws. The others need the tokens alone, as inputs of the next step.
+            tokens_T1 = ranks.from_first(inputs.new_empty(len(logits_TV), 1))
+            nothing_T = logits_TV.new_zeros(len(logits_TV))
+            return Draws(tokens_T1, nothing_T[:, None], nothing_T, None, None)
+        draws = draw(logits_TV, inputs[SEED, :, None], inputs[COUNT, :, None], self.sampling)
+        if ranks is not None:
+            ranks.from_first(draws.tokens_PN.clone(memory_format=torch.contiguous_format))
+        return draws
