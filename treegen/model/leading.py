@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, Final
@@ -65,6 +65,11 @@ class Followers:
             self.close()
             raise
         self._watch.start()
+
+    @property
+    def failed(self) -> str:
+        """Why the ranks have ended; empty as long as they work."""
+        return self._failed
 
     @property
     def folder(self) -> Path:
@@ -171,37 +176,70 @@ def devices_of(size: int, device: str) -> torch.device:
     return torch.device("cuda", 0)
 
 
+class Group:
+    """Processes that compute models together, one at a time; this process is rank 0."""
+
+    def __init__(self, size: int, device: str = "auto") -> None:
+        """Start the others.
+
+        Raises:
+            InputError: there are fewer GPUs than ranks, or this process has a group already.
+            WorkerError: a rank cannot be started.
+        """
+        first = devices_of(size, device)
+        self._followers = Followers(size, first.type)
+        with self._failing():
+            self._ranks = join(0, size, first, self._followers.folder, self._followers)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of ranks 1, 2, and so on."""
+        return self._followers.pids
+
+    def load(self, make: Callable[..., Model]) -> Model:
+        """A model of which each rank loads its part; the one before must not be used any more.
+
+        make: loads the model, given `device` and `ranks`. It runs in every rank, so it must be
+        possible to pickle.
+
+        Raises:
+            WorkerError: a rank fails.
+            TreegenError: what `make` raises.
+        """
+        with self._failing():
+            self._followers.tell("load", make)
+            return make(device=self._ranks.device, ranks=self._ranks)
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """End the followers if this rank fails, and raise what one of them told if that is why."""
+        try:
+            yield
+        except TreegenError:
+            self.close()
+            raise
+        except BaseException as error:
+            self._followers.fail(f"rank 0: {type(error).__name__}: {error}")
+            failed = self._followers.failed
+            self.close()
+            if isinstance(error, Exception) and not failed.startswith("rank 0"):
+                raise WorkerError(f"not all ranks could load the model: {failed}") from error
+            raise
+
+    def close(self) -> None:
+        """End the other processes and wait for them."""
+        self._followers.close()
+
+
 def load_divided(make: Callable[..., Model], size: int, device: str) -> Model:
-    """A model that so many processes compute; this one is rank 0.
+    """A model that so many processes compute, which end with it. make: as in `Group.load`.
 
-    make: loads the model, given `device` and `ranks`. It runs in every rank, so it must be possible
-    to pickle.
-
-    Raises:
-        InputError: there are fewer GPUs than ranks.
-        WorkerError: a rank fails.
-        TreegenError: what `make` raises.
+    Raises what `Group` and its `load` raise.
     """
-    first = devices_of(size, device)
-    followers = Followers(size, first.type)
-    try:
-        ranks = join(0, size, first, followers.folder, followers)
-        followers.tell("load", make)
-        model = make(device=first, ranks=ranks)
-    except BaseException as error:
-        _explain(followers, error)
-        raise
-    model.close = weakref.finalize(model, followers.close)
+    group = Group(size, device)
+    model = group.load(make)
+    model.close = weakref.finalize(model, group.close)
     return model
-
-
-def _explain(followers: Followers, error: BaseException) -> None:
-    """End the followers; raise what one of them told, if this rank failed because of it."""
-    told = not isinstance(error, TreegenError) and isinstance(error, Exception)
-    failed = followers._failed
-    followers.close()
-    if told and failed:
-        raise WorkerError(f"the model cannot be loaded by all ranks: {failed}") from error
 
 
 def load_in_parts(path: str, size: int, *, device: str = "auto", **loading: Any) -> Model:

@@ -1,0 +1,81 @@
+"""Models that two GPUs compute together: the same samples as one GPU, and an end to every fault."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+import torch
+
+from treegen import LLM, Node, SamplingParams
+from treegen.errors import WorkerError
+from treegen.model.leading import Group
+from treegen.model.load import load_model
+from treegen.outputs import Completion
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+]
+
+QUESTIONS = ["Q: Bob has 14 pens and 2 caps. How many?\nA:", "Q: Cy?\nA:", "Q: How many?\nA:"]
+FEW_SHOT = "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 2
+FAMILIES = ["llama", "gemma2", "mixtral", "qwen3", "phi3", "olmo2", "cohere2", "qwen3_moe"]
+FAMILIES += ["deepseek_v3", "gemma3_on_text"]
+HOW: dict[str, Any] = {"dtype": "float32", "device": "cuda", "memory": "32MiB"}
+
+
+def tree_of(samples: int) -> Node:
+    leaves = [Node(text, samples=samples, id=str(i)) for i, text in enumerate(QUESTIONS)]
+    return Node(FEW_SHOT, children=leaves)
+
+
+def different(these: tuple[Completion, ...], those: tuple[Completion, ...]) -> int:
+    return sum(a.tokens != b.tokens for a, b in zip(these, those, strict=True))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_gpus_draw_what_one_draws(family: str, tmp_path: Path) -> None:
+    tiny_models.save_tiny_model(tmp_path, family)
+    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    plain = SamplingParams(max_tokens=20, seed=3)
+    filtered = SamplingParams(max_tokens=20, seed=3, top_p=0.9, top_k=50, logprobs=2)
+    pairs = [("Q: Ann has", " 3 apples"), ("Q: Ann has", " 14 pens")]
+    one = LLM(str(tmp_path), **HOW, eager=True)
+    want = [one.run(tree_of(20), params).completions for params in (greedy, plain, filtered)]
+    scores = one.score(pairs)
+    for eager in (True, False):
+        two = LLM(str(tmp_path), **HOW, eager=eager, tensor_parallel_size=2)
+        try:
+            got = [two.run(tree_of(20), params) for params in (greedy, plain, filtered)]
+            assert got[0].usage.uncompiled_because == ""
+            assert different(got[0].completions, want[0]) == 0
+            # float32 sums in another order may flip a draw that lies on a boundary, rarely.
+            assert different(got[1].completions, want[1]) <= 2
+            assert different(got[2].completions, want[2]) <= 2
+            for mine, its in zip(two.score(pairs), scores, strict=True):
+                assert mine.logprobs == pytest.approx(its.logprobs, abs=1e-4)
+        finally:
+            two.close()
+
+
+def test_a_killed_rank_ends_the_run_and_nothing_hangs(tmp_path: Path) -> None:
+    tiny_models.save_tiny_model(tmp_path, "llama")
+    group = Group(2)
+    model = group.load(partial(load_model, str(tmp_path), dtype="float32"))
+    llm = LLM(model, tokenizer=tiny_models.tiny_tokenizer(), memory="32MiB")
+    llm.run(tree_of(20), SamplingParams(max_tokens=8))
+    stream = llm.stream(tree_of(20), SamplingParams(max_tokens=200, ignore_eos=True))
+    for _ in range(20):
+        stream.step()
+    os.kill(group.pids[0], signal.SIGKILL)
+    with pytest.raises(WorkerError, match="rank 1 has died by signal 9"):
+        list(stream)
+    with pytest.raises(WorkerError, match="make a new LLM"):
+        llm.run(tree_of(1))
+    group.close()
