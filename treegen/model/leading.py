@@ -24,11 +24,12 @@ from typing import Any, Final
 
 import torch
 
+from treegen.closing import Closing
 from treegen.errors import InputError, TreegenError, WorkerError
 from treegen.model.config import load_spec, resolve_device
 from treegen.model.load import load_model
 from treegen.model.model import Model
-from treegen.model.ranks import join, leave
+from treegen.model.ranks import check_free, join, leave
 
 _START: Final = "from treegen.follower import main; main()"
 _SOON: Final = 2.0  # seconds in which a follower that fails has told so
@@ -176,7 +177,7 @@ def devices_of(size: int, device: str) -> torch.device:
     return torch.device("cuda", 0)
 
 
-class Group:
+class Group(Closing):
     """Processes that compute models together, one at a time; this process is rank 0."""
 
     def __init__(self, size: int, device: str = "auto") -> None:
@@ -187,6 +188,7 @@ class Group:
             WorkerError: a rank cannot be started.
         """
         first = devices_of(size, device)
+        check_free()
         self._followers = Followers(size, first.type)
         with self._failing():
             self._ranks = join(0, size, first, self._followers.folder, self._followers)

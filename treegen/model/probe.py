@@ -150,7 +150,13 @@ def probe_layers(
                 "layers; use one GPU (tensor_parallel_size=1)"
             )
         shard(model, 0, ranks)
-        probe, _ = _pass(model)
+        try:
+            probe, _ = _pass(model)
+        except RuntimeError as error:
+            raise ModelError(
+                f"{config.model_type} models cannot be divided among {ranks} GPUs: a pass over a "
+                f"part fails with {one_line(error)}; use one GPU (tensor_parallel_size=1)"
+            ) from None
     kept = tuple(states.found[index] for index in range(len(recurrent)))
     return Probed(probe, vocab_size, unreached, kept)
 
@@ -160,10 +166,14 @@ def _does_without(model: nn.Module, parts: Sequence[str]) -> bool:
 
     Some models ask such a part for its device, though they do not call it.
     """
+    dropped = {name: model.get_submodule(name) for name in parts}
     drop_parts(model, parts)
     try:
         _pass(model)
     except Exception:
+        for name, part in dropped.items():
+            above, _, own = name.rpartition(".")
+            setattr(model.get_submodule(above), own, part)
         return False
     return True
 

@@ -78,6 +78,15 @@ class Ranks:
         return _gather_columns(logits_SV)[:, :vocab_size]
 
 
+def check_free() -> None:
+    """Raise InputError if this process belongs to ranks already."""
+    if dist.is_initialized():
+        raise InputError(
+            "this process has a tensor-parallel model already, or a process group of its own; "
+            "close() that LLM first, or use another process"
+        )
+
+
 def join(
     rank: int,
     size: int,
@@ -92,11 +101,7 @@ def join(
     Raises:
         InputError: this process belongs to other ranks already.
     """
-    if dist.is_initialized():
-        raise InputError(
-            "this process has a tensor-parallel model already, or a process group of its own; "
-            "close() that LLM first, or use another process"
-        )
+    check_free()
     options: dict[str, Any] = {}
     if device.type == "cuda":
         torch.cuda.set_device(device)

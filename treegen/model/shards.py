@@ -22,6 +22,7 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from treegen.errors import ModelError
+from treegen.model.families import WHOLE
 from treegen.model.ranks import gather_columns, sum_over_ranks
 
 # E experts
@@ -66,11 +67,15 @@ class VocabLinear(nn.Linear):
 
 
 def check_plan(module: PreTrainedModel) -> None:
-    """Raise ModelError if transformers has no plan for the model's family."""
+    """Raise ModelError if there is no plan for the model's family, or it is not right."""
+    config = module.config
+    reason = WHOLE.get(config.get_text_config(decoder=True).model_type)
     if not any("layers" in name for name in module.tp_plan or {}):
+        reason = "transformers has no tensor-parallel plan for them"
+    if reason is not None:
         raise ModelError(
-            f"{module.config.model_type} models cannot be divided among GPUs: transformers has no "
-            "tensor-parallel plan for them; use one GPU (tensor_parallel_size=1)"
+            f"{config.model_type} models cannot be divided among GPUs: {reason}; use one GPU "
+            "(tensor_parallel_size=1)"
         )
 
 

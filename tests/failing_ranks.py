@@ -1,0 +1,12 @@
+"""What ranks of a model are told to load so that one of them fails."""
+
+from treegen.model.model import Model
+from treegen.model.ranks import Ranks
+
+
+def fail_in_rank_1(*, device: object, ranks: Ranks) -> Model:
+    """Rank 1 fails, and rank 0 waits for it."""
+    if ranks.rank == 1:
+        raise ValueError("no luck")
+    ranks.least(0)
+    raise AssertionError("rank 0 waited in vain, and did not see it")
