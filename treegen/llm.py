@@ -29,7 +29,7 @@ from treegen.errors import CapacityError, InputError
 from treegen.model import memory as mem
 from treegen.model.config import resolve_device
 from treegen.model.files import load_tokenizer
-from treegen.model.leading import load_in_parts
+from treegen.model.leading import devices_of, load_in_parts
 from treegen.model.load import load_model
 from treegen.model.model import Model
 from treegen.model.ranks import Ranks
@@ -759,6 +759,8 @@ class LLM:
 def check_machine(options: EngineOptions, device: torch.device) -> None:
     """Raise InputError or CapacityError for options that a device cannot do with any model."""
     choose(options.impl, device)
+    if options.tensor_parallel_size > 1:
+        devices_of(options.tensor_parallel_size, options.device)
     if options.reproducible:
         check_reproducible(device, options.impl, options.sizes(device.type).page_size)
     if options.cache_bytes is not None:

@@ -103,16 +103,16 @@ def test_searches_preemption_cancelling_and_kept_prefixes(group: Group, tmp_path
     """Whatever rank 0 decides, the other one computes the same passes."""
     tiny_models.save_tiny_model(tmp_path)
 
-    async def search(root: SearchNode) -> SearchNode:
+    async def search(root: SearchNode) -> list[str]:
         children = await root.sample(4, max_tokens=6)
         best = max(children, key=lambda child: child.logprob)
         deeper = await best.sample(2, max_tokens=5)
-        return deeper[-1]
+        return [node.text for node in (*children, *deeper)]
 
     drawn = []
     for llm in (alone(tmp_path), load(group, tmp_path)):
         found = llm.search(search, QUESTIONS, SamplingParams(seed=5, max_tokens=6))
-        texts = [result.text for result in found]
+        texts = [result.value for result in found]
         with llm.keep(FEW_SHOT):
             kept = llm.run(tree_of(6), SamplingParams(max_tokens=40, seed=2, ignore_eos=True))
         stream = llm.stream(tree_of(6), SamplingParams(max_tokens=30, seed=2, ignore_eos=True))
