@@ -461,7 +461,8 @@ class LLM:
 
     def executor(self) -> Executor:
         """What computes the passes of a run."""
-        return Executor(self.model, self.cache, self._graphs, self._impl, self._ranks)
+        ranks, size = self._ranks, self.spec.vocab_size
+        return Executor(self.model, self.cache, self._graphs, self._impl, ranks, size)
 
     def close(self) -> None:
         """End the other ranks of a tensor-parallel model; without it they end with this process."""

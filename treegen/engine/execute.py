@@ -97,10 +97,14 @@ class Executor:
         graphs: DecodeGraphs | None,
         impl: str,
         ranks: Ranks | None = None,
+        vocab_size: int = 0,
     ) -> None:
-        """graphs: replays decode steps. impl: the attention. ranks: of which this is one."""
+        """graphs: replays decode steps. impl: the attention. ranks: of which this is one.
+
+        vocab_size: logits of a row, where several ranks each have a part of them.
+        """
         self._model, self._cache, self._graphs, self._impl = model, cache, graphs, impl
-        self._ranks = ranks
+        self._ranks, self._vocab_size = ranks, vocab_size
         self._rows: StepRows | None = None
         self._sampling: SamplingBatch | None = None
         self._drawn_P1: Tensor | None = None
@@ -144,8 +148,9 @@ class Executor:
                 states = states_of_rows(*given.states, cache.states.layers)
             drawn_P1 = self._drawn_P1 if given.goes_on else None
             step = DecodeStep(
-                inputs_6T, drawn_P1, prepared, sampling, cache.layers, states, self._ranks
-            )
+                inputs_6T, drawn_P1, prepared, sampling, cache.layers, states, self._ranks,
+                self._vocab_size,
+            )  # fmt: skip
             if graphs is None or not given.graphs:
                 draws = step.compute(self._model.forward)
             else:

@@ -252,7 +252,8 @@ def _static_step(step: DecodeStep, size: int, state: StaticState, drawn_P1: Tens
     levels = replace(
         step.levels, positions_T=inputs_6T[POSITION], state=state, checked=False, seen=set()
     )
-    return DecodeStep(inputs_6T, drawn_P1, levels, sampling, step.layers, ranks=step.ranks)
+    static = DecodeStep(inputs_6T, drawn_P1, levels, sampling, step.layers)
+    return replace(static, ranks=step.ranks, vocab_size=step.vocab_size)
 
 
 def _fill(entry: _Graph, step: DecodeStep) -> None:

@@ -249,8 +249,12 @@ class Model:
         ).logits[0]
         if not self._keeps_rows:
             logits_SV = logits_SV[batch.logits_at_S]
-        logits_SV = self.whole(logits_SV)
-        if logits_SV.shape != (len(batch.logits_at_S), self.spec.vocab_size):
+        width = self.spec.vocab_size
+        if batch.whole:
+            logits_SV = self.whole(logits_SV)
+        elif self.ranks is not None:
+            width = -(-width // self.ranks.size)
+        if logits_SV.shape != (len(batch.logits_at_S), width):
             raise ModelError(
                 f"{self.spec.model_type} returned logits {tuple(logits_SV.shape)} for "
                 f"{len(batch.logits_at_S)} rows and {self.spec.vocab_size} tokens; not supported"

@@ -73,9 +73,23 @@ class Ranks:
         dist.broadcast(tensor, src=0)
         return tensor
 
+    def part(self, vocab_size: int) -> tuple[int, int, int]:
+        """This rank, the first token of its part of the vocabulary, and how many tokens it has."""
+        width = -(-vocab_size // self.size)
+        first = self.rank * width
+        return self.rank, first, max(min(vocab_size - first, width), 0)
+
+    def beside(self, tensor: Tensor) -> Tensor:
+        """The tensors [..., W] of all ranks side by side; each rank must call this."""
+        return gather_columns(tensor, self.size)
+
+    def total(self, tensor: Tensor) -> Tensor:
+        """A dense tensor overwritten by the sum over all ranks; each rank must call this."""
+        return sum_over_ranks(tensor)
+
     def whole(self, logits_SV: Tensor, vocab_size: int) -> Tensor:
         """Logits [S, V] of the whole vocabulary, put together of every rank's part of it."""
-        return _gather_columns(logits_SV)[:, :vocab_size]
+        return gather_columns(logits_SV, self.size)[:, :vocab_size]
 
 
 def check_free() -> None:
@@ -168,7 +182,3 @@ def gather_columns(part: Tensor, size: int) -> Tensor:
     """The parts [..., W] of all ranks as one [..., size * W]."""
     gathered: Tensor = torch.ops.treegen.gather_columns(part, size)
     return gathered
-
-
-def _gather_columns(part: Tensor) -> Tensor:
-    return gather_columns(part, _joined().size)
