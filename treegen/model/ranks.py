@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from treegen.errors import InputError
+from treegen.model.sums import Sums
 
 TIMEOUT: Final = 900.0
 """Seconds after which a rank that waits for the others gives up."""
@@ -50,12 +51,14 @@ class Ranks:
     size: how many there are.
     device: where this one computes.
     lead: what rank 0 has of the others; None in these.
+    sums: adds up on GPUs; None on CPUs.
     """
 
     rank: int
     size: int
     device: torch.device
     lead: Lead | None
+    sums: Sums | None
 
     def check(self) -> None:
         """Raise WorkerError if a follower of this rank has failed."""
@@ -128,17 +131,21 @@ def join(
         timeout=timedelta(seconds=TIMEOUT),
         **options,
     )
-    _here.append(Ranks(rank, size, device, lead))
+    sums = Sums(rank, size, device) if device.type == "cuda" else None
+    _here.append(Ranks(rank, size, device, lead, sums))
     return _here[0]
 
 
 def leave() -> None:
     """End what `join` began. Ranks that wait for this one fail."""
+    sums = _here[0].sums if _here else None
     _here.clear()
     if not dist.is_initialized():
         return
     # Aborted, because what is destroyed in order would wait for ranks that are gone.
     dist.distributed_c10d._abort_process_group()
+    if sums is not None:
+        sums.release()
 
 
 def _joined() -> Ranks:
@@ -149,8 +156,11 @@ def _joined() -> Ranks:
 @torch.library.custom_op("treegen::sum_over_ranks", mutates_args=("partial",))
 def _sum_over_ranks(partial: Tensor) -> None:
     """Add up what the ranks have, in place."""
-    _joined()
-    dist.all_reduce(partial)
+    sums = _joined().sums
+    if sums is None:
+        dist.all_reduce(partial)
+    else:
+        sums.add(partial)
 
 
 @_sum_over_ranks.register_fake
