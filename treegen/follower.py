@@ -6,6 +6,7 @@ It has no scheduler and draws nothing of its own. See `treegen.model.leading`.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import pickle
 import signal
@@ -61,6 +62,7 @@ class Follower:
 def main() -> None:
     """Follow until rank 0 says that it is over, or is gone."""
     descriptor, rank, size, kind, folder, leader = sys.argv[1:]
+    faulthandler.register(signal.SIGUSR1)  # which shows where this rank is
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0, which ends the others
     threading.Thread(target=_end_with, args=(int(leader),), daemon=True).start()
     connection = Connection(int(descriptor))
