@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_models
@@ -20,7 +21,7 @@ from treegen.search import SearchNode
 QUESTIONS = ["Q: Bob has 14 pens and 2 caps. How many?\nA:", "Q: Cy?\nA:", "Q: How many?\nA:"]
 FEW_SHOT = "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 2
 PAIRS = [("Q: Ann has", " 3 apples"), ("Q: Ann has", " 14 pens"), ("", "Ann")]
-FAMILIES = {
+FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3": {},
     "gemma2": {},  # windows, soft caps, also of logits
@@ -75,9 +76,9 @@ def test_two_ranks_draw_and_score_as_one_process(family: str, group: Group, tmp_
         assert tokens_of(got.completions) == tokens_of(want.completions)
         for mine, its in zip(got.completions, want.completions, strict=True):
             assert mine.logprobs == pytest.approx(its.logprobs, abs=1e-5)
-    for mine, its in zip(two.score(PAIRS), one.score(PAIRS), strict=True):
-        assert mine.tokens == its.tokens
-        assert mine.logprobs == pytest.approx(its.logprobs, abs=1e-5)
+    for score, wanted in zip(two.score(PAIRS), one.score(PAIRS), strict=True):
+        assert score.tokens == wanted.tokens
+        assert score.logprobs == pytest.approx(wanted.logprobs, abs=1e-5)
 
 
 def test_each_rank_has_a_part_of_the_heads_and_of_the_cache(group: Group, tmp_path: Path) -> None:
@@ -147,7 +148,7 @@ def test_run_ahead_and_compiled_layers(group: Group, tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_divided_is_refused_before_processes_start(
-    family: str, settings: dict[str, int], size: int, told: str, tmp_path: Path
+    family: str, settings: dict[str, Any], size: int, told: str, tmp_path: Path
 ) -> None:
     tiny_models.save_tiny_model(tmp_path, family, **settings)
     for weights in tmp_path.glob("*.safetensors"):

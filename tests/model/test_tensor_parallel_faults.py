@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 import tiny_models
-from failing_ranks import fail_in_rank_1
+from failing_ranks import draw_other_tokens, fail_in_rank_1
 
 from treegen import LLM, Node, SamplingParams
 from treegen.errors import WorkerError
 from treegen.model.leading import Group
 from treegen.model.load import load_model
+from treegen.model.model import Model
 
 QUESTIONS = ["Q: Bob has 14 pens and 2 caps. How many?\nA:", "Q: Cy?\nA:", "Q: How many?\nA:"]
 
@@ -49,9 +51,16 @@ def test_ranks_that_share_a_key_head_and_one_that_is_killed(tmp_path: Path) -> N
             llm.run(tree_of(1))
 
 
-def test_an_error_of_one_rank_is_told() -> None:
-    with Group(2, "cpu") as group, pytest.raises(WorkerError, match="rank 1: ValueError: no luck"):
-        group.load(fail_in_rank_1)
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        (fail_in_rank_1, "rank 1: ValueError: no luck"),
+        (draw_other_tokens, "ranks of a tensor-parallel model have drawn different tokens"),
+    ],
+)
+def test_an_error_of_one_rank_is_told(what: Callable[..., Model], told: str) -> None:
+    with Group(2, "cpu") as group, pytest.raises(WorkerError, match=told):
+        group.load(what)
 
 
 def test_processes_end_with_the_model(tmp_path: Path) -> None:

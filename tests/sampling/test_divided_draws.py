@@ -43,9 +43,9 @@ def test_parts_draw_what_the_whole_draws(size: int, parts: int) -> None:
         return tensor
 
     for piece, part in zip(pieces, mine, strict=True):
-        draw_blocks(piece.contiguous(), *rest, part, note)
+        draw_blocks(piece.contiguous(), *rest, part=part, gather=note)
     draws = [
-        draw_blocks(piece.contiguous(), *rest, part, lambda _: torch.cat(sums, -1))
+        draw_blocks(piece.contiguous(), *rest, part=part, gather=lambda _: torch.cat(sums, -1))
         for piece, part in zip(pieces, mine, strict=True)
     ]
     tokens, logprobs, lse = (torch.stack(each).sum(0) for each in zip(*draws, strict=True))

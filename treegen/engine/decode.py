@@ -90,6 +90,7 @@ class DecodeSteps:
                 goes_on=before is not None,
                 states=self._live.states.step(order) if self._live.states is not None else None,
                 graphs=self._graphs is not None and self._graphs.off is None,
+                number=usage.decode_steps,
             )
         )
         usage.impl = levels.impl

@@ -18,6 +18,7 @@ from torch import Tensor
 from treegen.attention import HostLevel, Prepared, prepare_host
 from treegen.cache.pool import PagedCache
 from treegen.device import to_device, to_device_together
+from treegen.engine.agreement import STEPS, Agreement
 from treegen.engine.layout import Ints
 from treegen.engine.step import POSITION, DecodeStep
 from treegen.model.batch import Batch, Forward
@@ -77,6 +78,7 @@ class StepInputs:
     goes_on: whether some tokens are those that the step before draws.
     states: [2, T] slots of the recurrent states that the rows read and write; None without any.
     graphs: whether it may be a CUDA graph.
+    number: how many steps the run has had, from 0 on.
     """
 
     inputs: Ints
@@ -85,6 +87,7 @@ class StepInputs:
     goes_on: bool
     states: tuple[NDArray[np.int64], NDArray[np.int64]] | None
     graphs: bool
+    number: int = 0
 
 
 class Executor:
@@ -108,6 +111,7 @@ class Executor:
         self._rows: StepRows | None = None
         self._sampling: SamplingBatch | None = None
         self._drawn_P1: Tensor | None = None
+        self._agreement: Agreement | None = None
 
     def check(self) -> None:
         """Raise WorkerError if what was computed may be wrong because a rank has failed."""
@@ -156,7 +160,17 @@ class Executor:
             else:
                 draws = graphs.run(step)
             self._drawn_P1 = draws.tokens_PN
+            if self._ranks is not None:
+                self._agree(self._ranks, given.number, draws.tokens_PN)
             return draws, prepared
+
+    def _agree(self, ranks: Ranks, number: int, tokens: Tensor) -> None:
+        """Note the tokens of a step, and compare them now and then with what the others drew."""
+        if self._agreement is None or number == 0:
+            self._agreement = Agreement(ranks)
+        self._agreement.note(tokens)
+        if number % STEPS == STEPS - 1:
+            self._agreement.compare()
 
     def copy_tokens(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         """`PagedCache.copy_tokens`, of a follower."""

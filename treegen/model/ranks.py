@@ -125,7 +125,7 @@ def join(
         options["device_id"] = device
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        store=dist.FileStore(str(folder / "store"), size),
+        store=dist.FileStore(str(folder / "store"), size),  # type: ignore[attr-defined]
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=TIMEOUT),

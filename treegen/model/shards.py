@@ -234,8 +234,10 @@ class _Sharding:
             # By then the keys may be cut already, and the values are as many heads.
             heads = self._kv_heads(parent, keys, width)
             return heads if part.out_features % heads == 0 else None
-        heads = getattr(text, "num_attention_heads", None)
-        return heads if isinstance(heads, int) and part.out_features % heads == 0 else None
+        all_heads = getattr(text, "num_attention_heads", None)
+        if not isinstance(all_heads, int) or part.out_features % all_heads:
+            return None
+        return all_heads
 
     def _kv_heads(self, parent: nn.Module, keys: nn.Linear, width: int) -> int:
         known: Any = parent.__dict__.get("_treegen_kv_heads")
@@ -245,7 +247,7 @@ class _Sharding:
             if known % self.size and self.size % known == 0:
                 groups = getattr(parent, "num_key_value_groups", None)
                 if isinstance(groups, int):
-                    parent.num_key_value_groups = groups * known // self.size  # type: ignore
+                    parent.num_key_value_groups = groups * known // self.size
         return int(known)
 
     def _heads(self, name: str, heads: int) -> tuple[int, int]:

@@ -251,7 +251,7 @@ def draw_divided(
     kernels = _kernels()
     tokens_PN, logprobs_PN, lse_P = kernels.draw_blocks(
         logits_PW, seeds_PN.contiguous(), steps_PN.contiguous(), params.temperature_P,
-        params.greedy_P, kernels.Part(*part), gather, total,
+        params.greedy_P, part=kernels.Part(*part), gather=gather, total=total,
     )  # fmt: skip
     return Draws(tokens_PN, logprobs_PN, lse_P, None, None)
 

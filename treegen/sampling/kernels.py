@@ -125,7 +125,7 @@ Exchange = Callable[[Tensor], Tensor]
 
 def draw_blocks(
     logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, temperature_P: Tensor,
-    greedy_P: Tensor | None, part: Part | None = None, gather: Exchange | None = None,
+    greedy_P: Tensor | None, *, part: Part | None = None, gather: Exchange | None = None,
     total: Exchange | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Tokens [P, N] (int64), their logprobs and the logits' LSE [P] (float32), natural log.
