@@ -63,7 +63,6 @@ def main() -> None:
     """Follow until rank 0 says that it is over, or is gone."""
     descriptor, rank, size, kind, folder, leader = sys.argv[1:]
     faulthandler.register(signal.SIGUSR1)  # which shows where this rank is
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0, which ends the others
     threading.Thread(target=_end_with, args=(int(leader),), daemon=True).start()
     connection = Connection(int(descriptor))
     code = 0

@@ -58,6 +58,7 @@ class Followers:
                     env=environment,
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
+                    process_group=0,  # Ctrl-C is for this process, which ends the others
                 )
                 theirs.close()
                 self._processes.append(process)

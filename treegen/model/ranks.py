@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.functional import linear
 
 from treegen.errors import InputError
 from treegen.model.sums import Sums
@@ -168,6 +169,22 @@ def _(partial: Tensor) -> None:
     return None
 
 
+@torch.library.custom_op("treegen::linear_over_ranks", mutates_args=())
+def _linear_over_ranks(input: Tensor, weight: Tensor) -> Tensor:
+    """The sum over all ranks of input @ weight.T."""
+    sums = _joined().sums
+    if sums is not None:
+        return sums.linear(input, weight)
+    partial = linear(input, weight)
+    dist.all_reduce(partial)
+    return partial
+
+
+@_linear_over_ranks.register_fake
+def _(input: Tensor, weight: Tensor) -> Tensor:
+    return input.new_empty(*input.shape[:-1], weight.shape[0])
+
+
 @torch.library.custom_op("treegen::gather_columns", mutates_args=())
 def _gather_columns_op(part: Tensor, size: int) -> Tensor:
     """The parts [..., W] of `size` ranks as one [..., size * W]."""
@@ -186,6 +203,12 @@ def sum_over_ranks(partial: Tensor) -> Tensor:
     """The sum of a dense tensor over all ranks, which takes its place."""
     torch.ops.treegen.sum_over_ranks(partial)
     return partial
+
+
+def linear_over_ranks(input: Tensor, weight: Tensor) -> Tensor:
+    """The sum over all ranks of input [..., I] @ weight [O, I].T."""
+    output: Tensor = torch.ops.treegen.linear_over_ranks(input, weight)
+    return output
 
 
 def gather_columns(part: Tensor, size: int) -> Tensor:

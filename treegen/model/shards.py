@@ -18,12 +18,11 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from treegen.errors import ModelError
 from treegen.model.families import WHOLE
-from treegen.model.ranks import gather_columns, sum_over_ranks
+from treegen.model.ranks import gather_columns, linear_over_ranks, sum_over_ranks
 
 # E experts
 
@@ -38,7 +37,7 @@ class RowLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """The output, whole."""
-        output = sum_over_ranks(linear(input, self.weight))
+        output = linear_over_ranks(input, self.weight)
         return output if self.bias is None else output + self.bias
 
 
