@@ -13,12 +13,14 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from transformers.utils import logging
 
 from treegen.device import current
 from treegen.engine.execute import Executor
@@ -64,6 +66,8 @@ def main() -> None:
     descriptor, rank, size, kind, folder, leader = sys.argv[1:]
     faulthandler.register(signal.SIGUSR1)  # which shows where this rank is
     threading.Thread(target=_end_with, args=(int(leader),), daemon=True).start()
+    warnings.simplefilter("ignore")  # rank 0 tells of the same
+    logging.set_verbosity_error()
     connection = Connection(int(descriptor))
     code = 0
     try:

@@ -4,6 +4,7 @@ import os
 import signal
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def _followers(pid: int) -> list[int]:
 
 def test_a_group_draws_what_one_process_draws_also_after_a_rank_is_killed(tiny: Path) -> None:
     want = LLM(str(tiny), memory="4MiB", max_rows=8).run(TREE, PARAMS)
-    how = {"memory": "4MiB", "max_rows": 8, "tensor_parallel_size": 2}
+    how: dict[str, Any] = {"memory": "4MiB", "max_rows": 8, "tensor_parallel_size": 2}
     with Cluster(str(tiny), workers=1, **how) as cluster:
         got = cluster.run(TREE, PARAMS)
         assert [c.tokens for c in got.completions] == [c.tokens for c in want.completions]

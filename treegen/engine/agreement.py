@@ -32,8 +32,7 @@ class Agreement:
 
     def note(self, tokens: Tensor) -> None:
         """Take the tokens of a step into the sum."""
-        places = torch.arange(1, tokens.numel() + 1, device=tokens.device)
-        self._sum = self._sum * _FACTOR + (tokens.reshape(-1) * places).sum()
+        self._sum.mul_(_FACTOR).add_(tokens.sum())
 
     def compare(self) -> None:
         """Compare with the other ranks, each of which must call this; and start again from zero.

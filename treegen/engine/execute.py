@@ -6,9 +6,8 @@ from the same description, which rank 0 sends to the others before it computes i
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from treegen.device import to_device, to_device_together
 from treegen.engine.agreement import STEPS, Agreement
 from treegen.engine.layout import Ints
 from treegen.engine.step import POSITION, DecodeStep
+from treegen.errors import ModelError
 from treegen.model.batch import Batch, Forward
 from treegen.model.states import Piece, states_of_pieces, states_of_rows
 from treegen.params import SamplingParams
@@ -29,8 +29,6 @@ from treegen.sampling.draw import Bias, Draws, SamplingBatch
 if TYPE_CHECKING:
     from treegen.engine.graphs import DecodeGraphs
     from treegen.model.ranks import Lead, Ranks
-
-_numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +56,12 @@ class StepRows:
     levels: the levels above their own tokens.
     params, biases: their sampling parameters, each once.
     index: [T] which of these each row has.
-    number: tells these rows from others.
     """
 
     levels: Sequence[HostLevel]
     params: Sequence[SamplingParams]
     biases: Sequence[Bias]
     index: Ints
-    number: int = field(default_factory=lambda: next(_numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +151,9 @@ class Executor:
                 inputs_6T, drawn_P1, prepared, sampling, cache.layers, states, self._ranks,
                 self._vocab_size,
             )  # fmt: skip
+            if graphs is not None and given.graphs and graphs.off and self._ranks is not None:
+                # Others replay graphs, whose rows are padded, and this rank cannot.
+                raise ModelError(f"a rank cannot use CUDA graphs: {graphs.off}; try eager=True")
             if graphs is None or not given.graphs:
                 draws = step.compute(self._model.forward)
             else:

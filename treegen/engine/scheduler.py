@@ -42,7 +42,13 @@ from treegen.engine.rows import RowTable
 from treegen.engine.run_state import RunState
 from treegen.engine.segment import LiveRequest, LiveSegment
 from treegen.engine.store import SegmentStore
-from treegen.errors import CapacityError, InternalError, NumericsError, WorkerError
+from treegen.errors import (
+    CapacityError,
+    InternalError,
+    NumericsError,
+    TreegenError,
+    WorkerError,
+)
 from treegen.model.batch import Forward
 from treegen.outputs import Completion, Usage
 from treegen.params import SamplingParams
@@ -244,7 +250,7 @@ class Scheduler:
         return self._endings.take()
 
     def _explained(self, error: Exception) -> Exception:
-        if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
+        if not isinstance(error, TreegenError | torch.OutOfMemoryError):
             try:
                 self.run.executor.check()
             except WorkerError as lost:
