@@ -104,8 +104,8 @@ class LLM:
         """Load a model from a directory or by hub name, or take one that is loaded.
 
         model: a directory, a hub name, or a loaded `Model`. A loaded one serves only the last LLM
-        that was made of it. With it dtype, device, check, revision and trust_remote_code must be
-        left out.
+        that was made of it. With it dtype, device, check, revision, trust_remote_code and
+        tensor_parallel_size must be left out.
         tokenizer: that of a loaded `Model`; None for a name.
         dtype: the type to compute in, such as "bfloat16".
         device: "auto", "cpu", "cuda" or "cuda:N".
@@ -161,8 +161,6 @@ class LLM:
             for name in LOADING:
                 if getattr(options, name) != getattr(usual, name):
                     raise InputError(f"{name} is for loading a model, and this one is loaded")
-            if tensor_parallel_size != 1:
-                raise InputError("tensor_parallel_size is for loading a model, and this is loaded")
             model.reset()
             self.tokenizer, self.model = tokenizer, model
         else:
@@ -170,7 +168,7 @@ class LLM:
                 model, revision=revision, trust_remote_code=trust_remote_code
             )
             loading = {name: getattr(options, name) for name in LOADING}
-            if tensor_parallel_size == 1:
+            if loading.pop("tensor_parallel_size") == 1:
                 self.model = load_model(model, impl=impl, **loading)
             else:
                 self.model = load_in_parts(model, tensor_parallel_size, impl=impl, **loading)

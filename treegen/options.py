@@ -10,7 +10,9 @@ from treegen.formats import parse_bytes
 from treegen.params import check_bool, check_int
 from treegen.plan.cost import Sharing, check_sharing
 
-LOADING: Final = ("dtype", "device", "check", "revision", "trust_remote_code")
+LOADING: Final = (
+    "dtype", "device", "check", "revision", "trust_remote_code", "tensor_parallel_size",
+)  # fmt: skip
 """The options that matter to loading alone."""
 
 
@@ -83,7 +85,7 @@ class EngineOptions:
 
     def engine(self) -> dict[str, Any]:
         """The options that an LLM of a loaded model takes."""
-        left_out = {"model", "tensor_parallel_size", *LOADING}
+        left_out = {"model", *LOADING}
         named = (field.name for field in fields(self))
         return {name: getattr(self, name) for name in named if name not in left_out}
 

@@ -13,7 +13,7 @@ import tiny_models
 import torch
 
 from treegen import LLM, Node, SamplingParams
-from treegen.errors import WorkerError
+from treegen.errors import InputError, WorkerError
 from treegen.model.leading import Group
 from treegen.model.load import load_model
 from treegen.outputs import Completion
@@ -58,6 +58,14 @@ def load(group: Group, path: Path, *, eager: bool) -> LLM:
 
 def test_small_sums_are_done_in_shared_memory(group: Group) -> None:
     assert group.shares_memory
+
+
+def test_gpus_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    tiny_models.save_tiny_model(tmp_path)
+    with pytest.raises(InputError, match="needs 999 GPUs, and there are"):
+        LLM(str(tmp_path), tensor_parallel_size=999)
+    with pytest.raises(InputError, match="'cuda:1' is one GPU, .* CUDA_VISIBLE_DEVICES"):
+        LLM(str(tmp_path), device="cuda:1", tensor_parallel_size=2)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
