@@ -87,6 +87,7 @@ def _follow(connection: Connection, rank: int, size: int, kind: str, folder: Pat
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
     if kind == "cpu":
         torch.set_num_threads(max(torch.get_num_threads() // size, 1))
+    connection.send("ready")
     ranks = join(rank, size, device, folder)
     follower = Follower(ranks)
     with current(device):

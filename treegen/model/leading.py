@@ -32,6 +32,7 @@ from treegen.model.model import Model
 from treegen.model.ranks import check_free, join, leave
 
 _START: Final = "from treegen.follower import main; main()"
+_START_SECONDS: Final = 300.0  # for a follower to import what it needs
 _SOON: Final = 2.0  # seconds in which a follower that fails has told so
 _GRACE: Final = 10.0  # seconds for a follower to end by itself
 
@@ -40,7 +41,11 @@ class Followers:
     """The other ranks, as processes."""
 
     def __init__(self, size: int, device_type: str) -> None:
-        """Start ranks 1 to size - 1."""
+        """Start ranks 1 to size - 1, and wait until each is about to join.
+
+        Raises:
+            WorkerError: one cannot be started.
+        """
         self._folder = Path(tempfile.mkdtemp(prefix="treegen-ranks-"))
         self._failed = ""
         self._closing = False
@@ -63,6 +68,8 @@ class Followers:
                 theirs.close()
                 self._processes.append(process)
                 self._connections.append(mine)
+            for rank, connection in enumerate(self._connections, start=1):
+                self._await(rank, connection)
         except BaseException:
             self.close()
             raise
@@ -118,6 +125,18 @@ class Followers:
         with contextlib.suppress(Exception):
             leave()
 
+    def _await(self, rank: int, connection: Connection) -> None:
+        """Wait until a follower is about to join; raise WorkerError if it never is."""
+        with contextlib.suppress(EOFError, OSError):
+            if connection.poll(_START_SECONDS):
+                connection.recv()
+                return
+        raise WorkerError(
+            f"rank {rank} of a tensor-parallel model cannot be started: its process "
+            f"{'ended' if connection.poll() else 'does not answer'} before it had begun; see what "
+            "it has told above"
+        )
+
     def _wait(self) -> None:
         """Wait until a follower says that it fails, or dies."""
         ready = wait(self._connections)
@@ -139,6 +158,8 @@ class Followers:
     def close(self) -> None:
         """End the followers and wait for them."""
         self._closing = True
+        for process in self._processes if self._failed else ():
+            process.kill()
         for connection in self._connections:
             with contextlib.suppress(OSError):
                 connection.send_bytes(pickle.dumps(("end", ())))
