@@ -69,6 +69,8 @@ _MODEL: Final = (
                  "once at most."),
     click.option("--sharing", metavar="HOW", help="auto, all, one or off: which parts of the tree "
                  "are read once for all samples below."),
+    click.option("--tensor-parallel-size", "--tp", type=int, metavar="N", help="Divide the model "
+                 "among N GPUs of a machine."),
     click.option("--reproducible", is_flag=True, help="On a GPU, compute each sample to the bit as "
                  "if it were alone, a few percent slower."),
     click.option("--eager", is_flag=True, help="On a GPU, start at once: no compiling, no CUDA "

@@ -33,6 +33,7 @@ MODEL_ARGS: Final[Mapping[str, Reader]] = {
     "check": _bool,
     "revision": str,
     "trust_remote_code": _bool,
+    "tensor_parallel_size": int,
 }
 GEN_KWARGS: Final[Mapping[str, Reader]] = {
     "temperature": float,

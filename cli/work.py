@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from treegen.cli.interrupts import Interrupted, received
-from treegen.closing import Closing
 
 if TYPE_CHECKING:
     from treegen.cli.destinations import Destination
@@ -138,8 +137,7 @@ class _Models:
             weights = item.run.info.identity["model"]["fingerprint"]
             self._llm = load(engine, weights, self._places, self._before)
             self._engine = engine
-            if isinstance(self._llm, Closing):
-                self._stack.enter_context(self._llm)
+            self._stack.callback(self._llm.close)
         return self._llm
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 import weakref
@@ -15,6 +16,7 @@ from treegen.attention.api import choose
 from treegen.cache.kept import Kept, KeptPrefixes
 from treegen.calls import Calls
 from treegen.engine.dealt import DealtStream
+from treegen.engine.execute import Executor
 from treegen.engine.graphs import DecodeGraphs
 from treegen.engine.keeping import check_room_to_keep, keep_prompt
 from treegen.engine.scheduler import Scheduler
@@ -23,9 +25,11 @@ from treegen.engine.stream import Stream
 from treegen.errors import InputError
 from treegen.model.config import resolve_device
 from treegen.model.files import load_tokenizer
+from treegen.model.leading import devices_of, load_in_parts
 from treegen.model.load import load_model
 from treegen.model.memory import check_cache_bytes, make_cache
 from treegen.model.model import Model
+from treegen.model.ranks import Ranks
 from treegen.model.reproducible import ALIGN, IMPL, check_dtype, check_layers, check_reproducible
 from treegen.options import LOADING, EngineOptions
 from treegen.params import SamplingParams, check_tree_params
@@ -62,6 +66,8 @@ class LLM(Calls):
     before the next call.
     """
 
+    _ranks: Ranks | None = None
+
     def __init__(
         self,
         model: str | Model,
@@ -82,12 +88,13 @@ class LLM(Calls):
         check: bool = True,
         revision: str | None = None,
         trust_remote_code: bool = False,
+        tensor_parallel_size: int = 1,
     ) -> None:
         """Load a model from a directory or by hub name, or take one that is loaded.
 
         model: a directory, a hub name, or a loaded `Model`. A loaded one serves only the last LLM
-        that was made of it. With it dtype, device, check, revision and trust_remote_code must be
-        left out.
+        that was made of it. With it dtype, device, check, revision, trust_remote_code and
+        tensor_parallel_size must be left out.
         tokenizer: that of a loaded `Model`; None for a name.
         dtype: the type to compute in, such as "bfloat16".
         device: "auto", "cpu", "cuda" or "cuda:N".
@@ -110,6 +117,8 @@ class LLM(Calls):
         check: compare the model with stock transformers when it is loaded.
         revision: of a hub name.
         trust_remote_code: whether code that comes with the model may run.
+        tensor_parallel_size: GPUs (or on a CPU processes) that each have a part of every layer.
+        Sizes such as memory are those of each.
 
         Raises InputError for an option that cannot be used, ModelError for a model that cannot be
         loaded, CapacityError if no page fits or memory is more than the machine has.
@@ -131,6 +140,7 @@ class LLM(Calls):
             check=check,
             revision=revision,
             trust_remote_code=trust_remote_code,
+            tensor_parallel_size=tensor_parallel_size,
         )
         if isinstance(model, Model) != (tokenizer is not None):
             raise InputError("a loaded Model needs tokenizer=; a model's name must not have one")
@@ -147,7 +157,13 @@ class LLM(Calls):
                 model, revision=revision, trust_remote_code=trust_remote_code
             )
             loading = {name: getattr(options, name) for name in LOADING}
-            self.model = load_model(model, impl=impl, **loading)
+            if loading.pop("tensor_parallel_size") == 1:
+                self.model = load_model(model, impl=impl, **loading)
+            else:
+                self.model = load_in_parts(model, tensor_parallel_size, impl=impl, **loading)
+        self._ranks = ranks = self.model.ranks
+        if ranks is not None and ranks.lead is not None:
+            ranks.lead.tell("engine", options.engine())
         self.spec = self.model.spec
         self._stoppings = Stoppings()
         self._graphs: DecodeGraphs | None = None
@@ -169,6 +185,8 @@ class LLM(Calls):
         _, self.max_rows, self.prefill_chunk = options.sizes(self.model.device.type)
         self.sharing: Sharing = sharing
         self.cache = make_cache(self.model, options)
+        if ranks is not None and ranks.lead is not None:
+            self.cache.on_copy = functools.partial(ranks.lead.tell, "copy_tokens")
         if on_gpu and (not eager if compile is None else compile):
             if is_hybrid:
                 self.model.uncompiled_because = _HYBRID
@@ -273,11 +291,21 @@ class LLM(Calls):
                 max_rows=self.max_rows,
                 prefill_chunk=self.prefill_chunk,
                 impl=self._impl,
+                executor=self.executor(),
                 **{"run_ahead": self._run_ahead, **options},
             )
             # The reference is weak, so that a run ends when nothing refers to it any more.
             self._running = weakref.ref(scheduler)
         return scheduler
+
+    def executor(self) -> Executor:
+        """What computes the passes of a run."""
+        ranks, size = self._ranks, self.spec.vocab_size
+        return Executor(self.model, self.cache, self._graphs, self._impl, ranks, size)
+
+    def close(self) -> None:
+        """End the other ranks of a tensor-parallel model; without it they end with this process."""
+        self.model.close()
 
     def open(self) -> LiveRun:
         """A run that takes flat prompts while it goes; see `treegen.search.live.run.LiveRun`.
@@ -311,6 +339,8 @@ class LLM(Calls):
             gc.collect()  # a search and its event loop refer to each other
         if self._is_running():
             raise InputError("another run of this LLM is not finished; use it up or close() it")
+        if self._ranks is not None:
+            self._ranks.check()
         self.model.check_weights()
         version = self.model.weights_version()
         if version != self._version:  # what is kept was computed by weights that are gone
@@ -435,6 +465,8 @@ class LLM(Calls):
 def check_machine(options: EngineOptions, device: torch.device) -> None:
     """Raise InputError or CapacityError for options that a device cannot do with any model."""
     choose(options.impl, device)
+    if options.tensor_parallel_size > 1:
+        devices_of(options.tensor_parallel_size, options.device)
     if options.reproducible:
         check_reproducible(device, options.impl, options.sizes(device.type).page_size)
     if options.cache_bytes is not None:

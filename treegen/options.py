@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any, Final, NamedTuple
 
+from treegen.errors import InputError
 from treegen.formats import parse_bytes
 from treegen.params import check_bool, check_int
 from treegen.plan.cost import Sharing, check_sharing
 
-LOADING: Final = ("dtype", "device", "check", "revision", "trust_remote_code")
+LOADING: Final = (
+    "dtype", "device", "check", "revision", "trust_remote_code", "tensor_parallel_size",
+)  # fmt: skip
 """The options that matter to loading alone."""
 
 
@@ -56,9 +59,16 @@ class EngineOptions:
     check: bool = True
     revision: str | None = None
     trust_remote_code: bool = False
+    tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         check_sharing(self.sharing)
+        check_int("tensor_parallel_size", self.tensor_parallel_size, least=1)
+        if self.tensor_parallel_size > 1 and self.reproducible:
+            raise InputError(
+                "reproducible is for one GPU: ranks of a tensor-parallel model add up in another "
+                "order where rows are few; leave out one of the two"
+            )
         for name in Sizes._fields:
             if (value := getattr(self, name)) is not None:
                 check_int(name, value, least=1)
@@ -72,6 +82,12 @@ class EngineOptions:
     def cache_bytes(self) -> int | None:
         """Bytes of the key-value cache; None where the device decides."""
         return None if self.memory is None else parse_bytes(self.memory)
+
+    def engine(self) -> dict[str, Any]:
+        """The options that an LLM of a loaded model takes."""
+        left_out = {"model", *LOADING}
+        named = (field.name for field in fields(self))
+        return {name: getattr(self, name) for name in named if name not in left_out}
 
     def sizes(self, device_type: str) -> Sizes:
         """Return the sizes on a kind of device, its defaults where none are given."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from treegen.bench.workloads import Case
 
 _STOCK: Final = ("generate", "continuous")
+_ALONE: Final = {*_STOCK, "no-attention"}  # modes of one GPU alone
 _SECONDS: Final = 120.0
 _GRID_SECONDS: Final = 5.0  # so that a whole grid takes minutes
 _MODEL: Final = (
@@ -31,6 +32,9 @@ _MODEL: Final = (
     click.option("--time-limit", type=float, metavar="S", help="Leave out what takes at least so "
                  f"many seconds a run. Default: {_SECONDS:g}, of a grid {_GRID_SECONDS:g}."),
     click.option("--memory", metavar="SIZE", help="For keys and values, such as 2GiB."),
+    click.option("--tensor-parallel-size", "--tp", "ranks", default=1, metavar="N",
+                 help="GPUs that compute together, each with a part of every layer. The roofline "
+                 "is theirs together."),
     click.option("--eager", is_flag=True, help="On a GPU: no compiling, no CUDA graphs."),
     click.option("--reproducible", is_flag=True, help="On a GPU: each row as if it were alone, to "
                  "the bit."),
@@ -70,12 +74,15 @@ def decode(
 ) -> None:  # fmt: skip
     """End to end: every level shared, one, none, and no attention at all, against the roofline."""
     from treegen.bench.decode import DECODE_MODES, decode_cases, grid_cases, ratios
+    from treegen.bench.modes import NO_ATTENTION
     from treegen.cli.render import json_line
 
     if grid and (problem_tokens or against or modes or problems != 1):
         raise InputError("--grid has modes of its own, no --problems, and no engines --against it")
     if refill and (grid or against or options["model"]):
         raise InputError("--refill takes random weights: no --model, no --grid, and no --against")
+    if options["ranks"] > 1 and modes is None:
+        modes = ",".join(mode for mode in DECODE_MODES if mode != NO_ATTENTION)
     new_tokens = (16 if grid else 64) if new_tokens is None else new_tokens
     at_least("new-tokens", new_tokens, 2)
     at_least("problems", problems, 1)
@@ -162,6 +169,10 @@ def _run(
     from treegen.bench.shapes import build_model, load, shape_of
     from treegen.formats import parse_bytes
 
+    ranks = options["ranks"]
+    at_least("tp", ranks, 1)
+    if ranks > 1 and (options["reproducible"] or any(set(c.modes) & _ALONE for c in cases)):
+        raise InputError("--tp goes with the modes all, one and off, and not with --reproducible")
     if (shape is None) == (options["model"] is None):
         raise InputError("give --shape or --model, not both")
     known = shape_of(shape) if shape is not None else None
@@ -180,11 +191,12 @@ def _run(
     from treegen.bench.timing import machine
     from treegen.cli.render import echo, notice
 
-    kind = {"dtype": options["dtype"], "device": options["device"]}
+    kind = {"dtype": options["dtype"], "device": options["device"], "ranks": ranks}
     model, tokenizer = build_model(known, **kind) if known else load(options["model"], **kind)
     found = ceiling.measure(model.device, model.dtype, options["ceiling_seconds"])
     about = machine(model.device)
-    echo(f"{title}{headline(about)}, {model.spec.name}\n{found}\n")
+    many = f" on {ranks} GPUs" if ranks > 1 else ""
+    echo(f"{title}{headline(about)}, {model.spec.name}{many}\n{found}\n")
     names = ("repeats", "memory", "eager", "reproducible")
     settings = Settings(time_limit=seconds, **{name: options[name] for name in names})
     bench = Bench(model, tokenizer, found, settings)
@@ -193,8 +205,10 @@ def _run(
         notice(result_line(result))
         results.append(result)
     bench.close()
+    model.close()
     show(results_table(results))
     return results, {
+        "tensor_parallel_size": ranks,
         "machine": about, "model": model.spec.name, "weights": "random" if known else "checkpoint",
         "ceilings": asdict(found), "settings": asdict(settings),
         "results": [asdict(each) for each in results],

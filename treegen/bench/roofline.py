@@ -86,7 +86,11 @@ class Floor:
 
 
 def size_of(model: Model) -> ModelSize | str:
-    """Return the sizes of a model, or why no roofline can be drawn for it."""
+    """Return the sizes of a model, or why no roofline can be drawn for it.
+
+    Those of a tensor-parallel model are one rank's. So the roofline is that of all GPUs together,
+    each with a part of the work, without what they exchange.
+    """
     module: PreTrainedModel = model.module
     if any(window is not None for window in model.spec.windows):
         return "its layers have sliding windows"
@@ -97,11 +101,15 @@ def size_of(model: Model) -> ModelSize | str:
     others = [name for name, p in module.named_parameters() if p.dim() > 1 and id(p) not in known]
     if others:
         return f"{others[0]} is no plain matrix (a mixture of experts, say)"
+    text = module.config.get_text_config(decoder=True)
+    q_heads, kv_heads = text.num_attention_heads, getattr(text, "num_key_value_heads", None)
+    if model.ranks is not None and model.spec.layers[0].kv_heads != (kv_heads or q_heads):
+        q_heads //= model.ranks.size  # else each rank computes attention whole
     return ModelSize(
         layer_weights=numbers,
         hidden=head.weight.shape[1],
-        vocab_size=model.spec.vocab_size,
-        q_heads=module.config.get_text_config(decoder=True).num_attention_heads,
+        vocab_size=head.weight.shape[0],
+        q_heads=q_heads,
         layers=model.spec.layers,
         itemsize=model.spec.itemsize,
     )

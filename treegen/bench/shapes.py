@@ -6,6 +6,7 @@ tokenizer made in memory; most ids of a large vocabulary have no text in it.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +14,10 @@ from treegen.errors import CapacityError, InputError
 from treegen.formats import format_bytes
 
 if TYPE_CHECKING:
+    import torch
+
     from treegen.model.model import Model
+    from treegen.model.ranks import Ranks
 
 # The context of every shape, long enough for all workloads. Timings do not depend on positions.
 _CONTEXT: Final = 65_536
@@ -56,6 +60,7 @@ SHAPES: Final = {
         Shape("codellama-13b", "llama", 5120, 13_824, 40, 40, 40, 128, 32_016),
         Shape("yi-6b", "llama", 4096, 11_008, 32, 32, 4, 128, 64_000),
         Shape("llama3-8b", "llama", 4096, 14_336, 32, 32, 8, 128, 128_256),
+        Shape("llama3-70b", "llama", 8192, 28_672, 80, 64, 8, 128, 128_256),
         Shape("llama3.2-1b", "llama", 2048, 8192, 16, 32, 8, 64, 128_256, tied=True),
         Shape("qwen3-4b", "qwen3", 2560, 9728, 36, 32, 8, 128, 151_936, tied=True),
     )
@@ -73,20 +78,35 @@ def shape_of(name: str) -> Shape:
     return SHAPES[name]
 
 
-def build_model(shape: Shape, *, dtype: str = "auto", device: str = "auto") -> tuple[Model, Any]:
+def build_model(
+    shape: Shape, *, dtype: str = "auto", device: str = "auto", ranks: int = 1
+) -> tuple[Model, Any]:
     """Return a model of a shape with random weights on the device, and its tokenizer.
 
     dtype: "auto" is bfloat16 on a GPU, float32 on a CPU.
+    ranks: how many GPUs compute it together.
 
     Raises:
         CapacityError: the weights do not fit.
         InputError: the dtype or the device cannot be used.
     """
+    from treegen.bench.tiny import byte_tokenizer
+    from treegen.model.leading import load_divided
+
+    if ranks > 1:
+        make = functools.partial(_build, shape, dtype=dtype)
+        return load_divided(make, ranks, device), byte_tokenizer()
+    return _build(shape, dtype=dtype, device=device), byte_tokenizer()
+
+
+def _build(
+    shape: Shape, *, dtype: str, device: str | torch.device, ranks: Ranks | None = None
+) -> Model:
+    """A model of a shape, or one rank's part of it."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from treegen.bench.timing import free_bytes
-    from treegen.bench.tiny import byte_tokenizer
     from treegen.model.config import resolve_device, resolve_dtype
     from treegen.model.load import from_module
     from treegen.model.memory import free_unused
@@ -109,25 +129,57 @@ def build_model(shape: Shape, *, dtype: str = "auto", device: str = "auto") -> t
     kind = resolve_dtype(dtype, config, target)
     free_unused(target)
     size, free = shape.num_weights * kind.itemsize, free_bytes(target)
+    size //= ranks.size if ranks is not None else 1
     if size > free:
         raise CapacityError(
             f"the weights of {shape.name} take {format_bytes(size)} in {kind}, and {target} has "
             f"{format_bytes(free)} free; choose a smaller --shape"
         )
-    with torch.random.fork_rng([target] if target.type == "cuda" else []), torch.device(target):
+    with torch.random.fork_rng([target] if target.type == "cuda" else []):
         torch.manual_seed(0)
-        module = AutoModelForCausalLM.from_config(config, dtype=kind)
-    return from_module(module, name=shape.name), byte_tokenizer()
+        with torch.device(target if ranks is None else "meta"):
+            module = AutoModelForCausalLM.from_config(config, dtype=kind)
+        if ranks is not None:
+            module = _filled(module, target, ranks)
+    return from_module(module, name=shape.name, ranks=ranks)
 
 
-def load(path: str, *, dtype: str = "auto", device: str = "auto") -> tuple[Model, Any]:
+def _filled(module: Any, device: torch.device, ranks: Ranks) -> Any:
+    """A rank's part of a module without data, with random weights, which ranks need not share."""
+    import torch
+
+    from treegen.model.shards import shard, tie_head
+
+    shard(module, ranks.rank, ranks.size)
+    with torch.device(device):
+        rotary = type(module.model.rotary_emb)(config=module.config)
+    module = module.to_empty(device=device)
+    module.model.rotary_emb = rotary
+    for weight in module.parameters():
+        if weight.dim() > 1:
+            weight.data.normal_(0.0, 0.02)
+        else:
+            weight.data.fill_(1.0)
+    tie_head(module, ranks.rank, ranks.size)
+    return module
+
+
+def load(
+    path: str, *, dtype: str = "auto", device: str = "auto", ranks: int = 1
+) -> tuple[Model, Any]:
     """Return the model of a checkpoint, and its tokenizer.
+
+    ranks: how many GPUs compute it together.
 
     Raises:
         InputError: the dtype or the device cannot be used.
         ModelError: the checkpoint or its tokenizer cannot be loaded.
     """
     from treegen.model.files import load_tokenizer
+    from treegen.model.leading import load_in_parts
     from treegen.model.load import load_model
 
-    return load_model(path, dtype=dtype, device=device), load_tokenizer(path)
+    tokenizer = load_tokenizer(path)
+    if ranks > 1:
+        return load_in_parts(path, ranks, dtype=dtype, device=device), tokenizer
+    return load_model(path, dtype=dtype, device=device), tokenizer

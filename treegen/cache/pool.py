@@ -9,7 +9,7 @@ nobody has a reference on it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -140,7 +140,10 @@ class PagedCache:
     layers: one LayerKV for each attention layer; some layers may share one.
     pool: which pages are free.
     states: those of recurrent layers, beside the pages; None for a model without any.
+    on_copy: called before tokens are copied, with what `copy_tokens` is given.
     """
+
+    on_copy: Callable[[NDArray[np.int64], NDArray[np.int64]], None] | None = None
 
     def __init__(
         self,
@@ -165,6 +168,8 @@ class PagedCache:
         """
         if len(source) == 0:
             return
+        if self.on_copy is not None:
+            self.on_copy(source, target)
         device = self._pools[0].device if self._pools else torch.device("cpu")
         from_slots, to_slots = to_device(source, device), to_device(target, device)
         for pool in self._pools:

@@ -61,7 +61,8 @@ class Cluster(LLM, Closing):
     ) -> None:
         """Start workers, and wait until each has loaded the model.
 
-        gpus: "all", how many, or which of this machine, such as "0,2"; one worker for each.
+        gpus: "all", how many, or which of this machine, such as "0,2"; one worker for each, or for
+        each tensor_parallel_size of them.
         workers: how many on CPUs instead. address: of a Ray cluster that is there, of which this
         machine is a node: "auto" or HOST:PORT. Without it Ray is started here and ends with this
         process.
@@ -227,10 +228,18 @@ def _crew(
     on_gpus = places.device == "cuda"
     num_gpus = int(free.get("GPU", 0))
     count = places.count if places.count is not None else num_gpus
+    each = int(options["tensor_parallel_size"])
     if on_gpus and not num_gpus:
         raise InputError("Ray has no free GPU; use workers on CPUs (--workers N)")
     if on_gpus and count > num_gpus:
         raise InputError(f"{count} GPUs were asked for (--gpus) but Ray has {num_gpus} free")
+    if on_gpus:
+        if (count % each and places.count is not None) or count < each:
+            raise InputError(
+                f"{count} GPUs (--gpus) cannot be divided into groups of {each} (--tp); ask for "
+                f"{max(count // each, 1) * each}"
+            )
+        count //= each
     threads = max(1, int(free.get("CPU", 1) // count))
     crew = Crew(
         session=session,
@@ -238,7 +247,7 @@ def _crew(
         before=before,
         # A Ray of this process's own has nobody to share with.
         cpus=(1 if on_gpus else threads) if places.address else 0,
-        gpus=1 if on_gpus else 0,
+        gpus=each if on_gpus else 0,
         threads=threads,
         grows=on_gpus and places.count is None,
     )

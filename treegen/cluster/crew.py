@@ -151,7 +151,8 @@ class Crew:
         free = int(self.session.free().get("GPU", 0))
         waiting = sum(slot.loading is not None for slot in self.slots)
         have = len(self.slots)
-        new = [Slot(number) for number in range(have, have + max(free - waiting, 0))]
+        groups = free // max(int(self.gpus), 1)
+        new = [Slot(number) for number in range(have, have + max(groups - waiting, 0))]
         for slot in new:
             self.begin(slot)
         self.slots += new

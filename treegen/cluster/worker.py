@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from treegen.cluster.importing import unpacked_job
 from treegen.cluster.jobs import Job, Part, Result, Task
-from treegen.errors import CapacityError, InternalError, ModelWarning, TreegenError
+from treegen.errors import (
+    CapacityError,
+    InternalError,
+    ModelWarning,
+    TreegenError,
+    WorkerError,
+)
 from treegen.options import EngineOptions
 from treegen.outputs import LevelRows, Status, Usage
 
@@ -34,10 +40,11 @@ class Failure:
 
     @staticmethod
     def of(error: BaseException) -> Failure:
-        """Return what is sent of an error; a GPU that is full is the worker's own."""
+        """Return what is sent of an error; a GPU that is full, or a rank lost, is the worker's."""
         told = " ".join(f"{type(error).__name__}: {error}".split())
         full = isinstance(error, CapacityError) and error.__cause__ is not None
-        if full or isinstance(error, InternalError) or not isinstance(error, TreegenError):
+        own = full or isinstance(error, InternalError | WorkerError)
+        if own or not isinstance(error, TreegenError):
             return Failure(told)
         return Failure(told, error)
 

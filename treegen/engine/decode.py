@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treegen.attention import HostLevel, prepare_host
-from treegen.device import Fetch, to_device
+from treegen.device import Fetch
+from treegen.engine.execute import StepInputs, StepRows
 from treegen.engine.layout import Ints, make_level, shared_levels
 from treegen.engine.passes import slots_of
 from treegen.engine.row_queue import LiveRows
 from treegen.engine.run_state import RunState
-from treegen.engine.step import POSITION, DecodeStep
-from treegen.sampling.draw import Draws, SamplingBatch
+from treegen.sampling.draw import Draws
 
 if TYPE_CHECKING:
     from treegen.engine.graphs import DecodeGraphs
@@ -49,7 +48,7 @@ class DecodeSteps:
     def __init__(self, run: RunState, live: LiveRows, graphs: DecodeGraphs | None) -> None:
         """Steps of the live rows. graphs: replays them; None to compute them eagerly."""
         self._run, self._live, self._graphs = run, live, graphs
-        self._state: tuple[Ints, list[HostLevel], SamplingBatch, int] | None = None
+        self._state: tuple[Ints, StepRows, int] | None = None
 
     def next_rows(self, flight: Flight | None) -> tuple[Ints, Ints, Ints]:
         """Rows of the next step, the number of their tokens, and their places in the last step.
@@ -79,8 +78,8 @@ class DecodeSteps:
     def launch(self, order: Ints, counts: Ints, source: Ints, before: Flight | None) -> Flight:
         """Queue a decode step of the rows that `next_rows` gave. before: as `flight` there."""
         run, usage = self._run, self._run.usage
-        rows, device, page_size = run.rows, run.model.device, run.cache.page_size
-        shared, sampling, shared_keys = self._row_state(order)
+        rows, page_size = run.rows, run.cache.page_size
+        same, shared_keys = self._same_rows(order)
         ends, base = rows.stop[order] + counts, rows.base[order]
         pages = rows.table[order, : int(rows.num_pages[order].max())]
         index = np.arange(len(order) + 1)
@@ -90,13 +89,17 @@ class DecodeSteps:
         inputs = np.stack(
             [rows.last[order], source, ends - 1, slots, rows.seed[order], counts, forced]
         )
-        inputs_7T = to_device(inputs, device)
-        levels = prepare_host([*shared, own], inputs_7T[POSITION], device, run.impl)
-        drawn_P1 = before.draws.tokens_PN if before is not None else None
-        states = self._live.states.step(order) if self._live.states is not None else None
-        step = DecodeStep(inputs_7T, drawn_P1, levels, sampling, run.cache.layers, states)
-        graphs = self._graphs
-        draws = step.compute(run.model.forward) if graphs is None else graphs.run(step)
+        draws, levels = run.executor.decode(
+            StepInputs(
+                inputs=inputs,
+                own=own,
+                rows=same,
+                goes_on=before is not None,
+                states=self._live.states.step(order) if self._live.states is not None else None,
+                graphs=self._graphs is not None and self._graphs.off is None,
+                number=usage.decode_steps,
+            )
+        )
         usage.impl = levels.impl
         usage.count_kernels(levels.kernels)
         usage.key_tokens_read += shared_keys + int((ends - base).sum())
@@ -105,13 +108,15 @@ class DecodeSteps:
         usage.decode_steps += 1
         return Flight.of(order, rows.serial[order], draws)
 
-    def _row_state(self, order: Ints) -> tuple[list[HostLevel], SamplingBatch, int]:
-        """Shared levels, sampling parameters, keys of the levels; made anew for new rows."""
+    def _same_rows(self, order: Ints) -> tuple[StepRows, int]:
+        """What stays the same for these rows, and the keys of their levels; made for new rows."""
         run = self._run
         if self._state is not None and self._state[0] is order:
             return self._state[1:]
         chains, params = run.rows.chain[order], run.rows.params[order]
         levels = shared_levels(chains, np.arange(len(order) + 1), run.store.keys_of)
         keys = sum(int(level.kv_len_G.sum()) for level in levels)
-        self._state = order, levels, run.sampling_of(params), keys
-        return self._state[1:]
+        sets, index = run.param_sets_of(params)
+        rows = StepRows(levels, [s.params for s in sets], [s.bias for s in sets], index)
+        self._state = order, rows, keys
+        return rows, keys

@@ -108,7 +108,9 @@ class DecodeGraphs:
         Capturing takes as long as many steps, and at the end of a run sizes are soon left behind.
         """
         keys, size = step.layers[0].keys, padded_rows(step.num_rows)
-        most = size if self._padding[size] > _PATIENCE else 4 * size
+        # Ranks must compute equally many rows, whichever graphs each of them has.
+        exact = step.ranks is not None or self._padding[size] > _PATIENCE
+        most = size if exact else 4 * size
         usable = [
             each
             for each in self._graphs
@@ -250,7 +252,8 @@ def _static_step(step: DecodeStep, size: int, state: StaticState, drawn_P1: Tens
     levels = replace(
         step.levels, positions_T=inputs_7T[POSITION], state=state, checked=False, seen=set()
     )
-    return DecodeStep(inputs_7T, drawn_P1, levels, sampling, step.layers)
+    static = DecodeStep(inputs_7T, drawn_P1, levels, sampling, step.layers)
+    return replace(static, ranks=step.ranks, vocab_size=step.vocab_size)
 
 
 def _fill(entry: _Graph, step: DecodeStep) -> None:

@@ -1,4 +1,4 @@
-"""Make the batch of a prefill pass from the spans of tokens that it computes."""
+"""Make the inputs of a prefill pass from the spans of tokens that it computes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from treegen.attention import HostLevel, prepare_host
+from treegen.attention import HostLevel
 from treegen.cache.pool import Pages
-from treegen.cache.states import NO_STATE, StateCache
-from treegen.device import to_device_together
+from treegen.cache.states import NO_STATE
+from treegen.engine.execute import PrefillInputs
 from treegen.engine.layout import Ints, make_level, pad_tables, shared_levels
 from treegen.engine.run_state import RunState
 from treegen.engine.segment import LiveSegment
 from treegen.engine.segment_states import StateSpan
-from treegen.model.batch import Batch
-from treegen.model.states import Piece, StateBatch, states_of_pieces
+from treegen.model.states import Piece
 from treegen.prompts.radix import Tokens
 
 _LONG = 512  # fewest keys that are worth a level of their own in a pass
@@ -53,9 +52,9 @@ class Span:
         return self.start + len(self.tokens)
 
 
-def prefill_batch(run: RunState, spans: Sequence[Span]) -> Batch:
-    """The batch that computes spans, in their order."""
-    cache, device = run.cache, run.model.device
+def prefill_inputs(run: RunState, spans: Sequence[Span]) -> PrefillInputs:
+    """The pass that computes spans, in their order."""
+    cache = run.cache
     lengths = np.array([len(span.tokens) for span in spans])
     offsets = np.concatenate([[0], lengths.cumsum()])
     positions = np.concatenate([np.arange(span.start, span.stop) for span in spans])
@@ -73,24 +72,18 @@ def prefill_batch(run: RunState, spans: Sequence[Span]) -> Batch:
     levels = [*shared_levels(chains, offsets, run.store.keys_of), *own]
     tokens = np.concatenate([span.tokens for span in spans]).astype(np.int64)
     slots = slots_of(pages[item], positions - base[item], cache.page_size)
-    tokens_T, positions_T, slots_T, wanted_S = to_device_together(
-        [tokens, positions, slots, wanted.astype(np.int64)], device
-    )
-    return Batch(
-        tokens_T=tokens_T,
-        positions_T=positions_T,
-        slots_T=slots_T,
-        logits_at_S=wanted_S,
-        levels=prepare_host(levels, positions_T, device, run.impl),
-        layers=cache.layers,
-        states=_states(spans, offsets, cache.states),
+    return PrefillInputs(
+        tokens=tokens,
+        positions=positions,
+        slots=slots,
+        wanted=wanted.astype(np.int64),
+        levels=levels,
+        pieces=_pieces(spans, offsets) if cache.states is not None else None,
     )
 
 
-def _states(spans: Sequence[Span], offsets: Ints, cache: StateCache | None) -> StateBatch | None:
-    """What the spans read of recurrent states, and write; None for a model without any."""
-    if cache is None:
-        return None
+def _pieces(spans: Sequence[Span], offsets: Ints) -> list[Piece]:
+    """What the spans read of recurrent states, and write."""
     pieces: list[Piece] = []
     for span, start in zip(spans, offsets.tolist(), strict=False):
         assert span.states is not None
@@ -99,7 +92,7 @@ def _states(spans: Sequence[Span], offsets: Ints, cache: StateCache | None) -> S
             pieces.append(Piece(start, num - 1, reads, leaves))
             start, num, reads = start + num - 1, 1, leaves
         pieces.append(Piece(start, num, reads, writes))
-    return states_of_pieces(pieces, cache.layers)
+    return pieces
 
 
 def _own_levels(

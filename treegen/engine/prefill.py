@@ -10,7 +10,7 @@ from torch import Tensor
 
 from treegen.device import Fetch, to_device
 from treegen.engine.decode import Flight
-from treegen.engine.passes import Span, prefill_batch
+from treegen.engine.passes import Span, prefill_inputs
 from treegen.engine.row_queue import LiveRows
 from treegen.engine.run_state import RunState
 from treegen.engine.scores import Scored, score_after
@@ -69,10 +69,10 @@ class PrefillPasses:
         """Queue a pass over segments, by index, and over tokens of rows that resume."""
         run, usage = self._run, self._run.usage
         spans = pick_spans(run, self._live, to_compute, self._chunk, self._max_logits)
-        batch = prefill_batch(run, spans)
-        usage.impl = batch.levels.impl
+        logits, levels = run.executor.prefill(prefill_inputs(run, spans))
+        logits = logits.float()
+        usage.impl = levels.impl
         usage.prefill_steps += 1
-        logits = run.model.forward(batch).float()
         lse = log_sum_exp(logits)
         prompts: list[tuple[LiveRequest, int]] = []
         scored: list[Scored] = []

@@ -14,7 +14,6 @@ from treegen.cache.states import NO_STATE, Slots, StateCache
 from treegen.engine.layout import Ints
 from treegen.engine.rows import RowTable
 from treegen.engine.segment_states import StateSpan
-from treegen.model.states import StateBatch, states_of_rows
 
 
 class RowStates:
@@ -52,8 +51,8 @@ class RowStates:
         rows = self._rows
         return np.concatenate([rows.state_now[slots], rows.state_before[slots]])
 
-    def step(self, order: Ints) -> StateBatch:
-        """What a decode step of rows reads and writes."""
+    def step(self, order: Ints) -> tuple[Slots, Slots]:
+        """The slots that a decode step of rows reads, and those that it writes."""
         rows = self._rows
         now, before = rows.state_now[order], rows.state_before[order]
         is_first = rows.inputs[order] == 0
@@ -62,7 +61,7 @@ class RowStates:
         writes = np.where(stays, now, before)
         rows.state_now[order], rows.state_before[order] = writes, np.where(stays, before, now)
         rows.inputs[order] += 1
-        return states_of_rows(reads, writes, self._cache.layers)
+        return reads, writes
 
     def span(self, slot: int, num: int) -> StateSpan:
         """What computing the next `num` tokens of a row at once reads and writes."""

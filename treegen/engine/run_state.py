@@ -9,6 +9,7 @@ import numpy as np
 from treegen.cache.kept import KeptPrefixes
 from treegen.cache.pool import PagedCache, PagePool
 from treegen.device import to_device
+from treegen.engine.execute import Executor
 from treegen.engine.layout import Ints
 from treegen.engine.param_table import ParamTable
 from treegen.engine.rows import RowTable
@@ -17,13 +18,15 @@ from treegen.engine.store import SegmentStore
 from treegen.model.batch import Forward
 from treegen.outputs import Score, Usage
 from treegen.sampling.draw import SamplingBatch
+from treegen.sampling.param_set import ParamSet
 
 
 @dataclass(frozen=True, slots=True)
 class RunState:
     """One run. Each part of the engine is handed this one object and changes what is in it.
 
-    model: computes the passes.
+    model: the model, as far as the engine sees it.
+    executor: computes the passes.
     cache: the pages of keys and values.
     kept: prefixes whose pages stay between runs.
     store: the segments.
@@ -39,6 +42,7 @@ class RunState:
     """
 
     model: Forward
+    executor: Executor
     cache: PagedCache
     kept: KeptPrefixes
     store: SegmentStore
@@ -58,10 +62,14 @@ class RunState:
 
     def sampling_of(self, params: Ints) -> SamplingBatch:
         """How rows are drawn. params: [rows] the index of each row's parameters."""
-        used, index = np.unique(params, return_inverse=True)
-        sets = [self.param_sets[i] for i in used]
+        sets, index = self.param_sets_of(params)
         return SamplingBatch.of(
             [each.params for each in sets],
             to_device(index, self.model.device),
             [each.bias for each in sets],
         )
+
+    def param_sets_of(self, params: Ints) -> tuple[list[ParamSet], Ints]:
+        """The parameters of rows, each set once, and the place of each row's among them."""
+        used, index = np.unique(params, return_inverse=True)
+        return [self.param_sets[i] for i in used], index

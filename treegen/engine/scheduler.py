@@ -33,6 +33,7 @@ from treegen.cache.pool import PagedCache
 from treegen.device import current
 from treegen.engine.admission import Admission
 from treegen.engine.decode import DecodeSteps, Flight
+from treegen.engine.execute import Executor
 from treegen.engine.finish import Endings, Grown
 from treegen.engine.param_table import ParamTable
 from treegen.engine.prefill import PrefillFlight, PrefillPasses
@@ -41,7 +42,13 @@ from treegen.engine.rows import RowTable
 from treegen.engine.run_state import RunState
 from treegen.engine.segment import LiveRequest, LiveSegment
 from treegen.engine.store import SegmentStore
-from treegen.errors import CapacityError, InternalError, NumericsError
+from treegen.errors import (
+    CapacityError,
+    InternalError,
+    NumericsError,
+    TreegenError,
+    WorkerError,
+)
 from treegen.model.batch import Forward
 from treegen.outputs import Completion, Usage
 from treegen.params import SamplingParams
@@ -83,6 +90,7 @@ class Scheduler:
         on_grown: Callable[[LiveRequest, Completion], Grown] | None = None,
         further: Sequence[ParamSet] = (),
         params_of: Sequence[int] | None = None,
+        executor: Executor | None = None,
     ) -> None:
         """A scheduler for one run.
 
@@ -100,6 +108,7 @@ class Scheduler:
         on_prefilled: called with each request that wants no samples, once its keys are in place and
         before its pages are freed.
         on_grown: called with each sample of a search; says what its segment holds.
+        executor: computes the passes, if other ranks do so too.
         """
         num_logprobs = max(params.logprobs, *(each.params.logprobs for each in further), 0)
         cache.pool.peak_used = cache.pool.num_used
@@ -114,6 +123,7 @@ class Scheduler:
         )
         self.run = run = RunState(
             model=model,
+            executor=executor or Executor(model, cache, graphs, impl),
             cache=cache,
             kept=kept,
             # Whatever is kept may be drawn from again.
@@ -247,6 +257,11 @@ class Scheduler:
         return self._endings.take()
 
     def _explained(self, error: Exception) -> Exception:
+        if not isinstance(error, TreegenError | torch.OutOfMemoryError):
+            try:
+                self.run.executor.check()
+            except WorkerError as lost:
+                return lost  # which is why this process failed too
         if not isinstance(error, torch.OutOfMemoryError):
             return error
         explained = CapacityError(
@@ -378,6 +393,7 @@ class Scheduler:
     def _note_prefill(self, flight: PrefillFlight) -> None:
         """Note the results of a prefill pass, and the first tokens that were drawn after it."""
         (lse,) = flight.lse.wait()
+        self.run.executor.check()
         self._check_numbers(lse, flight.name)
         for scored in flight.scored:
             scored.add()
@@ -407,6 +423,7 @@ class Scheduler:
         """Note the drawn tokens of rows that are still there; end the samples that are over."""
         rows, num = self.run.rows, len(flight.slots)
         tokens, logprobs, lse, *more = flight.fetch.wait()
+        self.run.executor.check()
         alive = rows.serial[flight.slots] == flight.serials
         slots, tokens, logprobs = (
             flight.slots[alive],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -17,7 +17,10 @@ from treegen.attention import Prepared
 from treegen.cache.pool import LayerKV
 from treegen.model.batch import Batch
 from treegen.model.states import StateBatch
-from treegen.sampling.draw import Draws, SamplingBatch, draw
+from treegen.sampling.draw import Draws, SamplingBatch, draw, draw_divided
+
+if TYPE_CHECKING:
+    from treegen.model.ranks import Ranks
 
 TOKEN, SOURCE, POSITION, SLOT, SEED, COUNT, FORCED = range(7)
 NUM_INPUTS: Final = 7
@@ -40,6 +43,8 @@ class DecodeStep:
     sampling: how the rows are drawn.
     layers: the cache of each layer.
     states: the recurrent states that the rows read and write; None for a model without any.
+    ranks: those that compute the step together; None where one process does.
+    vocab_size: the tokens of the vocabulary, of which each of these has the logits of a part.
     """
 
     inputs_7T: Tensor
@@ -48,6 +53,13 @@ class DecodeStep:
     sampling: SamplingBatch
     layers: Sequence[LayerKV]
     states: StateBatch | None = None
+    ranks: Ranks | None = None
+    vocab_size: int = 0
+
+    @property
+    def draws_in_parts(self) -> bool:
+        """Whether each rank draws from its part of the logits."""
+        return self.ranks is not None and self.inputs_7T.is_cuda and self.sampling.is_plain
 
     @property
     def num_rows(self) -> int:
@@ -59,7 +71,7 @@ class DecodeStep:
         return self.draw(self.logits(forward))
 
     def logits(self, forward: Callable[[Batch], Tensor]) -> Tensor:
-        """The model's logits after each row's last token, [T, V]."""
+        """The model's logits after each row's last token, [T, V], or the rank's part of them."""
         inputs = self.inputs_7T
         tokens_T = inputs[TOKEN]
         if self.drawn_P1 is not None:
@@ -68,12 +80,26 @@ class DecodeStep:
             tokens_T = torch.where(source_T >= 0, drawn_T, tokens_T)
         rows_T = torch.arange(self.num_rows, device=inputs.device)
         positions_T, slots_T = inputs[POSITION], inputs[SLOT]
+        whole = not self.draws_in_parts
         return forward(
-            Batch(tokens_T, positions_T, slots_T, rows_T, self.levels, self.layers, self.states)
+            Batch(
+                tokens_T, positions_T, slots_T, rows_T, self.levels, self.layers, self.states, whole
+            )
         )
 
     def draw(self, logits_TV: Tensor) -> Draws:
         """Draw one token for each row from its logits, [T, V]."""
-        inputs = self.inputs_7T
-        seeds_T1, counts_T1 = inputs[SEED, :, None], inputs[COUNT, :, None]
-        return draw(logits_TV, seeds_T1, counts_T1, self.sampling, inputs[FORCED])
+        inputs, ranks = self.inputs_7T, self.ranks
+        given = inputs[SEED, :, None], inputs[COUNT, :, None], self.sampling, inputs[FORCED]
+        if ranks is not None and self.draws_in_parts:
+            part = ranks.part(self.vocab_size)
+            return draw_divided(logits_TV, *given, part, ranks.beside, ranks.total)
+        if ranks is not None and ranks.rank:
+            # Rank 0 draws. The others need the tokens alone, as inputs of the next step.
+            tokens_T1 = ranks.from_first(inputs.new_empty(len(logits_TV), 1))
+            nothing_T = logits_TV.new_zeros(len(logits_TV))
+            return Draws(tokens_T1, nothing_T[:, None], nothing_T, None, None)
+        draws = draw(logits_TV, *given)
+        if ranks is not None:
+            ranks.from_first(draws.tokens_PN.clone(memory_format=torch.contiguous_format))
+        return draws

@@ -198,7 +198,8 @@ def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> Mode
     device = torch.device(places.device) if places else resolve_device(engine.device)
     directory = locate(engine.model, engine.revision, weights=False)
     dtype = resolve_dtype(engine.dtype, read_config(engine.model, directory, **source), device)
-    spec = load_spec(engine.model, dtype, device="cpu", **source)  # the type is settled
+    ranks = engine.tensor_parallel_size
+    spec = load_spec(engine.model, dtype, device="cpu", ranks=ranks, **source)  # dtype is settled
     if engine.reproducible:
         check_dtype(dtype, device)
         check_layers(spec, device)

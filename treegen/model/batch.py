@@ -25,6 +25,8 @@ class Batch:
     levels: which keys each query row sees, prepared once for all layers.
     layers: one page pool for each attention layer of the model.
     states: what becomes of the states of recurrent layers; None for a model without any.
+    whole: whether each rank of a tensor-parallel model gets the logits of the whole vocabulary, and
+    not those of its part.
     """
 
     tokens_T: Tensor
@@ -34,6 +36,7 @@ class Batch:
     levels: Prepared
     layers: Sequence[LayerKV]
     states: StateBatch | None = None
+    whole: bool = True
 
 
 class Forward(Protocol):

@@ -270,7 +270,7 @@ def _stock_logits(
     # generate does: the prompt as a whole, and then the last token.
     alone = _stepped if model.spec.states else _whole
     try:
-        return [alone(module, s[None]).float() for s in sequences]
+        return [model.whole(alone(module, s[None])).float() for s in sequences]
     finally:
         model.module.set_attn_implementation(attention_of_text(model.module.config, ATTENTION))
         for hook in hooks:

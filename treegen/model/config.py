@@ -125,8 +125,11 @@ def load_spec(
     device: str | torch.device = "auto",
     revision: str | None = None,
     trust_remote_code: bool = False,
+    ranks: int = 1,
 ) -> ModelSpec:
     """Return a model's shape from its configuration alone; no weights are read or needed.
+
+    ranks: how many processes compute the model together; the heads are those of one of them.
 
     Raises:
         InputError: the dtype or the device cannot be used.
@@ -140,6 +143,7 @@ def load_spec(
         config,
         resolve_dtype(dtype, config, resolve_device(device)),
         trust_remote_code=trust_remote_code,
+        ranks=ranks,
     )
 
 
@@ -150,16 +154,18 @@ def spec_of(
     dtype: torch.dtype,
     *,
     trust_remote_code: bool = False,
+    ranks: int = 1,
 ) -> ModelSpec:
     """Return the shape of the model that a configuration describes.
 
     directory: the checkpoint's, None for a model that was built in memory.
+    ranks: as in `load_spec`.
 
     Raises:
         ModelError: the layers do not call attention in a way that can be used, or the configuration
             declares no context length.
     """
-    probed = probe_layers(config, dtype, trust_remote_code)
+    probed = probe_layers(config, dtype, trust_remote_code, ranks)
     probe = probed.probe
     layers: list[LayerSpec] = []
     for at, (call, source) in enumerate(zip(probe.calls, probe.sources, strict=True)):

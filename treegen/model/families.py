@@ -48,6 +48,9 @@ REFUSED: Final = {
     "rwkv": NO_ATTENTION,
     "xlstm": NO_ATTENTION,
 }
+_STATISTICS: Final = "its layers take statistics over all of their activations"
+WHOLE: Final = {"gemma3n": _STATISTICS, "gemma3n_text": _STATISTICS}
+"""Families that have a tensor-parallel plan, but give other numbers when they are divided by it."""
 _RECURRENT: Final = frozenset({"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding"})
 _LAYER_TYPES: Final = _RECURRENT | {"full_attention", "sliding_attention", "mlp", "moe"}
 # transformers expands these to 16 bits while the weights load. Others need kernels of their own.

@@ -29,6 +29,8 @@ from treegen.model.hook import ATTENTION
 from treegen.model.load_report import check_complete, loading_error, quiet_loading, warn_unused
 from treegen.model.memory import free_unused
 from treegen.model.model import Model
+from treegen.model.ranks import Ranks
+from treegen.model.shards import shard, tie_head
 from treegen.model.text_part import attention_of_text, auto_class, drop_parts
 from treegen.spec import ModelSpec
 
@@ -42,6 +44,7 @@ def load_model(
     revision: str | None = None,
     trust_remote_code: bool = False,
     impl: str = "auto",
+    ranks: Ranks | None = None,
 ) -> Model:
     """Return the model in a directory or of a hub name, ready to use and checked.
 
@@ -53,6 +56,7 @@ def load_model(
     trust_remote_code: whether code of the checkpoint itself may run; from the hub only with a
     commit as `revision`.
     impl: the attention implementation, as in `treegen.attention.attend`.
+    ranks: the processes that compute the model together, of which this one loads its part.
 
     Raises:
         InputError: the dtype, the device or `impl` cannot be used.
@@ -64,16 +68,24 @@ def load_model(
     kind = resolve_dtype(dtype, config, target)
     choose(impl, target)
     check_weights(directory)
-    spec = spec_of(os.fspath(path), directory, config, kind, trust_remote_code=trust_remote_code)
-    module = _load_weights(directory, config, spec, kind, target, trust_remote_code)
-    model = Model(module, spec, kind, fingerprint=fingerprint(directory), impl=impl)
+    spec = spec_of(
+        os.fspath(path), directory, config, kind,
+        trust_remote_code=trust_remote_code, ranks=ranks.size if ranks else 1,
+    )  # fmt: skip
+    module = _load_weights(directory, config, spec, kind, target, trust_remote_code, ranks)
+    model = Model(module, spec, kind, fingerprint=fingerprint(directory), impl=impl, ranks=ranks)
     if check:
         check_model(model)
     return model
 
 
 def from_module(
-    module: PreTrainedModel, *, name: str = "", check: bool = True, impl: str = "auto"
+    module: PreTrainedModel,
+    *,
+    name: str = "",
+    check: bool = True,
+    impl: str = "auto",
+    ranks: Ranks | None = None,
 ) -> Model:
     """Return the model of a transformers module that is in memory, on one device and in one dtype.
 
@@ -83,6 +95,7 @@ def from_module(
     name: what messages call it.
     check: whether to compare with transformers' own attention, as `load_model` does.
     impl: the attention implementation, as in `treegen.attention.attend`.
+    ranks: the processes that compute the model together; the module is this one's part of it.
 
     Raises:
         InputError: the dtype of the module cannot be used.
@@ -92,10 +105,12 @@ def from_module(
     refuse_family(config)
     if module.dtype not in DTYPES.values():
         raise InputError(f"a module must be in one of {', '.join(DTYPES)}, got {module.dtype}")
-    spec = spec_of(name or config.model_type, None, config, module.dtype)
+    spec = spec_of(
+        name or config.model_type, None, config, module.dtype, ranks=ranks.size if ranks else 1
+    )
     prepare(module)
     module.set_attn_implementation(attention_of_text(config, ATTENTION))
-    model = Model(module, spec, module.dtype, fingerprint="", impl=impl)
+    model = Model(module, spec, module.dtype, fingerprint="", impl=impl, ranks=ranks)
     if check:
         check_model(model)
     return model
@@ -108,6 +123,7 @@ def _load_weights(
     dtype: torch.dtype,
     device: torch.device,
     trust_remote_code: bool,
+    ranks: Ranks | None,
 ) -> PreTrainedModel:
     """Return the transformers model with every weight from the checkpoint, none made up."""
     with quiet_loading() as told:
@@ -135,10 +151,15 @@ def _load_weights(
         # Some versions of transformers leave dequantised weights in 16 bits.
         for weight in module.parameters():
             weight.data = weight.data.float()
+    if ranks is not None:
+        shard(module, ranks.rank, ranks.size)
     if device.type == "cuda":
         free_unused(device)
     try:
-        return module.to(device)
+        module = module.to(device)
+        if ranks is not None:
+            tie_head(module, ranks.rank, ranks.size)
+        return module
     except torch.cuda.OutOfMemoryError:
         size = sum(p.numel() * p.element_size() for p in module.parameters())
     raise ModelError(

@@ -176,6 +176,8 @@ def make_cache(model: Model, options: EngineOptions) -> PagedCache:
         activations += recurrence_bytes(model.spec, max_rows)
         size = default_bytes(model.device, activations)
     num_pages, num_states = cache_size(size, model.spec, page_size, max_rows)
+    if model.ranks is not None:
+        num_pages = model.ranks.least(num_pages)
     states = None
     if num_states is not None:
         states = StateCache(model.new_states(num_states + 1), num_states)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, overload
 
@@ -25,6 +25,7 @@ from treegen.spec import ModelSpec
 
 if TYPE_CHECKING:
     from treegen.model.compiled import CompiledLayers
+    from treegen.model.ranks import Ranks
 
 # T tokens of a pass, S rows whose logits are wanted, V vocabulary
 
@@ -40,6 +41,8 @@ class Model:
     impl: the attention implementation.
     device: where the weights are.
     uncompiled_because: why the layers could not be compiled; else empty.
+    ranks: the processes that compute it together, each a part of it; None where this one does all.
+    close: ends the other ranks.
     """
 
     def __init__(
@@ -50,7 +53,10 @@ class Model:
         *,
         fingerprint: str,
         impl: str = "auto",
+        ranks: Ranks | None = None,
     ) -> None:
+        self.ranks = ranks
+        self.close: Callable[[], object] = lambda: None
         self.module = module
         self.spec = spec
         self.dtype = dtype
@@ -251,12 +257,23 @@ class Model:
         ).logits[0]
         if not self._keeps_rows:
             logits_SV = logits_SV[batch.logits_at_S]
-        if logits_SV.shape != (len(batch.logits_at_S), self.spec.vocab_size):
+        width = self.spec.vocab_size
+        if batch.whole:
+            logits_SV = self.whole(logits_SV)
+        elif self.ranks is not None:
+            width = -(-width // self.ranks.size)
+        if logits_SV.shape != (len(batch.logits_at_S), width):
             raise ModelError(
                 f"{self.spec.model_type} returned logits {tuple(logits_SV.shape)} for "
                 f"{len(batch.logits_at_S)} rows and {self.spec.vocab_size} tokens; not supported"
             )
         return logits_SV
+
+    def whole(self, logits_SV: Tensor) -> Tensor:
+        """Logits of the whole vocabulary, of which each rank has computed a part."""
+        if self.ranks is None:
+            return logits_SV
+        return self.ranks.whole(logits_SV, self.spec.vocab_size)
 
 
 class _InOrder(Sequence[LayerKV]):

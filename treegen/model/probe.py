@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.integrations import hub_kernels
 
 from treegen.errors import ModelError
@@ -24,6 +24,7 @@ from treegen.model.families import NO_ATTENTION, OWN_ATTENTION, recurrent_types
 from treegen.model.files import one_line
 from treegen.model.hook import NO_NUMBER, PROBE, Probe
 from treegen.model.recurrent import StateProbe, on_states, wrap_recurrent
+from treegen.model.shards import shard
 from treegen.model.text_part import attention_of_text, auto_class, drop_parts, unreached_parts
 from treegen.spec import StateSpec
 
@@ -93,15 +94,19 @@ class Probed:
     states: tuple[tuple[StateSpec, ...], ...]
 
 
-def probe_layers(config: PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool) -> Probed:
+def probe_layers(
+    config: PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool, ranks: int = 1
+) -> Probed:
     """Run the model on three tokens without data; return how its layers call attention.
+
+    ranks: how many processes compute the model together; the calls are those of one of them.
 
     Raises:
         ModelError: the layers do not call attention in a way that can be used.
     """
     try:
         with torch.device("meta"):
-            model: nn.Module = (
+            model: PreTrainedModel = (
                 auto_class(config)
                 .from_config(
                     # Building a model writes into its configuration.
@@ -138,6 +143,20 @@ def probe_layers(config: PretrainedConfig, dtype: torch.dtype, trust_remote_code
                 f"{config.model_type} models cannot be used: layer {call.layer} calls attention "
                 f"with {call.q_THK.shape[0]} of {_NUM_TOKENS} rows in {dtypes}, not {dtype}"
             )
+    if ranks > 1:
+        if recurrent:
+            raise ModelError(
+                f"{config.model_type} models cannot be divided among GPUs: they have recurrent "
+                "layers; use one GPU (tensor_parallel_size=1)"
+            )
+        shard(model, 0, ranks)
+        try:
+            probe, _ = _pass(model)
+        except RuntimeError as error:
+            raise ModelError(
+                f"{config.model_type} models cannot be divided among {ranks} GPUs: a pass over a "
+                f"part fails with {one_line(error)}; use one GPU (tensor_parallel_size=1)"
+            ) from None
     kept = tuple(states.found[index] for index in range(len(recurrent)))
     return Probed(probe, vocab_size, unreached, kept)
 
@@ -147,10 +166,14 @@ def _does_without(model: nn.Module, parts: Sequence[str]) -> bool:
 
     Some models ask such a part for its device, though they do not call it.
     """
+    dropped = {name: model.get_submodule(name) for name in parts}
     drop_parts(model, parts)
     try:
         _pass(model)
     except Exception:
+        for name, part in dropped.items():
+            above, _, own = name.rpartition(".")
+            setattr(model.get_submodule(above), own, part)
         return False
     return True
 

@@ -11,7 +11,7 @@ Shape letters: P distributions, N draws from each, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from types import ModuleType
 from typing import Any
@@ -264,6 +264,26 @@ def draw(
             _draw(logits_PV[rows], seeds_PN[rows], steps_PN[rows], params.of_rows(rows), forced)
         )
     return _joined(parts)
+
+
+def draw_divided(
+    logits_PW: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: SamplingBatch,
+    forced_P: Tensor | None, part: tuple[int, int, int], gather: Callable[[Tensor], Tensor],
+    total: Callable[[Tensor], Tensor],
+) -> Draws:  # fmt: skip
+    """`draw` on a GPU, of plain parameters, where each of several GPUs has a part of the logits.
+
+    All of them get the draws. They exchange sums of blocks, not logits.
+
+    part: which part is at hand, its first token, and how many of the W logits are real.
+    gather: puts what all have side by side. total: adds up what all have.
+    """
+    kernels = _kernels()
+    tokens_PN, logprobs_PN, lse_P = kernels.draw_blocks(
+        logits_PW, seeds_PN.contiguous(), steps_PN.contiguous(), params.temperature_P,
+        params.greedy_P, forced_P, part=kernels.Part(*part), gather=gather, total=total,
+    )  # fmt: skip
+    return Draws(tokens_PN, logprobs_PN, lse_P, None, None)
 
 
 def _joined(parts: list[Draws]) -> Draws:

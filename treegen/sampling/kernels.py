@@ -9,6 +9,9 @@ Legend: P rows, V vocabulary, B blocks of the vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -55,11 +58,14 @@ def _uniform(seed, step):
 )
 def _pick(
     logits, temperature, greedy, forced, seeds, steps, tops, plain, tempered, tokens, logprobs,
-    lses, row_stride, V, B, N, HAS_GREEDY: tl.constexpr, HAS_FORCED: tl.constexpr,
-    ROOM: tl.constexpr, BLOCK: tl.constexpr,
+    lses, row_stride, V, B, N, FIRST, FIRST_BLOCK, MY_BLOCKS, HAS_GREEDY: tl.constexpr,
+    HAS_FORCED: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program: one of a row's N draws. The first token whose cumulative weight passes the
     target, or the token that is forced.
+
+    The logits are those of V tokens from FIRST on, which are MY_BLOCKS of all B blocks. A draw that
+    falls into another block is left 0.
     """
     draw = tl.program_id(0).to(tl.int64)
     row = draw // N
@@ -84,6 +90,9 @@ def _pick(
     block = tl.where(is_greedy, tl.min(tl.where(top == best, b, ROOM), 0), block)
     before = tl.sum(tl.where(b < block, weights, 0.0), 0)
 
+    block = tl.minimum(block, B - 1)  # where logits are not numbers, none may be the best
+    is_mine = (block >= FIRST_BLOCK) & (block < FIRST_BLOCK + MY_BLOCKS)
+    block = tl.where(is_mine, block - FIRST_BLOCK, 0)
     n = tl.arange(0, BLOCK)
     at = block * BLOCK + n
     x = tl.load(logits + row * row_stride + at, mask=at < V, other=float("-inf")).to(tl.float32)
@@ -95,20 +104,38 @@ def _pick(
     index = tl.minimum(index, BLOCK - 1)
     chosen = tl.max(tl.where(n == index, x, float("-inf")), 0)
     # The caller refuses logits that are not numbers, but the token must be one of the vocabulary.
-    token = tl.minimum(block * BLOCK + index, V - 1).to(tl.int64)
+    token = (FIRST + tl.minimum(block * BLOCK + index, V - 1)).to(tl.int64)
     if HAS_FORCED:
         given = tl.load(forced + row)
-        there = tl.load(logits + row * row_stride + tl.maximum(given, 0)).to(tl.float32)
+        mine = tl.minimum(tl.maximum(given - FIRST, 0), V - 1)
+        there = tl.load(logits + row * row_stride + mine).to(tl.float32)
         chosen = tl.where(given >= 0, there, chosen)
         token = tl.where(given >= 0, given, token)
-    tl.store(tokens + 2 * draw, token)
-    tl.store(logprobs + 4 * draw, chosen - lse)
-    tl.store(lses + 4 * draw, lse)
+        is_mine = tl.where(given >= 0, given == FIRST + mine, is_mine)
+    tl.store(tokens + 2 * draw, tl.where(is_mine, token, 0))
+    tl.store(logprobs + 4 * draw, tl.where(is_mine, chosen - lse, 0.0))
+    tl.store(lses + 4 * draw, tl.where(is_mine, lse, 0.0))
+
+
+class Part(NamedTuple):
+    """The part of the vocabulary whose logits are at hand.
+
+    rank: which of the parts, of which all but the last are equally large. first: its first token.
+    size: how many of the logits are real.
+    """
+
+    rank: int
+    first: int
+    size: int
+
+
+Exchange = Callable[[Tensor], Tensor]
 
 
 def draw_blocks(
     logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, temperature_P: Tensor,
-    greedy_P: Tensor | None, forced_P: Tensor | None = None,
+    greedy_P: Tensor | None, forced_P: Tensor | None = None, *, part: Part | None = None,
+    gather: Exchange | None = None, total: Exchange | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Tokens [P, N] (int64), their logprobs and the logits' LSE [P] (float32), natural log.
 
@@ -117,28 +144,38 @@ def draw_blocks(
     temperature_P: not 0 where greedy_P is false.
     greedy_P: which rows take the likeliest token; None for none.
     forced_P: int64, dense, the token that a row gets in place of its draws, or -1; None for none.
+    part: the part of the vocabulary that the logits are of; None for all of it. Then gather puts
+    the sums [..., B] of all parts side by side, and total adds up draws, of which one part has one.
 
     A row with a NaN has an LSE that is not finite. The results are views of one piece of memory, so
     they go to the host in one copy.
     """
-    rows, size = logits_PV.shape
-    blocks = triton.cdiv(size, BLOCK)
+    rows, width = logits_PV.shape
+    mine = part or Part(0, 0, width)
+    blocks = my_blocks = triton.cdiv(width, BLOCK)
     sums = torch.empty(3, rows, blocks, dtype=torch.float32, device=logits_PV.device)
     draws = seeds_PN.shape[1]
     result_PN2 = torch.empty(rows, draws, 2, dtype=torch.int64, device=logits_PV.device)
-    tokens_PN = result_PN2[..., 0]
-    logprobs_PN, lse_PN = result_PN2.view(torch.float32)[..., 2:].unbind(-1)
-    if rows * draws == 0:
-        return tokens_PN, logprobs_PN, lse_PN[:, :1].reshape(rows)
     stride = logits_PV.stride(0)
-    _block_sums[(rows, blocks)](
-        logits_PV, temperature_P, sums[0], sums[1], sums[2], stride, size, blocks, BLOCK=BLOCK
-    )
-    _pick[(rows * draws,)](
-        logits_PV, temperature_P, seeds_PN if greedy_P is None else greedy_P,
-        seeds_PN if forced_P is None else forced_P, seeds_PN, steps_PN,
-        sums[0], sums[1], sums[2], tokens_PN, logprobs_PN, lse_PN, stride, size, blocks, draws,
-        HAS_GREEDY=greedy_P is not None, HAS_FORCED=forced_P is not None,
-        ROOM=triton.next_power_of_2(blocks), BLOCK=BLOCK,
-    )  # fmt: skip
-    return tokens_PN, logprobs_PN, lse_PN[:, 0]
+    if rows * draws:
+        _block_sums[(rows, blocks)](
+            logits_PV, temperature_P, sums[0], sums[1], sums[2], stride, mine.size, blocks,
+            BLOCK=BLOCK,
+        )  # fmt: skip
+        if gather is not None:
+            sums = gather(sums)
+            blocks = sums.shape[-1]
+        _pick[(rows * draws,)](
+            logits_PV, temperature_P, seeds_PN if greedy_P is None else greedy_P,
+            seeds_PN if forced_P is None else forced_P, seeds_PN, steps_PN, sums[0], sums[1],
+            sums[2], result_PN2[..., 0],
+            *result_PN2.view(torch.float32)[..., 2:].unbind(-1), stride, mine.size, blocks, draws,
+            mine.first, mine.rank * my_blocks, my_blocks,
+            HAS_GREEDY=greedy_P is not None, HAS_FORCED=forced_P is not None,
+            ROOM=triton.next_power_of_2(blocks), BLOCK=BLOCK,
+        )  # fmt: skip
+        if total is not None:
+            # All but one part have zeros, so the numbers come through whole, whatever their type.
+            result_PN2 = total(result_PN2)
+    logprobs_PN, lse_PN = result_PN2.view(torch.float32)[..., 2:].unbind(-1)
+    return result_PN2[..., 0], logprobs_PN, lse_PN[:, 0] if draws else lse_PN[:, :1].sum(1)

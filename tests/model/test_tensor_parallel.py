@@ -1,0 +1,170 @@
+"""Models that two processes compute together draw and score as one process does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+
+from treegen import LLM, Node, SamplingParams
+from treegen.errors import InputError, ModelError
+from treegen.model.config import load_spec
+from treegen.model.leading import Group
+from treegen.model.load import load_model
+from treegen.outputs import Completion
+from treegen.search import SearchNode
+
+QUESTIONS = ["Q: Bob has 14 pens and 2 caps. How many?\nA:", "Q: Cy?\nA:", "Q: How many?\nA:"]
+FEW_SHOT = "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 2
+PAIRS = [("Q: Ann has", " 3 apples"), ("Q: Ann has", " 14 pens"), ("", "Ann")]
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3": {},
+    "gemma2": {},  # windows, soft caps, also of logits
+    "gemma": {"tie_word_embeddings": True},
+    "mistral_swa": {"vocab_size": 321},  # which two do not divide
+    "phi3": {},  # attention is whole on each rank
+    "olmo2": {},
+    "mixtral": {},
+    "qwen3_moe": {},
+    "deepseek_v3": {},
+    "granitemoe": {},
+    "gpt_neox": {},
+    "gemma3_on_text": {},
+}
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[Group]:
+    """Two processes, which load one model after another."""
+    with Group(2, "cpu") as group:
+        yield group
+
+
+def load(group: Group, path: Path) -> LLM:
+    model = group.load(partial(load_model, str(path)))
+    return LLM(model, tokenizer=tiny_models.tiny_tokenizer(), memory="4MiB", max_rows=16)
+
+
+def alone(path: Path) -> LLM:
+    return LLM(str(path), device="cpu", memory="4MiB", max_rows=16)
+
+
+def tree_of(samples: int) -> Node:
+    leaves = [Node(text, samples=samples, id=str(i)) for i, text in enumerate(QUESTIONS)]
+    return Node(FEW_SHOT, children=leaves)
+
+
+def tokens_of(completions: tuple[Completion, ...]) -> list[tuple[int, ...]]:
+    return [completion.tokens for completion in completions]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_ranks_draw_and_score_as_one_process(family: str, group: Group, tmp_path: Path) -> None:
+    tiny_models.save_tiny_model(tmp_path, family, **FAMILIES[family])
+    one, two = alone(tmp_path), load(group, tmp_path)
+    for params in (
+        SamplingParams(temperature=0, max_tokens=10, ignore_eos=True),
+        SamplingParams(max_tokens=12, seed=3),
+        SamplingParams(max_tokens=8, seed=3, top_p=0.9, top_k=50, min_p=0.01, logprobs=2),
+    ):
+        want, got = one.run(tree_of(3), params), two.run(tree_of(3), params)
+        assert tokens_of(got.completions) == tokens_of(want.completions)
+        for mine, its in zip(got.completions, want.completions, strict=True):
+            assert mine.logprobs == pytest.approx(its.logprobs, abs=1e-5)
+    for score, wanted in zip(two.score(PAIRS), one.score(PAIRS), strict=True):
+        assert score.tokens == wanted.tokens
+        assert score.logprobs == pytest.approx(wanted.logprobs, abs=1e-5)
+
+
+def test_each_rank_has_a_part_of_the_heads_and_of_the_cache(group: Group, tmp_path: Path) -> None:
+    tiny_models.save_tiny_model(tmp_path)
+    two = load(group, tmp_path)
+    assert [layer.kv_heads for layer in two.spec.layers] == [1, 1]
+    assert two.spec == load_spec(tmp_path, ranks=2)
+    assert 2 * two.spec.kv_bytes_per_token == load_spec(tmp_path).kv_bytes_per_token
+    weights = dict(two.model.module.named_parameters())
+    assert weights["model.layers.0.self_attn.q_proj.weight"].shape == (16, 32)
+    assert weights["model.layers.0.mlp.down_proj.weight"].shape == (32, 24)
+    assert weights["lm_head.weight"].shape == (160, 32)
+
+
+def test_a_tied_output_matrix_takes_no_memory(group: Group, tmp_path: Path) -> None:
+    tiny_models.save_tiny_model(tmp_path, tie_word_embeddings=True)
+    module = load(group, tmp_path).model.module
+    head, embedding = module.get_output_embeddings(), module.get_input_embeddings()
+    assert head.weight.untyped_storage().data_ptr() == embedding.weight.untyped_storage().data_ptr()
+
+
+def test_searches_preemption_cancelling_and_kept_prefixes(group: Group, tmp_path: Path) -> None:
+    """Whatever rank 0 decides, the other one computes the same passes."""
+    tiny_models.save_tiny_model(tmp_path)
+
+    async def search(root: SearchNode) -> list[str]:
+        children = await root.sample(4, max_tokens=6)
+        best = max(children, key=lambda child: child.logprob)
+        deeper = await best.sample(2, max_tokens=5)
+        return [node.text for node in (*children, *deeper)]
+
+    drawn = []
+    for llm in (alone(tmp_path), load(group, tmp_path)):
+        found = llm.search(search, QUESTIONS, SamplingParams(seed=5, max_tokens=6))
+        texts = [result.value for result in found]
+        with llm.keep(FEW_SHOT):
+            kept = llm.run(tree_of(6), SamplingParams(max_tokens=40, seed=2, ignore_eos=True))
+        stream = llm.stream(tree_of(6), SamplingParams(max_tokens=30, seed=2, ignore_eos=True))
+        for _ in range(12):
+            stream.step()
+        stream.cancel("0", 1)
+        stream.cancel("1")
+        rest = sorted((c.prompt_id, c.sample_index, c.tokens) for c in stream)
+        drawn.append((texts, tokens_of(kept.completions), rest))
+    assert drawn[0] == drawn[1]
+
+
+def test_run_ahead_and_compiled_layers(group: Group, tmp_path: Path) -> None:
+    tiny_models.save_tiny_model(tmp_path)
+    params = SamplingParams(max_tokens=20, seed=3)
+    want = alone(tmp_path).run(tree_of(3), params)
+    model = group.load(partial(load_model, str(tmp_path)))
+    llm = LLM(model, tokenizer=tiny_models.tiny_tokenizer(), memory="4MiB", run_ahead=True)
+    assert tokens_of(llm.run(tree_of(3), params).completions) == tokens_of(want.completions)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "size", "told"),
+    [
+        ("gpt2", {}, 2, "gpt2 models cannot be divided among GPUs: transformers has no tensor-p"),
+        ("gpt_oss", {}, 2, "gpt_oss models cannot be divided among GPUs: transformers has no te"),
+        ("gemma3n", {}, 2, "its layers take statistics over all of their activations"),
+        ("cohere", {}, 2, "cohere models cannot be divided among 2 GPUs: a pass over a part fails"),
+        ("llama", {}, 3, "llama models cannot be divided among 3 GPUs: .*q_proj makes 4 heads"),
+        ("llama", {"intermediate_size": 45}, 2, "is 45 wide, which 2 does not divide"),
+        ("qwen3_5", {}, 2, "they have recurrent layers; use one GPU"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused_before_processes_start(
+    family: str, settings: dict[str, Any], size: int, told: str, tmp_path: Path
+) -> None:
+    tiny_models.save_tiny_model(tmp_path, family, **settings)
+    for weights in tmp_path.glob("*.safetensors"):
+        weights.unlink()
+    with pytest.raises(ModelError, match=told):
+        LLM(str(tmp_path), device="cpu", tensor_parallel_size=size)
+
+
+def test_options_that_do_not_go_together(tmp_path: Path) -> None:
+    tiny_models.save_tiny_model(tmp_path)
+    with pytest.raises(InputError, match="tensor_parallel_size must be"):
+        LLM(str(tmp_path), device="cpu", tensor_parallel_size=0)
+    with pytest.raises(InputError, match="reproducible is for one GPU"):
+        LLM(str(tmp_path), device="cpu", tensor_parallel_size=2, reproducible=True)
+
+
+def test_a_second_group_in_one_process_is_refused(group: Group) -> None:
+    with pytest.raises(InputError, match="this process has a tensor-parallel model already"):
+        Group(2, "cpu")

@@ -1,0 +1,217 @@
+"""The processes that compute one model together, and what they exchange.
+
+Each has a part of every layer (tensor parallelism). Where a layer's output is a sum over parts, the
+ranks add theirs up; where it is put together of parts, they gather them. Both are operators that
+the compiler does not look into, and on GPUs both can be part of a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import linear
+
+from treegen.errors import InputError
+from treegen.model.sums import Sums
+
+TIMEOUT: Final = 900.0
+"""Seconds after which a rank that waits for the others gives up."""
+
+# Its name changes from torch 2.13 on.
+_all_gather: Final[Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_here: list[Ranks] = []  # of this process, for the operators; one at most
+
+
+class Lead(Protocol):
+    """What rank 0 has of the others."""
+
+    def tell(self, name: str, *arguments: Any) -> None:
+        """Have them do a call, as this process does."""
+        ...
+
+    def check(self) -> None:
+        """Raise WorkerError if one has failed."""
+        ...
+
+    def fail(self, told: str) -> None:
+        """End them, because this process failed in what all do together."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class Ranks:
+    """The ranks of one model, as one of them sees them.
+
+    rank: this one's number. Rank 0 leads: it decides what is computed.
+    size: how many there are.
+    device: where this one computes.
+    lead: what rank 0 has of the others; None in these.
+    sums: adds up on GPUs; None on CPUs.
+    """
+
+    rank: int
+    size: int
+    device: torch.device
+    lead: Lead | None
+    sums: Sums | None
+
+    def check(self) -> None:
+        """Raise WorkerError if a follower of this rank has failed."""
+        if self.lead is not None:
+            self.lead.check()
+
+    def least(self, number: int) -> int:
+        """The least of a number over all ranks; each must call this."""
+        found = torch.tensor([number])
+        dist.all_reduce(found, op=dist.ReduceOp.MIN)
+        return int(found)
+
+    def from_first(self, tensor: Tensor) -> Tensor:
+        """Overwrite a dense tensor with that of rank 0; each rank must call this."""
+        dist.broadcast(tensor, src=0)
+        return tensor
+
+    def part(self, vocab_size: int) -> tuple[int, int, int]:
+        """This rank, the first token of its part of the vocabulary, and how many tokens it has."""
+        width = -(-vocab_size // self.size)
+        first = self.rank * width
+        return self.rank, first, max(min(vocab_size - first, width), 0)
+
+    def beside(self, tensor: Tensor) -> Tensor:
+        """The tensors [..., W] of all ranks side by side; each rank must call this."""
+        return gather_columns(tensor, self.size)
+
+    def total(self, tensor: Tensor) -> Tensor:
+        """A dense tensor overwritten by the sum over all ranks; each rank must call this."""
+        return sum_over_ranks(tensor)
+
+    def whole(self, logits_SV: Tensor, vocab_size: int) -> Tensor:
+        """Logits [S, V] of the whole vocabulary, put together of every rank's part of it."""
+        return gather_columns(logits_SV, self.size)[:, :vocab_size]
+
+
+def check_free() -> None:
+    """Raise InputError if this process belongs to ranks already."""
+    if dist.is_initialized():
+        raise InputError(
+            "this process has a tensor-parallel model already, or a process group of its own; "
+            "close() that LLM first, or use another process"
+        )
+
+
+def join(
+    rank: int,
+    size: int,
+    device: torch.device,
+    folder: Path,
+    lead: Lead | None = None,
+) -> Ranks:
+    """Become one of the ranks; waits until all have joined.
+
+    folder: an empty folder that all ranks can write to. lead: as in `Ranks`.
+
+    Raises:
+        InputError: this process belongs to other ranks already.
+    """
+    check_free()
+    options: dict[str, Any] = {}
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        options["device_id"] = device
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        store=dist.FileStore(str(folder / "store"), size),  # type: ignore[attr-defined]
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=TIMEOUT),
+        **options,
+    )
+    sums = Sums(rank, size, device) if device.type == "cuda" else None
+    _here.append(Ranks(rank, size, device, lead, sums))
+    return _here[0]
+
+
+def leave() -> None:
+    """End what `join` began. Ranks that wait for this one fail."""
+    sums = _here[0].sums if _here else None
+    _here.clear()
+    if not dist.is_initialized():
+        return
+    # Aborted, because what is destroyed in order would wait for ranks that are gone.
+    dist.distributed_c10d._abort_process_group()
+    if sums is not None:
+        sums.release()
+
+
+def _joined() -> Ranks:
+    assert _here, "a part of a model is computed without the other ranks"
+    return _here[0]
+
+
+@torch.library.custom_op("treegen::sum_over_ranks", mutates_args=("partial",))
+def _sum_over_ranks(partial: Tensor) -> None:
+    """Add up what the ranks have, in place."""
+    sums = _joined().sums
+    if sums is None:
+        dist.all_reduce(partial)
+    else:
+        sums.add(partial)
+
+
+@_sum_over_ranks.register_fake
+def _(partial: Tensor) -> None:
+    return None
+
+
+@torch.library.custom_op("treegen::linear_over_ranks", mutates_args=())
+def _linear_over_ranks(input: Tensor, weight: Tensor) -> Tensor:
+    """The sum over all ranks of input @ weight.T."""
+    sums = _joined().sums
+    if sums is not None:
+        return sums.linear(input, weight)
+    partial = linear(input, weight)
+    dist.all_reduce(partial)
+    return partial
+
+
+@_linear_over_ranks.register_fake
+def _(input: Tensor, weight: Tensor) -> Tensor:
+    return input.new_empty(*input.shape[:-1], weight.shape[0])
+
+
+@torch.library.custom_op("treegen::gather_columns", mutates_args=())
+def _gather_columns_op(part: Tensor, size: int) -> Tensor:
+    """The parts [..., W] of `size` ranks as one [..., size * W]."""
+    _joined()
+    whole = part.new_empty(size, *part.shape)
+    _all_gather(whole.view(-1), part.contiguous().view(-1))
+    return whole.movedim(0, -2).reshape(*part.shape[:-1], size * part.shape[-1])
+
+
+@_gather_columns_op.register_fake
+def _(part: Tensor, size: int) -> Tensor:
+    return part.new_empty(*part.shape[:-1], size * part.shape[-1])
+
+
+def sum_over_ranks(partial: Tensor) -> Tensor:
+    """The sum of a dense tensor over all ranks, which takes its place."""
+    torch.ops.treegen.sum_over_ranks(partial)
+    return partial
+
+
+def linear_over_ranks(input: Tensor, weight: Tensor) -> Tensor:
+    """The sum over all ranks of input [..., I] @ weight [O, I].T."""
+    output: Tensor = torch.ops.treegen.linear_over_ranks(input, weight)
+    return output
+
+
+def gather_columns(part: Tensor, size: int) -> Tensor:
+    """The parts [..., W] of all ranks as one [..., size * W]."""
+    gathered: Tensor = torch.ops.treegen.gather_columns(part, size)
+    return gathered
