@@ -27,7 +27,8 @@ from treegen.engine.segment import LiveRequest
 from treegen.model.batch import Batch
 from treegen.outputs import Completion
 from treegen.params import SamplingParams
-from treegen.plan.plan import Plan, Request, compile_plan
+from treegen.plan.compile import compile_plan
+from treegen.plan.plan import Plan, Request
 from treegen.plan.seeds import row_seed
 from treegen.prompts.stops import Stopping
 from treegen.sampling.draw import SamplingBatch, draw

@@ -12,8 +12,9 @@ from treegen.engine.scheduler import Scheduler
 from treegen.engine.segment import LiveRequest
 from treegen.outputs import Completion
 from treegen.params import SamplingParams
+from treegen.plan.compile import compile_plan
 from treegen.plan.cost import Sharing
-from treegen.plan.plan import Request, compile_plan
+from treegen.plan.plan import Request
 from treegen.prompts.stops import Stopping
 from treegen.search.budget import Budget
 from treegen.search.live.backend import LiveBackend

@@ -28,8 +28,9 @@ from treegen.engine.segment import LiveRequest
 from treegen.errors import CapacityError, TreegenError
 from treegen.outputs import Completion, Score
 from treegen.params import SamplingParams
+from treegen.plan.compile import compile_plan
 from treegen.plan.cost import SHARING
-from treegen.plan.plan import Plan, Request, compile_plan
+from treegen.plan.plan import Plan, Request
 from treegen.prompts.stops import Stopping
 from treegen.search.budget import BudgetReached
 from treegen.search.live.backend import LiveBackend

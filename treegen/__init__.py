@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from treegen.async_llm import AsyncLLM
+    from treegen.cache.kept import Kept
     from treegen.cluster.cluster import Cluster
     from treegen.engine.stream import RunResult, ScoreStream, Stream
     from treegen.errors import (
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
         TreegenError,
         WorkerError,
     )
-    from treegen.llm import LLM, Kept
+    from treegen.llm import LLM
     from treegen.model.load import from_module, load_model
     from treegen.model.model import Model
     from treegen.outputs import Completion, LevelRows, Score, Status, Usage, WorkerStatus
@@ -80,7 +81,7 @@ _MODULE_OF: Final = {
     "Expand": "treegen.prompts.expansion",
     "InputError": "treegen.errors",
     "InternalError": "treegen.errors",
-    "Kept": "treegen.llm",
+    "Kept": "treegen.cache.kept",
     "LLM": "treegen.llm",
     "LevelRows": "treegen.outputs",
     "Message": "treegen.prompts.tree",

@@ -181,6 +181,28 @@ def check_number(name: str, value: object) -> None:
         raise InputError(f"{name} must be a finite number, got {value!r}")
 
 
+def check_params(params: SamplingParams | None) -> SamplingParams:
+    """The parameters that are given, or the usual ones; InputError for anything else."""
+    if params is not None and not isinstance(params, SamplingParams):
+        raise InputError(f"params is a {type(params).__name__}; give SamplingParams")
+    return params or SamplingParams()
+
+
+def check_tree_params(params: SamplingParams | None) -> SamplingParams:
+    """The parameters of trees and searches, which say themselves how many samples they take.
+
+    Raises:
+        InputError: they are none, or have an n.
+    """
+    params = check_params(params)
+    if params.n != 1:
+        raise InputError(
+            f"n={params.n} is for LLM.generate; a tree says how many per node (Node(samples=)), a "
+            "search what it samples (node.sample(n))"
+        )
+    return params
+
+
 def check_int(name: str, value: object, least: int | None = None) -> None:
     """Raise InputError for what is not a whole number, or less than the least."""
     if isinstance(value, bool) or not isinstance(value, int):

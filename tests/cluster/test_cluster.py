@@ -55,9 +55,11 @@ def test_a_run_has_the_samples_of_one_engine_in_order(llm: LLM, cluster: Cluster
     for ours, theirs in zip(many.completions, one.completions, strict=True):
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
     assert many.plan.levels() == one.plan.levels()
-    for name in ("decoded_tokens", "prompt_tokens_unshared", "impl", "page_size"):
+    for name in ("prompt_tokens_unshared", "impl", "page_size"):
         assert getattr(many.usage, name) == getattr(one.usage, name)
     assert many.usage.num_pages == 2 * one.usage.num_pages
+    # What a worker had begun may be given back, and is then drawn by another from its start.
+    assert one.usage.decoded_tokens <= many.usage.decoded_tokens <= 2 * one.usage.decoded_tokens
     assert 0 < many.usage.peak_rows <= 2 * one.usage.peak_rows  # summed over workers
     # Each worker that has work computes what all prompts share once.
     assert one.usage.prompt_tokens_computed <= many.usage.prompt_tokens_computed

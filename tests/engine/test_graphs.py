@@ -26,7 +26,8 @@ from treegen.engine.step import DecodeStep
 from treegen.model.batch import Batch
 from treegen.outputs import Completion
 from treegen.params import SamplingParams
-from treegen.plan.plan import Request, compile_plan
+from treegen.plan.compile import compile_plan
+from treegen.plan.plan import Request
 from treegen.sampling.draw import Draws, SamplingBatch
 
 triton = pytest.importorskip("treegen.attention.gpu.attend")

@@ -19,8 +19,9 @@ from treegen.errors import CapacityError, InternalError, NumericsError
 from treegen.model.batch import Batch
 from treegen.outputs import Completion
 from treegen.params import SamplingParams
+from treegen.plan.compile import compile_plan
 from treegen.plan.cost import SHARING, Sharing
-from treegen.plan.plan import Plan, Request, compile_plan
+from treegen.plan.plan import Plan, Request
 
 
 def request(

@@ -22,7 +22,8 @@ from treegen.model.reproducible import (
     check_reproducible,
     with_rows,
 )
-from treegen.plan.plan import Request, compile_plan
+from treegen.plan.compile import compile_plan
+from treegen.plan.plan import Request
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treegen.errors import CapacityError, InputError
+from treegen.plan.compile import compile_plan
 from treegen.plan.cost import DEVICE_COSTS, SHARING, CostModel, Sharing
-from treegen.plan.plan import Plan, Request, compile_plan
+from treegen.plan.plan import Plan, Request
 
 
 def plan_of(

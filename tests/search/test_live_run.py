@@ -16,8 +16,9 @@ from treegen.engine.param_table import ParamTable
 from treegen.errors import CacheFullError, InputError
 from treegen.outputs import Completion, Score
 from treegen.params import SamplingParams
+from treegen.plan.compile import compile_plan
 from treegen.plan.cost import Sharing
-from treegen.plan.plan import Request, compile_plan
+from treegen.plan.plan import Request
 from treegen.plan.unnamed import origin_of
 from treegen.sampling.param_set import ParamSet
 from treegen.search.live.run import LiveRun

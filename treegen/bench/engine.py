@@ -26,7 +26,8 @@ from treegen.llm import LLM
 from treegen.model.batch import Batch
 from treegen.model.files import load_tokenizer
 from treegen.params import SamplingParams
-from treegen.plan.plan import Request, compile_plan
+from treegen.plan.compile import compile_plan
+from treegen.plan.plan import Request
 from treegen.prompts.stops import Stopping
 from treegen.prompts.tree import Node
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import TracebackType
 
 import numpy as np
 
 from treegen.cache.pool import PagedCache, Pages
 from treegen.cache.states import NO_STATE, Slots
+from treegen.outputs import Usage
 from treegen.prompts.radix import Tokens
 
 
@@ -135,3 +137,26 @@ class KeptPrefixes:
         """Different pages that kept prefixes refer to."""
         tables = list(self.tables())
         return len(np.unique(np.concatenate(tables))) if tables else 0
+
+
+class Kept:
+    """A kept prefix. Leaving its `with` block drops it.
+
+    name: to drop it by.
+    usage: what was computed for it.
+    """
+
+    def __init__(self, store: KeptPrefixes, prefixes: list[KeptPrefix], usage: Usage) -> None:
+        """Made by `LLM.keep`."""
+        self._store, self._prefixes, self.usage = store, prefixes, usage
+        self.name = prefixes[0].name
+
+    def __enter__(self) -> Kept:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        for prefix in self._prefixes:
+            self._store.remove(prefix)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from treegen.cache.kept import Kept
 from treegen.closing import Closing
 from treegen.cluster.crew import Crew, cores
 from treegen.cluster.dealer import Dealer, Item
@@ -20,7 +21,7 @@ from treegen.cluster.streams import ClusterScores, ClusterSearchRun, ClusterStre
 from treegen.cluster.worker import loading
 from treegen.engine.stream import Stream
 from treegen.errors import InputError
-from treegen.llm import LLM, Kept
+from treegen.llm import LLM
 from treegen.model.files import load_tokenizer
 from treegen.model.reproducible import ALIGN
 from treegen.options import EngineOptions

@@ -7,6 +7,7 @@ from treegen.cache.pool import PagedCache
 from treegen.cache.states import NO_STATE, StateCache
 from treegen.engine.segment import LiveRequest
 from treegen.errors import CapacityError
+from treegen.plan.plan import Plan
 
 
 def keep_prompt(
@@ -28,6 +29,29 @@ def keep_prompt(
         name, request.spec.tokens, cache.pool.share(segment.table),
         end_state=end_state, last_state=last_state,
     )  # fmt: skip
+
+
+def check_room_to_keep(name: str, plan: Plan, cache: PagedCache, kept: KeptPrefixes) -> None:
+    """Check that what a plan computes can be kept under one name.
+
+    Raises:
+        CapacityError: there are too many tokens, or too many recurrent states.
+    """
+    page_size, most = cache.page_size, kept.max_pages
+    needed = sum(plan.table_pages(segment, page_size) for segment in plan.segments)
+    if needed > most:
+        raise CapacityError(
+            f"prefix {name!r} needs {needed * page_size:,} cache tokens but at most "
+            f"{most * page_size:,} are kept; give more memory"
+        )
+    if cache.states is not None:
+        # While it is computed each part has two, and what is kept gets copies.
+        states = 2 * (len(plan.segments) + len(plan.requests))
+        if states > cache.states.num_slots:
+            raise CapacityError(
+                f"prefix {name!r} needs {states:,} recurrent states while it is computed, but "
+                f"{cache.states.num_slots:,} fit; give more memory"
+            )
 
 
 def _make_room(name: str, wanted: int, states: StateCache, kept: KeptPrefixes) -> None:

@@ -107,7 +107,7 @@ class PrefillPasses:
         again = max(min(span.stop, segment.was_computed) - span.start, 0)
         usage.recomputed_tokens += again
         usage.prompt_tokens_computed += len(span.tokens) - again
-        self._run.store.mark_computed(segment, span.stop)
+        segment.mark_computed(span.stop)
         next(iter(segment.openers)).num_prefilled += len(span.tokens)
         if span.stop < segment.stop:
             return []

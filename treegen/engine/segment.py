@@ -102,6 +102,15 @@ class LiveSegment:
             yield segment
             segment = segment.parent
 
+    def path_tokens(self) -> Tokens:
+        """All tokens from position 0 to its end."""
+        return np.concatenate([above.tokens for above in self.path()][::-1])
+
+    def mark_computed(self, stop: int) -> None:
+        """Note that its keys and values are in place up to a position."""
+        self.computed = stop
+        self.was_computed = max(self.was_computed, stop)
+
     def num_pages(self, page_size: int) -> int:
         """Pages of its table once it is whole."""
         return -(-(self.stop - self.base) // page_size)

@@ -11,14 +11,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from treegen.cache.kept import KeptPrefix, KeptPrefixes
+from treegen.cache.kept import KeptPrefixes
 from treegen.cache.pool import PagedCache, Pages, table_slots
 from treegen.cache.states import NO_STATE, Slots
 from treegen.engine.segment import LiveRequest, LiveSegment
 from treegen.engine.segment_states import SegmentStates
+from treegen.engine.supply import Supply
 from treegen.plan.cost import keep_or_fold
 from treegen.plan.plan import Plan, Segment, segment_pages
-from treegen.prompts.radix import Tokens, common_prefix
+from treegen.prompts.radix import Tokens
 
 
 class SegmentStore:
@@ -35,7 +36,7 @@ class SegmentStore:
         # None for a model without recurrent layers.
         self.states = SegmentStates(cache.states, rewinds=rewinds) if cache.states else None
         self.segments: dict[int, LiveSegment] = {}
-        self._plan, self._kept = plan, kept
+        self._plan, self._supply = plan, Supply(kept, self.states)
         self._idle: dict[int, LiveSegment] = {}  # in memory, not needed; oldest first
         self._next_index = 0
         self.add_plan(plan)
@@ -48,8 +49,7 @@ class SegmentStore:
         for segment in plan.segments:
             parent = live[segment.parent] if segment.parent >= 0 else None
             live.append(self._add(parent, segment.tokens, kept=segment.kept))
-        for prefix in self._kept:
-            self._match(prefix, [segment for segment in live if segment.parent is None])
+        self._supply.match([segment for segment in live if segment.parent is None])
         return live
 
     def add_planned(self, parent: LiveSegment | None, segment: Segment) -> LiveSegment:
@@ -60,10 +60,7 @@ class SegmentStore:
         """A new segment, with one reference for the caller. rows: rows to expect below it."""
         segment = self.hold(self._add(parent, tokens, kept=False))
         self.promote(segment, rows)
-        for prefix in self._kept:
-            shared = self._usable(prefix, common_prefix(prefix.tokens, path_tokens(segment)))
-            if shared > (segment.reuse or (prefix, segment.start))[1]:
-                segment.reuse = prefix, shared
+        self._supply.match_one(segment)
         return segment
 
     def adopt(
@@ -325,50 +322,24 @@ class SegmentStore:
         shared = (segment.start - segment.base) // page_size
         above = segment.parent.table if segment.parent is not None else None
         head = above[:shared] if above is not None and shared else np.empty(0, dtype=np.int32)
-        prefix, covered = self._covering(segment)
+        prefix, covered = self._supply.covering(segment)
         kept = prefix.pages if prefix is not None else None
         whole = segment.base == 0 and covered == segment.stop
-        if kept is not None and whole and np.array_equal(head, kept[:shared]):
+        whole = whole and kept is not None and np.array_equal(head, kept[:shared])
+        if prefix is not None and kept is not None and whole:
             # The segment can share the very pages of the prefix, as the segment above does.
             segment.table = pool.share(kept[: -(-segment.stop // page_size)])
-            return self._finish_reuse(segment, prefix, covered)
+            return self._supply.note_use(prefix, segment, covered)
         fresh = pool.allocate(missing, contiguous=True)
         segment.table = np.concatenate([pool.share(head), fresh])
-        if kept is None:
+        if prefix is None or kept is None:
             return 0
         first = segment.base + shared * page_size
         self.cache.copy_tokens(
             table_slots(kept, first, covered, page_size),
             table_slots(segment.table, first - segment.base, covered - segment.base, page_size),
         )
-        return self._finish_reuse(segment, prefix, covered)
-
-    def _covering(self, segment: LiveSegment) -> tuple[KeptPrefix | None, int]:
-        """The kept prefix that supplies a segment's first tokens, and up to which position.
-
-        It is used only if the segment above is computed. Otherwise that one would be computed
-        while this one seems to be computed already.
-        """
-        prefix, covered = segment.reuse or (None, segment.start)
-        covered = min(covered, segment.first_logit)
-        if prefix is not None:
-            covered = self._usable(prefix, covered)
-        parent = segment.parent
-        waits = parent is not None and parent.computed < segment.start
-        if prefix is None or prefix.pages is None or covered <= segment.start or waits:
-            return None, segment.start
-        return prefix, covered
-
-    def _finish_reuse(self, segment: LiveSegment, prefix: KeptPrefix | None, covered: int) -> int:
-        """Note that a prefix supplied tokens; returns how many it had not supplied before."""
-        assert prefix is not None
-        if self.states is not None:
-            self.states.copy_from(prefix, segment, covered)
-        new = covered - segment.was_computed
-        self.mark_computed(segment, covered)
-        segment.continued = True
-        self._kept.touch(prefix)
-        return max(new, 0)
+        return self._supply.note_use(prefix, segment, covered)
 
     def is_ready(self, segment: LiveSegment, reached: dict[int, int]) -> bool:
         """Whether a segment can be computed in the next pass.
@@ -395,11 +366,6 @@ class SegmentStore:
             return True
         above = self.segments[segment.above[-1]]
         return reached.get(above.index, above.computed) == above.stop
-
-    def mark_computed(self, segment: LiveSegment, stop: int) -> None:
-        """Note that keys and values of a segment are in place up to a position."""
-        segment.computed = stop
-        segment.was_computed = max(segment.was_computed, stop)
 
     def continue_parent(self, segment: LiveSegment) -> None:
         """Copy what is folded of the parent and fills no page into a segment's own page."""
@@ -468,26 +434,3 @@ class SegmentStore:
         """All slots of recurrent states, for the check of these."""
         slots = [slot for s in self.segments.values() for slot in (s.end_state, s.last_state)]
         return np.array(slots, dtype=np.int64)
-
-    def _usable(self, prefix: KeptPrefix, shared: int) -> int:
-        """How much of a kept prefix can be used of which so many tokens are shared."""
-        return shared if self.states is None else self.states.supplied(prefix, shared)
-
-    def _match(self, prefix: KeptPrefix, level: list[LiveSegment]) -> None:
-        """Note which segments of a plan a kept prefix covers, and how far. level: the roots."""
-        while level:
-            segment = level.pop()
-            shared = common_prefix(prefix.tokens[segment.start :], segment.tokens)
-            if shared == 0:
-                continue
-            usable = self._usable(prefix, segment.start + shared)
-            if usable > (segment.reuse or (prefix, segment.start))[1]:
-                segment.reuse = prefix, usable
-            if segment.start + shared == segment.stop:
-                level = list(segment.children.values())
-
-
-def path_tokens(segment: LiveSegment) -> Tokens:
-    """All tokens from position 0 to the end of a segment."""
-    parts = [above.tokens for above in segment.path()]
-    return np.concatenate(parts[::-1])

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import torch
 from torch import nn
 
+from treegen.cache.pool import PagedCache
+from treegen.cache.states import StateCache
 from treegen.errors import CacheFullError, CapacityError
 from treegen.formats import format_bytes
 from treegen.model.states import state_bytes_together
@@ -18,6 +20,9 @@ from treegen.spec import ModelSpec, sum_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from treegen.model.model import Model
+    from treegen.options import EngineOptions
 
 _LOGITS: Final = 2**28  # bytes to leave for logits
 _ROW_TOKENS: Final = 512  # that a row is thought to have keys of, beside its recurrent state
@@ -156,3 +161,24 @@ def pages_in(memory: int, spec: ModelSpec, page_size: int) -> int:
             f"{spec.kv_bytes_per_token:,} bytes each; give at least {2 * page_bytes:,} bytes"
         )
     return int(pages)
+
+
+def make_cache(model: Model, options: EngineOptions) -> PagedCache:
+    """The cache that options ask for; without a size, one that leaves a pass its memory.
+
+    Raises:
+        CacheFullError: there is not one page, or there are too few slots to get on with.
+    """
+    page_size, max_rows, prefill_chunk = options.sizes(model.device.type)
+    size = options.cache_bytes
+    if size is None:
+        activations = activation_bytes(model.module, prefill_chunk)
+        activations += recurrence_bytes(model.spec, max_rows)
+        size = default_bytes(model.device, activations)
+    num_pages, num_states = cache_size(size, model.spec, page_size, max_rows)
+    if model.ranks is not None:
+        num_pages = model.ranks.least(num_pages)
+    states = None
+    if num_states is not None:
+        states = StateCache(model.new_states(num_states + 1), num_states)
+    return PagedCache(model.new_cache(num_pages + 1, page_size), num_pages, page_size, states)

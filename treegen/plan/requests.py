@@ -10,8 +10,9 @@ import numpy as np
 
 from treegen.errors import CapacityError, InputError
 from treegen.params import SamplingParams
+from treegen.plan.compile import compile_plan
 from treegen.plan.cost import DEVICE_COSTS, Sharing
-from treegen.plan.plan import Plan, Request, compile_plan
+from treegen.plan.plan import Plan, Request
 from treegen.plan.unnamed import origin_of
 from treegen.prompts.expansion import bound_levels
 from treegen.prompts.radix import Tokens

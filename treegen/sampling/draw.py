@@ -292,7 +292,7 @@ def log_sum_exp(logits_PV: Tensor) -> Tensor:
     digit.
     """
     top_P = logits_PV.amax(dim=-1)
-    sums_P = (logits_PV - top_P[:, None]).exp().sum(dim=-1, dtype=torch.float64)
+    sums_P = (logits_PV - top_P[:, None]).exp_().sum(dim=-1, dtype=torch.float64)
     return (top_P + sums_P.log()).float()
 
 
@@ -341,8 +341,9 @@ def _weights(logits_PV: Tensor, params: SamplingBatch) -> Tensor:
 
     A token that is left out has weight 0.
     """
-    scaled_PV = logits_PV / params.temperature_P[:, None]
-    weights = (scaled_PV - scaled_PV.amax(dim=-1, keepdim=True)).exp()
+    # In place: to take fresh memory for each of them would cost a CPU more than to compute them.
+    weights = logits_PV / params.temperature_P[:, None]
+    weights.sub_(weights.amax(dim=-1, keepdim=True)).exp_()
     if params.min_p_P is not None:
         floor_P1 = weights.amax(dim=-1, keepdim=True) * params.min_p_P[:, None]
         weights = weights.masked_fill(weights < floor_P1, 0.0)

@@ -15,10 +15,18 @@ from treegen.attention.gpu.units import HEIGHTS, UNIT, WorkList, kind_of
 from treegen.attention.level import HostLevel, IntArray
 
 PART = 4096  # positions whose keys are summed one after another
+_TALL = HEIGHTS[-1]
 ALIGN = 16  # levels begin at multiples of so many positions: what one matrix product sums at once
 
 
-def fold_list(levels: Sequence[HostLevel], num_rows: int, per_head: int, tallest: int) -> WorkList:
+def fold_list(
+    levels: Sequence[HostLevel],
+    num_rows: int,
+    kv_heads: int,
+    per_head: int,
+    processors: int,
+    tallest: int,
+) -> WorkList:
     """Cut levels into units: row blocks of one height a level, times the parts of their keys.
 
     num_rows: with those past the live ones. tallest: the largest of HEIGHTS that may be used.
@@ -26,9 +34,10 @@ def fold_list(levels: Sequence[HostLevel], num_rows: int, per_head: int, tallest
     tables, kinds = [], []
     offset, parts = 0, 1
     for index, level in enumerate(levels):
-        key = "fold", per_head, tallest, offset
+        key = "fold", kv_heads, per_head, processors, tallest, offset
         if key not in level.memo:
-            level.memo[key] = _units(level, per_head, tallest, offset)
+            kind = _kind_of(level, kv_heads, per_head, processors, tallest)
+            level.memo[key] = _units(level, kind, per_head, offset), kind
         table, kind = level.memo[key]
         parts = max(parts, int(table[:, 0].max(initial=0)) + 1)
         if index == len(levels) - 1:
@@ -48,12 +57,25 @@ def fold_list(levels: Sequence[HostLevel], num_rows: int, per_head: int, tallest
     )
 
 
-def _units(level: HostLevel, per_head: int, tallest: int, offset: int) -> tuple[IntArray, int]:
-    """Units of a level, [U, 9], and the index of their height."""
+def _kind_of(level: HostLevel, kv_heads: int, per_head: int, processors: int, tallest: int) -> int:
+    """Index of the height of a level's units; no height changes a bit."""
+    rows_G, keys_G = level.stop_G - level.start_G, level.kv_len_G
+    groups = (rows_G > 0) & (keys_G > 0)
+    rows_G, keys_G = rows_G[groups], keys_G[groups]
+    # Below 16 rows there is no matrix product, and none sums as it does.
+    kind = max(kind_of(rows_G * per_head, keys_G, tallest), 1)
+    blocks = int((-(-rows_G // max(HEIGHTS[kind] // per_head, 1))).sum())
+    parts = -(-int((level.kv_start_G[groups] + keys_G).max(initial=1)) // PART)
+    # Keys are not split further, so few tall units would leave most processors idle.
+    if HEIGHTS[kind] == _TALL and blocks * kv_heads * parts < processors:
+        return kind - 1
+    return kind
+
+
+def _units(level: HostLevel, kind: int, per_head: int, offset: int) -> IntArray:
+    """Units of a level, [U, 9], of one height."""
     rows_G, keys_G, origin_G = level.stop_G - level.start_G, level.kv_len_G, level.kv_start_G
     groups = np.flatnonzero((rows_G > 0) & (keys_G > 0))
-    # Below 16 rows there is no matrix product, and none sums as it does.
-    kind = max(kind_of(rows_G[groups] * per_head, keys_G[groups], tallest), 1)
     height = max(HEIGHTS[kind] // per_head, 1)
     group, block = _repeat(groups, -(-rows_G[groups] // height))
     first, last = origin_G[group] // PART, (origin_G + keys_G - 1)[group] // PART
@@ -68,7 +90,7 @@ def _units(level: HostLevel, per_head: int, tallest: int, offset: int) -> tuple[
     table[:, 5] = np.minimum((part + 1) * PART - origin_G[group], keys_G[group])
     table[:, 6] = origin_G[group]
     table[:, 7] = level.causal
-    return table, kind
+    return table
 
 
 def _repeat(values: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:

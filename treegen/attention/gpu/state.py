@@ -83,9 +83,10 @@ class TritonState:
         return self._plans[key]
 
     def _make_plan(self, shape: WorkShape, live_rows: int) -> tuple[WorkList, DenseRun | None]:
-        if self.invariant:
-            return fold_list(self.levels, shape.num_rows, shape.per_head, shape.tallest), None
         levels, processors = self.levels, _processors(self.device)
+        if self.invariant:
+            heads = shape.kv_heads, shape.per_head
+            return fold_list(levels, shape.num_rows, *heads, processors, shape.tallest), None
         form = shape.kv_heads, shape.per_head, shape.page_size
         dense = None
         if shape.may_be_dense:

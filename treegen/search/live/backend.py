@@ -18,7 +18,6 @@ import numpy as np
 from treegen.engine.finish import Grown
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segment import LiveRequest, LiveSegment
-from treegen.engine.store import path_tokens
 from treegen.errors import CapacityError, InputError
 from treegen.outputs import Completion, Score
 from treegen.params import SamplingParams
@@ -142,7 +141,7 @@ class LiveBackend:
         """The origin of the seeds of one more unnamed search of a prompt."""
         assert isinstance(context, LiveContext)
         before = self._before if seed is None else self._own_before
-        return before.origin_of_search(origin_of(path_tokens(context.segment)))
+        return before.origin_of_search(origin_of(context.segment.path_tokens()))
 
     def prompts_together(
         self, contents: Sequence[str | Sequence[int]], *, rows: int
@@ -183,7 +182,7 @@ class LiveBackend:
         assert isinstance(context, LiveContext)
         segment = context.segment
         if context.given is not None:
-            given, tokens = self._appender.append(context.given, path_tokens(segment), text)
+            given, tokens = self._appender.append(context.given, segment.path_tokens(), text)
             check_vocabulary("extension", tokens, self.spec)
             return LiveContext(self._prompts.find(tokens), given=given)
         ids = append_text(self.tokenizer, context.tail(), text)
