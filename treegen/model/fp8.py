@@ -7,6 +7,8 @@ reads half the bytes. Other devices multiply the same rounded numbers in float32
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Final, cast
 
 import torch
@@ -27,13 +29,35 @@ class Fp8Linear(nn.Linear):
     """A linear layer whose weight [out_features, in_features] is in FP8.
 
     scale: [out_features], float32, by which each output's weights are multiplied.
+    rounds_inputs: whether inputs are in FP8 too.
     """
 
     scale: nn.Parameter
+    rounds_inputs = True
 
     def forward(self, input: Tensor) -> Tensor:
         """Return input @ weight.T + bias, [..., out_features], in the type of the input."""
+        if not self.rounds_inputs:
+            weight = (self.weight.to(torch.float32) * self.scale[:, None]).to(input.dtype)
+            return linear(input, weight, self.bias)
         return fp8_linear(input, self.weight, self.scale, self.bias)
+
+
+@contextlib.contextmanager
+def smooth(module: nn.Module) -> Iterator[None]:
+    """While open, inputs are not rounded to FP8.
+
+    A rounded input may jump where one bit of it changes. In a deep model such jumps hide whether
+    two ways to compute attention agree.
+    """
+    parts = [part for part in module.modules() if isinstance(part, Fp8Linear)]
+    for part in parts:
+        part.rounds_inputs = False
+    try:
+        yield
+    finally:
+        for part in parts:
+            del part.rounds_inputs
 
 
 def check_device(device: torch.device) -> None:
