@@ -34,6 +34,7 @@ MODEL_ARGS: Final[Mapping[str, Reader]] = {
     "revision": str,
     "trust_remote_code": _bool,
     "tensor_parallel_size": int,
+    "quantization": str,
 }
 GEN_KWARGS: Final[Mapping[str, Reader]] = {
     "temperature": float,

@@ -25,6 +25,7 @@ from treegen.engine.stream import Stream
 from treegen.errors import InputError
 from treegen.model.config import resolve_device
 from treegen.model.files import load_tokenizer
+from treegen.model.fp8 import check_device as check_fp8
 from treegen.model.leading import devices_of, load_in_parts
 from treegen.model.load import load_model
 from treegen.model.memory import check_cache_bytes, make_cache
@@ -74,6 +75,7 @@ class LLM(Calls):
         *,
         tokenizer: Any = None,
         dtype: str = "auto",
+        quantization: str | None = None,
         device: str = "auto",
         memory: int | str | None = None,
         page_size: int | None = None,
@@ -93,10 +95,13 @@ class LLM(Calls):
         """Load a model from a directory or by hub name, or take one that is loaded.
 
         model: a directory, a hub name, or a loaded `Model`. A loaded one serves only the last LLM
-        that was made of it. With it dtype, device, check, revision, trust_remote_code and
-        tensor_parallel_size must be left out.
+        that was made of it. With it dtype, quantization, device, check, revision,
+        trust_remote_code and tensor_parallel_size must be left out.
         tokenizer: that of a loaded `Model`; None for a name.
         dtype: the type to compute in, such as "bfloat16".
+        quantization: "fp8" rounds the matrices of the layers to 8 bits as they load, and their
+        inputs as they are computed. GPUs that multiply FP8 are faster so, and need half the memory;
+        other devices are slower. docs/models.md says what it does to the numbers.
         device: "auto", "cpu", "cuda" or "cuda:N".
         memory: bytes of the key-value cache, such as "2GiB". By default 85% of a GPU's free memory,
         or less if a pass needs more than the rest; on a CPU 1 GiB, or an eighth of the memory if
@@ -126,6 +131,7 @@ class LLM(Calls):
         options = EngineOptions(
             model=model.spec.name if isinstance(model, Model) else model,
             dtype=dtype,
+            quantization=quantization,
             device=device,
             memory=memory,
             page_size=page_size,
@@ -465,6 +471,8 @@ class LLM(Calls):
 def check_machine(options: EngineOptions, device: torch.device) -> None:
     """Raise InputError or CapacityError for options that a device cannot do with any model."""
     choose(options.impl, device)
+    if options.quantization:
+        check_fp8(device)
     if options.tensor_parallel_size > 1:
         devices_of(options.tensor_parallel_size, options.device)
     if options.reproducible:

@@ -11,9 +11,11 @@ from treegen.params import check_bool, check_int
 from treegen.plan.cost import Sharing, check_sharing
 
 LOADING: Final = (
-    "dtype", "device", "check", "revision", "trust_remote_code", "tensor_parallel_size",
+    "dtype", "quantization", "device", "check", "revision", "trust_remote_code",
+    "tensor_parallel_size",
 )  # fmt: skip
 """The options that matter to loading alone."""
+QUANTIZATIONS: Final = ("fp8",)
 
 
 class Sizes(NamedTuple):
@@ -45,6 +47,7 @@ class EngineOptions:
 
     model: str
     dtype: str = "auto"
+    quantization: str | None = None
     device: str = "auto"
     memory: int | str | None = None
     page_size: int | None = None
@@ -69,6 +72,13 @@ class EngineOptions:
                 "reproducible is for one GPU: ranks of a tensor-parallel model add up in another "
                 "order where rows are few; leave out one of the two"
             )
+        if self.quantization not in (None, *QUANTIZATIONS):
+            raise InputError(
+                f"quantization must be {' or '.join(QUANTIZATIONS)}, got {self.quantization!r}"
+            )
+        if self.quantization and (self.reproducible or self.tensor_parallel_size > 1):
+            other = "reproducible" if self.reproducible else "tensor_parallel_size"
+            raise InputError(f"quantization does not go with {other} yet; leave out one of the two")
         for name in Sizes._fields:
             if (value := getattr(self, name)) is not None:
                 check_int(name, value, least=1)

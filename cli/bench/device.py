@@ -35,6 +35,7 @@ _MODEL: Final = (
     click.option("--tensor-parallel-size", "--tp", "ranks", default=1, metavar="N",
                  help="GPUs that compute together, each with a part of every layer. The roofline "
                  "is theirs together."),
+    click.option("--quantization", metavar="TYPE", help="fp8: matrices in 8 bits."),
     click.option("--eager", is_flag=True, help="On a GPU: no compiling, no CUDA graphs."),
     click.option("--reproducible", is_flag=True, help="On a GPU: each row as if it were alone, to "
                  "the bit."),
@@ -168,11 +169,14 @@ def _run(
     """Measure cases on a shape or a checkpoint and print a table; returns the results."""
     from treegen.bench.shapes import build_model, load, shape_of
     from treegen.formats import parse_bytes
+    from treegen.options import EngineOptions
 
     ranks = options["ranks"]
     at_least("tp", ranks, 1)
     if ranks > 1 and (options["reproducible"] or any(set(c.modes) & _ALONE for c in cases)):
         raise InputError("--tp goes with the modes all, one and off, and not with --reproducible")
+    EngineOptions(model="", quantization=options["quantization"], tensor_parallel_size=ranks,
+                  reproducible=options["reproducible"])  # fmt: skip
     if (shape is None) == (options["model"] is None):
         raise InputError("give --shape or --model, not both")
     known = shape_of(shape) if shape is not None else None
@@ -191,11 +195,14 @@ def _run(
     from treegen.bench.timing import machine
     from treegen.cli.render import echo, notice
 
-    kind = {"dtype": options["dtype"], "device": options["device"], "ranks": ranks}
+    kind = {name: options[name] for name in ("dtype", "device", "ranks", "quantization")}
     model, tokenizer = build_model(known, **kind) if known else load(options["model"], **kind)
-    found = ceiling.measure(model.device, model.dtype, options["ceiling_seconds"])
+    found = ceiling.measure(
+        model.device, model.dtype, options["ceiling_seconds"], fp8=options["quantization"] == "fp8"
+    )
     about = machine(model.device)
     many = f" on {ranks} GPUs" if ranks > 1 else ""
+    many += f" in {options['quantization']}" if options["quantization"] else ""
     echo(f"{title}{headline(about)}, {model.spec.name}{many}\n{found}\n")
     names = ("repeats", "memory", "eager", "reproducible")
     settings = Settings(time_limit=seconds, **{name: options[name] for name in names})
@@ -208,7 +215,7 @@ def _run(
     model.close()
     show(results_table(results))
     return results, {
-        "tensor_parallel_size": ranks,
+        "tensor_parallel_size": ranks, "quantization": options["quantization"],
         "machine": about, "model": model.spec.name, "weights": "random" if known else "checkpoint",
         "ceilings": asdict(found), "settings": asdict(settings),
         "results": [asdict(each) for each in results],

@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from treegen.bench.timing import free_bytes, sustained
 from treegen.errors import CapacityError
+from treegen.model.fp8 import FP8
 from treegen.model.memory import free_unused
 
 
@@ -26,6 +27,7 @@ class Ceilings:
     attention: FLOP/s of dense attention by the fastest kernel that torch has.
     memory: bytes/s of a large copy. Bytes read and bytes written both count.
     attention_kernel: the name of that kernel.
+    fp8: FLOP/s of a large matrix product in FP8, if it was asked for.
     """
 
     dtype: str
@@ -33,18 +35,24 @@ class Ceilings:
     attention: float
     memory: float
     attention_kernel: str
+    fp8: float | None = None
 
     def __str__(self) -> str:
         """One line for people."""
         return (
             f"ceilings, sustained, {self.dtype}: matrix products {_rate(self.matmul)}FLOP/s, "
+            f"{f'in FP8 {_rate(self.fp8)}FLOP/s, ' if self.fp8 else ''}"
             f"attention {_rate(self.attention)}FLOP/s ({self.attention_kernel}), "
             f"memory {_rate(self.memory)}B/s"
         )
 
 
-def measure(device: torch.device, dtype: torch.dtype, seconds: float | None = None) -> Ceilings:
+def measure(
+    device: torch.device, dtype: torch.dtype, seconds: float | None = None, *, fp8: bool = False
+) -> Ceilings:
     """Measure all rates.
+
+    fp8: whether to measure products in FP8 as well.
 
     seconds: how long to measure each; by default 2 on a GPU and 0.1 on a CPU.
 
@@ -63,6 +71,7 @@ def measure(device: torch.device, dtype: torch.dtype, seconds: float | None = No
         attention=kernels[best],
         memory=_copy(device, seconds, 2**30 if cuda else 2**25),
         attention_kernel=best,
+        fp8=_fp8_matmul(device, seconds) if fp8 and cuda else None,
     )
     free_unused(device)
     return found
@@ -72,6 +81,18 @@ def _matmul(device: torch.device, dtype: torch.dtype, seconds: float, size: int)
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(left)
     return 2 * size**3 / sustained(lambda: torch.mm(left, right, out=out), device, seconds)
+
+
+def _fp8_matmul(device: torch.device, seconds: float, size: int = 8192) -> float:
+    left, right = (torch.randn(size, size, device=device).to(FP8) for _ in range(2))
+    scale = torch.ones(size, 1, device=device)
+    taken = sustained(
+        lambda: torch._scaled_mm(
+            left, right.t(), scale, scale.t(), out_dtype=torch.bfloat16, use_fast_accum=True
+        ),
+        device, seconds,
+    )  # fmt: skip
+    return 2 * size**3 / taken
 
 
 def _copy(device: torch.device, seconds: float, size: int) -> float:

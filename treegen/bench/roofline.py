@@ -45,6 +45,7 @@ class ModelSize:
     q_heads: query heads of a layer.
     layers: keys and values of each layer.
     itemsize: bytes of one number.
+    weight_itemsize: bytes of one number in the matrices of the layers, if another; 1 is FP8.
     """
 
     layer_weights: int
@@ -53,6 +54,7 @@ class ModelSize:
     q_heads: int
     layers: tuple[LayerSpec, ...]
     itemsize: int
+    weight_itemsize: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,7 @@ def size_of(model: Model) -> ModelSize | str:
         q_heads=q_heads,
         layers=model.spec.layers,
         itemsize=model.spec.itemsize,
+        weight_itemsize=min((part.weight.element_size() for part in inner), default=1),
     )
 
 
@@ -162,7 +165,9 @@ def step_floor(size: ModelSize, ceilings: Ceilings, rows: float, levels: list[Le
 
     weights, logits = size.layer_weights, rows * size.vocab_size
     head = size.hidden * size.vocab_size
-    parts = {"layers": part(2 * rows * weights, weights, ceilings.matmul)}
+    rate = ceilings.fp8 if size.weight_itemsize == 1 and ceilings.fp8 else ceilings.matmul
+    weight_bytes = weights * (size.weight_itemsize or size.itemsize)
+    parts = {"layers": max(2 * rows * weights / rate, weight_bytes / ceilings.memory)}
     for level in levels:
         parts[level.name] = sum(
             part(

@@ -79,11 +79,17 @@ def shape_of(name: str) -> Shape:
 
 
 def build_model(
-    shape: Shape, *, dtype: str = "auto", device: str = "auto", ranks: int = 1
+    shape: Shape,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    ranks: int = 1,
+    quantization: str | None = None,
 ) -> tuple[Model, Any]:
     """Return a model of a shape with random weights on the device, and its tokenizer.
 
     dtype: "auto" is bfloat16 on a GPU, float32 on a CPU.
+    quantization: as for `load_model`.
     ranks: how many GPUs compute it together.
 
     Raises:
@@ -96,11 +102,17 @@ def build_model(
     if ranks > 1:
         make = functools.partial(_build, shape, dtype=dtype)
         return load_divided(make, ranks, device), byte_tokenizer()
-    return _build(shape, dtype=dtype, device=device), byte_tokenizer()
+    model = _build(shape, dtype=dtype, device=device, quantization=quantization)
+    return model, byte_tokenizer()
 
 
 def _build(
-    shape: Shape, *, dtype: str, device: str | torch.device, ranks: Ranks | None = None
+    shape: Shape,
+    *,
+    dtype: str,
+    device: str | torch.device,
+    ranks: Ranks | None = None,
+    quantization: str | None = None,
 ) -> Model:
     """A model of a shape, or one rank's part of it."""
     import torch
@@ -130,6 +142,8 @@ def _build(
     free_unused(target)
     size, free = shape.num_weights * kind.itemsize, free_bytes(target)
     size //= ranks.size if ranks is not None else 1
+    if quantization is not None:
+        size = shape.num_weights + shape.vocab_size * shape.hidden * 4  # but for the vocabulary's
     if size > free:
         raise CapacityError(
             f"the weights of {shape.name} take {format_bytes(size)} in {kind}, and {target} has "
@@ -137,39 +151,61 @@ def _build(
         )
     with torch.random.fork_rng([target] if target.type == "cuda" else []):
         torch.manual_seed(0)
-        with torch.device(target if ranks is None else "meta"):
+        whole = ranks is None and quantization is None
+        with torch.device(target if whole else "meta"):
             module = AutoModelForCausalLM.from_config(config, dtype=kind)
-        if ranks is not None:
-            module = _filled(module, target, ranks)
+        if not whole:
+            module = _filled(module, target, ranks, quantization)
     return from_module(module, name=shape.name, ranks=ranks)
 
 
-def _filled(module: Any, device: torch.device, ranks: Ranks) -> Any:
-    """A rank's part of a module without data, with random weights, which ranks need not share."""
+def _filled(
+    module: Any, device: torch.device, ranks: Ranks | None, quantization: str | None
+) -> Any:
+    """A module without data, or a rank's part of it, with random weights.
+
+    Ranks need not share the weights. Each part is quantised as soon as it is made, so that what
+    fits in 8 bits need not fit in 16.
+    """
     import torch
 
+    from treegen.model.fp8 import quantize_linears
     from treegen.model.shards import shard, tie_head
 
-    shard(module, ranks.rank, ranks.size)
+    if ranks is not None:
+        shard(module, ranks.rank, ranks.size)
     with torch.device(device):
-        rotary = type(module.model.rotary_emb)(config=module.config)
-    module = module.to_empty(device=device)
-    module.model.rotary_emb = rotary
-    for weight in module.parameters():
-        if weight.dim() > 1:
-            weight.data.normal_(0.0, 0.02)
-        else:
-            weight.data.fill_(1.0)
-    tie_head(module, ranks.rank, ranks.size)
+        module.model.rotary_emb = type(module.model.rotary_emb)(config=module.config)
+    head = module.get_output_embeddings()
+    for part in module.modules():
+        if not any(weight.is_meta for weight in part.parameters(recurse=False)):
+            continue
+        part.to_empty(device=device, recurse=False)
+        for weight in part.parameters(recurse=False):
+            if weight.dim() > 1:
+                weight.data.normal_(0.0, 0.02)
+            else:
+                weight.data.fill_(1.0)
+        if quantization is not None and part is not head:
+            quantize_linears(part, device)
+    module.tie_weights()
+    if ranks is not None:
+        tie_head(module, ranks.rank, ranks.size)
     return module
 
 
 def load(
-    path: str, *, dtype: str = "auto", device: str = "auto", ranks: int = 1
+    path: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    ranks: int = 1,
+    quantization: str | None = None,
 ) -> tuple[Model, Any]:
     """Return the model of a checkpoint, and its tokenizer.
 
     ranks: how many GPUs compute it together.
+    quantization: as for `load_model`.
 
     Raises:
         InputError: the dtype or the device cannot be used.
@@ -182,4 +218,5 @@ def load(
     tokenizer = load_tokenizer(path)
     if ranks > 1:
         return load_in_parts(path, ranks, dtype=dtype, device=device), tokenizer
-    return load_model(path, dtype=dtype, device=device), tokenizer
+    model = load_model(path, dtype=dtype, device=device, quantization=quantization)
+    return model, tokenizer

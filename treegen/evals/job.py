@@ -344,8 +344,9 @@ def _computing(engine: EngineOptions, device_type: str | None) -> dict[str, str]
     from treegen.model.config import resolve_device
 
     device = torch.device(device_type) if device_type else resolve_device(engine.device)
+    quantized = {"quantization": engine.quantization} if engine.quantization else {}
     if device.type == "cpu":
-        return {"device": "cpu"}
+        return {"device": "cpu", **quantized}
     # The machine of a cluster's coordinator may have no GPU.
     named = torch.cuda.is_available()
     compiled = not engine.eager if engine.compile is None else engine.compile
@@ -353,6 +354,7 @@ def _computing(engine: EngineOptions, device_type: str | None) -> dict[str, str]
         **({"device": torch.cuda.get_device_name(device)} if named else {}),
         "attention": "invariant" if engine.reproducible else engine.impl,
         "layers": "compiled" if compiled else "as they are",
+        **quantized,
     }
 
 

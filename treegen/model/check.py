@@ -17,6 +17,7 @@ from treegen.cache.states import NO_STATE
 from treegen.errors import ModelError
 from treegen.model.batch import Batch
 from treegen.model.files import one_line
+from treegen.model.fp8 import smooth
 from treegen.model.hook import ATTENTION
 from treegen.model.states import Piece, states_of_pieces
 from treegen.model.text_part import attention_of_text
@@ -62,7 +63,7 @@ def _error_and_limit(model: "Model") -> tuple[float, float]:
     """Return how far the toy tree's logits are from stock attention's, and how far they may be."""
     sequences = _sequences(model)
     limit = _TOLERANCE[model.dtype]
-    with _toy_window(model):
+    with _toy_window(model), smooth(model.module):
         want = _stock_logits(model, sequences)
         if not all(bool(logits.isfinite().all()) for logits in want):
             raise ModelError(

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Final, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
+
+from treegen.model.fp8 import Fp8Linear, fp8_linear
 
 
 class JoinedLinears:
@@ -36,7 +38,7 @@ class JoinedLinears:
             except torch.OutOfMemoryError:
                 break
             for place, part in enumerate(siblings):
-                part.__class__ = _Part
+                part.__class__ = _PARTS[type(part)]
                 joined = cast(_Part, part)
                 joined.joint, joined.place = joint, place
                 self._parts.append(part)
@@ -45,7 +47,7 @@ class JoinedLinears:
         """Let each layer compute by itself again."""
         for part in self._parts:
             del part.joint, part.place
-            part.__class__ = nn.Linear
+            part.__class__ = _ALONE[type(part)]
         self._parts.clear()
 
 
@@ -59,6 +61,8 @@ class _Joint:
     def __init__(self, parts: Sequence[nn.Linear]) -> None:
         self.sizes = [part.out_features for part in parts]
         self.weight = _joined([part.weight for part in parts])
+        scales = [part.scale for part in parts if isinstance(part, Fp8Linear)]
+        self.scale = _joined(scales) if scales else None
         biases = [part.bias for part in parts if part.bias is not None]
         self.bias = _joined(biases) if biases else None
         self._input: Tensor | None = None
@@ -70,8 +74,11 @@ class _Joint:
         Returns None if the product was computed from another input.
         """
         if place == 0:
-            self._outputs = linear(input, self.weight, self.bias).split(self.sizes, -1)
-            self._input = input
+            if self.scale is None:
+                output = linear(input, self.weight, self.bias)
+            else:
+                output = fp8_linear(input, self.weight, self.scale, self.bias)
+            self._outputs, self._input = output.split(self.sizes, -1), input
         if self._input is not input:
             return None
         output = self._outputs[place]
@@ -91,11 +98,21 @@ class _Part(nn.Linear):
         return super().forward(input) if output is None else output
 
 
+class _Fp8Part(_Part, Fp8Linear):
+    """The same in FP8."""
+
+
+_PARTS: Final[dict[type, type]] = {nn.Linear: _Part, Fp8Linear: _Fp8Part}
+_ALONE: Final = {joined: alone for alone, joined in _PARTS.items()}
+
+
 @torch.no_grad()
 def _joined(parts: Sequence[Tensor]) -> nn.Parameter:
     """Copy parameters one after another into new memory, and make them views of it."""
-    joined = nn.Parameter(torch.cat([part.data for part in parts]), requires_grad=False)
-    for part, data in zip(parts, joined.data.split([len(part) for part in parts]), strict=True):
+    sizes = [len(part) for part in parts]
+    joined = nn.Parameter(parts[0].data.new_empty(sum(sizes), *parts[0].shape[1:]), False)
+    for part, data in zip(parts, joined.data.split(sizes), strict=True):
+        data.copy_(part.data)
         part.data = data
     return joined
 
@@ -111,7 +128,7 @@ def _siblings(module: nn.Module, run: Callable[[], object]) -> list[list[nn.Line
     hooks = [
         part.register_forward_pre_hook(note)
         for part in module.modules()
-        if type(part) is nn.Linear and all(uses[mine] == 1 for mine in part.parameters())
+        if type(part) in _PARTS and all(uses[mine] == 1 for mine in part.parameters())
     ]
     try:
         run()

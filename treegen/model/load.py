@@ -25,6 +25,7 @@ from treegen.model.config import (
 )
 from treegen.model.families import refuse_family
 from treegen.model.files import check_weights, fingerprint, locate
+from treegen.model.fp8 import quantize_linears
 from treegen.model.hook import ATTENTION
 from treegen.model.load_report import check_complete, loading_error, quiet_loading, warn_unused
 from treegen.model.memory import free_unused
@@ -44,6 +45,7 @@ def load_model(
     revision: str | None = None,
     trust_remote_code: bool = False,
     impl: str = "auto",
+    quantization: str | None = None,
     ranks: Ranks | None = None,
 ) -> Model:
     """Return the model in a directory or of a hub name, ready to use and checked.
@@ -56,6 +58,7 @@ def load_model(
     trust_remote_code: whether code of the checkpoint itself may run; from the hub only with a
     commit as `revision`.
     impl: the attention implementation, as in `treegen.attention.attend`.
+    quantization: "fp8" turns the linear layers into `Fp8Linear`; None leaves them.
     ranks: the processes that compute the model together, of which this one loads its part.
 
     Raises:
@@ -72,7 +75,9 @@ def load_model(
         os.fspath(path), directory, config, kind,
         trust_remote_code=trust_remote_code, ranks=ranks.size if ranks else 1,
     )  # fmt: skip
-    module = _load_weights(directory, config, spec, kind, target, trust_remote_code, ranks)
+    module = _load_weights(
+        directory, config, spec, kind, target, trust_remote_code, ranks, quantization
+    )
     model = Model(module, spec, kind, fingerprint=fingerprint(directory), impl=impl, ranks=ranks)
     if check:
         check_model(model)
@@ -85,6 +90,7 @@ def from_module(
     name: str = "",
     check: bool = True,
     impl: str = "auto",
+    quantization: str | None = None,
     ranks: Ranks | None = None,
 ) -> Model:
     """Return the model of a transformers module that is in memory, on one device and in one dtype.
@@ -95,6 +101,7 @@ def from_module(
     name: what messages call it.
     check: whether to compare with transformers' own attention, as `load_model` does.
     impl: the attention implementation, as in `treegen.attention.attend`.
+    quantization: as for `load_model`; the module's own weights are rounded then.
     ranks: the processes that compute the model together; the module is this one's part of it.
 
     Raises:
@@ -109,6 +116,8 @@ def from_module(
         name or config.model_type, None, config, module.dtype, ranks=ranks.size if ranks else 1
     )
     prepare(module)
+    if quantization is not None:
+        quantize_linears(module, module.device)
     module.set_attn_implementation(attention_of_text(config, ATTENTION))
     model = Model(module, spec, module.dtype, fingerprint="", impl=impl, ranks=ranks)
     if check:
@@ -124,6 +133,7 @@ def _load_weights(
     device: torch.device,
     trust_remote_code: bool,
     ranks: Ranks | None,
+    quantization: str | None,
 ) -> PreTrainedModel:
     """Return the transformers model with every weight from the checkpoint, none made up."""
     with quiet_loading() as told:
@@ -156,6 +166,8 @@ def _load_weights(
     if device.type == "cuda":
         free_unused(device)
     try:
+        if quantization is not None:
+            quantize_linears(module, device)  # one after another, so that they need not fit before
         module = module.to(device)
         if ranks is not None:
             tie_head(module, ranks.rank, ranks.size)

@@ -79,7 +79,7 @@ def activation_bytes(module: PreTrainedModel, num_tokens: int) -> int:
     if head is not None:
         skipped.add(id(head.weight))
     experts = getattr(module.config.get_text_config(), "num_experts_per_tok", None) or 1
-    most = 0
+    most, itemsize = 0, module.dtype.itemsize
     for weight in module.parameters():
         if weight.dim() < 2 or id(weight) in skipped:
             continue
@@ -87,7 +87,7 @@ def activation_bytes(module: PreTrainedModel, num_tokens: int) -> int:
         copies = experts if weight.dim() > 2 else 1
         narrow, wide = sorted(weight.shape[-2:])
         # The gate, what it multiplies and their product are as wide as the widest matrix.
-        most = max(most, copies * (3 * wide + 4 * narrow) * weight.element_size())
+        most = max(most, copies * (3 * wide + 4 * narrow) * itemsize)
     return most * num_tokens
 
 

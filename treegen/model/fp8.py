@@ -1,0 +1,119 @@
+"""Linear layers in FP8: weights scaled by output, inputs by row while they are computed.
+
+A number in e4m3 has three bits of mantissa, so one product is off by some 4% of its spread; errors
+of rows and outputs average out over a layer. A GPU multiplies FP8 twice as fast as bfloat16 and
+reads half the bytes. Other devices multiply the same rounded numbers in float32, slowly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Final, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+from treegen.errors import InputError
+
+FP8: Final = torch.float8_e4m3fn
+_MOST: Final = 448.0  # the largest number in e4m3
+_LEAST: Final = 1e-12  # a row of zeros must not be divided by zero
+_MULTIPLE: Final = 16  # what the GPU's product takes inputs and outputs in
+_CAPABILITY: Final = (8, 9)
+
+
+class Fp8Linear(nn.Linear):
+    """A linear layer whose weight [out_features, in_features] is in FP8.
+
+    scale: [out_features], float32, by which each output's weights are multiplied.
+    rounds_inputs: whether inputs are in FP8 too.
+    """
+
+    scale: nn.Parameter
+    rounds_inputs = True
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return input @ weight.T + bias, [..., out_features], in the type of the input."""
+        if not self.rounds_inputs:
+            weight = (self.weight.to(torch.float32) * self.scale[:, None]).to(input.dtype)
+            return linear(input, weight, self.bias)
+        return fp8_linear(input, self.weight, self.scale, self.bias)
+
+
+@contextlib.contextmanager
+def smooth(module: nn.Module) -> Iterator[None]:
+    """While open, inputs are not rounded to FP8.
+
+    A rounded input may jump where one bit of it changes. In a deep model such jumps hide whether
+    two ways to compute attention agree.
+    """
+    parts = [part for part in module.modules() if isinstance(part, Fp8Linear)]
+    for part in parts:
+        part.rounds_inputs = False
+    try:
+        yield
+    finally:
+        for part in parts:
+            del part.rounds_inputs
+
+
+def check_device(device: torch.device) -> None:
+    """Check that a device can multiply FP8, or is a CPU, which does so slowly.
+
+    Raises:
+        InputError: it is a GPU that cannot.
+    """
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _CAPABILITY:
+        raise InputError(
+            f"{torch.cuda.get_device_name(device)} cannot multiply FP8 (it takes compute "
+            f"capability {_CAPABILITY[0]}.{_CAPABILITY[1]}); leave quantization out"
+        )
+
+
+def quantize_linears(module: nn.Module, device: torch.device) -> int:
+    """Turn the linear layers of a module into FP8 on a device; returns how many it turned.
+
+    The output matrix, routers of experts, and layers whose sizes are no multiples of 16 stay. So do
+    experts that are no linear layers of their own.
+    """
+    head, num_experts = None, None
+    if isinstance(module, PreTrainedModel):
+        head, config = module.get_output_embeddings(), module.config.get_text_config(decoder=True)
+        num_experts = getattr(config, "num_experts", getattr(config, "num_local_experts", None))
+    count = 0
+    for part in module.modules():
+        if type(part) is not nn.Linear or part is head or part.out_features == num_experts:
+            continue
+        if any(size % _MULTIPLE for size in part.weight.shape):
+            continue
+        weight, scale_N = quantized(part.weight.data.to(device))
+        part.weight = nn.Parameter(weight, requires_grad=False)
+        part.__class__ = Fp8Linear
+        cast(Fp8Linear, part).scale = nn.Parameter(scale_N, requires_grad=False)
+        count += 1
+    return count
+
+
+def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows [N, K] in FP8, and what each row [N] is to be multiplied by, in float32."""
+    rows = weight.float()
+    scale_N = rows.abs().amax(dim=-1).clamp(min=_LEAST) / _MOST
+    return (rows / scale_N[:, None]).clamp(-_MOST, _MOST).to(FP8), scale_N
+
+
+def fp8_linear(input: Tensor, weight: Tensor, scale_N: Tensor, bias: Tensor | None) -> Tensor:
+    """Return input [..., K] times the transpose of an FP8 weight [N, K], [..., N]."""
+    rows, scale_M = quantized(input.reshape(-1, input.shape[-1]))
+    if input.device.type == "cuda":
+        out = torch._scaled_mm(
+            rows, weight.t(), scale_M[:, None], scale_N[None],
+            out_dtype=input.dtype if input.dtype != torch.float32 else torch.bfloat16,
+            use_fast_accum=True,
+        ).to(input.dtype)  # fmt: skip
+    else:
+        out = (linear(rows.float(), weight.float()) * scale_M[:, None] * scale_N).to(input.dtype)
+    out = out if bias is None else out + bias
+    return out.reshape(*input.shape[:-1], len(scale_N))
