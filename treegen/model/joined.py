@@ -33,9 +33,8 @@ class JoinedLinears:
         """
         self._parts: list[nn.Linear] = []
         for siblings in _siblings(module, run):
-            try:
-                joint = _Joint(siblings)
-            except torch.OutOfMemoryError:
+            joint = _joint(siblings)
+            if joint is None:
                 break
             for place, part in enumerate(siblings):
                 part.__class__ = _PARTS[type(part)]
@@ -85,6 +84,18 @@ class _Joint:
         if place == len(self.sizes) - 1:
             self._input, self._outputs = None, ()
         return output
+
+
+def _joint(parts: Sequence[nn.Linear]) -> _Joint | None:
+    """The product for some layers; None if there is no memory for it."""
+    for attempt in range(2):
+        try:
+            return _Joint(parts)
+        except torch.OutOfMemoryError:
+            if attempt == 0:
+                # torch keeps the old places of layers joined before, which are too small for these.
+                torch.cuda.empty_cache()
+    return None
 
 
 class _Part(nn.Linear):
