@@ -1,0 +1,145 @@
+"""Linear layers in FP8: the products of rounded numbers, alone and joined, in whole models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny_models
+import torch
+from cli_cases import Command
+from torch import nn
+
+from treegen import LLM, Node, SamplingParams
+from treegen.errors import InputError
+from treegen.model.check import check_model
+from treegen.model.fp8 import FP8, Fp8Linear, fp8_linear, quantize_linears, quantized, smooth
+from treegen.model.joined import JoinedLinears
+from treegen.model.load import load_model
+from treegen.options import EngineOptions
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", [(1, 16, 16), (7, 48, 32), (64, 256, 512), (0, 32, 16)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_products_are_those_of_rounded_numbers(
+    device: str, shape: tuple[int, int, int], has_bias: bool
+) -> None:
+    rows, width, outputs = shape
+    generator = torch.Generator().manual_seed(hash(shape) % 1000)
+    kind = torch.bfloat16 if device == "cuda" else torch.float32
+
+    def numbers(*size: int) -> torch.Tensor:
+        spread = torch.rand(size[0], *[1] * (len(size) - 1), generator=generator) * 100
+        return (torch.randn(*size, generator=generator) * spread).to(device, kind)
+
+    input, weight = numbers(rows, width), numbers(outputs, width)
+    bias = numbers(outputs) if has_bias else None
+    weight8, scale_N = quantized(weight)
+    assert weight8.dtype == FP8
+    got = fp8_linear(input, weight8, scale_N, bias).double()
+    rounded, scale_M = quantized(input)
+    exact_weight = weight8.double() * scale_N.double()[:, None]
+    # No number is off by more than a sixteenth, or what is left of the largest in its row.
+    off = (exact_weight - weight.double()).abs()
+    assert (off <= weight.double().abs() / 16 + scale_N.double()[:, None] * 2**-9).all()
+    want = (rounded.double() * scale_M.double()[:, None]) @ exact_weight.T
+    want = want if bias is None else want + bias.double()
+    scale = input.double().abs() @ weight.double().abs().T + 1e-6
+    limit = 1e-2 if device == "cuda" else 1e-6
+    assert ((got - want).abs() <= limit * scale).all()
+
+
+def test_rows_of_zeros_stay_zeros() -> None:
+    weight8, scale_N = quantized(torch.zeros(16, 32))
+    assert fp8_linear(torch.zeros(3, 32), weight8, scale_N, None).eq(0).all()
+
+
+def test_what_is_quantised_and_what_stays(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 24), nn.Linear(20, 16))
+    assert quantize_linears(module, torch.device("cpu")) == 1
+    assert [type(part) is Fp8Linear for part in module] == [True, False, False]
+    tiny_models.save_tiny_model(tmp_path, "mixtral")
+    model = load_model(str(tmp_path), quantization="fp8")
+    kinds = {name: type(part) for name, part in model.module.named_modules()}
+    assert kinds["lm_head"] is nn.Linear
+    assert kinds["model.layers.0.self_attn.q_proj"] is Fp8Linear
+    assert not any(kind is Fp8Linear for name, kind in kinds.items() if "gate" in name)
+
+
+def test_joined_layers_give_the_same_numbers() -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k = nn.Linear(32, 48, bias=False), nn.Linear(32, 16, bias=False)
+            self.gate, self.up = nn.Linear(64, 32), nn.Linear(64, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.cat([self.q(x), self.k(x)], -1)
+            return torch.cat([self.gate(y), self.up(y)], -1)
+
+    torch.manual_seed(0)
+    layer, x = Layer().requires_grad_(False), torch.randn(5, 2, 32)
+    quantize_linears(layer, torch.device("cpu"))
+    want = layer(x)
+    joined = JoinedLinears(layer, lambda: layer(x))
+    assert type(layer.q) is not Fp8Linear and layer(x).equal(want)
+    joined.undo()
+    assert type(layer.q) is Fp8Linear and layer(x).equal(want)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "mixtral"])
+def test_a_model_in_fp8_draws_the_same_however_it_shares(family: str, tmp_path: Path) -> None:
+    tiny_models.save_tiny_model(tmp_path, family)
+    tree = Node("Q: 1 + 1?\nA:", children=[Node(" 2", samples=6), Node(" two", samples=5)])
+    params = SamplingParams(max_tokens=12, seed=3)
+    drawn = []
+    for sharing in ("all", "off"):
+        llm = LLM(str(tmp_path), quantization="fp8", sharing=sharing, memory="8MiB", max_rows=7)
+        drawn.append([c.tokens for c in llm.run(tree, params).completions])
+    # Sums in another order may move an input over the edge between two numbers of FP8, rarely.
+    assert sum(a != b for a, b in zip(*drawn, strict=True)) <= 2
+    plain = LLM(str(tmp_path), memory="8MiB").score([("Q: 1 +", " 1?")])[0].logprobs
+    rounded = llm.score([("Q: 1 +", " 1?")])[0].logprobs
+    assert rounded != plain and rounded == pytest.approx(plain, abs=1.0)
+
+
+def test_the_load_check_does_not_round_inputs(tmp_path: Path) -> None:
+    tiny_models.save_tiny_model(tmp_path, "llama")
+    model = load_model(str(tmp_path), quantization="fp8", check=False)
+    part = next(p for p in model.module.modules() if isinstance(p, Fp8Linear))
+    x = torch.randn(3, part.in_features)
+    rounded = part(x)
+    with smooth(model.module):
+        exact = part(x)
+    assert not exact.equal(rounded) and part(x).equal(rounded)
+    check_model(model)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"quantization": "int4"}, "quantization must be fp8"),
+        ({"quantization": "fp8", "reproducible": True}, "does not go with reproducible"),
+        ({"quantization": "fp8", "tensor_parallel_size": 2}, "with tensor_parallel_size"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(options: dict[str, object], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        EngineOptions(model="demo", **options)  # type: ignore[arg-type]
+
+
+def test_the_command_refuses_in_one_line(treegen: Command) -> None:
+    done = treegen("eval", "gsm8k", "--model", "demo", "--quantization", "int4", "--limit", "1")
+    assert done.code == 2 and "quantization must be fp8" in done.err
