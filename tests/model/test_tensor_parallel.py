@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import tiny_models
+from gathering_ranks import gather_one_column
 
 from treegen import LLM, Node, SamplingParams
 from treegen.errors import InputError, ModelError
@@ -163,6 +164,13 @@ def test_options_that_do_not_go_together(tmp_path: Path) -> None:
         LLM(str(tmp_path), device="cpu", tensor_parallel_size=0)
     with pytest.raises(InputError, match="reproducible is for one GPU"):
         LLM(str(tmp_path), device="cpu", tensor_parallel_size=2, reproducible=True)
+
+
+def test_columns_that_ranks_gather_are_dense(group: Group) -> None:
+    """Kernels read them by their sizes alone, and the compiler counts on it."""
+    gathered: Any = group.load(gather_one_column)
+    assert gathered.is_contiguous()
+    assert gathered.tolist() == [[[0, 10], [1, 11], [2, 12]], [[3, 13], [4, 14], [5, 15]]]
 
 
 def test_a_second_group_in_one_process_is_refused(group: Group) -> None:

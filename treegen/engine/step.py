@@ -17,7 +17,7 @@ from treegen.attention import Prepared
 from treegen.cache.pool import LayerKV
 from treegen.model.batch import Batch
 from treegen.model.states import StateBatch
-from treegen.sampling.draw import Draws, SamplingBatch, draw, draw_divided
+from treegen.sampling.draw import Draws, SamplingBatch, can_divide, draw, draw_divided
 
 if TYPE_CHECKING:
     from treegen.model.ranks import Ranks
@@ -59,7 +59,9 @@ class DecodeStep:
     @property
     def draws_in_parts(self) -> bool:
         """Whether each rank draws from its part of the logits."""
-        return self.ranks is not None and self.inputs_7T.is_cuda and self.sampling.is_plain
+        if self.ranks is None or not self.sampling.is_plain:
+            return False
+        return can_divide(self.inputs_7T.device)
 
     @property
     def num_rows(self) -> int:

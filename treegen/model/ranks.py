@@ -84,7 +84,7 @@ class Ranks:
         return self.rank, first, max(min(vocab_size - first, width), 0)
 
     def beside(self, tensor: Tensor) -> Tensor:
-        """The tensors [..., W] of all ranks side by side; each rank must call this."""
+        """The tensors [..., W] of all ranks side by side, dense; each rank must call this."""
         return gather_columns(tensor, self.size)
 
     def total(self, tensor: Tensor) -> Tensor:
@@ -187,11 +187,12 @@ def _(input: Tensor, weight: Tensor) -> Tensor:
 
 @torch.library.custom_op("treegen::gather_columns", mutates_args=())
 def _gather_columns_op(part: Tensor, size: int) -> Tensor:
-    """The parts [..., W] of `size` ranks as one [..., size * W]."""
+    """The parts [..., W] of `size` ranks as one dense [..., size * W]."""
     _joined()
     whole = part.new_empty(size, *part.shape)
     _all_gather(whole.view(-1), part.contiguous().view(-1))
-    return whole.movedim(0, -2).reshape(*part.shape[:-1], size * part.shape[-1])
+    # Where the parts have one column, a reshape alone would be a view that is not dense.
+    return whole.movedim(0, -2).reshape(*part.shape[:-1], size * part.shape[-1]).contiguous()
 
 
 @_gather_columns_op.register_fake
@@ -212,6 +213,6 @@ def linear_over_ranks(input: Tensor, weight: Tensor) -> Tensor:
 
 
 def gather_columns(part: Tensor, size: int) -> Tensor:
-    """The parts [..., W] of all ranks as one [..., size * W]."""
+    """The parts [..., W] of all ranks as one dense [..., size * W]."""
     gathered: Tensor = torch.ops.treegen.gather_columns(part, size)
     return gathered

@@ -11,6 +11,7 @@ Shape letters: P distributions, N draws from each, V vocabulary.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from types import ModuleType
@@ -266,6 +267,11 @@ def draw(
     return _joined(parts)
 
 
+def can_divide(device: torch.device) -> bool:
+    """Whether `draw_divided` runs on a device: on a GPU, and anywhere in Triton's interpreter."""
+    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+
+
 def draw_divided(
     logits_PW: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: SamplingBatch,
     forced_P: Tensor | None, part: tuple[int, int, int], gather: Callable[[Tensor], Tensor],
@@ -276,7 +282,7 @@ def draw_divided(
     All of them get the draws. They exchange sums of blocks, not logits.
 
     part: which part is at hand, its first token, and how many of the W logits are real.
-    gather: puts what all have side by side. total: adds up what all have.
+    gather: puts what all have side by side, dense. total: adds up what all have.
     """
     kernels = _kernels()
     tokens_PN, logprobs_PN, lse_P = kernels.draw_blocks(
