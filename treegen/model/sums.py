@@ -42,7 +42,7 @@ class Sums:
             except Exception:
                 is_right = False
         if self._all(is_right, device):
-            self._most = _TWO_SHOT[size]
+            self._most, is_right = _TWO_SHOT[size], False
             with suppress(Exception):
                 is_right = self._is_right(device)
             if not self._all(is_right, device):
