@@ -1,32 +1,49 @@
-"""Models that two GPUs compute together: the same samples as one GPU, and an end to every fault."""
+"""Models that two GPUs compute together: the same samples as one GPU, and an end to every fault.
+
+The tests share two processes, which load one model after another. A test that breaks them gets the
+next one new ones. What waits for too long is ended, so no test waits for ever.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tiny_models
 import torch
+from torch import Tensor
 
-from treegen import LLM, Node, SamplingParams
+from treegen import LLM, Node, RunResult, SamplingParams
+from treegen.engine.execute import PrefillInputs
+from treegen.engine.layout import make_level
 from treegen.errors import InputError, WorkerError
 from treegen.model.leading import Group
 from treegen.model.load import load_model
-from treegen.outputs import Completion
+from treegen.model.model import Model
+from treegen.model.sums import SWITCH
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.timeout(90),
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
 
 QUESTIONS = ["Q: Bob has 14 pens and 2 caps. How many?\nA:", "Q: Cy?\nA:", "Q: How many?\nA:"]
 FEW_SHOT = "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 2
-FAMILIES = ["llama", "gemma2", "mixtral", "qwen3", "phi3", "olmo2", "cohere2", "qwen3_moe"]
-FAMILIES += ["deepseek_v3", "gemma3_on_text"]
+PAIRS = [("Q: Ann has", " 3 apples"), ("Q: Ann has", " 14 pens")]
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+SAMPLED = SamplingParams(max_tokens=16, seed=3)
+TOP_P = SamplingParams(max_tokens=16, seed=3, top_p=0.9, top_k=50, logprobs=2)
+LONGEST = 75.0  # seconds in which a test is done with its two GPUs
 
 
 def tree_of(samples: int) -> Node:
@@ -34,30 +51,205 @@ def tree_of(samples: int) -> Node:
     return Node(FEW_SHOT, children=leaves)
 
 
-def alone(path: Path) -> LLM:
-    model = load_model(str(path), dtype="float32")
-    return LLM(model, tokenizer=tiny_models.tiny_tokenizer(), memory="32MiB", eager=True)
+def show(text: str) -> None:
+    """Seen with pytest -s."""
+    sys.stderr.write(f"\n{text}\n")
 
 
-def different(these: tuple[Completion, ...], those: tuple[Completion, ...]) -> int:
-    return sum(a.tokens != b.tokens for a, b in zip(these, those, strict=True))
+def llm_of(model: Model, *, eager: bool = True) -> LLM:
+    return LLM(model, tokenizer=tiny_models.tiny_tokenizer(), memory="32MiB", eager=eager)
+
+
+def prefill_logits(llm: LLM) -> Tensor:
+    """Logits [40, V] of a pass over one text."""
+    num, size = 40, llm.cache.page_size
+    index, none = np.arange(num), np.array([0])
+    pages = np.arange(1, 1 - (-num // size), dtype=np.int32)[None]
+    given = PrefillInputs(
+        tokens=3 + 7 * index,
+        positions=index,
+        slots=size + index,
+        wanted=index,
+        levels=[make_level(none, none + num, pages, none + num, none, causal=True)],
+        pieces=None,
+    )
+    with torch.inference_mode():
+        logits, _ = llm.executor().prefill(given)
+    return logits.float().cpu()
+
+
+def distance(got: Tensor, want: Tensor) -> float:
+    """How far logits are apart at most; also shown."""
+    far = (got - want).abs().max().item()
+    show(f"logits differ by {far:.2g} at most, and are up to {want.abs().max():.2g}")
+    return far
+
+
+def different(got: RunResult, want: RunResult) -> int:
+    """How many samples differ; also shown is the first that does."""
+    pairs = list(zip(got.completions, want.completions, strict=True))
+    found = [(a.tokens, b.tokens) for a, b in pairs if a.tokens != b.tokens]
+    if found:
+        show(f"{len(found)} of {len(pairs)} differ, the first: {found[0][0]}, not {found[0][1]}")
+    return len(found)
+
+
+class Pairs:
+    """Models on one GPU and on two, of which the last ones are kept."""
+
+    def __init__(self, folder: Path) -> None:
+        """Nothing is started."""
+        self.folder = folder
+        self._ones: dict[str, LLM] = {}
+        self._group: Group | None = None
+        self._shares = False
+        self._two: tuple[str, bool, LLM] | None = None
+
+    def one(self, family: str) -> LLM:
+        """The model on one GPU."""
+        if family not in self._ones:
+            tiny_models.save_tiny_model(self.folder / family, family)
+            self._ones[family] = llm_of(load_model(str(self.folder / family), dtype="float32"))
+        return self._ones[family]
+
+    @contextmanager
+    def group(self, *, shares: bool) -> Iterator[Group]:
+        """Two GPUs, with their sums in memory that they share or by NCCL. An error ends them."""
+        if shares != self._shares:
+            self.close()
+        if self._group is None:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv(SWITCH, str(int(shares)))
+                self._group, self._shares = Group(2), shares
+        watch = threading.Timer(LONGEST, self._kill, [self._group.pids])
+        watch.start()
+        try:
+            yield self._group
+        except AssertionError:
+            raise  # about numbers; the group goes on
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            watch.cancel()
+
+    @contextmanager
+    def two(self, family: str, *, shares: bool, eager: bool = True) -> Iterator[LLM]:
+        """The model on two GPUs."""
+        self.one(family)
+        with self.group(shares=shares) as group:
+            if self._two is None or self._two[:2] != (family, eager):
+                path = str(self.folder / family)
+                model = group.load(partial(load_model, path, dtype="float32"))
+                self._two = family, eager, llm_of(model, eager=eager)
+            yield self._two[2]
+
+    def close(self) -> None:
+        """End the two GPUs' processes."""
+        group, self._group, self._two = self._group, None, None
+        if group is not None:
+            group.close()
+
+    @staticmethod
+    def _kill(pids: list[int]) -> None:
+        show(f"ended after {LONGEST:g} s, for the test still waits for them: processes {pids}")
+        for number in (signal.SIGUSR1, signal.SIGKILL):  # the first shows where they are
+            for pid in pids:
+                with suppress(OSError):
+                    os.kill(pid, number)
+            time.sleep(1)
 
 
 @pytest.fixture(scope="module")
-def group() -> Iterator[Group]:
-    """Two GPUs, which load one model after another."""
-    with Group(2) as group:
-        yield group
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pairs]:
+    found = Pairs(tmp_path_factory.mktemp("models"))
+    yield found
+    found.close()
 
 
-def load(group: Group, path: Path, *, eager: bool) -> LLM:
-    model = group.load(partial(load_model, str(path), dtype="float32"))
-    tokenizer = tiny_models.tiny_tokenizer()
-    return LLM(model, tokenizer=tokenizer, memory="32MiB", eager=eager)
+class Checks:
+    """What holds however sums are taken."""
+
+    shares: bool
+
+    def test_a_sums_are_taken_as_asked(self, pairs: Pairs) -> None:
+        with pairs.group(shares=self.shares) as group:
+            assert group.shares_memory == self.shares
+
+    def test_b_logits_of_a_prefill(self, pairs: Pairs) -> None:
+        want = prefill_logits(pairs.one("llama"))
+        with pairs.two("llama", shares=self.shares) as llm:
+            assert distance(prefill_logits(llm), want) < 1e-3
+
+    def test_c_greedy_draws(self, pairs: Pairs) -> None:
+        want = pairs.one("llama").run(tree_of(4), GREEDY)
+        with pairs.two("llama", shares=self.shares) as llm:
+            assert different(llm.run(tree_of(4), GREEDY), want) == 0
+
+    def test_d_sampled_draws(self, pairs: Pairs) -> None:
+        want = pairs.one("llama").run(tree_of(20), SAMPLED)
+        with pairs.two("llama", shares=self.shares) as llm:
+            # float32 sums in another order may flip a draw that lies on a boundary, rarely.
+            assert different(llm.run(tree_of(20), SAMPLED), want) <= 2
+
+    def test_e_top_p_draws(self, pairs: Pairs) -> None:
+        want = pairs.one("llama").run(tree_of(20), TOP_P)
+        with pairs.two("llama", shares=self.shares) as llm:
+            assert different(llm.run(tree_of(20), TOP_P), want) <= 2
+
+    def test_f_scores(self, pairs: Pairs) -> None:
+        want = pairs.one("llama").score(PAIRS)
+        with pairs.two("llama", shares=self.shares) as llm:
+            for mine, its in zip(llm.score(PAIRS), want, strict=True):
+                assert mine.logprobs == pytest.approx(its.logprobs, abs=1e-4)
+
+    def test_g_compiled_layers_and_graphs(self, pairs: Pairs) -> None:
+        one, each = pairs.one("llama"), (GREEDY, SAMPLED, TOP_P)
+        want = [one.run(tree_of(4), params) for params in each]
+        with pairs.two("llama", shares=self.shares, eager=False) as llm:
+            got = [llm.run(tree_of(4), params) for params in each]
+        assert got[0].usage.uncompiled_because == ""
+        counts = [different(mine, its) for mine, its in zip(got, want, strict=True)]
+        assert counts[0] == 0
+        assert max(counts) <= 2
+
+    def test_h_a_killed_rank_ends_the_run_and_nothing_hangs(self, pairs: Pairs) -> None:
+        with pairs.two("llama", shares=self.shares) as llm:
+            stream = llm.stream(tree_of(20), SamplingParams(max_tokens=200, ignore_eos=True))
+            for _ in range(20):
+                stream.step()
+            with pairs.group(shares=self.shares) as group:
+                os.kill(group.pids[0], signal.SIGKILL)
+            with pytest.raises(WorkerError, match="rank 1 has died by signal 9"):
+                list(stream)
+            with pytest.raises(WorkerError, match="make a new LLM"):
+                llm.run(tree_of(1))
+        pairs.close()
 
 
-def test_small_sums_are_done_in_shared_memory(group: Group) -> None:
-    assert group.shares_memory
+class TestNccl(Checks):
+    shares = False
+
+
+class TestSharedMemory(Checks):
+    shares = True
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["gemma2", "qwen3", "mixtral", "phi3", "olmo2", "cohere2", "qwen3_moe", "deepseek_v3",
+     "gemma3_on_text"],
+)  # fmt: skip
+def test_families(family: str, pairs: Pairs) -> None:
+    one = pairs.one(family)
+    logits = prefill_logits(one)
+    want = [one.run(tree_of(4), params) for params in (GREEDY, SAMPLED)]
+    with pairs.two(family, shares=False) as llm:
+        assert distance(prefill_logits(llm), logits) < 1e-3
+        got = [llm.run(tree_of(4), params) for params in (GREEDY, SAMPLED)]
+    greedy, sampled = (different(mine, its) for mine, its in zip(got, want, strict=True))
+    assert greedy == 0
+    assert sampled <= 1
 
 
 def test_gpus_that_are_not_there_are_refused(tmp_path: Path) -> None:
@@ -66,41 +258,3 @@ def test_gpus_that_are_not_there_are_refused(tmp_path: Path) -> None:
         LLM(str(tmp_path), tensor_parallel_size=999)
     with pytest.raises(InputError, match=r"'cuda:1' is one GPU, .* CUDA_VISIBLE"):
         LLM(str(tmp_path), device="cuda:1", tensor_parallel_size=2)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_two_gpus_draw_what_one_draws(family: str, group: Group, tmp_path: Path) -> None:
-    tiny_models.save_tiny_model(tmp_path, family)
-    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    plain = SamplingParams(max_tokens=20, seed=3)
-    filtered = SamplingParams(max_tokens=20, seed=3, top_p=0.9, top_k=50, logprobs=2)
-    pairs = [("Q: Ann has", " 3 apples"), ("Q: Ann has", " 14 pens")]
-    one = alone(tmp_path)
-    want = [one.run(tree_of(20), params).completions for params in (greedy, plain, filtered)]
-    scores = one.score(pairs)
-    # Compiling takes half a minute.
-    for eager in (True, False) if family in ("llama", "mixtral") else (True,):
-        two = load(group, tmp_path, eager=eager)
-        got = [two.run(tree_of(20), params) for params in (greedy, plain, filtered)]
-        assert got[0].usage.uncompiled_because == ""
-        assert different(got[0].completions, want[0]) == 0
-        # float32 sums in another order may flip a draw that lies on a boundary, rarely.
-        assert different(got[1].completions, want[1]) <= 2
-        assert different(got[2].completions, want[2]) <= 2
-        for mine, its in zip(two.score(pairs), scores, strict=True):
-            assert mine.logprobs == pytest.approx(its.logprobs, abs=1e-4)
-
-
-def test_a_killed_rank_ends_the_run_and_nothing_hangs(group: Group, tmp_path: Path) -> None:
-    """The last test of the file, for the group is gone after it."""
-    tiny_models.save_tiny_model(tmp_path, "llama")
-    llm = load(group, tmp_path, eager=True)
-    llm.run(tree_of(20), SamplingParams(max_tokens=8))
-    stream = llm.stream(tree_of(20), SamplingParams(max_tokens=200, ignore_eos=True))
-    for _ in range(20):
-        stream.step()
-    os.kill(group.pids[0], signal.SIGKILL)
-    with pytest.raises(WorkerError, match="rank 1 has died by signal 9"):
-        list(stream)
-    with pytest.raises(WorkerError, match="make a new LLM"):
-        llm.run(tree_of(1))
