@@ -173,7 +173,7 @@ def sample_scores(
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
     """Return what votes may weigh a stored sample by."""
     found = {}
-    if record["num_tokens"]:
+    if record["num_tokens"] and "logprob" in record:
         found["logprob"] = record["logprob"] / record["num_tokens"]
     if (certainty := record.get("self_certainty")) is not None:
         found["certainty"] = certainty
