@@ -35,7 +35,7 @@ def command(run: Path, most: int | None, data: str | None, quiet: bool) -> None:
     with RunDir.open(run) as opened:
         for line in opened.notices:
             notice(line)
-        job = _job(run, opened.info, data)
+        job = stored_job(run, opened.info, data)
         questions_of(job, opened, most)  # what cannot be asked is refused before a model is loaded
         engine = job.settings.engine
         if not quiet:
@@ -57,7 +57,8 @@ def command(run: Path, most: int | None, data: str | None, quiet: bool) -> None:
     json_line({"run": str(run), "picks": done})
 
 
-def _job(run: Path, info: "RunInfo", data: str | None) -> "Job":
+def stored_job(run: Path, info: "RunInfo", data: str | None) -> "Job":
+    """Return the job of a stored run, to be scored."""
     from treegen.evals.job import check_same_data, load_job
     from treegen.evals.settings import settle, stored_choices
 

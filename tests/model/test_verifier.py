@@ -1,0 +1,157 @@
+"""Verifiers: tiny random models of each published form, against transformers read step by step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli_cases import Command
+from tiny_models import spread_weights, tiny_tokenizer
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    LlamaForTokenClassification,
+)
+
+from treegen.errors import InputError, ModelError
+from treegen.model.verifier import Verifier, load_scorer
+
+CLASSES: dict[str, Any] = {
+    "sequence": LlamaForSequenceClassification,
+    "token": LlamaForTokenClassification,
+    "causal": LlamaForCausalLM,
+}
+PAIRS = [
+    ("How many?", "Three.\n\nNo, four.\n\nThe answer is 4."),
+    ("Why?", "Because."),
+    ("Who is it then?", "\n\nA\n\n \n\nB \n\nC"),
+    ("", ""),
+]
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
+
+
+def save(folder: Path, form: str, *, labels: int = 2, chat: bool = False) -> Any:
+    config = LlamaConfig(
+        vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=200,
+        num_labels=labels, pad_token_id=2,
+    )  # fmt: skip
+    model = CLASSES[form](config)
+    spread_weights(model, 7)
+    model.save_pretrained(folder)
+    tokenizer = tiny_tokenizer()
+    if chat:
+        tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return model.eval()
+
+
+def logits_after(model: Any, text: str, *, special: bool = True) -> torch.Tensor:
+    """The model's last logits on a text alone."""
+    ids = tiny_tokenizer()(text, add_special_tokens=special)["input_ids"]
+    with torch.inference_mode():
+        found: torch.Tensor = model(input_ids=torch.tensor([ids])).logits[0]
+    return found if found.dim() == 1 else found[-1]
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+def test_outcomes_are_read_from_the_whole_text(tmp_path: Path, labels: int) -> None:
+    model = save(tmp_path, "sequence", labels=labels)
+    verifier = Verifier(scorer=load_scorer(tmp_path, device="cpu"), batch_size=3)
+    for (question, answer), values in zip(PAIRS, verifier.values(PAIRS), strict=True):
+        logits = logits_after(model, f"{question}\n{answer}")
+        want = logits.sigmoid()[0] if labels == 1 else logits.softmax(0)[-1]
+        assert values == pytest.approx([float(want)], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("form", "mark"),
+    [("token", ""), ("token", "#"), ("token", " #\n"), ("causal", "#"), ("causal", " #\n")],
+)
+@pytest.mark.parametrize("chat", [False, True])
+def test_steps_are_read_where_they_end(tmp_path: Path, form: str, mark: str, chat: bool) -> None:
+    model = save(tmp_path, form, chat=chat)
+    scorer = load_scorer(tmp_path, device="cpu")
+    verifier = Verifier(scorer=scorer, mark=mark, tokens=("4", "5"), batch_size=2)
+    found = verifier.values(PAIRS)
+    for (question, answer), values in zip(PAIRS, found, strict=True):
+        steps = [step for step in answer.split("\n\n") if step.strip()] or [answer]
+        assert len(values) == len(steps)
+        for number, value in enumerate(values):
+            done = steps[: number + 1]
+            body = "".join(f"{s}{mark}" for s in done) if mark else "\n\n".join(done)
+            begin = f"<user>{question}</user><assistant>" if chat else f"{question}\n"
+            if not body:  # nothing was said: the text is read at its end
+                body = "</assistant>" if chat else ""
+            text = (begin + body).rstrip() or begin + body
+            logits = logits_after(model, text, special=not chat)
+            if form == "causal":
+                ids = [tiny_tokenizer()(t, add_special_tokens=False)["input_ids"][-1] for t in "45"]
+                logits = logits[ids].flip(0)  # the right one last, as of a classifier
+            assert value == pytest.approx(float(logits.softmax(0)[-1]), abs=1e-5)
+
+
+def test_steps_become_one_number(tmp_path: Path) -> None:
+    save(tmp_path, "token")
+    scorer = load_scorer(tmp_path, device="cpu")
+    steps = Verifier(scorer=scorer).values(PAIRS[:1])[0]
+    assert len(steps) == 3
+    want = {"last": steps[-1], "min": min(steps), "mean": sum(steps) / 3}
+    want["product"] = steps[0] * steps[1] * steps[2]
+    for reduce, value in want.items():
+        got = Verifier(scorer=scorer, reduce=reduce).scores(PAIRS[:1])
+        assert got == pytest.approx([value], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "told"),
+    [
+        ("causal", {}, "--mark"),
+        ("sequence", {"mark": "#"}, "leave the mark out"),
+        ("sequence", {"label": 2}, "label must be less than 2"),
+        ("token", {"reduce": "max"}, "reduce must be one of"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    tmp_path: Path, form: str, options: dict[str, Any], told: str
+) -> None:
+    save(tmp_path, form)
+    with pytest.raises(InputError, match=told):
+        Verifier(scorer=load_scorer(tmp_path, device="cpu"), **options)
+
+
+def test_texts_and_models_that_cannot_be_read(tmp_path: Path) -> None:
+    save(tmp_path, "token")
+    verifier = Verifier(scorer=load_scorer(tmp_path, device="cpu"))
+    with pytest.raises(InputError, match="reads 200"):
+        verifier.values([("q", "x" * 1000)])
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    config["architectures"] = ["LlamaModel"]
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(ModelError, match="no model that judges"):
+        load_scorer(tmp_path)
+
+
+def test_a_run_is_scored_and_votes_by_it(tmp_path: Path, treegen: Command) -> None:
+    run, model = tmp_path / "run", tmp_path / "verifier"
+    save(model, "sequence")
+    options = ["-n", "4", "--max-tokens", "24", "--memory", "16MiB"]
+    assert treegen("eval", "gsm8k", "--limit", "3", *options, "-o", run, "-q").code == 0
+    asked = ["verify", run, "--verifier", model, "--device", "cpu", "-q"]
+    assert treegen(*asked).document["scores"] == 12
+    whole = (run / "scores.jsonl").read_bytes()
+    assert treegen(*asked).document["scores"] == 12
+    assert (run / "scores.jsonl").read_bytes() == whole  # there was nothing to do
+    (run / "scores.jsonl").write_bytes(whole[: len(whole) // 2])  # what a kill leaves
+    assert treegen(*asked).document["scores"] == 12
+    rows = (run / "scores.jsonl").read_text(encoding="utf-8").splitlines()
+    keys = {(row["problem_id"], row["sample_index"]) for row in map(json.loads, rows)}
+    assert len(keys) == len(rows) == 12
+    scored = treegen("score", run, "--votes", "score,score:best")
+    assert scored.code == 0 and "score" in json.dumps(scored.document["report"]["tables"][-1])
+    other = treegen(*asked, "--label", "0")
+    assert other.code == 2 and "scores by something else" in other.err
