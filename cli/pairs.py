@@ -19,6 +19,7 @@ Reader = Callable[[str], Any]
 MODEL_ARGS: Final[Mapping[str, Reader]] = {
     "model": str,
     "dtype": str,
+    "quantization": str,
     "device": str,
     "memory": str,
     "page_size": int,
@@ -34,7 +35,6 @@ MODEL_ARGS: Final[Mapping[str, Reader]] = {
     "revision": str,
     "trust_remote_code": _bool,
     "tensor_parallel_size": int,
-    "quantization": str,
 }
 GEN_KWARGS: Final[Mapping[str, Reader]] = {
     "temperature": float,

@@ -33,6 +33,7 @@ def _followers(pid: int) -> list[int]:
     return found
 
 
+@pytest.mark.soak
 def test_a_group_draws_what_one_process_draws_also_after_a_rank_is_killed(tiny: Path) -> None:
     want = LLM(str(tiny), memory="4MiB", max_rows=8).run(TREE, PARAMS)
     how: dict[str, Any] = {"memory": "4MiB", "max_rows": 8, "tensor_parallel_size": 2}

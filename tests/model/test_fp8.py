@@ -143,3 +143,14 @@ def test_what_does_not_go_together_is_refused(options: dict[str, object], told: 
 def test_the_command_refuses_in_one_line(treegen: Command) -> None:
     done = treegen("eval", "gsm8k", "--model", "demo", "--quantization", "int4", "--limit", "1")
     assert done.code == 2 and "quantization must be fp8" in done.err
+
+
+def test_a_run_goes_on_as_it_was_quantised(tmp_path: Path, treegen: Command) -> None:
+    run = tmp_path / "run"
+    asked = ["gsm8k", "--limit", "1", "-n", "2", "--max-tokens", "4", "--memory", "16MiB", "-q"]
+    assert treegen("eval", *asked, "--quantization", "fp8", "-o", run).code == 0
+    assert treegen("eval", "--resume", run, "-q").code == 0
+    plain = tmp_path / "plain"
+    assert treegen("eval", *asked, "-o", plain).code == 0
+    refused = treegen("eval", "--resume", plain, "--quantization", "fp8", "-q")
+    assert refused.code == 2 and "quantization" in refused.err

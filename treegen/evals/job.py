@@ -321,11 +321,13 @@ def run_settings(
     device_type: the kind of device, cpu or cuda, where workers of a cluster compute.
     """
     problems = [problem.content for problem in job.data.problems]
+    quantization = job.settings.engine.quantization
+    quantized = {"quantization": quantization} if quantization is not None else {}
     return RunSettings(
         identity={
             "task": {"name": job.task.name, "version": job.task.version},
             "data": {"problems": _hash(problems), "fewshot": _hash(job.data.examples)},
-            "model": {"fingerprint": fingerprint, "dtype": dtype},
+            "model": {"fingerprint": fingerprint, "dtype": dtype, **quantized},
             "treegen": treegen.__version__,
             **job.settings.identity(),
         },
@@ -344,9 +346,8 @@ def _computing(engine: EngineOptions, device_type: str | None) -> dict[str, str]
     from treegen.model.config import resolve_device
 
     device = torch.device(device_type) if device_type else resolve_device(engine.device)
-    quantized = {"quantization": engine.quantization} if engine.quantization else {}
     if device.type == "cpu":
-        return {"device": "cpu", **quantized}
+        return {"device": "cpu"}
     # The machine of a cluster's coordinator may have no GPU.
     named = torch.cuda.is_available()
     compiled = not engine.eager if engine.compile is None else engine.compile
@@ -354,7 +355,6 @@ def _computing(engine: EngineOptions, device_type: str | None) -> dict[str, str]
         **({"device": torch.cuda.get_device_name(device)} if named else {}),
         "attention": "invariant" if engine.reproducible else engine.impl,
         "layers": "compiled" if compiled else "as they are",
-        **quantized,
     }
 
 
