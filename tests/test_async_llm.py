@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -58,9 +59,14 @@ def test_a_call_with_a_seed_is_as_generate(served: AsyncLLM) -> None:
     tokens, got = asyncio.run(served.generate(prompts, params))
     served.close()
     want = served.llm.generate(prompts, params)
-    assert [[(c.text, c.top_logprobs) for c in each] for each in got] == [
-        [(c.text, c.top_logprobs) for c in each] for each in want
-    ]
+    assert [[c.text for c in each] for each in got] == [[c.text for c in each] for each in want]
+    for mine, theirs in zip(chain(*got), chain(*want), strict=True):
+        # A busy machine may share out its products among other numbers of threads.
+        likely = [
+            sum((alternatives for alternatives in c.top_logprobs), ()) for c in (mine, theirs)
+        ]
+        assert [token for token, _ in likely[0]] == [token for token, _ in likely[1]]
+        assert [p for _, p in likely[0]] == pytest.approx([p for _, p in likely[1]], abs=1e-4)
     assert len(tokens) == 3
 
 

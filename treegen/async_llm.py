@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Prompt = str | Sequence[int] | Sequence[Message]
 _WAITING_PER_ROW: Final = 4
 _GATHERED: Final = 0.002  # seconds that the first call of all waits for others
-_MOST_GATHERED: Final = 0.02
+_MOST_GATHERED: Final = 0.05
 
 
 @dataclass(slots=True, eq=False)
@@ -92,6 +92,7 @@ class AsyncLLM(Closing):
         self._inbox: deque[Callable[[], None]] = deque()
         self._calls: dict[int, tuple[Call, int]] = {}  # by request number, with the prompt's place
         self._open_rows = 0  # of all calls that are not over
+        self._encoding = 0  # calls that are not in the inbox yet
         self._closing = False
         self._failure: Exception | None = None
         self._past: list[Usage] = []  # of runs that failed
@@ -221,6 +222,7 @@ class AsyncLLM(Closing):
                     "later"
                 )
             self._open_rows += each
+            self._encoding += 1
             self._encoder.submit(self._encode, call, contents, template)
         return call
 
@@ -282,6 +284,9 @@ class AsyncLLM(Closing):
             self._post(lambda: self._finish(call, failure))
         else:
             self._post(lambda: self._admit(call))
+        finally:
+            with self._changed:
+                self._encoding -= 1
 
     # The thread that owns the LLM
 
@@ -307,9 +312,12 @@ class AsyncLLM(Closing):
         self._run.close()
 
     def _gather(self) -> None:
-        """Wait as long as further calls come at once, for the first step shares among them."""
+        """Wait as long as further calls come at once, for the first step shares among them.
+
+        Each pass that computes prompts costs more than the wait for them.
+        """
         until = time.monotonic() + _MOST_GATHERED
-        while self._changed.wait(_GATHERED) and time.monotonic() < until:
+        while (self._changed.wait(_GATHERED) or self._encoding) and time.monotonic() < until:
             pass
 
     @property

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from treegen.cache.pool import LayerKV
 from treegen.errors import ModelError
 from treegen.model.batch import Batch
+from treegen.model.gated import GatedLinears
 from treegen.model.hook import ATTENTION, KEYS, PROBE, VALUES, Probe, write_and_attend
 from treegen.model.joined import JoinedLinears
 from treegen.model.text_part import attention_of_text
@@ -97,6 +98,7 @@ class CompiledLayers:
         self._layers = _decoder_layers(module, len(pools))
         attentions = _attention_modules(module, len(pools))
         self._joined = JoinedLinears(module, lambda: _probed(module))
+        self._gated = GatedLinears(module, lambda: _probed(module))
         if pools[0].keys.device.type == "cuda":
             # Each joined weight was copied to a new place. torch keeps the old places, which are
             # too small for the next joined weight.
@@ -113,6 +115,7 @@ class CompiledLayers:
 
     def undo(self) -> None:
         """Let the layers run uncompiled again, on any pools."""
+        self._gated.undo()
         self._joined.undo()
         for layer in self._layers:
             layer._compiled_call_impl = None

@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 from treegen.errors import InputError
 
 FP8: Final = torch.float8_e4m3fn
-_MOST: Final = 448.0  # the largest number in e4m3
-_LEAST: Final = 1e-12  # a row of zeros must not be divided by zero
+MOST: Final = 448.0  # the largest number in e4m3
+LEAST: Final = 1e-12  # a row of zeros must not be divided by zero
 _MULTIPLE: Final = 16  # what the GPU's product takes inputs and outputs in
 _CAPABILITY: Final = (8, 9)
 
@@ -100,20 +100,37 @@ def quantize_linears(module: nn.Module, device: torch.device) -> int:
 def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows [N, K] in FP8, and what each row [N] is to be multiplied by, in float32."""
     rows = weight.float()
-    scale_N = rows.abs().amax(dim=-1).clamp(min=_LEAST) / _MOST
-    return (rows / scale_N[:, None]).clamp(-_MOST, _MOST).to(FP8), scale_N
+    scale_N = rows.abs().amax(dim=-1).clamp(min=LEAST) / MOST
+    return (rows / scale_N[:, None]).clamp(-MOST, MOST).to(FP8), scale_N
 
 
 def fp8_linear(input: Tensor, weight: Tensor, scale_N: Tensor, bias: Tensor | None) -> Tensor:
     """Return input [..., K] times the transpose of an FP8 weight [N, K], [..., N]."""
     rows, scale_M = quantized(input.reshape(-1, input.shape[-1]))
-    if input.device.type == "cuda":
+    return scaled_product(rows, scale_M, weight, scale_N, bias, like=input)
+
+
+def scaled_product(
+    rows: Tensor,
+    scale_M: Tensor,
+    weight: Tensor,
+    scale_N: Tensor,
+    bias: Tensor | None,
+    *,
+    like: Tensor,
+) -> Tensor:
+    """Return FP8 rows [M, K] times the transpose of an FP8 weight [N, K], [..., N].
+
+    scale_M, scale_N: what the rows and the outputs are multiplied by.
+    like: [..., K], of as many rows; the result has its type and its leading sizes.
+    """
+    if rows.device.type == "cuda":
         out = torch._scaled_mm(
             rows, weight.t(), scale_M[:, None], scale_N[None],
-            out_dtype=input.dtype if input.dtype != torch.float32 else torch.bfloat16,
+            out_dtype=like.dtype if like.dtype != torch.float32 else torch.bfloat16,
             use_fast_accum=True,
-        ).to(input.dtype)  # fmt: skip
+        ).to(like.dtype)  # fmt: skip
     else:
-        out = (linear(rows.float(), weight.float()) * scale_M[:, None] * scale_N).to(input.dtype)
+        out = (linear(rows.float(), weight.float()) * scale_M[:, None] * scale_N).to(like.dtype)
     out = out if bias is None else out + bias
-    return out.reshape(*input.shape[:-1], len(scale_N))
+    return out.reshape(*like.shape[:-1], len(scale_N))

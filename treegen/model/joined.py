@@ -38,7 +38,7 @@ class JoinedLinears:
                 break
             for place, part in enumerate(siblings):
                 part.__class__ = _PARTS[type(part)]
-                joined = cast(_Part, part)
+                joined = cast(JointPart, part)
                 joined.joint, joined.place = joint, place
                 self._parts.append(part)
 
@@ -50,11 +50,14 @@ class JoinedLinears:
         self._parts.clear()
 
 
-class _Joint:
+class Joint:
     """One product for several linear layers. It is computed when the first of them is called.
 
     It is no module, because its weights already have names in the model. It holds them as
     parameters, because the compiler takes the sizes of parameters as fixed.
+
+    product: what was computed last, [..., sum of sizes], if `keeps` is set; whoever sets it takes
+    the product away before the next is computed.
     """
 
     def __init__(self, parts: Sequence[nn.Linear]) -> None:
@@ -66,6 +69,8 @@ class _Joint:
         self.bias = _joined(biases) if biases else None
         self._input: Tensor | None = None
         self._outputs: tuple[Tensor, ...] = ()
+        self.keeps = False
+        self.product: Tensor | None = None
 
     def output(self, input: Tensor, place: int) -> Tensor | None:
         """Return what the layer at a place computes from an input [..., in_features].
@@ -78,6 +83,7 @@ class _Joint:
             else:
                 output = fp8_linear(input, self.weight, self.scale, self.bias)
             self._outputs, self._input = output.split(self.sizes, -1), input
+            self.product = output if self.keeps else None
         if self._input is not input:
             return None
         output = self._outputs[place]
@@ -86,11 +92,11 @@ class _Joint:
         return output
 
 
-def _joint(parts: Sequence[nn.Linear]) -> _Joint | None:
+def _joint(parts: Sequence[nn.Linear]) -> Joint | None:
     """The product for some layers; None if there is no memory for it."""
     for attempt in range(2):
         try:
-            return _Joint(parts)
+            return Joint(parts)
         except torch.OutOfMemoryError:
             if attempt == 0:
                 # torch keeps the old places of layers joined before, which are too small for these.
@@ -98,10 +104,10 @@ def _joint(parts: Sequence[nn.Linear]) -> _Joint | None:
     return None
 
 
-class _Part(nn.Linear):
+class JointPart(nn.Linear):
     """A linear layer that is computed together with others."""
 
-    joint: _Joint
+    joint: Joint
     place: int
 
     def forward(self, input: Tensor) -> Tensor:
@@ -109,11 +115,11 @@ class _Part(nn.Linear):
         return super().forward(input) if output is None else output
 
 
-class _Fp8Part(_Part, Fp8Linear):
+class _Fp8Part(JointPart, Fp8Linear):
     """The same in FP8."""
 
 
-_PARTS: Final[dict[type, type]] = {nn.Linear: _Part, Fp8Linear: _Fp8Part}
+_PARTS: Final[dict[type, type]] = {nn.Linear: JointPart, Fp8Linear: _Fp8Part}
 _ALONE: Final = {joined: alone for alone, joined in _PARTS.items()}
 
 

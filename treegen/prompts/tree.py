@@ -265,6 +265,8 @@ def _check_content(content: object) -> None:
         for index, message in enumerate(content):
             _check_message(index, message)
         return
+    if set(map(type, content)) == {int} and min(content) >= 0 and max(content) <= MAX_TOKEN_ID:
+        return  # as the loop below would find, a hundred times as fast
     for index, token in enumerate(content):
         # Integers of numpy have __index__ too. Floats and strings do not.
         whole = hasattr(token, "__index__") and not isinstance(token, bool)
