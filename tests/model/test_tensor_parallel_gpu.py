@@ -29,7 +29,6 @@ from treegen.errors import InputError, WorkerError
 from treegen.model.leading import Group
 from treegen.model.load import load_model
 from treegen.model.model import Model
-from treegen.model.sums import SWITCH
 
 pytestmark = [
     pytest.mark.gpu,
@@ -102,7 +101,6 @@ class Pairs:
         self.folder = folder
         self._ones: dict[str, LLM] = {}
         self._group: Group | None = None
-        self._shares = False
         self._two: tuple[str, bool, LLM] | None = None
 
     def one(self, family: str) -> LLM:
@@ -113,14 +111,10 @@ class Pairs:
         return self._ones[family]
 
     @contextmanager
-    def group(self, *, shares: bool) -> Iterator[Group]:
-        """Two GPUs, with their sums in memory that they share or by NCCL. An error ends them."""
-        if shares != self._shares:
-            self.close()
+    def group(self) -> Iterator[Group]:
+        """Two GPUs. An error ends them."""
         if self._group is None:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setenv(SWITCH, str(int(shares)))
-                self._group, self._shares = Group(2), shares
+            self._group = Group(2)
         watch = threading.Timer(LONGEST, self._kill, [self._group.pids])
         watch.start()
         try:
@@ -134,10 +128,10 @@ class Pairs:
             watch.cancel()
 
     @contextmanager
-    def two(self, family: str, *, shares: bool, eager: bool = True) -> Iterator[LLM]:
+    def two(self, family: str, *, eager: bool = True) -> Iterator[LLM]:
         """The model on two GPUs."""
         self.one(family)
-        with self.group(shares=shares) as group:
+        with self.group() as group:
             if self._two is None or self._two[:2] != (family, eager):
                 path = str(self.folder / family)
                 model = group.load(partial(load_model, path, dtype="float32"))
@@ -167,72 +161,61 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pairs]:
     found.close()
 
 
-class Checks:
-    """What holds however sums are taken."""
-
-    shares: bool
-
-    def test_a_sums_are_taken_as_asked(self, pairs: Pairs) -> None:
-        with pairs.group(shares=self.shares) as group:
-            assert group.shares_memory == self.shares
-
-    def test_b_logits_of_a_prefill(self, pairs: Pairs) -> None:
-        want = prefill_logits(pairs.one("llama"))
-        with pairs.two("llama", shares=self.shares) as llm:
-            assert distance(prefill_logits(llm), want) < 1e-3
-
-    def test_c_greedy_draws(self, pairs: Pairs) -> None:
-        want = pairs.one("llama").run(tree_of(4), GREEDY)
-        with pairs.two("llama", shares=self.shares) as llm:
-            assert different(llm.run(tree_of(4), GREEDY), want) == 0
-
-    def test_d_sampled_draws(self, pairs: Pairs) -> None:
-        want = pairs.one("llama").run(tree_of(20), SAMPLED)
-        with pairs.two("llama", shares=self.shares) as llm:
-            # float32 sums in another order may flip a draw that lies on a boundary, rarely.
-            assert different(llm.run(tree_of(20), SAMPLED), want) <= 2
-
-    def test_e_top_p_draws(self, pairs: Pairs) -> None:
-        want = pairs.one("llama").run(tree_of(20), TOP_P)
-        with pairs.two("llama", shares=self.shares) as llm:
-            assert different(llm.run(tree_of(20), TOP_P), want) <= 2
-
-    def test_f_scores(self, pairs: Pairs) -> None:
-        want = pairs.one("llama").score(PAIRS)
-        with pairs.two("llama", shares=self.shares) as llm:
-            for mine, its in zip(llm.score(PAIRS), want, strict=True):
-                assert mine.logprobs == pytest.approx(its.logprobs, abs=1e-4)
-
-    def test_g_compiled_layers_and_graphs(self, pairs: Pairs) -> None:
-        one, each = pairs.one("llama"), (GREEDY, SAMPLED, TOP_P)
-        want = [one.run(tree_of(4), params) for params in each]
-        with pairs.two("llama", shares=self.shares, eager=False) as llm:
-            got = [llm.run(tree_of(4), params) for params in each]
-        assert got[0].usage.uncompiled_because == ""
-        counts = [different(mine, its) for mine, its in zip(got, want, strict=True)]
-        assert counts[0] == 0
-        assert max(counts) <= 2
-
-    def test_h_a_killed_rank_ends_the_run_and_nothing_hangs(self, pairs: Pairs) -> None:
-        with pairs.two("llama", shares=self.shares) as llm:
-            stream = llm.stream(tree_of(20), SamplingParams(max_tokens=200, ignore_eos=True))
-            for _ in range(20):
-                stream.step()
-            with pairs.group(shares=self.shares) as group:
-                os.kill(group.pids[0], signal.SIGKILL)
-            with pytest.raises(WorkerError, match="rank 1 has died by signal 9"):
-                list(stream)
-            with pytest.raises(WorkerError, match="make a new LLM"):
-                llm.run(tree_of(1))
-        pairs.close()
+def test_logits_of_a_prefill(pairs: Pairs) -> None:
+    want = prefill_logits(pairs.one("llama"))
+    with pairs.two("llama") as llm:
+        assert distance(prefill_logits(llm), want) < 1e-3
 
 
-class TestNccl(Checks):
-    shares = False
+def test_greedy_draws(pairs: Pairs) -> None:
+    want = pairs.one("llama").run(tree_of(4), GREEDY)
+    with pairs.two("llama") as llm:
+        assert different(llm.run(tree_of(4), GREEDY), want) == 0
 
 
-class TestSharedMemory(Checks):
-    shares = True
+def test_sampled_draws(pairs: Pairs) -> None:
+    want = pairs.one("llama").run(tree_of(20), SAMPLED)
+    with pairs.two("llama") as llm:
+        # float32 sums in another order may flip a draw that lies on a boundary, rarely.
+        assert different(llm.run(tree_of(20), SAMPLED), want) <= 2
+
+
+def test_top_p_draws(pairs: Pairs) -> None:
+    want = pairs.one("llama").run(tree_of(20), TOP_P)
+    with pairs.two("llama") as llm:
+        assert different(llm.run(tree_of(20), TOP_P), want) <= 2
+
+
+def test_scores(pairs: Pairs) -> None:
+    want = pairs.one("llama").score(PAIRS)
+    with pairs.two("llama") as llm:
+        for mine, its in zip(llm.score(PAIRS), want, strict=True):
+            assert mine.logprobs == pytest.approx(its.logprobs, abs=1e-4)
+
+
+def test_compiled_layers_and_graphs(pairs: Pairs) -> None:
+    one, each = pairs.one("llama"), (GREEDY, SAMPLED, TOP_P)
+    want = [one.run(tree_of(4), params) for params in each]
+    with pairs.two("llama", eager=False) as llm:
+        got = [llm.run(tree_of(4), params) for params in each]
+    assert got[0].usage.uncompiled_because == ""
+    counts = [different(mine, its) for mine, its in zip(got, want, strict=True)]
+    assert counts[0] == 0
+    assert max(counts) <= 2
+
+
+def test_a_killed_rank_ends_the_run_and_nothing_hangs(pairs: Pairs) -> None:
+    with pairs.two("llama") as llm:
+        stream = llm.stream(tree_of(20), SamplingParams(max_tokens=200, ignore_eos=True))
+        for _ in range(20):
+            stream.step()
+        with pairs.group() as group:
+            os.kill(group.pids[0], signal.SIGKILL)
+        with pytest.raises(WorkerError, match="rank 1 has died by signal 9"):
+            list(stream)
+        with pytest.raises(WorkerError, match="make a new LLM"):
+            llm.run(tree_of(1))
+    pairs.close()
 
 
 @pytest.mark.parametrize(
@@ -244,7 +227,7 @@ def test_families(family: str, pairs: Pairs) -> None:
     one = pairs.one(family)
     logits = prefill_logits(one)
     want = [one.run(tree_of(4), params) for params in (GREEDY, SAMPLED)]
-    with pairs.two(family, shares=False) as llm:
+    with pairs.two(family) as llm:
         assert distance(prefill_logits(llm), logits) < 1e-3
         got = [llm.run(tree_of(4), params) for params in (GREEDY, SAMPLED)]
     greedy, sampled = (different(mine, its) for mine, its in zip(got, want, strict=True))

@@ -220,11 +220,6 @@ class Group(Closing):
         """Process ids of ranks 1, 2, and so on."""
         return self._followers.pids
 
-    @property
-    def shares_memory(self) -> bool:
-        """Whether GPUs do small sums in memory that they share; otherwise NCCL does them all."""
-        return self._ranks.sums is not None and self._ranks.sums.shares_memory
-
     def load(self, make: Callable[..., Model]) -> Model:
         """A model of which each rank loads its part; the one before must not be used any more.
 

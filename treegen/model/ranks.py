@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from treegen.errors import InputError
-from treegen.model.sums import Sums
 
 TIMEOUT: Final = 900.0
 """Seconds after which a rank that waits for the others gives up."""
@@ -52,14 +51,12 @@ class Ranks:
     size: how many there are.
     device: where this one computes.
     lead: what rank 0 has of the others; None in these.
-    sums: adds up on GPUs; None on CPUs.
     """
 
     rank: int
     size: int
     device: torch.device
     lead: Lead | None
-    sums: Sums | None
 
     def check(self) -> None:
         """Raise WorkerError if a follower of this rank has failed."""
@@ -132,36 +129,27 @@ def join(
         timeout=timedelta(seconds=TIMEOUT),
         **options,
     )
-    sums = Sums(rank, size, device) if device.type == "cuda" else None
-    _here.append(Ranks(rank, size, device, lead, sums))
+    _here.append(Ranks(rank, size, device, lead))
     return _here[0]
 
 
 def leave() -> None:
     """End what `join` began. Ranks that wait for this one fail."""
-    sums = _here[0].sums if _here else None
     _here.clear()
-    if not dist.is_initialized():
-        return
-    # Aborted, because what is destroyed in order would wait for ranks that are gone.
-    dist.distributed_c10d._abort_process_group()
-    if sums is not None:
-        sums.release()
+    if dist.is_initialized():
+        # Aborted, because what is destroyed in order would wait for ranks that are gone.
+        dist.distributed_c10d._abort_process_group()
 
 
-def _joined() -> Ranks:
+def _check_joined() -> None:
     assert _here, "a part of a model is computed without the other ranks"
-    return _here[0]
 
 
 @torch.library.custom_op("treegen::sum_over_ranks", mutates_args=("partial",))
 def _sum_over_ranks(partial: Tensor) -> None:
     """Add up what the ranks have, in place."""
-    sums = _joined().sums
-    if sums is None:
-        dist.all_reduce(partial)
-    else:
-        sums.add(partial)
+    _check_joined()
+    dist.all_reduce(partial)
 
 
 @_sum_over_ranks.register_fake
@@ -172,9 +160,7 @@ def _(partial: Tensor) -> None:
 @torch.library.custom_op("treegen::linear_over_ranks", mutates_args=())
 def _linear_over_ranks(input: Tensor, weight: Tensor) -> Tensor:
     """The sum over all ranks of input @ weight.T."""
-    sums = _joined().sums
-    if sums is not None:
-        return sums.linear(input, weight)
+    _check_joined()
     partial = linear(input, weight)
     dist.all_reduce(partial)
     return partial
@@ -188,7 +174,7 @@ def _(input: Tensor, weight: Tensor) -> Tensor:
 @torch.library.custom_op("treegen::gather_columns", mutates_args=())
 def _gather_columns_op(part: Tensor, size: int) -> Tensor:
     """The parts [..., W] of `size` ranks as one dense [..., size * W]."""
-    _joined()
+    _check_joined()
     whole = part.new_empty(size, *part.shape)
     _all_gather(whole.view(-1), part.contiguous().view(-1))
     # Where the parts have one column, a reshape alone would be a view that is not dense.
