@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Se
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from treegen.evals.search.typed import Argument
+
 if TYPE_CHECKING:
     from treegen.search.node import SearchNode
     from treegen.search.result import Found
@@ -59,6 +61,10 @@ class Tools(Protocol):
         """Return whether a node ends a solution."""
         ...
 
+    def solved(self, node: "SearchNode") -> bool:
+        """Return whether a node is a right solution; False if the problem itself cannot tell."""
+        ...
+
     def state(self, node: "SearchNode") -> Hashable:
         """Return the state of a node. States are equal if the same steps can follow."""
         ...
@@ -95,14 +101,18 @@ class Method:
     on_scale: whether the values of its nodes are from 0 to 1, whatever judges them.
     ends_early: whether one right solution ends the whole search. It is False if parts of the tree
     do not wait for each other, because the tree would then depend on what else runs.
+    arguments: those of its own, which users give by name; `run` takes them as keywords.
+    source: a hash of the file that it is in; None if it comes with treegen.
     """
 
-    run: "Callable[[Tools], Awaitable[Found]]"
+    run: "Callable[..., Awaitable[Found]]"
     help: str
     knobs: tuple[str, ...]
     votes: bool = False
     on_scale: bool = False
     ends_early: bool = True
+    arguments: tuple[Argument, ...] = ()
+    source: str | None = None
 
 
 async def _sample(on: Tools) -> "Found":
