@@ -7,9 +7,10 @@ Strategies are imported when they run, so that help answers at once.
 import math
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from treegen.evals.search.typed import Argument
+from treegen.evals.search.tree_methods import limits, mcts
+from treegen.evals.search.typed import Argument, signature_of
 
 if TYPE_CHECKING:
     from treegen.search.node import SearchNode
@@ -147,16 +148,14 @@ async def _majority(on: Tools) -> "Found":
 async def _beam(on: Tools) -> "Found":
     from treegen.search.strategies.beam import beam
 
-    return await beam(
-        on.root, on.propose, on.evaluate, on.done, width=on.knobs.width, **_limits(on)
-    )
+    return await beam(on.root, on.propose, on.evaluate, on.done, width=on.knobs.width, **limits(on))
 
 
 async def _dvts(on: Tools) -> "Found":
     from treegen.search.strategies.dvts import dvts
 
     return await dvts(
-        on.root, on.propose, on.evaluate, on.done, subtrees=on.knobs.width, **_limits(on)
+        on.root, on.propose, on.evaluate, on.done, subtrees=on.knobs.width, **limits(on)
     )
 
 
@@ -164,7 +163,7 @@ async def _rebase(on: Tools) -> "Found":
     from treegen.search.strategies.rebase import rebase
 
     width = on.knobs.width * on.knobs.expand
-    return await rebase(on.root, on.step, on.chance, on.done, width=width, **_limits(on))
+    return await rebase(on.root, on.step, on.chance, on.done, width=width, **limits(on))
 
 
 async def _bfs(on: Tools) -> "Found":
@@ -172,7 +171,7 @@ async def _bfs(on: Tools) -> "Found":
 
     return await bfs(
         on.root, on.propose, on.evaluate, on.done, breadth=on.knobs.width,
-        solutions=_enough(on), **_limits(on),
+        solutions=_enough(on), **limits(on),
     )  # fmt: skip
 
 
@@ -183,7 +182,7 @@ async def _dfs(on: Tools) -> "Found":
     prune = -math.inf if given is None else given
     return await dfs(
         on.root, on.propose, on.evaluate, on.done, prune_below=prune,
-        solutions=_enough(on), **_limits(on),
+        solutions=_enough(on), **limits(on),
     )  # fmt: skip
 
 
@@ -193,22 +192,6 @@ async def _best_first(on: Tools) -> "Found":
     return await best_first(
         on.root, on.propose, on.evaluate, on.done, solutions=_enough(on), state=on.state
     )
-
-
-async def _mcts(on: Tools) -> "Found":
-    from treegen.search.evaluate import rollouts
-    from treegen.search.strategies.mcts import mcts
-
-    num = on.knobs.rollouts
-    evaluate = rollouts(num, on.done, on.chance) if num else on.chance
-    return await mcts(
-        on.root, on.propose, evaluate, on.done, iterations=on.knobs.iterations,
-        c=on.knobs.exploration, **_limits(on),
-    )  # fmt: skip
-
-
-def _limits(on: Tools) -> dict[str, Any]:
-    return {"depth": on.knobs.depth, "state": on.state}
 
 
 def _enough(on: Tools) -> int | None:
@@ -268,10 +251,11 @@ METHODS: Final[Mapping[str, Method]] = {
         ("expand", "propose", "evaluate"),
     ),
     "mcts": Method(
-        _mcts,
+        mcts,
         "Monte Carlo tree search with rollouts",
         ("depth", "expand", "propose", "evaluate", "exploration", "iterations", "rollouts"),
         on_scale=True,
+        arguments=signature_of(mcts),
     ),
 }
 

@@ -29,7 +29,7 @@ class Argument:
 
 
 def signature_of(
-    function: Callable[..., Any], told: str, given: Sequence[str]
+    function: Callable[..., Any], told: str = "the function", given: Sequence[str] = ()
 ) -> tuple[Argument, ...]:
     """Return the arguments of a function beside its first one.
 
