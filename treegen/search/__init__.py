@@ -37,6 +37,7 @@ from treegen.search.propose import (
 from treegen.search.records import NodeRecord, SearchTree
 from treegen.search.result import Found, SearchResult
 from treegen.search.reward import reward_model
+from treegen.search.strategies.ab_mcts import ab_mcts
 from treegen.search.strategies.arms import Arm, Rules, likelihood
 from treegen.search.strategies.beam import beam
 from treegen.search.strategies.best_first import best_first
@@ -72,6 +73,7 @@ __all__ = [
     "SearchUsage",
     "State",
     "Step",
+    "ab_mcts",
     "agreement",
     "allocate",
     "along_path",

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Se
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from treegen.evals.search.tree_methods import limits, mcts
+from treegen.evals.search.tree_methods import ab_mcts, limits, mcts
 from treegen.evals.search.typed import Argument, signature_of
 
 if TYPE_CHECKING:
@@ -256,6 +256,13 @@ METHODS: Final[Mapping[str, Method]] = {
         ("depth", "expand", "propose", "evaluate", "exploration", "iterations", "rollouts"),
         on_scale=True,
         arguments=signature_of(mcts),
+    ),
+    "ab-mcts": Method(
+        ab_mcts,
+        "adaptive branching: wider or deeper by Thompson sampling",
+        ("depth", "evaluate", "iterations"),
+        on_scale=True,
+        arguments=signature_of(ab_mcts),
     ),
 }
 

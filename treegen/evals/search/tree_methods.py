@@ -39,6 +39,27 @@ async def mcts(
     )
 
 
+async def ab_mcts(
+    on: "Tools",
+    *,
+    rule: Literal["m", "a", "a-beta"] = "m",
+    batch: int = 4,
+) -> "Found":
+    """Adaptive branching over steps; see `treegen.search.ab_mcts`."""
+    from treegen.search.strategies.ab_mcts import ab_mcts as search
+
+    return await search(
+        on.root,
+        on.step,
+        on.chance,
+        on.done,
+        iterations=on.knobs.iterations,
+        rule=rule,
+        batch=batch,
+        **limits(on),
+    )
+
+
 def _played(on: "Tools") -> "Evaluate":
     """The evaluation of new states: that of rollouts from them, if the knobs ask for any."""
     from treegen.search.evaluate import rollouts
