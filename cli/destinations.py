@@ -12,6 +12,7 @@ from treegen.errors import InputError, RunError
 from treegen.evals import settings as eval_settings
 from treegen.evals.given import RunChoices
 from treegen.evals.search import settings as search_settings
+from treegen.evals.search.own_method import short_name
 from treegen.evals.search.settings import SearchSettings
 from treegen.evals.settings import EvalSettings
 from treegen.runs import RunDir, SearchRunDir
@@ -139,7 +140,10 @@ def search_destinations(
     if path is None:
         task, model = get_task(settings[0].task).name, Path(settings[0].engine.model).name
         path = _new(task, "compare" if compare else settings[0].method, model)
-    paths = [path / each.method for each in settings] if compare else [path]
+    folders = [method_folder(each.method) for each in settings]
+    if len(set(folders)) < len(folders):
+        raise InputError(f"two of the methods have the same folder: {', '.join(folders)}")
+    paths = [path / folder for folder in folders] if compare else [path]
     _check_free((path, *paths), path)
     return [Destination(each, where, False) for each, where in zip(settings, paths, strict=True)]
 
@@ -152,6 +156,11 @@ def is_run(path: Path) -> bool:
 def file_name(text: str) -> str:
     """Return a text as a name that is safe in any directory."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", text).strip(".")[:80] or "unnamed"
+
+
+def method_folder(method: str) -> str:
+    """Return the name of the folder of a method's run; file.py:function has file-function."""
+    return file_name(short_name(method).replace(".py:", "-"))
 
 
 def _named(output_path: str | None, resume: str | None) -> Path | None:
@@ -188,7 +197,7 @@ _EVAL: Final = _Kind(
 )
 _SEARCH: Final = _Kind(
     "method",
-    str,
+    method_folder,
     SearchRunDir,
     search_settings.settle_search,
     search_settings.stored_search_choices,

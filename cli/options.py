@@ -58,10 +58,16 @@ _DATA: Final = (
     click.option("--sample-id", "ids", multiple=True, metavar="ID", help="Run this problem; may "
                  "be repeated."),
 )  # fmt: skip
+
+
+def _model_args(*short: str) -> Decorator:
+    return click.option("--model-args", *short, multiple=True, metavar="K=V,...",
+                        help=f"Any of {', '.join(MODEL_ARGS)}.")  # fmt: skip
+
+
 _MODEL: Final = (
     click.option("--model", "-M", metavar="DIR|NAME", help="Checkpoint directory or hub name."),
-    click.option("--model-args", "-a", multiple=True, metavar="K=V,...",
-                 help=f"Any of {', '.join(MODEL_ARGS)}."),
+    _model_args("-a"),
     click.option("--dtype", metavar="TYPE", help="auto, float32, bfloat16 or float16."),
     click.option("--quantization", metavar="TYPE", help="fp8: matrices in 8 bits, for GPUs that "
                  "multiply them."),
@@ -78,6 +84,8 @@ _MODEL: Final = (
     click.option("--eager", is_flag=True, help="On a GPU, start at once: no compiling, no CUDA "
                  "graphs. Longer runs are slower so."),
 )  # fmt: skip
+# For commands that have another option -a.
+_MODEL_WITHOUT_A: Final = (_MODEL[0], _model_args(), *_MODEL[2:])
 _CLUSTER: Final = (
     click.option("--gpus", metavar="all|N|0,2", help="Several GPUs, each with the model and a part "
                  "of the work."),
@@ -199,6 +207,7 @@ def options_of(*groups: str) -> Decorator:
     """Return a decorator that adds groups of options, by their names below."""
     known: dict[str, tuple[Decorator, ...]] = {
         "task": _TASK, "data": _DATA, "arguments": _ARGUMENTS, "model": _MODEL, "cluster": _CLUSTER,
+        "model without -a": _MODEL_WITHOUT_A,
         "sampling": _SAMPLING, "stopping": _STOPPING, "report": _REPORT, "execution": _EXECUTION,
     }  # fmt: skip
 

@@ -14,7 +14,7 @@ from treegen.cli.options import CONTEXT, FLAGS, QUIET, asked_for, options_of
 from treegen.cli.places import places_for, take_cluster
 from treegen.cli.work import Stop, Work, fill, kept_of, look_at, open_runs, wanted
 from treegen.errors import InputError
-from treegen.evals.search.methods import METHODS, having
+from treegen.evals.search.methods import METHODS, Method, having
 from treegen.formats import safe_text
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ _FLAGS: Final = {
     **FLAGS,
     "search.num_samples": "--n-samples",
     **{f"budget.{name}": f"--budget {name}=" for name in _BUDGET},
+    "search.arguments": "-a",
+    "search.source": "the file of --method has changed",
 }
 
 
@@ -44,6 +46,11 @@ def _either(names: Iterable[str]) -> str:
 def _of(knob: str, what: str) -> str:
     """Return the help of a setting that few methods read: their names, and what it is."""
     return f"{', '.join(having(knob))}: {what}"
+
+
+def _arguments_of(name: str, method: Method) -> str:
+    """Return the help of a method's own arguments: their names."""
+    return f"{name}: {', '.join(each.name for each in method.arguments)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,21 @@ class _Work(Work):
 
 @click.command("search", context_settings=CONTEXT)
 @click.argument("task", required=False)
-@click.option("--method", "-m", metavar="NAME", help=f"{_either(METHODS)}.")
+@click.option(
+    "--method",
+    "-m",
+    metavar="NAME",
+    help=f"{_either(METHODS)}; or path/to/file.py:function, a search of your own.",
+)
+@click.option(
+    "--method-arg",
+    "-a",
+    "arguments",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An argument of the method's own; "
+    f"{'; '.join(_arguments_of(*each) for each in METHODS.items() if each[1].arguments)}.",
+)
 @click.option("--compare", metavar="NAME,NAME", help="Run several methods, each with the whole "
               "budget, and print what each solved beside what it cost.")  # fmt: skip
 @click.option("--budget", multiple=True, metavar="K=V,...", help="What a problem may cost: any of "
@@ -95,7 +116,7 @@ class _Work(Work):
 @options_of("data")
 @click.option("--task-arg", "-T", "task_args", multiple=True, metavar="NAME=VALUE",
               help="An argument of the task's own, as `treegen tasks` lists them.")  # fmt: skip
-@options_of("model", "cluster")
+@options_of("model without -a", "cluster")
 @click.option("--output-path", "-o", metavar="DIR", help="Run directory. Default: a new one in "
               "runs/.")  # fmt: skip
 @click.option("--resume", is_flag=False, flag_value="", metavar="[DIR]", help="Continue the run "
@@ -119,6 +140,7 @@ def command(
     given = _given(params)
     places = places_for(cluster, given)
     methods = _methods(method, compare)
+    _share_arguments(given, methods)
     from treegen.cli.destinations import search_destinations
     from treegen.cli.discarding import discarding
     from treegen.cli.render import demo_notice
@@ -161,13 +183,39 @@ def _no_room(work: list[_Work]) -> str:
 
 def _given(params: dict[str, Any]) -> dict[str, Any]:
     from treegen.cli.pairs import read_pairs
+    from treegen.evals.arguments import read_arguments
 
     given = asked_for(params)
+    if "arguments" in given:
+        given["arguments"] = read_arguments(given["arguments"], "method")
     if "budget" in given:
         given["budget"] = read_pairs(given["budget"], "--budget", _BUDGET)
         if not given["budget"]:
             raise InputError("--budget is empty; such as --budget tokens=2000")
     return given
+
+
+def _share_arguments(given: dict[str, Any], methods: list[str]) -> None:
+    """Let each of several methods take the arguments that it knows.
+
+    Raises:
+        InputError: no method knows one of them.
+    """
+    from treegen.cli.pairs import MODEL_ARGS
+    from treegen.evals.search.own_method import find_method
+    from treegen.evals.selection import did_you_mean
+
+    if not methods or not given.get("arguments"):
+        return
+    known = sorted({each.name for name in methods for each in find_method(name).arguments})
+    for name in given["arguments"]:
+        if name not in known and name in MODEL_ARGS:
+            raise InputError(f"no method has an argument {name!r}; the model's is --model-args")
+        if name not in known and len(methods) > 1:
+            hint = did_you_mean(name, known)
+            raise InputError(f"none of the methods has an argument {name!r}{hint}")
+    if len(methods) > 1:
+        given["also_arguments"] = tuple(known)
 
 
 def _check_alike(jobs: "list[SearchJob]") -> None:

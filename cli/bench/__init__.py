@@ -91,9 +91,17 @@ def engine(model: str | None, samples: int, problems: int, max_tokens: int) -> N
 @click.option("--breadth", default=3, show_default=True, help="Thoughts that go on per level.")
 @click.option("--depth", default=4, show_default=True, help="Levels.")
 @click.option("--step-tokens", default=16, show_default=True, help="Tokens per thought.")
+@click.option("--methods", is_flag=True, help="A beam against Monte Carlo tree search instead, at "
+              "equal tokens.")  # fmt: skip
 @JSON
 def search(
-    model: str | None, problems: int, samples: int, breadth: int, depth: int, step_tokens: int
+    model: str | None,
+    problems: int,
+    samples: int,
+    breadth: int,
+    depth: int,
+    step_tokens: int,
+    methods: bool,
 ) -> None:
     """Tree of thought with live caches, against prompting the text of every node anew."""
     for name, value in (
@@ -111,6 +119,25 @@ def search(
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "device": device}
     click.echo(f"torch {machine['torch']}, {machine['threads']} threads, {device}\n")
+    if methods:
+        from treegen.bench.search_methods import compare_methods
+
+        times = compare_methods(
+            model, problems=problems, samples=samples, breadth=breadth, depth=depth,
+            step_tokens=step_tokens,
+        )  # fmt: skip
+        click.echo(
+            markdown(
+                ["Method", "seconds", "forward passes", "tokens decoded", "nodes"],
+                [
+                    [r.name, f"{r.seconds:.2f}", f"{r.steps:,}", f"{r.decoded:,}", f"{r.nodes:,}"]
+                    for r in times
+                ],
+                [1, 2, 3, 4],
+            )
+        )
+        json_line({"machine": machine, "methods": [asdict(row) for row in times]})
+        return
     rows = bench.compare(
         model, problems=problems, samples=samples, breadth=breadth, depth=depth,
         step_tokens=step_tokens,

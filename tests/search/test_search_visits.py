@@ -24,8 +24,9 @@ from treegen.search.evaluate import (
 from treegen.search.node import SearchNode
 from treegen.search.propose import sample_steps
 from treegen.search.result import Found
+from treegen.search.strategies.arms import Arm
 from treegen.search.strategies.dvts import dvts
-from treegen.search.strategies.mcts import Arm, mcts
+from treegen.search.strategies.mcts import mcts
 from treegen.search.strategies.rebase import allocate, rebase
 
 # Monte Carlo tree search

@@ -60,11 +60,7 @@ def compare(
         if model is None:
             make_checkpoint(Path(folder))
         llm = LLM(model or folder, max_rows=problems * breadth * samples, check=False)
-        few_shot = "Q: Tom has 3 pens and buys 4 more. How many?\nA: 3 + 4 = 7.\n\n" * shots
-        prompts = [
-            f"{few_shot}Q: Ann has {i} pens and gives {i % 7} away. How many?\nA:"
-            for i in range(10, 10 + problems)
-        ]
+        prompts = problems_of(problems, shots)
         params = SamplingParams(max_tokens=step_tokens, ignore_eos=True)
 
         async def solve(root: SearchNode) -> Found:
@@ -85,6 +81,15 @@ def compare(
             sum(result.usage.nodes for result in results),
         )
         return [live, _reprompted(llm, AskTell(solve, prompts, params))]
+
+
+def problems_of(num: int, shots: int) -> list[str]:
+    """Return prompts with the same solved examples before them."""
+    few_shot = "Q: Tom has 3 pens and buys 4 more. How many?\nA: 3 + 4 = 7.\n\n" * shots
+    return [
+        f"{few_shot}Q: Ann has {i} pens and gives {i % 7} away. How many?\nA:"
+        for i in range(10, 10 + num)
+    ]
 
 
 def _reprompted(llm: LLM, searches: AskTell) -> SearchTime:

@@ -18,8 +18,10 @@ def configured(task: _Task, given: Mapping[str, str]) -> _Task:
     return task
 
 
-def read_arguments(texts: Iterable[str]) -> dict[str, str]:
+def read_arguments(texts: Iterable[str], of: str = "task") -> dict[str, str]:
     """Return the arguments in texts of the form name=value; a value may be any text.
+
+    of: whose arguments they are, for messages.
 
     Raises:
         InputError: a text has another form, or a name has two values.
@@ -29,10 +31,10 @@ def read_arguments(texts: Iterable[str]) -> dict[str, str]:
         name, equals, value = text.partition("=")
         name = name.strip().replace("-", "_")
         if not equals or not name:
-            raise InputError(f"a task argument must be name=value, got {text!r}")
+            raise InputError(f"a {of} argument must be name=value, got {text!r}")
         if name in found and found[name] != value:
             raise InputError(
-                f"task argument {name} is given twice, as {found[name]!r} and {value!r}"
+                f"{of} argument {name} is given twice, as {found[name]!r} and {value!r}"
             )
         found[name] = value
     return found

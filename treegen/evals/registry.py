@@ -118,7 +118,7 @@ def _load_point(point: EntryPoint) -> object:
 def _class_in_file(path: Path, class_name: str) -> object:
     if not path.is_file():
         raise InputError(f"{path} does not exist")
-    module = _load_file(path)
+    module = load_file(path)
     found = getattr(module, class_name, None)
     if found is None:
         own = [
@@ -130,7 +130,12 @@ def _class_in_file(path: Path, class_name: str) -> object:
     return found
 
 
-def _load_file(path: Path) -> ModuleType:
+def load_file(path: Path) -> ModuleType:
+    """Return the module in a Python file, which is run anew.
+
+    Raises:
+        InputError: it cannot be run.
+    """
     name = f"treegen_task_{path.stem}"
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

@@ -37,6 +37,8 @@ from treegen.search.propose import (
 from treegen.search.records import NodeRecord, SearchTree
 from treegen.search.result import Found, SearchResult
 from treegen.search.reward import reward_model
+from treegen.search.strategies.ab_mcts import ab_mcts
+from treegen.search.strategies.arms import Arm, Rules, likelihood
 from treegen.search.strategies.beam import beam
 from treegen.search.strategies.best_first import best_first
 from treegen.search.strategies.best_of_n import best_of_n
@@ -44,7 +46,7 @@ from treegen.search.strategies.common import Done, State
 from treegen.search.strategies.dvts import dvts
 from treegen.search.strategies.expand import expand
 from treegen.search.strategies.majority import agreement, majority, vote
-from treegen.search.strategies.mcts import Arm, mcts
+from treegen.search.strategies.mcts import mcts
 from treegen.search.strategies.rebase import allocate, rebase
 from treegen.search.strategies.thoughts import bfs, dfs
 
@@ -61,6 +63,7 @@ __all__ = [
     "Found",
     "NodeRecord",
     "Propose",
+    "Rules",
     "SampleRequest",
     "ScoreRequest",
     "Search",
@@ -70,6 +73,7 @@ __all__ = [
     "SearchUsage",
     "State",
     "Step",
+    "ab_mcts",
     "agreement",
     "allocate",
     "along_path",
@@ -86,6 +90,7 @@ __all__ = [
     "ended",
     "expand",
     "gather",
+    "likelihood",
     "lines",
     "majority",
     "mcts",

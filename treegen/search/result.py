@@ -85,7 +85,7 @@ class SearchResult:
         ids = {node: index for index, node in enumerate(nodes)}
         found: Found | None = None
         try:
-            found = _as_found(returned)
+            found = as_found(returned)
             _check_own(found, ids)
         except InputError as wrong:
             error, found, returned = wrong, None, None
@@ -166,7 +166,7 @@ def warn_if_all_failed(results: Sequence[SearchResult]) -> None:
         )
 
 
-def _as_found(returned: object) -> Found | None:
+def as_found(returned: object) -> Found | None:
     """What was found, or None for another value; raises InputError for nodes among other things."""
     if returned is None or isinstance(returned, Found):
         return returned or Found(None)

@@ -7,7 +7,10 @@ Strategies are imported when they run, so that help answers at once.
 import math
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
+
+from treegen.evals.search.tree_methods import ab_mcts, limits, mcts
+from treegen.evals.search.typed import Argument, signature_of
 
 if TYPE_CHECKING:
     from treegen.search.node import SearchNode
@@ -59,6 +62,10 @@ class Tools(Protocol):
         """Return whether a node ends a solution."""
         ...
 
+    def solved(self, node: "SearchNode") -> bool:
+        """Return whether a node is a right solution; False if the problem itself cannot tell."""
+        ...
+
     def state(self, node: "SearchNode") -> Hashable:
         """Return the state of a node. States are equal if the same steps can follow."""
         ...
@@ -95,14 +102,18 @@ class Method:
     on_scale: whether the values of its nodes are from 0 to 1, whatever judges them.
     ends_early: whether one right solution ends the whole search. It is False if parts of the tree
     do not wait for each other, because the tree would then depend on what else runs.
+    arguments: those of its own, which users give by name; `run` takes them as keywords.
+    source: a hash of the file that it is in; None if it comes with treegen.
     """
 
-    run: "Callable[[Tools], Awaitable[Found]]"
+    run: "Callable[..., Awaitable[Found]]"
     help: str
     knobs: tuple[str, ...]
     votes: bool = False
     on_scale: bool = False
     ends_early: bool = True
+    arguments: tuple[Argument, ...] = ()
+    source: str | None = None
 
 
 async def _sample(on: Tools) -> "Found":
@@ -137,16 +148,14 @@ async def _majority(on: Tools) -> "Found":
 async def _beam(on: Tools) -> "Found":
     from treegen.search.strategies.beam import beam
 
-    return await beam(
-        on.root, on.propose, on.evaluate, on.done, width=on.knobs.width, **_limits(on)
-    )
+    return await beam(on.root, on.propose, on.evaluate, on.done, width=on.knobs.width, **limits(on))
 
 
 async def _dvts(on: Tools) -> "Found":
     from treegen.search.strategies.dvts import dvts
 
     return await dvts(
-        on.root, on.propose, on.evaluate, on.done, subtrees=on.knobs.width, **_limits(on)
+        on.root, on.propose, on.evaluate, on.done, subtrees=on.knobs.width, **limits(on)
     )
 
 
@@ -154,7 +163,7 @@ async def _rebase(on: Tools) -> "Found":
     from treegen.search.strategies.rebase import rebase
 
     width = on.knobs.width * on.knobs.expand
-    return await rebase(on.root, on.step, on.chance, on.done, width=width, **_limits(on))
+    return await rebase(on.root, on.step, on.chance, on.done, width=width, **limits(on))
 
 
 async def _bfs(on: Tools) -> "Found":
@@ -162,7 +171,7 @@ async def _bfs(on: Tools) -> "Found":
 
     return await bfs(
         on.root, on.propose, on.evaluate, on.done, breadth=on.knobs.width,
-        solutions=_enough(on), **_limits(on),
+        solutions=_enough(on), **limits(on),
     )  # fmt: skip
 
 
@@ -173,7 +182,7 @@ async def _dfs(on: Tools) -> "Found":
     prune = -math.inf if given is None else given
     return await dfs(
         on.root, on.propose, on.evaluate, on.done, prune_below=prune,
-        solutions=_enough(on), **_limits(on),
+        solutions=_enough(on), **limits(on),
     )  # fmt: skip
 
 
@@ -183,22 +192,6 @@ async def _best_first(on: Tools) -> "Found":
     return await best_first(
         on.root, on.propose, on.evaluate, on.done, solutions=_enough(on), state=on.state
     )
-
-
-async def _mcts(on: Tools) -> "Found":
-    from treegen.search.evaluate import rollouts
-    from treegen.search.strategies.mcts import mcts
-
-    num = on.knobs.rollouts
-    evaluate = rollouts(num, on.done, on.chance) if num else on.chance
-    return await mcts(
-        on.root, on.propose, evaluate, on.done, iterations=on.knobs.iterations,
-        c=on.knobs.exploration, **_limits(on),
-    )  # fmt: skip
-
-
-def _limits(on: Tools) -> dict[str, Any]:
-    return {"depth": on.knobs.depth, "state": on.state}
 
 
 def _enough(on: Tools) -> int | None:
@@ -258,10 +251,18 @@ METHODS: Final[Mapping[str, Method]] = {
         ("expand", "propose", "evaluate"),
     ),
     "mcts": Method(
-        _mcts,
+        mcts,
         "Monte Carlo tree search with rollouts",
         ("depth", "expand", "propose", "evaluate", "exploration", "iterations", "rollouts"),
         on_scale=True,
+        arguments=signature_of(mcts),
+    ),
+    "ab-mcts": Method(
+        ab_mcts,
+        "adaptive branching: wider or deeper by Thompson sampling",
+        ("depth", "evaluate", "iterations"),
+        on_scale=True,
+        arguments=signature_of(ab_mcts),
     ),
 }
 

@@ -9,15 +9,17 @@ budget lasts.
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final, ParamSpec, TypeVar
 
 from treegen.errors import CacheFullError
 from treegen.evals.calls import asked
 from treegen.evals.problem import Problem
-from treegen.evals.search.methods import METHODS, Knobs
+from treegen.evals.search.methods import Knobs, Method
+from treegen.evals.search.own_method import find_method
 from treegen.evals.search.settings import SearchSettings
 from treegen.evals.search.task import Proposer, SearchTask
+from treegen.evals.search.typed import as_called
 from treegen.evals.search.value_functions import (
     ValueFunction,
     general_value_function,
@@ -66,8 +68,10 @@ class _TaskSearch:
         settings: SearchSettings,
         interrupted: Callable[[], object] = lambda: None,
         value_function: ValueFunction | None = None,
+        method: Method | None = None,
     ) -> None:
         self._task, self._data, self._settings = task, data, settings
+        self._method = method or find_method(settings.place)
         self._problems = {problem.id: problem for problem in data.problems}
         self._interrupted, self._value_function = interrupted, value_function
 
@@ -75,16 +79,18 @@ class _TaskSearch:
     def _general(self) -> ValueFunction | None:
         return self._value_function or load_value_function(self._data, self._settings)
 
-    def __reduce__(self) -> tuple[type["_TaskSearch"], tuple[object, ...]]:
-        # Whoever sent it is who is interrupted.
-        return _TaskSearch, (self._task, self._data, self._settings)
+    def __reduce__(self) -> tuple[Callable[..., "_TaskSearch"], tuple[object, ...]]:
+        # Whoever sent it is who is interrupted. A method of a file goes along, for there it is not.
+        return partial(_TaskSearch, method=self._method), (self._task, self._data, self._settings)
 
     async def __call__(self, root: SearchNode) -> Found | CacheFullError:
         problem = self._problems[root.search.name]
         how = self._general or own_value_function(self._task, problem, self._settings.evaluate)
         watcher = asyncio.ensure_future(_stop_when(self._interrupted, root.search))
         try:
-            return await Searcher(self._task, problem, self._settings, root, how).search()
+            return await Searcher(
+                self._task, problem, self._settings, root, how, self._method
+            ).search()
         except CacheFullError as error:
             return error
         finally:
@@ -117,12 +123,14 @@ class Searcher:
         settings: SearchSettings,
         root: SearchNode,
         value_function: ValueFunction,
+        method: Method,
     ) -> None:
         self.root, self.checkable = root, task.checkable
         self.knobs: Knobs = settings
         self._task, self._problem, self._settings = task, problem, settings
         self._value, self._is_solved = value_function, False
-        self._method = METHODS[settings.method]
+        self._method = method
+        self._arguments = as_called(method.arguments, settings.arguments)
 
     async def search(self) -> Found:
         """Search until there is a right solution, or once if the task cannot tell."""
@@ -130,7 +138,7 @@ class Searcher:
         while True:
             self._check()
             spent = usage.tokens_decoded
-            found = await self._method.run(self)
+            found = await self._method.run(self, **self._arguments)
             right = self._right()
             if right is not None:
                 others = tuple(each for each in found.candidates if each is not right)
@@ -161,6 +169,9 @@ class Searcher:
     def _is_over(self, node: SearchNode) -> bool:
         """Whether the model has ended the text, by a token or a stop string of whole solutions."""
         return ended(node) or node.stop in self._settings.whole.stops
+
+    def solved(self, node: SearchNode) -> bool:
+        return self.checkable and self._solved(node)
 
     def state(self, node: SearchNode) -> Hashable:
         return self._ask(self._task.state)(self._problem, node.path_text), ended(node)

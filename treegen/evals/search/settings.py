@@ -1,14 +1,16 @@
 """What one run of searches was asked for: a task, a method, a budget, and how to sample."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from treegen.errors import InputError
 from treegen.evals.given import RunChoices, last_choices, merged, settled
-from treegen.evals.search.methods import METHODS, Knobs
+from treegen.evals.search.methods import Knobs
 from treegen.evals.search.names import CHOOSE, EVALUATE, PROPOSE, REWARD
+from treegen.evals.search.own_method import absolute_method, find_method, short_name
 from treegen.evals.search.task import SearchDefaults, get_search_task
+from treegen.evals.search.typed import read_values
 from treegen.evals.selection import did_you_mean
 from treegen.params import SamplingParams
 from treegen.search.budget import Budget
@@ -16,30 +18,37 @@ from treegen.search.budget import Budget
 if TYPE_CHECKING:
     from treegen.runs import RunInfo
 
+_OWN: Final = ("choose", "arguments", "source")
 _DRAW: Final = ("temperature", "top_p", "top_k", "min_p", "seed")
 # Values of runs from before there was a choice. run.json leaves these values out.
-_BEFORE: Final = {"rollouts": 0, "choose": "best"}
+_BEFORE: Final = {"rollouts": 0, "choose": "best", "arguments": {}, "source": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSettings(RunChoices, Knobs):
     """Everything that a run of searches was asked for; every default is filled in.
 
-    method: one of METHODS.
+    method: one of METHODS, or the last part of path/to/file.py:function.
     budget: of each problem.
     step: how one step is sampled. whole: how a whole solution is sampled.
     choose: one of CHOOSE, for methods that find several solutions.
+    arguments: those of the method's own, by name.
+    source: a hash of the method's file; None if it comes with treegen.
     concurrency: most problems to search at once.
+    place: where the method is found: one of METHODS, or the absolute path/to/file.py:function.
     """
 
-    FREE: ClassVar = ("concurrency",)
+    FREE: ClassVar = ("concurrency", "place")
 
     method: str
     budget: Budget
     step: SamplingParams
     whole: SamplingParams
     choose: str = "best"
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    source: str | None = None
     concurrency: int = 64
+    place: str = ""
 
     def __post_init__(self) -> None:
         for name in ("width", "depth", "expand", "num_samples", "iterations", "concurrency"):
@@ -63,7 +72,7 @@ class SearchSettings(RunChoices, Knobs):
                 "method": self.method,
                 **{
                     name: getattr(self, name)
-                    for name in (*(knob.name for knob in fields(Knobs)), "choose")
+                    for name in (*(knob.name for knob in fields(Knobs)), *_OWN)
                     if name not in _BEFORE or getattr(self, name) != _BEFORE[name]
                 },
             },
@@ -85,7 +94,9 @@ def settle_search(
         raise InputError("no task is given; such as countdown, or gsm8k")
     task = get_search_task(str(given["task"]))
     defaults = task.search_defaults
-    method = _known("method", given.pop("method", defaults.method), METHODS)
+    for name in ("method", "place", "arguments", "source"):  # the source is that of the file now
+        given.pop(name, None)
+    method = _method(asked, stored or {}, defaults.method, given.pop("also_arguments", ()))
     ways = (*EVALUATE, *defaults.evaluate)
     evaluate = _way("evaluate", given.pop("evaluate", defaults.evaluator), ways)
     propose = _way("propose", given.pop("propose", PROPOSE[0]), (*PROPOSE, *defaults.propose))
@@ -102,7 +113,7 @@ def settle_search(
     # Each way to judge has a scale of its own; the default is on that of the task's own ways.
     prune = defaults.prune_below if evaluate in defaults.evaluate else None
     chosen = {
-        "method": method,
+        **method,
         "choose": _known("way to choose", given.pop("choose", "best"), CHOOSE),
         "propose": propose,
         "evaluate": evaluate,
@@ -126,6 +137,22 @@ def stored_search_choices(info: "RunInfo") -> dict[str, Any]:
     return last_choices(
         info, "search", groups=("search", "draw"), names=("budget",), absent=_BEFORE
     )
+
+
+def _method(
+    asked: Mapping[str, Any], stored: Mapping[str, Any], default: str, also: Sequence[str]
+) -> dict[str, Any]:
+    """Return the fields of the settings that say which method searches, and with what arguments."""
+    place, given = asked.get("method"), dict(asked.get("arguments", {}))
+    if stored and place in (None, stored["method"], stored.get("place")):
+        given = {**stored.get("arguments", {}), **given}
+        place = stored.get("place") or stored["method"]
+    elif stored and short_name(str(place)) == stored["method"]:  # its file was moved
+        given = {**stored.get("arguments", {}), **given}
+    place = absolute_method(place or default)
+    method, name = find_method(place), short_name(place)
+    values = read_values(method.arguments, given, f"method {name}", also)
+    return {"method": name, "place": place, "arguments": values, "source": method.source}
 
 
 def _budget(given: Mapping[str, Any] | None, defaults: SearchDefaults) -> Budget:

@@ -86,13 +86,18 @@ def distinct(
     return kept
 
 
-async def conclude(root: SearchNode, done: Done, evaluate: Evaluate, stopped: str) -> Found:
+async def conclude(
+    root: SearchNode, done: Done, evaluate: Evaluate, stopped: str, *, inner: bool = False
+) -> Found:
     """Read from the tree below root what was found.
 
     Candidates are the leaves that are done and not pruned. Those without a value get one now. If
     the budget does not allow it, they come last.
+
+    inner: whether nodes with children are candidates too.
     """
-    leaves = [node for node in root.walk() if node.is_leaf and not node.pruned and node is not root]
+    nodes = [node for node in root.walk() if not node.pruned and node is not root]
+    leaves = [node for node in nodes if inner or node.is_leaf]
     finished = [node for node in leaves if done(node)]
     try:
         await assess([node for node in finished if node.value is None], evaluate)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
 
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate, values_of
+from treegen.search.loop import gather
 from treegen.search.node import SearchNode
 from treegen.search.propose import Propose
 from treegen.search.result import Found
+from treegen.search.strategies.arms import DEFAULT, Arm, Rules, arms_of, count, in_order, mark
 from treegen.search.strategies.common import (
     Done,
     State,
@@ -22,99 +23,95 @@ from treegen.search.strategies.common import (
 )
 
 
-@dataclass(slots=True)
-class Arm:
-    """The visits of a node. total: the sum of the values that they gave."""
-
-    visits: int = 0
-    total: float = 0.0
-
-    @property
-    def mean(self) -> float:
-        """The mean value of the visits; 0 before the first."""
-        return self.total / self.visits if self.visits else 0.0
-
-    def bound(self, parent_visits: int, c: float) -> float:
-        """The upper confidence bound: mean + c * sqrt(ln(parent_visits) / visits)."""
-        if not self.visits:
-            return math.inf
-        return self.mean + c * math.sqrt(math.log(parent_visits) / self.visits)
-
-
 async def mcts(
-    root: SearchNode,
-    propose: Propose,
-    evaluate: Evaluate,
-    done: Done,
-    *,
-    iterations: int,
-    c: float = 1.4,
-    depth: int | None = None,
-    enough: float = math.inf,
-    state: State = text_state,
-    arms: dict[SearchNode, Arm] | None = None,
-) -> Found:
+    root: SearchNode, propose: Propose, evaluate: Evaluate, done: Done, *,
+    iterations: int, c: float = 1.4, depth: int | None = None, enough: float = math.inf,
+    batch: int = 1, rules: Rules = DEFAULT, priors: Evaluate | None = None,
+    state: State = text_state, arms: dict[SearchNode, Arm] | None = None,
+) -> Found:  # fmt: skip
     """Visit the tree again and again, more often where its values are high.
 
-    An iteration starts at the root and goes down to the child with the highest bound, until it
-    comes to a node that is new, done or at the depth limit. The value of that node counts for all
-    nodes on the way. The value of a node is the mean of what was counted. A node gets children at
-    its second visit, the root at its first. Dead ends are pruned.
+    A visit starts at the root and goes down to the child with the highest bound, until it comes to
+    a node that is new, done or at the depth limit. The value of that node counts for all nodes on
+    the way. A node gets children at its second visit, the root at its first. Dead ends are pruned.
 
-    evaluate: gets one node at a time; `rollouts` plays samples to their ends.
-    iterations: most iterations.
-    c: the weight of the bound's second term. The default fits values from 0 to 1.
-    depth: most steps of a path.
-    enough: the search ends at a solution of at least this value.
+    evaluate: gets the nodes of a batch; `rollouts` plays samples to their ends.
+    iterations: most visits. c: the weight of the bound's second term; 1.4 fits values from 0 to 1.
+    depth: most steps of a path. enough: the search ends at a solution of at least this value.
+    batch: visits side by side. Each is led away from those chosen before it. One that would come to
+    the same node is left out.
+    rules: how visits count, and which solution comes first.
+    priors: weights of siblings, such as `likelihood`. Bounds are then those of AlphaZero.
     state: of nodes with equal states only the first is kept.
     arms: a mapping to fill with the visits of each node, for callers who want to see them.
     """
-    check_counts(iterations=iterations, depth=depth)
+    check_counts(iterations=iterations, depth=depth, batch=batch)
     arms = {} if arms is None else arms
     arms[root] = Arm()
     ways: dict[SearchNode, list[SearchNode]] = {}
     seen: set[Hashable] = {state(root)}
 
-    async def descend() -> list[SearchNode]:
-        """The path from the root to the node to evaluate; empty if no node is left."""
-        path = [root]
-        while path:
+    def is_end(path: Sequence[SearchNode]) -> bool:
+        is_solution = path[-1] is not root and done(path[-1])
+        return is_solution or (depth is not None and len(path) > depth)
+
+    def descend(path: list[SearchNode]) -> bool:
+        """Lengthen a path to where a visit ends. False if the node there needs children first."""
+        while path and not is_end(path):
             node = path[-1]
-            is_end = node is not root and done(node)
-            is_new = node is not root and not arms[node].visits
-            if is_end or is_new or (depth is not None and len(path) > depth):
-                return path
+            if node is not root and not arms[node].visits:
+                return True
             if node not in ways:
-                ways[node] = distinct(await propose(node), state, seen, root)
-                arms.update((child, Arm()) for child in ways[node])
+                return False
             if ways[node]:
-                visits = arms[node].visits
-                path.append(max(ways[node], key=lambda child: arms[child].bound(visits, c)))
+                visits = arms[node].visits + arms[node].pending
+                bounds = [arms[child].bound(visits, c, rules) for child in ways[node]]
+                path.append(ways[node][bounds.index(max(bounds))])
             else:
                 path.pop()
-                if path:
+                if path and node in ways[path[-1]]:  # another visit may have pruned it
                     prune([node], root)
                     ways[path[-1]].remove(node)
-        return []
+        return True
 
-    stopped = ""
+    async def grow(nodes: Sequence[SearchNode]) -> None:
+        for node, steps in zip(nodes, await gather(map(propose, nodes)), strict=True):
+            ways[node] = distinct(steps, state, seen, root)
+            arms.update(zip(ways[node], await arms_of(ways[node], priors), strict=True))
+
+    async def visits_to(most: int) -> list[list[SearchNode]]:
+        """The paths of the next visits, each to a node of its own."""
+        paths: list[list[SearchNode]] = [[root] for _ in range(most)]
+        while True:
+            ends: dict[SearchNode, list[SearchNode]] = {}
+            kept = []
+            for path in paths:
+                ready = descend(path)
+                if path and not (ready and path[-1] in ends):
+                    kept.append(path)
+                    mark(arms, [path], 1)
+                    ends |= {path[-1]: path} if ready else {}
+            if len(ends) == len(kept):
+                return kept
+            await grow(list(dict.fromkeys(path[-1] for path in kept if path[-1] not in ends)))
+            mark(arms, kept, -1)
+            paths = kept
+
+    stopped, left = "", iterations
     try:
-        for _ in range(iterations):
-            path = await descend()
-            if not path:
-                break
-            leaf = path[-1]
-            is_solution = leaf is not root and done(leaf)
-            if is_solution and arms[leaf].visits:
-                value = arms[leaf].mean
-            else:
-                (value,) = await values_of([leaf], evaluate)
-            for node in path:
-                arms[node].visits += 1
-                arms[node].total += value
-                node.value = arms[node].mean
-            if is_solution and value >= enough:
+        while left and (paths := await visits_to(min(batch, left))):
+            left -= len(paths)
+            leaves = [path[-1] for path in paths]
+            is_solution = {leaf: leaf is not root and done(leaf) for leaf in leaves}
+            new = [leaf for leaf in leaves if not (is_solution[leaf] and arms[leaf].visits)]
+            for leaf, value in zip(new, await values_of(new, evaluate), strict=True):
+                arms[leaf].own = value
+            mark(arms, paths, -1)
+            for path in paths:
+                count(arms, path, rules)
+            if any(is_solution[leaf] and arms[leaf].own >= enough for leaf in leaves):
                 break
     except BudgetReached as end:
         stopped = str(end)
-    return await conclude(root, done, evaluate, stopped)
+    found = await conclude(root, done, evaluate, stopped)
+    return in_order(found, rules, root, ways, arms)

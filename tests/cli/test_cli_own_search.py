@@ -1,0 +1,78 @@
+"""`treegen search -m file.py:function` and its arguments, on a tiny checkpoint."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from cli_cases import EXAMPLES, Command
+
+from treegen.runs import SearchRunDir
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+FEW = ["-L", "2", "--budget", "tokens=120", "-f", "1", "--memory", "4MiB"]
+
+
+def test_a_file_is_searched_compared_shown_and_resumed(
+    treegen: Command, tiny: Path, tmp_path: Path
+) -> None:
+    own = shutil.copy(EXAMPLES / "search_own.py", tmp_path / "mine.py")
+    args = ["countdown", "-M", tiny, *FEW, "--compare", f"sample,{own}:narrowing"]
+    done = treegen("search", *args, "-a", "widths=3,2", "-o", tmp_path / "run", "-q")
+    assert done.code == 0, done.err
+    first, second = done.document["runs"]
+    assert (first["method"], second["method"]) == ("sample", "mine.py:narrowing")
+    assert second["run"] == str(tmp_path / "run" / "mine-narrowing")
+    assert second["settings"]["arguments"] == {"widths": [3, 2], "keep": "best"}
+    assert not first["settings"]["arguments"] and second["errors"] == {}
+    assert "mine.py:narrowing" in treegen("show", second["run"]).out
+    report = treegen("report", tmp_path / "run")
+    assert report.code == 0, report.err
+    trees = Path(second["run"]) / "trees.jsonl"
+    kept = trees.read_bytes().splitlines(keepends=True)[:1]
+    trees.write_bytes(b"".join(kept))
+    again = treegen("search", "--resume", tmp_path / "run", "-q")
+    assert again.code == 0, again.err
+    with SearchRunDir.open(Path(second["run"])) as run:
+        assert len(list(run.records())) == 2
+    with Path(own).open("a") as file:
+        file.write("# changed\n")
+    error = treegen("search", "--resume", second["run"]).error
+    assert "search.source" in error and "the file of --method has changed" in error
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["-m", "{own}:narrow"], "has no function 'narrow'; did you mean 'narrowing'"),
+        (["-m", "{own}:narrowing", "-a", "width=2"], "no argument 'width'; did you mean 'widths'"),
+        (["-m", "{own}:narrowing", "-a", "keep=all"], "keep must be one of best, first"),
+        (["-m", "{own}:narrowing", "-a", "keep"], "a method argument must be name=value"),
+        (["-m", "{own}:narrowing", "-a", "dtype=float32"], "the model's is --model-args"),
+        (["-m", "beam", "-a", "keep=first"], "method beam has no argument 'keep'; it takes none"),
+        (["--compare", "beam,{own}:narrowing", "-a", "x=1"], "none of the methods has an argument"),
+    ],
+)
+def test_what_is_refused_before_weights_are_loaded(
+    treegen: Command, tiny: Path, no_weights: None, args: list[str], message: str
+) -> None:
+    given = [each.format(own=EXAMPLES / "search_own.py") for each in args]
+    assert message in treegen("search", "countdown", *given, "-M", tiny).error
+    assert not list(Path().rglob("run.json"))
+
+
+def test_workers_search_by_a_file(treegen: Command, tiny: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    own = shutil.copy(EXAMPLES / "search_own.py", tmp_path / "mine.py")
+    args = ["countdown", "-M", tiny, *FEW, "-m", f"{own}:narrowing", "-q"]
+    alone = treegen("search", *args, "-o", tmp_path / "alone")
+    spread = treegen("search", *args, "-o", tmp_path / "spread", "--workers", 1)
+    assert alone.code == spread.code == 0, spread.err
+
+    def texts(path: Path) -> list[list[str]]:
+        rows = (path / "trees.jsonl").read_text().splitlines()
+        records = sorted(map(json.loads, rows), key=lambda record: str(record["problem_id"]))
+        return [[node["text"] for node in record["nodes"]] for record in records]
+
+    assert texts(tmp_path / "alone") == texts(tmp_path / "spread")

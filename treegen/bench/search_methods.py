@@ -1,0 +1,92 @@
+"""How fast Monte Carlo tree search goes beside a beam, at equal decoded tokens."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from treegen.bench.search import problems_of
+from treegen.bench.tiny import make_checkpoint
+from treegen.llm import LLM
+from treegen.params import SamplingParams
+from treegen.search import Budget, Found, SearchNode, beam, by_function, mcts, sample_steps
+
+
+@dataclass(frozen=True, slots=True)
+class MethodTime:
+    """One method on all problems at once.
+
+    steps: forward passes. decoded: generated tokens. nodes: nodes of all trees.
+    """
+
+    name: str
+    seconds: float
+    steps: int
+    decoded: int
+    nodes: int
+
+
+def compare_methods(
+    model: str | None = None,
+    *,
+    problems: int = 64,
+    samples: int = 4,
+    breadth: int = 3,
+    depth: int = 4,
+    step_tokens: int = 16,
+    shots: int = 8,
+    batches: Sequence[int] = (1, 4, 8),
+) -> list[MethodTime]:
+    """Run a beam, and tree search with batches of several sizes that may decode as many tokens.
+
+    Each node gets `samples` children of `step_tokens` tokens; the beam keeps `breadth` of a level.
+    A value of a node follows from its text alone, so that no method decodes for its values.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        if model is None:
+            make_checkpoint(Path(folder))
+        llm = LLM(model or folder, max_rows=problems * breadth * samples, check=False)
+        prompts = problems_of(problems, shots)
+        params = SamplingParams(max_tokens=step_tokens, ignore_eos=True, seed=0)
+        propose = sample_steps(samples, stop=())
+        value = by_function(lambda node: (sum(node.tokens) % 97) / 97)
+
+        def done(node: SearchNode) -> bool:
+            return node.depth == depth
+
+        async def by_beam(root: SearchNode) -> Found:
+            return await beam(root, propose, value, done, width=breadth, depth=depth)
+
+        async def by_mcts(root: SearchNode, batch: int) -> Found:
+            return await mcts(root, propose, value, done, iterations=10**6, batch=batch)
+
+        def timed(
+            name: str, fn: Callable[[SearchNode], Awaitable[Found]], tokens: int | None
+        ) -> MethodTime:
+            budget = None if tokens is None else Budget(tokens=tokens)
+            start, steps = time.perf_counter(), 0
+            with llm.search_stream(fn, prompts, params, concurrency=problems, budget=budget) as run:
+                while run.has_work:
+                    run.step()
+                    steps += 1
+                    results = run.ended()
+                    for result in results:
+                        decoded.append(result.usage.tokens_decoded)
+                        nodes.append(result.usage.nodes)
+            return MethodTime(name, time.perf_counter() - start, steps, sum(decoded), sum(nodes))
+
+        decoded: list[int] = []
+        nodes: list[int] = []
+        timed("warm up", by_beam, None)
+        ways: list[tuple[str, Callable[[SearchNode], Awaitable[Found]]]] = [("beam", by_beam)]
+        ways += [(f"mcts, batches of {size}", partial(by_mcts, batch=size)) for size in batches]
+        rows: list[MethodTime] = []
+        for name, fn in ways:
+            limit = rows[0].decoded // problems if rows else None
+            decoded, nodes = [], []
+            rows.append(timed(name, fn, limit))
+        return rows

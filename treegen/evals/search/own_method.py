@@ -1,0 +1,119 @@
+"""Methods of a user's own: functions in Python files, found by `path/to/file.py:function`."""
+
+import hashlib
+import inspect
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from treegen.errors import InputError
+from treegen.evals.registry import load_file
+from treegen.evals.search.methods import METHODS, Method, Tools
+from treegen.evals.search.typed import signature_of
+from treegen.evals.selection import did_you_mean
+
+if TYPE_CHECKING:
+    from treegen.search.result import Found
+
+TOOLS: Final = "tools"
+"""The name of the parameter that gets the task's functions."""
+
+
+def is_own(name: str) -> bool:
+    """Return whether a method's name is that of a function in a file."""
+    return name.partition(":")[0].endswith(".py")
+
+
+def absolute_method(name: str) -> str:
+    """Return a method's name; path/to/file.py:function comes back with an absolute path."""
+    path, _, function = name.rpartition(":")
+    return f"{os.path.abspath(path)}:{function}" if is_own(name) and path else name
+
+
+def short_name(name: str) -> str:
+    """Return what records and tables call a method: of a file only its last part."""
+    path, _, function = name.rpartition(":")
+    return f"{Path(path).name}:{function}" if is_own(name) and path else name
+
+
+def find_method(name: str) -> Method:
+    """Return a method by its name, or by `path/to/file.py:function`.
+
+    Raises:
+        InputError: there is none, its file cannot be read or run, or it is no async function of a
+        root.
+    """
+    if not is_own(name):
+        if name not in METHODS:
+            hint = did_you_mean(name, METHODS) or f"; known: {', '.join(METHODS)}"
+            raise InputError(f"there is no method {name!r}{hint}, or path/to/file.py:function")
+        return METHODS[name]
+    path, colon, function_name = name.rpartition(":")
+    if not colon:
+        raise InputError(f"name the method's function too: {name}:function")
+    file, told = Path(path), short_name(name)
+    try:
+        source = hashlib.sha256(file.read_bytes()).hexdigest()[:32]
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise InputError(f"the method's file {path} cannot be read: {reason}") from None
+    module = load_file(file)
+    function = getattr(module, function_name, None)
+    if function is None:
+        own = [
+            key
+            for key, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", "") == module.__name__
+        ]
+        raise InputError(
+            f"{path} has no function {function_name!r}{did_you_mean(function_name, own)}"
+        )
+    if not _is_async(function):
+        raise InputError(
+            f"{told} is no async function; a search is `async def {function_name}(root)`"
+        )
+    arguments = signature_of(function, f"method {told}", (TOOLS,))
+    return Method(
+        _Run(function),
+        "a function of your own",
+        (),
+        ends_early=False,  # what it does side by side is not known
+        arguments=arguments,
+        source=source,
+    )
+
+
+def _is_async(function: object) -> bool:
+    call = getattr(function, "__call__", None)  # noqa: B004
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+class _Run:
+    """Calls a user's function with the root of a problem's tree, and reads what it returns."""
+
+    def __init__(self, function: Callable[..., Awaitable[object]]) -> None:
+        self._function = function
+        self._wants_tools = TOOLS in inspect.signature(function).parameters
+
+    async def __call__(self, on: Tools, **arguments: Any) -> "Found":
+        from treegen.search.budget import BudgetReached
+        from treegen.search.result import as_found
+        from treegen.search.strategies.common import conclude
+
+        if self._wants_tools:
+            arguments[TOOLS] = on
+        returned: object = None
+        stopped = ""
+        try:
+            returned = await self._function(on.root, **arguments)
+        except BudgetReached as end:
+            stopped = str(end)
+        if returned is None:  # what it has found is read from the tree
+            return await conclude(on.root, on.done, on.evaluate, stopped)
+        if (found := as_found(returned)) is None:
+            raise InputError(
+                f"the search returned {returned!r:.60}; return a node, nodes (the best first) or a "
+                "Found, or None for the solutions in the tree"
+            )
+        return found

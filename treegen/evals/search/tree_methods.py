@@ -1,0 +1,73 @@
+"""Methods that visit a tree again and again. Their arguments, for `-a`, are those below `on`.
+
+Strategies are imported when they run, so that help answers at once.
+"""
+
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from treegen.evals.search.methods import Tools
+    from treegen.search.evaluate import Evaluate
+    from treegen.search.result import Found
+
+
+async def mcts(
+    on: "Tools",
+    *,
+    batch: int = 8,
+    virtual: Literal["loss", "visit"] = "loss",
+    reward: Literal["leaf", "mean", "sum", "min", "product"] = "leaf",
+    backup: Literal["mean", "max"] = "mean",
+    output: Literal["value", "reward", "visits", "mean"] = "value",
+    priors: Literal["none", "likelihood"] = "none",
+) -> "Found":
+    """Monte Carlo tree search; see `treegen.search.mcts` and `treegen.search.Rules`."""
+    from treegen.search.strategies.arms import Rules, likelihood
+    from treegen.search.strategies.mcts import mcts as search
+
+    return await search(
+        on.root,
+        on.propose,
+        _played(on),
+        on.done,
+        iterations=on.knobs.iterations,
+        c=on.knobs.exploration,
+        batch=batch,
+        rules=Rules(virtual, reward, backup, output),
+        priors=likelihood if priors == "likelihood" else None,
+        **limits(on),
+    )
+
+
+async def ab_mcts(
+    on: "Tools",
+    *,
+    rule: Literal["m", "a", "a-beta"] = "m",
+    batch: int = 4,
+) -> "Found":
+    """Adaptive branching over steps; see `treegen.search.ab_mcts`."""
+    from treegen.search.strategies.ab_mcts import ab_mcts as search
+
+    return await search(
+        on.root,
+        on.step,
+        on.chance,
+        on.done,
+        iterations=on.knobs.iterations,
+        rule=rule,
+        batch=batch,
+        **limits(on),
+    )
+
+
+def _played(on: "Tools") -> "Evaluate":
+    """The evaluation of new states: that of rollouts from them, if the knobs ask for any."""
+    from treegen.search.evaluate import rollouts
+
+    num = on.knobs.rollouts
+    return rollouts(num, on.done, on.chance) if num else on.chance
+
+
+def limits(on: "Tools") -> dict[str, Any]:
+    """What trees of all methods have: a depth, and states of which only the first is kept."""
+    return {"depth": on.knobs.depth, "state": on.state}

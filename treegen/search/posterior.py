@@ -1,0 +1,100 @@
+"""Draws from what scores say of the score to come, for Thompson sampling.
+
+`gaussian` and `beta` know scores of one kind. `mixed` knows groups of scores that are alike: what
+is seen of one group also says something of the others, and of a group that is new.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from functools import cache
+from statistics import NormalDist, fmean
+from typing import Final
+
+import numpy as np
+
+from treegen.errors import InputError
+
+Draw = Callable[[Sequence[float], random.Random], float]
+"""Draws from the posterior of the mean of some scores; from its prior, if there are none."""
+
+# The priors of Inoue et al. 2025: N(m, s^2 / KAPPA) of the mean, where s^2 has the scaled inverse
+# chi-squared distribution of NU and TAU2; and that of Jeffreys for scores from 0 to 1.
+M, KAPPA, NU, TAU2 = 0.0, 1.0, 1.0, 0.1
+A, B = 0.5, 0.5
+# And those of the mixed model.
+MEAN, MEAN_SCALE, GROUP_SCALE, NOISE_SCALE = 0.5, 0.2, 0.2, 0.3
+_POINTS: Final = 32
+
+
+def gaussian(scores: Sequence[float], rng: random.Random) -> float:
+    """Draw a mean, if the scores are normal and neither mean nor variance is known."""
+    n = len(scores)
+    mean = fmean(scores) if scores else 0.0
+    kappa, nu = KAPPA + n, NU + n
+    spread = math.fsum((score - mean) ** 2 for score in scores)
+    spread += NU * TAU2 + n * KAPPA * (M - mean) ** 2 / kappa
+    variance = spread / rng.gammavariate(nu / 2, 2.0)
+    return rng.gauss((KAPPA * M + n * mean) / kappa, math.sqrt(variance / kappa))
+
+
+def beta(scores: Sequence[float], rng: random.Random) -> float:
+    """Draw a mean, if a score is the share of successes of one trial.
+
+    Raises InputError for a score that is not from 0 to 1.
+    """
+    if not all(0 <= score <= 1 for score in scores):
+        raise InputError(f"the beta rule takes values from 0 to 1, got {list(scores)}")
+    won = math.fsum(scores)
+    return rng.betavariate(A + won, B + len(scores) - won)
+
+
+def mixed(groups: Sequence[Sequence[float]], num: int, rng: random.Random) -> list[float]:
+    """Draw the next score of each group, and at the end those of `num` groups without scores.
+
+    The model: score = a + noise, with a ~ N(mu, group_scale^2) for each group, noise ~ N(0,
+    noise_scale^2), mu ~ N(MEAN, MEAN_SCALE^2), and the two scales half-normal. Given the scales,
+    all else is normal and is integrated exactly. The scales themselves are on a grid of 32 x 32
+    points, the midpoints of equally likely parts of their priors, so no chain of samples has to
+    mix. Each draw is from the posterior predictive distribution, apart from the other draws.
+
+    groups: each with one score or more.
+    """
+    sizes = np.array([len(group) for group in groups], dtype=float)
+    means = np.array([fmean(group) for group in groups])
+    spreads = math.fsum(
+        (score - mean) ** 2 for group, mean in zip(groups, means, strict=True) for score in group
+    )
+    group_var, noise_var = _grid()
+    variances = group_var[:, None] + noise_var[:, None] / sizes  # of the groups' means
+    precision = 1 / MEAN_SCALE**2 + (1 / variances).sum(axis=1)
+    centre = (MEAN / MEAN_SCALE**2 + (means / variances).sum(axis=1)) / precision
+    distance = ((means - MEAN) ** 2 / variances).sum(axis=1)
+    distance -= precision * (centre - MEAN) ** 2
+    evidence = -0.5 * (
+        np.log(variances).sum(axis=1) + np.log(precision) + distance + spreads / noise_var
+        + (sizes - 1).sum() * np.log(noise_var)
+    )  # fmt: skip
+    weights = np.exp(evidence - evidence.max()).cumsum()
+
+    def draw(size: float, mean: float) -> float:
+        point = int(np.searchsorted(weights, rng.random() * weights[-1], side="right"))
+        point = min(point, len(weights) - 1)
+        between, noise = float(group_var[point]), float(noise_var[point])
+        mu = rng.gauss(float(centre[point]), 1 / math.sqrt(float(precision[point])))
+        share = 1 / (1 / between + size / noise)
+        own = rng.gauss(share * (mu / between + size * mean / noise), math.sqrt(share))
+        return rng.gauss(own, math.sqrt(noise))
+
+    known = [draw(float(n), float(mean)) for n, mean in zip(sizes, means, strict=True)]
+    return known + [draw(0.0, 0.0) for _ in range(num)]
+
+
+@cache
+def _grid() -> tuple[np.ndarray, np.ndarray]:
+    """Variances between groups and of the noise, at all points of the grid."""
+    half = [NormalDist().inv_cdf(0.5 + (i + 0.5) / (2 * _POINTS)) for i in range(_POINTS)]
+    between, noise = np.meshgrid(GROUP_SCALE * np.array(half), NOISE_SCALE * np.array(half))
+    return between.ravel() ** 2, noise.ravel() ** 2

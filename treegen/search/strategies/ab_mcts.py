@@ -1,0 +1,106 @@
+"""Adaptive branching tree search (AB-MCTS, Inoue et al. 2025): go wider or deeper, by chance."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Mapping
+
+from treegen.plan.seeds import row_seed
+from treegen.search.budget import BudgetReached
+from treegen.search.evaluate import Evaluate, values_of
+from treegen.search.loop import gather
+from treegen.search.node import SearchNode
+from treegen.search.propose import Step
+from treegen.search.result import Found
+from treegen.search.strategies.ab_rules import Rule, check_rule, deeper, generator
+from treegen.search.strategies.common import Done, State, check_counts, conclude, text_state
+
+
+async def ab_mcts(
+    root: SearchNode, generate: Step | Mapping[str, Step], evaluate: Evaluate, done: Done, *,
+    iterations: int, rule: Rule = "m", batch: int = 1, depth: int | None = None,
+    refine: bool = False, state: State = text_state,
+    observed: dict[SearchNode, list[float]] | None = None,
+) -> Found:  # fmt: skip
+    """Generate nodes one by one, each below the node that Thompson sampling finds worth it.
+
+    From the root down, each node has as options a new child (wider) and every child that it has
+    (deeper). Each option draws a score from what is known of it. The highest draw wins, and the
+    search goes on there, until a new child wins. Its value is known to all nodes above it.
+
+    generate: makes new children; or several such functions by name, one for each LLM. Which of
+    them makes a child is drawn likewise, from the values of all that each has made.
+    evaluate: gives values, for which 0 is bad and 1 is good.
+    iterations: most children to generate. batch: how many to choose before any is generated.
+    rule: "m", the mixed model of `posterior.mixed` over the values below each child. "a": a new
+    child draws from the values of the children when they were new, and all old ones together from
+    the values of all that is below them. If these win, the children draw, each from the values at
+    it and below it. The draws are those of `posterior.gaussian`, with "a-beta" `posterior.beta`.
+    depth: most steps of a path. refine: whether solutions have children too, as improved solutions.
+    state: of nodes with equal states the first is kept. What leads to no node counts as a value
+    of 0, and to a node that is known, as its value.
+    observed: a mapping to fill with the values at and below each node, for who wants to see them.
+    """
+    check_counts(iterations=iterations, batch=batch, depth=depth)
+    check_rule(rule)
+    ways = dict(generate) if isinstance(generate, Mapping) else {"": generate}
+    known = {} if observed is None else observed
+    children: defaultdict[SearchNode, list[SearchNode]] = defaultdict(list)
+    barren: defaultdict[SearchNode, list[float]] = defaultdict(list)  # what made no new child
+    made: dict[str, list[float]] = {name: [] for name in ways}
+    above: dict[SearchNode, SearchNode] = {}
+    first = {state(root): root}
+    rng = random.Random(
+        row_seed(root.search.params.seed, root.search.origin_of(root.key), len(root.children))
+    )
+
+    def is_open(node: SearchNode, steps: int) -> bool:
+        return (refine or not done(node)) and (depth is None or steps < depth)
+
+    def choose() -> tuple[SearchNode, str]:
+        node, steps = root, 0
+        while True:
+            steps += 1
+            options = [child for child in children[node] if is_open(child, steps)]
+            child = deeper(options, children[node], barren[node], known, rule, rng)
+            if child is None:
+                return node, generator(made, rule, rng)
+            node = child
+
+    def note(node: SearchNode, value: float) -> None:
+        while node is not root:
+            known[node].append(value)
+            node = above[node]
+
+    stopped, left = "", iterations
+    try:
+        while left > 0:
+            chosen = [choose() for _ in range(min(batch, left))]
+            left -= len(chosen)
+            asked = {each: chosen.count(each) for each in chosen}
+            drawn = await gather(ways[name](node, n) for (node, name), n in asked.items())
+            fresh = list(dict.fromkeys(child for group in drawn for child in group))
+            new = [child for child in fresh if first.setdefault(state(child), child) is child]
+            for child, value in zip(new, await values_of(new, evaluate), strict=True):
+                child.value, known[child] = value, []
+            for child in fresh:
+                if child not in known:  # its parent stays, even if it has no other child
+                    child.pruned = True
+                    child.drop()
+            for ((node, name), n), group in zip(asked.items(), drawn, strict=True):
+                for child in [*group, *[None] * (n - len(group))]:
+                    value = 0.0
+                    if child is not None:
+                        value = first[state(child)].value or 0.0
+                    if child in known:
+                        children[node].append(child)
+                        above[child] = node
+                        known[child].append(value)
+                    else:
+                        barren[node].append(value)
+                    note(node, value)
+                    made[name].append(value)
+    except BudgetReached as end:
+        stopped = str(end)
+    return await conclude(root, done, evaluate, stopped, inner=refine)
