@@ -234,7 +234,6 @@ def _win(
     repeats_D = np.array([repeats for _, repeats in others])
     own = _binomial(log_factorial, size, rate)
     free = (1 - rate + rate * root) ** invalid
-    shift = free * root[-np.arange(num_roots) * k % num_roots]
     total = 0.0
     below = np.zeros((1, len(others), num_roots), dtype=np.complex128)
     # Votes of ours, j, in blocks: J of them at a time, so that arrays [J, A, R] stay small.
@@ -254,9 +253,11 @@ def _win(
                 product_JR[at] = mass @ np.prod(factors ** repeats_D[:, None, None], axis=0)
         else:
             product_JR = np.prod(below_JAR ** repeats_D[:, None], axis=1)
-        coefficients_J = (product_JR * turns_JR * shift).mean(axis=1).real
-        coefficients_J[votes_J == 0] = 0.0  # without a vote nobody wins
-        total += float(own[votes_J] @ coefficients_J)
+        shift_JR = root[np.outer(votes_J - k, np.arange(num_roots)) % num_roots]
+        coefficient_J = (product_JR * free * shift_JR).mean(axis=1).real
+        for j, coefficient in zip(votes_J.tolist(), coefficient_J.tolist(), strict=True):
+            if j:  # without a vote nobody wins
+                total += float(own[j]) * coefficient
     return min(1.0, max(0.0, total / float(_binomial(log_factorial, num, rate)[k])))
 
 
