@@ -8,7 +8,7 @@ import click
 from treegen.cli.options import CONTEXT, QUIET
 
 if TYPE_CHECKING:
-    from treegen.report.compare import Comparison, Tokens
+    from treegen.report.compare import Comparison
 
 _RUN = click.Path(path_type=Path)
 
@@ -20,7 +20,9 @@ _RUN = click.Path(path_type=Path)
 @click.option("--partial", is_flag=True, help="Leave out problems that a run has not finished.")
 @click.option("--output-path", "-o", type=_RUN, metavar="DIR",
               help="Where the plots go. Default: a folder in RUN_B.")  # fmt: skip
-@click.option("--no-plots", is_flag=True, help="Print the numbers only.")
+@click.option("--no-plots", is_flag=True, help="Write no pictures.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.html",
+              help="Also write a page with both runs' samples side by side.")  # fmt: skip
 @QUIET
 def command(
     run_a: Path,
@@ -29,6 +31,7 @@ def command(
     partial: bool,
     output_path: Path | None,
     no_plots: bool,
+    html: Path | None,
     quiet: bool,
 ) -> None:
     """Compare RUN_B with RUN_A on the same problems, with intervals and tests for pairs.
@@ -41,7 +44,10 @@ def command(
     from treegen.report.compare import compare_runs
     from treegen.report.comparison_plots import comparison_plots
     from treegen.report.load import load_run
+    from treegen.report.page import check_name, write_page
 
+    if html is not None:
+        check_name(html, "--html")
     a, b = (load_run(path, data=data) for path in (run_a, run_b))
     found = compare_runs(a, b, partial=partial)
     if not quiet:
@@ -53,58 +59,20 @@ def command(
             files += plot.save(folder)
         if not quiet:
             echo(f"plots: {safe_text(str(folder))}\n")
+    if html is not None:
+        write_page([a, b], html, plots=False, comparison=found)
+        if not quiet:
+            echo(f"page: {safe_text(str(html))}\n")
     paths = {"run_a": str(run_a), "run_b": str(run_b)}
-    json_line({**paths, **found.to_json(), "plots": [str(path) for path in files]})
+    json_line({**paths, **found.to_json(), "plots": [str(path) for path in files],
+               "page": None if html is None else str(html)})  # fmt: skip
 
 
 def _table(found: "Comparison") -> str:
     from treegen.cli.tables import markdown
     from treegen.formats import safe_text
-    from treegen.report.tables import interval
+    from treegen.report.comparison_table import comparison_listing
 
-    rows = [
-        [
-            row.filter,
-            row.metric,
-            f"{row.a:.3f}",
-            f"{row.b:.3f}",
-            f"{row.value:+.3f}",
-            interval(row.low, row.high, signed=True),
-            _p_value(row.p_value),
-            _p_value(row.t_test),
-            f"{row.better:,}",
-            f"{row.worse:,}",
-        ]
-        for row in found.differences
-    ]
-    head = ["Filter", "Metric", "A", "B", "B - A", "95% interval", "p", "t-test", "Better", "Worse"]
-    left_out = f"; {len(found.left_out):,} unfinished ones left out" if found.left_out else ""
-    lines = [
-        f"A: {found.a}\nB: {found.b}\n{len(found.problem_ids):,} problems, paired{left_out}",
-        "",
-        markdown(head, rows, right=range(2, len(head))),
-        "",
-    ]
-    for method in dict.fromkeys(row.method for row in found.differences):
-        names = dict.fromkeys(row.metric for row in found.differences if row.method == method)
-        lines.append(f"{', '.join(names)}: {method}")
-    if found.tokens is not None:
-        lines.append(_tokens(found.tokens))
-    return safe_text("\n".join(lines))
-
-
-def _tokens(found: "Tokens") -> str:
-    told = f"tokens: A {found.a:,}, B {found.b:,}"
-    if found.a != found.b:
-        told += f" ({abs(found.saved):.1%} {'fewer' if found.saved > 0 else 'more'})"
-    if found.low is None or found.high is None:
-        return told
-    bounds = f"{found.low:+,.0f} to {found.high:+,.0f}"
-    p_value = _p_value(found.p_value)
-    return f"{told}; B - A {found.value:+,.0f} for a problem ({bounds}), t-test p {p_value}"
-
-
-def _p_value(value: float | None) -> str:
-    if value is None:
-        return "n/a"
-    return f"{value:.4f}" if value >= 0.00005 else "<0.0001"
+    told = comparison_listing(found)
+    table = markdown(told.head, told.rows, right=told.numbers)
+    return safe_text("\n".join([told.title, "", table, "", *told.lines]))

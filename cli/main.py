@@ -28,6 +28,7 @@ _COMMANDS: Final = {
     "search": ("treegen.cli.search", "Search a task's solutions step by step, or compare methods."),
     "score": ("treegen.cli.score", "Score the samples of a run again; needs no model."),
     "report": ("treegen.cli.report", "Write a page with the plots, samples and trees of runs."),
+    "watch": ("treegen.cli.watch", "Show a run in the browser while it is under way."),
     "compare": ("treegen.cli.compare", "Test whether one run is better than another."),
     "power": ("treegen.cli.power", "Say how many problems and samples show a difference."),
     "replay": ("treegen.cli.replay", "Say what stopping early would have saved of a run."),

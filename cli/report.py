@@ -22,18 +22,17 @@ def command(
 
     The page needs no network and no other file. Its plots are written beside it as SVG and PNG.
     """
-    from treegen.errors import InputError
     from treegen.report.load import find_runs
+    from treegen.report.page import check_name, write_page
 
     if output_path is not None and output_path.is_dir():
         output_path = output_path / "report.html"
-    if output_path is not None and output_path.suffix not in (".html", ".htm"):
-        raise InputError(f"--output-path must be a name that ends in .html, got {output_path}")
+    if output_path is not None:
+        check_name(output_path, "--output-path")
     found = find_runs(runs)
     from treegen.cli.render import echo, json_line, notice
     from treegen.formats import safe_text
     from treegen.report.load import load_run
-    from treegen.report.page import write_page
 
     views = []
     for path in found:

@@ -22,6 +22,8 @@ _WIDTH: Final = 200
 @click.option("--problem", "-p", metavar="ID", help="One problem: its samples and their votes.")
 @click.option("--tree", "-t", metavar="ID", help="One problem as a tree: its search, or its "
               "prompt with the samples below.")  # fmt: skip
+@click.option("--as", "written_as", type=click.Choice(("dot", "mermaid")), metavar="FORMAT",
+              help="With --tree: write it for Graphviz (dot) or mermaid.")  # fmt: skip
 @click.option("--filter", "filter_name", metavar="NAME", help="Read answers by this filter.")
 @click.option("--full", is_flag=True, help="Whole texts, and every problem in the list.")
 @click.option("--data", metavar="PATH", help="Where the problems are now, if not where they were.")
@@ -30,6 +32,7 @@ def command(
     run: Path,
     problem: str | None,
     tree: str | None,
+    written_as: str | None,
     filter_name: str | None,
     full: bool,
     data: str | None,
@@ -40,6 +43,8 @@ def command(
 
     if problem is not None and tree is not None:
         raise InputError("give --problem or --tree, not both")
+    if written_as is not None and tree is None:
+        raise InputError("--as is of a tree; give --tree ID with it")
     from treegen.cli.render import json_line, notice
     from treegen.report.load import load_run
 
@@ -53,6 +58,9 @@ def command(
         document = _show_run(view, filter, full=full, quiet=quiet)
     elif tree is None:
         document = _show_problem(view, found, filter, full=full, quiet=quiet)
+    elif written_as is not None:
+        _write_graph(view, found, filter, written_as)
+        return
     else:
         document = _show_tree(view, found, filter, full=full, quiet=quiet)
     json_line({"run": str(run), **document})
@@ -218,16 +226,31 @@ def _clip(text: str, limit: int | None) -> str:
     return f"{safe_text(text[:limit])}... ({len(text):,} characters; --full shows all)"
 
 
+def _tree_of(view: "RunView", problem: "ProblemView", filter: str) -> "StoredTree":
+    """Return the search of a problem, or else its prompt with its samples."""
+    from treegen.report.prompt_tree import prompt_tree
+
+    found = next((tree for tree in view.trees if tree.problem_id == problem.id), None)
+    return found or prompt_tree(view.tree, problem, filter)
+
+
+def _write_graph(view: "RunView", problem: "ProblemView", filter: str, kind: str) -> None:
+    """Print a tree for another program, and nothing else."""
+    from treegen.cli.render import echo
+    from treegen.report.graphs import to_dot, to_mermaid
+
+    tree = _tree_of(view, problem, filter)
+    echo((to_dot(tree) if kind == "dot" else to_mermaid(tree)).removesuffix("\n"))
+
+
 def _show_tree(
     view: "RunView", problem: "ProblemView", filter: str, *, full: bool, quiet: bool
 ) -> dict[str, Any]:
     from treegen.cli.render import echo
     from treegen.formats import safe_text
-    from treegen.report.prompt_tree import prompt_tree
     from treegen.search.draw import draw_tree
 
-    found = next((tree for tree in view.trees if tree.problem_id == problem.id), None)
-    tree = found or prompt_tree(view.tree, problem, filter)
+    tree = _tree_of(view, problem, filter)
     if not quiet:
         from rich.console import Console
 

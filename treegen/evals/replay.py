@@ -21,7 +21,6 @@ from treegen.errors import InputError
 from treegen.evals.confidence import Confidence, group_confidences
 from treegen.evals.verdict import Verdict
 from treegen.evals.votes import tally
-from treegen.search.strategies.majority import agreement
 
 ORDERS: Final = 32
 
@@ -174,7 +173,8 @@ def _first_decided(counts_ORA: _Ints, chance: float) -> _Ints:
         return np.full(len(counts_ORA), num_rounds - 1)
     padded = np.pad(counts_ORA, ((0, 0), (0, 0), (0, 1)))
     top = np.sort(padded, axis=-1)[..., -2:]
-    table = _agreements(int(top.max(initial=0)))
+    # A size that many problems share, so that few tables are made.
+    table = _agreements(1 << int(top.max(initial=0)).bit_length())
     decided = (table[top[..., 1], top[..., 0]] >= chance) & (top[..., 1] > 0)
     decided[:, -1] = True
     found: _Ints = decided.argmax(axis=1)
@@ -183,8 +183,21 @@ def _first_decided(counts_ORA: _Ints, chance: float) -> _Ints:
 
 @lru_cache(maxsize=8)
 def _agreements(most: int) -> _Floats:
-    """Return the beta rule's chance by the votes of the first and the second answer."""
-    return np.array([[agreement(a, b) for b in range(most + 1)] for a in range(most + 1)])
+    """Return the beta rule's chance by the votes of the first and the second answer.
+
+    It is `agreement` of all pairs. The last toss is a head or not, so the ways of a pair are those
+    with one vote less for either.
+    """
+    found = np.empty((most + 1, most + 1))
+    ways = [1] * (most + 1)
+    for first in range(most + 1):
+        for second in range(most + 1):
+            if second == 0:
+                ways[0] = 2 ** (first + 1) - 1
+            elif first:
+                ways[second] += ways[second - 1]
+            found[first, second] = ways[second] / 2 ** (first + second + 1)
+    return found
 
 
 def _right_shares(counts_OA: _Ints, right_A: npt.NDArray[np.bool_]) -> _Floats:

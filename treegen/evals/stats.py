@@ -24,6 +24,9 @@ _T95: Final = (
 
 _FloatArray = npt.NDArray[np.float64]
 
+# Elements of an array of complex numbers that is made at a time.
+_BLOCK: Final = 1 << 18
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -231,18 +234,30 @@ def _win(
     repeats_D = np.array([repeats for _, repeats in others])
     own = _binomial(log_factorial, size, rate)
     free = (1 - rate + rate * root) ** invalid
-    below = np.zeros((len(others), num_roots), dtype=np.complex128)
     total = 0.0
-    for j in range(most + 1):
-        at = weight[:, j, None] * root[np.arange(num_roots) * j % num_roots]
-        if j:
-            rivals = int(sum(repeats for other, repeats in others if other >= j))
-            nodes, mass = _nodes(min(rivals, k // j - 1) if share_ties else -1)
-            factors = below[:, None] + nodes[:, None] * at[:, None]
-            product = mass @ np.prod(factors ** repeats_D[:, None, None], axis=0) * free
-            shift = root[np.arange(num_roots) * (j - k) % num_roots]
-            total += own[j] * float((product * shift).mean().real)
-        below += at
+    below = np.zeros((1, len(others), num_roots), dtype=np.complex128)
+    # Votes of ours, j, in blocks: J of them at a time, so that arrays [J, A, R] stay small.
+    block = max(1, _BLOCK // max(1, below.size))
+    for start in range(0, most + 1, block):
+        votes_J = np.arange(start, min(most + 1, start + block))
+        turns_JR = root[np.outer(votes_J, np.arange(num_roots)) % num_roots]
+        at_JAR = weight.T[votes_J][:, :, None] * turns_JR[:, None, :]
+        upto = np.concatenate([below, at_JAR]).cumsum(axis=0)
+        below_JAR, below = upto[:-1], upto[-1:]
+        if share_ties:
+            product_JR = np.zeros_like(turns_JR)
+            for at, j in enumerate(votes_J.tolist()):
+                rivals = int(sum(repeats for other, repeats in others if other >= j))
+                nodes, mass = _nodes(min(rivals, k // j - 1) if j else -1)
+                factors = below_JAR[at, :, None] + nodes[:, None] * at_JAR[at, :, None]
+                product_JR[at] = mass @ np.prod(factors ** repeats_D[:, None, None], axis=0)
+        else:
+            product_JR = np.prod(below_JAR ** repeats_D[:, None], axis=1)
+        shift_JR = root[np.outer(votes_J - k, np.arange(num_roots)) % num_roots]
+        coefficient_J = (product_JR * free * shift_JR).mean(axis=1).real
+        for j, coefficient in zip(votes_J.tolist(), coefficient_J.tolist(), strict=True):
+            if j:  # without a vote nobody wins
+                total += float(own[j]) * coefficient
     return min(1.0, max(0.0, total / float(_binomial(log_factorial, num, rate)[k])))
 
 

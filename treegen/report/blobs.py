@@ -7,22 +7,36 @@ Texts are made safe to look at here, by the same rule as for terminals.
 import base64
 import gzip
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from treegen.evals.votes import majority_vote
 from treegen.formats import safe_text
 from treegen.prompts.tree import Node
-from treegen.report.curves import INVALID, RIGHT, SOLVED, UNJUDGED, UNSOLVED, WRONG, fate
+from treegen.report.curves import (
+    INVALID,
+    RIGHT,
+    SOLVED,
+    UNJUDGED,
+    UNSOLVED,
+    WRONG,
+    fate,
+    vote_shares,
+)
+from treegen.report.figures import Spot
 from treegen.report.prompt_tree import content_text
 from treegen.report.trees import StoredTree
 from treegen.report.view import ProblemView, RunView, Sample
-from treegen.search.records import best_path
+from treegen.search.records import TreeNode, best_path
 
 # A part ends with the item that reaches one of these bounds.
 _ITEMS: Final = 256
 _CHARACTERS: Final = 200_000
+# Characters of a question that stand in the table of problems.
+_ASKED: Final = 120
+# Characters of what a search has noted at a node.
+_DATA: Final = 2000
 
 # These stand for each fate, and for a problem's vote, in what the script reads.
 _DIGITS: Final = {
@@ -39,8 +53,8 @@ class Blob:
     content: str
 
 
-def blobs(view: RunView, name: str) -> Iterator[Blob]:
-    """Yield the parts of one run; the first is its index."""
+def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[Spot]]) -> Iterator[Blob]:
+    """Yield the parts of one run; the first is its index. spots: the links over its pictures."""
     samples = list(view.samples)
     texts = list(_parts([safe_text(sample.text) for sample in samples]))
     problems = list(_parts([[safe_text(p.question), safe_text(p.answer)] for p in view.problems]))
@@ -51,7 +65,11 @@ def blobs(view: RunView, name: str) -> Iterator[Blob]:
             "problems": {
                 "id": [safe_text(problem.id) for problem in view.problems],
                 "prompt_tokens": [problem.prompt_tokens for problem in view.problems],
+                "tokens": [_mean_tokens(problem) for problem in view.problems],
+                "group": [safe_text(problem.group) for problem in view.problems],
+                "asked": [_beginning(problem.question) for problem in view.problems],
             },
+            "spots": {plot: [spot.to_json() for spot in mine] for plot, mine in spots.items()},
             "samples": _columns(view, samples),
             "finishes": _names(sample.ended for sample in samples),
             "filters": [_filter(view, filter) for filter in view.filters],
@@ -62,7 +80,14 @@ def blobs(view: RunView, name: str) -> Iterator[Blob]:
             "trees": [
                 {
                     "problem_id": safe_text(tree.problem_id),
+                    "index": tree.index,
                     "method": safe_text(tree.method),
+                    "stopped": safe_text(tree.stopped),
+                    "usage": {
+                        key: value
+                        for key, value in tree.usage.items()
+                        if isinstance(value, int | float)
+                    },
                     "solved": tree.solved,
                     "answer": None if tree.answer is None else safe_text(tree.answer),
                     "num_nodes": len(tree.nodes),
@@ -93,6 +118,17 @@ def _parts(items: Sequence[Any]) -> Iterator[tuple[int, list[Any]]]:
         if stop - start >= _ITEMS or size >= _CHARACTERS or stop == len(items):
             yield start, list(items[start:stop])
             start, size = stop, 0
+
+
+def _mean_tokens(problem: ProblemView) -> float | None:
+    if not problem.samples:
+        return None
+    return round(sum(s.num_tokens for s in problem.samples) / len(problem.samples), 1)
+
+
+def _beginning(question: str) -> str:
+    """Return the first words of a question, in one line."""
+    return safe_text(" ".join(question[:400].split())[:_ASKED])
 
 
 def _names(values: Iterable[str]) -> list[str]:
@@ -141,8 +177,8 @@ def _units(text: str) -> int:
 def _filter(view: RunView, name: str) -> dict[str, Any]:
     """Return one filter's reading of all samples, and the vote on each problem.
 
-    The column "best" has, for each problem, the first sample that gave the answer with most votes,
-    or -1.
+    Columns for each problem: "best" has the first sample that gave the answer with most votes, or
+    -1, "share" the share of samples that gave it, and "right" the share of right samples.
     """
     answers: dict[str, int] = {}
     outcomes: dict[str, int] = {}
@@ -155,11 +191,13 @@ def _filter(view: RunView, name: str) -> dict[str, Any]:
         told = getattr(verdict, "outcome", "")
         outcome.append(outcomes.setdefault(told, len(outcomes)) if told else -1)
     votes, best, first = [], [], 0
+    shares = {share.problem_id: share for share in vote_shares(view.verdicts(name))}
     for problem in view.problems:
         vote, chosen = _vote(problem, name)
         votes.append(vote)
         best.append(-1 if chosen is None else first + chosen)
         first += len(problem.samples)
+    found = [shares.get(problem.id) for problem in view.problems]
     return {
         "name": safe_text(name),
         "status": "".join(status),
@@ -169,6 +207,8 @@ def _filter(view: RunView, name: str) -> dict[str, Any]:
         "outcome": outcome,
         "vote": votes,
         "best": best,
+        "right": [None if share is None else round(share.right, 4) for share in found],
+        "share": [None if share is None else round(share.top, 4) for share in found],
     }
 
 
@@ -247,7 +287,23 @@ def _tree(tree: StoredTree) -> dict[str, Any]:
                 **{name: node.get(name) for name in names},
                 "text": safe_text(str(node.get("text") or "")),
                 "n_tokens": int(node.get("n_tokens") or 0),
+                **_noted(node),
             }
             for node in tree.nodes
         ],
     }
+
+
+def _noted(node: TreeNode) -> dict[str, Any]:
+    """Return what only some searches note of a node; older records have none of it."""
+    found: dict[str, Any] = {}
+    for name in ("visits", "prior", "restart"):
+        if isinstance(node.get(name), int | float):
+            found[name] = node[name]
+    if isinstance(node.get("scores"), Mapping):
+        found["scores"] = {safe_text(str(name)): each for name, each in node["scores"].items()}
+    if node.get("pruned_because"):
+        found["pruned_because"] = safe_text(str(node["pruned_because"]))
+    if node.get("data") is not None:
+        found["data"] = safe_text(json.dumps(node["data"]))[:_DATA]
+    return found

@@ -107,6 +107,7 @@ class Comparison:
     left_out: the problems that either run has not finished.
     differences: one for each metric that both runs have, the headline first.
     tokens: what the runs have generated.
+    places: where each problem stands among all problems of the runs.
     """
 
     a: str
@@ -115,12 +116,14 @@ class Comparison:
     left_out: tuple[str, ...]
     differences: tuple[Difference, ...]
     tokens: Tokens | None = None
+    places: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain dicts and lists. Only the headline has its differences by problem."""
         document = asdict(self)
         for row in document["differences"][1:]:
             del row["by_problem"]
+        del document["places"]
         return document
 
 
@@ -175,7 +178,9 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False, seed: int = 0
             row = _difference("vote", filter, values[0], values[1], generator, clusters)
             found.insert(place, row)
     tokens = _tokens(*([_num_tokens(view)[i] for i in ids] for view in (a, b)))
-    return Comparison(a.name, b.name, tuple(ids), unfinished, tuple(found), tokens)
+    number = {problem.id: number for number, problem in enumerate(a.problems)}
+    places = tuple(number[i] for i in ids)
+    return Comparison(a.name, b.name, tuple(ids), unfinished, tuple(found), tokens, places)
 
 
 def _is_whole(view: RunView, problem: ProblemView) -> bool:

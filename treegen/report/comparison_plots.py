@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from treegen.report.compare import Comparison
-from treegen.report.figures import BLUE, GREEN, GREY, ORANGE, Plot, plain_label
+from treegen.report.figures import BLUE, GREEN, GREY, ORANGE, Plot, Spot, plain_label, spot
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -13,7 +13,8 @@ def comparison_plots(found: Comparison) -> list[Plot]:
     """Return the differences by metric, and by problem for the headline metric."""
     rows = [row for row in found.differences if row.low is not None and row.high is not None]
     first = found.differences[0]
-    ranked = sorted(first.by_problem, reverse=True)
+    order = sorted(range(len(first.by_problem)), key=lambda i: -first.by_problem[i])
+    ranked = [first.by_problem[i] for i in order]
     names = f"{plain_label(found.b)} minus {plain_label(found.a)}"
 
     def by_metric(figure: "Figure") -> None:
@@ -44,8 +45,14 @@ def comparison_plots(found: Comparison) -> list[Plot]:
         axes.set_ylim(-1.02, 1.02)
         axes.legend()
 
+    def spots(figure: "Figure") -> list[Spot]:
+        return [
+            spot(figure, (at - 0.5, -1), (at + 0.5, 1), found.places[i])
+            for at, i in enumerate(order)
+        ]
+
     told = f"{first.better:,} problems better, {first.worse:,} worse"
-    plots = [Plot("by_problem", f"{names}, by problem", told, by_problem)]
+    plots = [Plot("by_problem", f"{names}, by problem", told, by_problem, spots=spots)]
     if rows:
         told = "; ".join(f"{row.metric} ({row.filter}): {row.value:+.3f}" for row in rows)
         size = (6.4, 1.2 + 0.35 * len(rows))

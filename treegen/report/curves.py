@@ -36,6 +36,7 @@ class VoteShares:
     leading: the share of the most frequent wrong answer.
     other: the share of all other wrong answers.
     invalid: the share of samples without an answer.
+    top: the share of the answer that has the most votes.
     tied: whether several answers have the most votes.
     won: whether a right answer is among those with the most votes.
     """
@@ -45,6 +46,7 @@ class VoteShares:
     leading: float
     other: float
     invalid: float
+    top: float
     tied: bool
     won: bool
 
@@ -95,6 +97,7 @@ def vote_shares(verdicts: Mapping[str, Sequence[Verdict]]) -> list[VoteShares]:
                 leading=leading / num,
                 other=(wrong.total() - leading) / num,
                 invalid=(num - num_right - wrong.total()) / num,
+                top=vote.votes / num,
                 tied=len(vote.tied) > 1,
                 won=bool(right & set(vote.tied)),
             )

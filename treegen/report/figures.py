@@ -19,10 +19,51 @@ if TYPE_CHECKING:
 GREEN, ORANGE, YELLOW, BLUE, SKY, GREY, PINK = (
     "#009e73", "#d55e00", "#e69f00", "#1b87cf", "#56b4e9", "#8c8c8c", "#cc79a7",
 )  # fmt: skip
+# Maps of numbers to colours: cividis looks the same to people with any colour vision, and in grey.
+COLOUR_MAP: Final = "cividis"
+# Inches of the smallest spot.
+_POINT: Final = 0.12
 CYCLE: Final = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, GREY)
 # The colour of text and lines. Nothing else in a picture has just this colour.
 _INK: Final = "#1f2328"
 _ADAPTING: Final = f"svg{{color:{_INK}}}@media (prefers-color-scheme:dark){{svg{{color:#e6e8eb}}}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A part of a picture that leads to a problem, or to some.
+
+    box: left, top, right and bottom, as shares of the picture's width and height.
+    place: which of the run's problems, or a filter of the table of problems.
+    """
+
+    box: tuple[float, float, float, float]
+    place: int | str
+
+    def to_json(self) -> list[float | int | str]:
+        """Return the box and the place as one list."""
+        return [*(round(each, 5) for each in self.box), self.place]
+
+
+def spot(
+    figure: "Figure", low: tuple[float, float], high: tuple[float, float], place: int | str
+) -> Spot:
+    """Return the spot between two points of a drawn figure's first axes, in its data's numbers.
+
+    A spot has at least the size of a point that is drawn.
+    """
+    axes = figure.axes[0]
+    corners = axes.transData.transform([low, high])
+    (x0, y0), (x1, y1) = figure.transFigure.inverted().transform(corners)
+    width, height = figure.get_size_inches()
+    x, y = _POINT / width, _POINT / height
+    left, right = sorted((float(x0), float(x1)))
+    bottom, top = sorted((float(y0), float(y1)))
+    if right - left < x:
+        left, right = (left + right - x) / 2, (left + right + x) / 2
+    if top - bottom < y:
+        bottom, top = (bottom + top - y) / 2, (bottom + top + y) / 2
+    return Spot((left, 1 - top, right, 1 - bottom), place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +75,7 @@ class Plot:
     told: what it shows, in a sentence, for those who cannot see it.
     draw: draws it on a figure.
     size: width and height in inches.
+    spots: of the figure that was drawn, its bars and points that stand for problems; see `spot`.
     """
 
     name: str
@@ -41,6 +83,7 @@ class Plot:
     told: str
     draw: "Callable[[Figure], None]"
     size: tuple[float, float] = (6.4, 3.6)
+    spots: "Callable[[Figure], list[Spot]] | None" = None
 
     def svg(self) -> bytes:
         """Return the picture as SVG: transparent, with text and lines in the page's colour.
@@ -48,7 +91,16 @@ class Plot:
         Raises:
             InputError: matplotlib is not installed.
         """
-        return _light_or_dark(self._render("svg"))
+        return self.svg_and_spots()[0]
+
+    def svg_and_spots(self) -> tuple[bytes, list[Spot]]:
+        """Return the picture as `svg` does, and its spots.
+
+        Raises:
+            InputError: matplotlib is not installed.
+        """
+        drawn, figure = self._render("svg")
+        return _light_or_dark(drawn), self.spots(figure) if self.spots else []
 
     def png(self) -> bytes:
         """Return the picture as PNG, on white.
@@ -56,7 +108,7 @@ class Plot:
         Raises:
             InputError: matplotlib is not installed.
         """
-        return self._render("png")
+        return self._render("png")[0]
 
     def save(self, folder: Path, svg: bytes | None = None) -> list[Path]:
         """Write NAME.svg and NAME.png, and return their paths.
@@ -75,7 +127,7 @@ class Plot:
             raise InputError(f"cannot write in {folder}: {error.strerror or error}") from None
         return paths
 
-    def _render(self, kind: str) -> bytes:
+    def _render(self, kind: str) -> "tuple[bytes, Figure]":
         with _style():
             # pyplot would choose a display and keep figures that must be closed.
             from matplotlib.figure import Figure
@@ -86,7 +138,7 @@ class Plot:
             # Without a date the same run gives the same file.
             metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
             figure.savefig(out, format=kind, dpi=144, transparent=kind == "svg", metadata=metadata)
-        return out.getvalue()
+        return out.getvalue(), figure
 
 
 def plain_label(text: str, limit: int = 40) -> str:

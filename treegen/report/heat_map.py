@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from treegen.errors import InputError
 from treegen.evals.tables import Grid
+from treegen.report.figures import COLOUR_MAP
 
 # From nothing to full, for values from 0 to 1.
 _BLOCKS: Final = " \u2591\u2592\u2593\u2588"
@@ -62,7 +63,7 @@ def draw_grid(figure: Any, grid: Grid) -> None:
     """Draw the grid on a matplotlib figure."""
     axes = figure.subplots()
     numbers = [[float("nan") if v is None else v for v in row] for row in grid.values]
-    image = axes.imshow(numbers, vmin=0, vmax=1, cmap="RdYlGn", aspect="auto")
+    image = axes.imshow(numbers, vmin=0, vmax=1, cmap=COLOUR_MAP, aspect="auto")
     figure.colorbar(image, ax=axes, label="accuracy")
     rows, columns = len(grid.row_labels), len(grid.column_labels)
     axes.set_xticks(range(columns), [_plain(text) for text in grid.column_labels], rotation=45)
@@ -74,8 +75,8 @@ def draw_grid(figure: Any, grid: Grid) -> None:
         for j, value in enumerate(row):
             if value is None:
                 axes.text(j, i, _MISSING, ha="center", va="center", fontsize=8)
-            else:  # both ends of the colours are dark, whatever is around the picture
-                ink = "black" if 0.15 <= value <= 0.85 else "white"
+            else:  # low values are dark, whatever is around the picture
+                ink = "white" if value < 0.55 else "black"
                 told = f"{100 * value:.0f}"
                 axes.text(j, i, told, ha="center", va="center", fontsize=8, color=ink)
 

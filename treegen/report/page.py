@@ -4,8 +4,9 @@ import base64
 import glob
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -14,9 +15,13 @@ import treegen
 from treegen.errors import InputError
 from treegen.formats import safe_text
 from treegen.report.blobs import blobs
+from treegen.report.compare import Comparison
+from treegen.report.comparison_plots import comparison_plots
+from treegen.report.comparison_table import comparison_listing
 from treegen.report.curves import k_curves
-from treegen.report.figures import Plot
+from treegen.report.figures import Plot, Spot
 from treegen.report.plots import curves_plot, metric_plot, run_plots
+from treegen.report.searched import cost_listing, methods_plot
 from treegen.report.tables import (
     Card,
     Listing,
@@ -30,7 +35,11 @@ from treegen.report.tables import (
 from treegen.report.view import RunView
 from treegen.runs.leftovers import replacing, sweep
 
-_SCRIPTS: Final = ("data.js", "elements.js", "tree.js", "samples.js", "main.js")
+_SCRIPTS: Final = (
+    "data.js", "elements.js", "export.js", "address.js", "spots.js", "table.js", "tree.js",
+    "picture.js", "sample_view.js", "samples.js", "problems.js", "searches.js", "prompts.js",
+    "across.js", "live.js", "main.js",
+)  # fmt: skip
 _DPI: Final = 96  # of a browser's pixels
 
 
@@ -39,18 +48,24 @@ class _Picture:
     """A plot that was drawn, as the template takes it.
 
     drawn: its SVG.
+    spots: its parts that lead to problems.
     width, height: in pixels of a browser.
     """
 
     plot: Plot
     drawn: bytes
+    spots: Sequence[Spot]
     width: int
     height: int
 
     @classmethod
     def of(cls, plot: Plot) -> "_Picture":
         width, height = (round(inches * _DPI) for inches in plot.size)
-        return cls(plot, plot.svg(), width, height)
+        return cls(plot, *plot.svg_and_spots(), width, height)
+
+    @property
+    def name(self) -> str:
+        return self.plot.name
 
     @property
     def title(self) -> str:
@@ -82,7 +97,9 @@ class _Section:
     more_metrics: Listing
     tables: Sequence[Listing]
     sharing: Listing | None
+    costs: Listing | None
     has_samples: bool
+    has_problems: bool
     unit: str
     has_prompts: bool
     has_votes: bool
@@ -90,20 +107,42 @@ class _Section:
     settings: Sequence[tuple[str, str]]
 
 
-def write_page(views: Sequence[RunView], path: Path, *, plots: bool = True) -> list[Path]:
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A page that is served while its runs go on.
+
+    version: of what it shows; the page is loaded again when it is another.
+    every: after how many seconds the page asks for that.
+    """
+
+    version: str
+    every: float
+
+
+def check_name(path: Path, option: str) -> None:
+    """Raise InputError unless a page may have this name."""
+    if path.suffix not in (".html", ".htm"):
+        raise InputError(f"{option} must be a name that ends in .html, got {path}")
+
+
+def write_page(
+    views: Sequence[RunView],
+    path: Path,
+    *,
+    plots: bool = True,
+    comparison: Comparison | None = None,
+) -> list[Path]:
     """Write the page of some runs, and beside it a folder with its plots; returns the files.
 
     plots: whether to write that folder; it is named like the page.
+    comparison: of two views, how they differ.
 
     Raises:
         InputError: jinja2 or matplotlib is missing, or the files cannot be written.
     """
-    drawn = {
-        _key(number): [_Picture.of(plot) for plot in run_plots(view)]
-        for number, view in enumerate(views)
-    }
-    across = [_Picture.of(plot) for plot in _across(views)]
-    page = _render(views, drawn, across)
+    views = _named_apart(views)
+    drawn, across = _drawn(views, comparison)
+    page = _render(views, drawn, across, comparison=comparison)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # What a report that was killed has left of this page.
@@ -122,8 +161,45 @@ def write_page(views: Sequence[RunView], path: Path, *, plots: bool = True) -> l
     return written
 
 
+def render_page(views: Sequence[RunView], *, live: Live | None = None) -> str:
+    """Return the page of some runs, for a server if `live` is given.
+
+    Raises:
+        InputError: jinja2 or matplotlib is missing.
+    """
+    views = _named_apart(views)
+    return "".join(_render(views, *_drawn(views, None), live=live))
+
+
+def _named_apart(views: Sequence[RunView]) -> list[RunView]:
+    """Return runs that have names of their own: of equal ones, with that of the folder above."""
+    names = Counter(view.name for view in views)
+    found = []
+    for view in views:
+        above = view.path.resolve().parent.name
+        found.append(view if names[view.name] == 1 else replace(view, name=f"{above}/{view.name}"))
+    return found
+
+
+def _drawn(
+    views: Sequence[RunView], comparison: Comparison | None
+) -> tuple[dict[str, list[_Picture]], list[_Picture]]:
+    """Return the pictures of each run, and those of all together."""
+    drawn = {
+        _key(number): [_Picture.of(plot) for plot in run_plots(view)]
+        for number, view in enumerate(views)
+    }
+    plots = _across(views) if comparison is None else comparison_plots(comparison)
+    return drawn, [_Picture.of(plot) for plot in plots]
+
+
 def _render(
-    views: Sequence[RunView], drawn: dict[str, list[_Picture]], across: Sequence[_Picture]
+    views: Sequence[RunView],
+    drawn: dict[str, list[_Picture]],
+    across: Sequence[_Picture],
+    *,
+    comparison: Comparison | None = None,
+    live: Live | None = None,
 ) -> Iterable[str]:
     """Return the page piece by piece. A piece holds one part of the data at most."""
     try:
@@ -149,7 +225,8 @@ def _render(
     script = "".join(_source(name) for name in _SCRIPTS)
     names = [view.name for view in views]
     return environment.get_template("page.html.jinja").generate(
-        title=f"{views[0].task}: {names[0]}" if len(views) == 1 else f"{len(views)} runs",
+        title=_title(names, views[0].task, comparison),
+        live=live,
         version=treegen.__version__,
         style=Markup(style),
         style_hash=_hash(style),
@@ -157,8 +234,19 @@ def _render(
         script_hash=_hash(script),
         runs=[_section(view, key, drawn[key]) for key, view in zip(drawn, views, strict=True)],
         overview=_overview(views, across),
-        blobs=(blob for key, view in zip(drawn, views, strict=True) for blob in blobs(view, key)),
+        comparison=None if comparison is None else comparison_listing(comparison),
+        blobs=(
+            blob
+            for key, view in zip(drawn, views, strict=True)
+            for blob in blobs(view, key, {p.name: p.spots for p in drawn[key] if p.spots})
+        ),
     )
+
+
+def _title(names: Sequence[str], task: str, comparison: Comparison | None) -> str:
+    if comparison is not None:
+        return f"{task}: {comparison.b} compared with {comparison.a}"
+    return f"{task}: {names[0]}" if len(names) == 1 else f"{len(names)} runs"
 
 
 def _source(name: str) -> str:
@@ -187,7 +275,10 @@ def _section(view: RunView, key: str, plots: Sequence[_Picture]) -> _Section:
         more_metrics=metrics(view, first=False),
         tables=other_tables(view),
         sharing=sharing(view),
+        costs=cost_listing([view]),
         has_samples=view.num_done > 0,
+        # Searches have a table of their own, which says the same if there is one for each problem.
+        has_problems=view.num_done > 0 and (not view.searched or view.num_samples > 1),
         unit=view.unit,
         has_prompts=view.num_done > 0 and not view.searched,
         has_votes=view.votes,
@@ -213,6 +304,8 @@ def _across(views: Sequence[RunView]) -> list[Plot]:
     }
     if curves := {name: found for name, found in curves.items() if found}:
         plots.append(curves_plot(curves))
+    if (methods := methods_plot(views)) is not None:
+        plots.append(methods)
     return plots
 
 
@@ -227,4 +320,7 @@ def _overview(views: Sequence[RunView], across: Sequence[_Picture]) -> dict[str,
         "rows": rows,
         "numbers": range(2, 2 + len(labels)),
         "plots": across,
+        "costs": cost_listing(views),
+        # Only pictures of two runs have spots: places in the list of the first run's problems.
+        "spots": {p.name: [each.to_json() for each in p.spots] for p in across if p.spots},
     }

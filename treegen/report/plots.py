@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from treegen.evals.tables import GROUP_COLUMNS, Grid, Table
+from treegen.report.calibration_plots import calibration_plots
 from treegen.report.course_plots import finish_plot, lengths_plot, sharing_plot, timeline_plot
 from treegen.report.curves import (
     Curve,
@@ -11,9 +12,20 @@ from treegen.report.curves import (
     k_curves,
     vote_shares,
 )
-from treegen.report.figures import BLUE, GREEN, GREY, ORANGE, YELLOW, Plot, plain_label
+from treegen.report.figures import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    YELLOW,
+    Plot,
+    Spot,
+    plain_label,
+    spot,
+)
 from treegen.report.heat_map import draw_grid
 from treegen.report.saved import Savings, drawn_of, has_stopped, savings
+from treegen.report.searched import solved_plot
 from treegen.report.view import RunView
 
 if TYPE_CHECKING:
@@ -45,8 +57,13 @@ def run_plots(view: RunView) -> list[Plot]:
         plots += [_grid_plot(i, grid) for i, grid in enumerate(view.report.grids)]
         shares = vote_shares(verdicts)
         if view.num_samples > 1:
-            plots.append(_votes_plot(shares, votes=votes))
+            place = {problem.id: number for number, problem in enumerate(view.problems)}
+            plots.append(_votes_plot(shares, place, votes=votes))
             plots.append(_solved_plot([share.right for share in shares]))
+        if not view.searched:
+            plots += calibration_plots(view)
+    if view.searched and (solved := solved_plot(view)) is not None:
+        plots.append(solved)
     if view.num_done:
         plots.append(finish_plot(view))
     if len({sample.num_tokens for sample in view.samples}) > 1:
@@ -203,7 +220,7 @@ def _grid_plot(index: int, grid: Grid) -> Plot:
     )
 
 
-def _votes_plot(shares: Sequence[VoteShares], *, votes: bool) -> Plot:
+def _votes_plot(shares: Sequence[VoteShares], place: Mapping[str, int], *, votes: bool) -> Plot:
     won = sum(s.won and not s.tied for s in shares)
     tied = sum(s.won and s.tied for s in shares)
     parts = [
@@ -244,7 +261,14 @@ def _votes_plot(shares: Sequence[VoteShares], *, votes: bool) -> Plot:
     told = f"{len(shares):,} problems"
     if votes:
         told += f"; a right answer has the most votes in {won:,} and ties in {tied:,}"
-    return Plot("votes", "Answers per problem", told, draw, (6.4, 4.4))
+
+    def spots(figure: "Figure") -> list[Spot]:
+        return [
+            spot(figure, (at - 0.5, 0), (at + 0.5, 1), place[share.problem_id])
+            for at, share in enumerate(shares)
+        ]
+
+    return Plot("votes", "Answers per problem", told, draw, (6.4, 4.4), spots)
 
 
 def _solved_plot(right: Sequence[float]) -> Plot:
@@ -261,4 +285,15 @@ def _solved_plot(right: Sequence[float]) -> Plot:
         axes.grid(axis="x", visible=False)
 
     told = f"{never:,} of {len(right):,} problems are never solved, {always:,} always"
-    return Plot("difficulty", "How hard the problems are", told, draw, (6.4, 3.0))
+
+    def spots(figure: "Figure") -> list[Spot]:
+        top = figure.axes[0].get_ylim()[1]
+        names = [
+            f"accuracy>={i / 10:g}" + (f" accuracy<{(i + 1) / 10:g}" if i < 9 else "")
+            for i in range(10)
+        ]
+        return [
+            spot(figure, (i / 10, 0), ((i + 1) / 10, top), name) for i, name in enumerate(names)
+        ]
+
+    return Plot("difficulty", "How hard the problems are", told, draw, (6.4, 3.0), spots)

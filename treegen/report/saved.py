@@ -89,26 +89,45 @@ def savings(
     How hard a problem is, is told by the share of its right samples: below a third, or two thirds.
     """
     share = {i: sum(v.correct for v in d.verdicts) / len(d.verdicts) for i, d in drawn.items()}
+    known = _Replayed(drawn, batch)
     groups = [("all", list(drawn))]
     groups += [
         (label, [i for i in drawn if low <= share[i] < high]) for label, low, high in _THIRDS
     ]
-    return [
-        _savings(label, [drawn[i] for i in ids], batch, chances) for label, ids in groups if ids
-    ]
+    return [_savings(label, ids, known, chances) for label, ids in groups if ids]
 
 
-def _savings(label: str, drawn: Sequence[Drawn], batch: int, chances: Sequence[float]) -> Savings:
-    most = min(len(each.tokens) for each in drawn)
-    whole = [plain(each, most) for each in drawn]
-    curve = {k: [plain(each, k) for each in drawn] for k in some_ks(most)}
-    majority = tuple(_point(f"maj@{k}", found, whole, curve, drawn) for k, found in curve.items())
-    rules = [
-        _point(f"decided:{chance:g}", [until_decided(each, chance, batch) for each in drawn],
-               whole, curve, drawn)
-        for chance in chances
-    ]  # fmt: skip
-    return Savings(label, len(drawn), majority, tuple(rules))
+class _Replayed:
+    """What rules come to for each problem, computed once however many groups it is in."""
+
+    def __init__(self, drawn: Mapping[str, Drawn], batch: int) -> None:
+        self.drawn, self._batch = drawn, batch
+        self._plain: dict[tuple[str, int], Outcome] = {}
+        self._decided: dict[tuple[str, float], Outcome] = {}
+
+    def plain(self, ids: Sequence[str], k: int) -> list[Outcome]:
+        for i in ids:
+            if (i, k) not in self._plain:
+                self._plain[i, k] = plain(self.drawn[i], k)
+        return [self._plain[i, k] for i in ids]
+
+    def decided(self, ids: Sequence[str], chance: float) -> list[Outcome]:
+        for i in ids:
+            if (i, chance) not in self._decided:
+                self._decided[i, chance] = until_decided(self.drawn[i], chance, self._batch)
+        return [self._decided[i, chance] for i in ids]
+
+
+def _savings(label: str, ids: Sequence[str], known: _Replayed, chances: Sequence[float]) -> Savings:
+    most = min(len(known.drawn[i].tokens) for i in ids)
+    curve = {k: known.plain(ids, k) for k in some_ks(most)}
+
+    def point(name: str, found: Sequence[Outcome]) -> Point:
+        return _point(name, found, known.plain(ids, most), curve, ids, known)
+
+    majority = tuple(point(f"maj@{k}", found) for k, found in curve.items())
+    rules = tuple(point(f"decided:{chance:g}", known.decided(ids, chance)) for chance in chances)
+    return Savings(label, len(ids), majority, rules)
 
 
 def _point(
@@ -116,13 +135,14 @@ def _point(
     found: Sequence[Outcome],
     whole: Sequence[Outcome],
     curve: Mapping[int, Sequence[Outcome]],
-    drawn: Sequence[Drawn],
+    ids: Sequence[str],
+    known: _Replayed,
 ) -> Point:
     tokens = _mean(found, lambda each: each.tokens)
     vote = estimate([each.vote for each in found])
     differences = [mine.vote - all.vote for mine, all in zip(found, whole, strict=True)]
     low, high = mean_interval(differences, -1.0, 1.0)
-    per_sample = math.fsum(each.mean_tokens for each in drawn) / len(drawn)
+    per_sample = math.fsum(known.drawn[i].mean_tokens for i in ids) / len(ids)
     k = max(1, min(max(curve), round(tokens / per_sample)))
     # A majority is as good if it misses the vote by no more than rounding.
     good = [k for k, each in curve.items() if _mean(each, _vote) >= vote.value - 1e-9]
@@ -138,7 +158,7 @@ def _point(
         low=low,
         high=high,
         saved=1 - tokens / _mean(whole, lambda each: each.tokens),
-        same_tokens=math.fsum(plain(each, k).vote for each in drawn) / len(drawn),
+        same_tokens=_mean(known.plain(ids, k), _vote),
         same_vote=same,
     )
 

@@ -1,6 +1,7 @@
 """Run directories: what a run was asked for, the samples it has finished, and its results."""
 
 from treegen.runs.directory import RunDir, SearchRunDir
+from treegen.runs.frames import open_frames as open
 from treegen.runs.records import Key, RecordFile
 from treegen.runs.settings import RunInfo, RunSettings, versions
 from treegen.runs.signals import StopFlag, graceful_signals
@@ -14,5 +15,6 @@ __all__ = [
     "SearchRunDir",
     "StopFlag",
     "graceful_signals",
+    "open",
     "versions",
 ]

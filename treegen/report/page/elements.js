@@ -11,13 +11,23 @@ const short = (number) => (number === null ? "n/a" : number.toFixed(2).replace("
 const button = (label, onclick, className = "") =>
   make("button", className, label, { type: "button", onclick });
 
+// A heading; levels follow from where the run stands on the page, so that none is left out.
+const heading = (run, below, content) => make(`h${run.level + below}`, "", content);
+
 // A text, cut where it is long; more of it comes on demand, so that a line of a megabyte does not
-// stop the browser. end: show its end at first, where a prompt says what is asked.
-const textBlock = (text, shown = 4000, end = false) => {
+// stop the browser. end: show its end at first, where a prompt says what is asked. span: the part
+// of the text that is marked, if any.
+const textBlock = (text, shown = 4000, end = false, span = null) => {
   const body = make("div", "text");
   const block = make("div", "block", body);
   const show = (length, end) => {
-    body.textContent = end && text.length > length ? `\u2026${text.slice(-length)}` : text.slice(0, length);
+    if (span && span[1] <= length && !end) {
+      const [start, stop] = span;
+      const marked = make("mark", "", text.slice(start, stop));
+      body.replaceChildren(text.slice(0, start), marked, text.slice(stop, length));
+    } else {
+      body.textContent = end && text.length > length ? `\u2026${text.slice(-length)}` : text.slice(0, length);
+    }
     block.querySelector(".more")?.remove();
     if (text.length > length) {
       const next = Math.min(text.length, length + Math.min(Math.max(length, 20000), 200000));
@@ -32,12 +42,15 @@ const textBlock = (text, shown = 4000, end = false) => {
 
 // A list of which only the rows in sight exist, so that 50,000 are as quick as 50.
 class LongList {
-  constructor(box, { row, choose }) {
-    Object.assign(this, { box, row, choose, items: [], chosen: -1 });
+  // row(item): its element. choose(item): called for the one that is picked. head: an element that
+  // stays above the rows, for a list that is a table.
+  constructor(box, { row, choose, head = null }) {
+    Object.assign(this, { box, row, choose, head, items: [], chosen: -1 });
     this.inner = make("div", "rows");
-    box.append(this.inner);
+    box.append(...(head ? [head] : []), this.inner);
     box.tabIndex = 0;
-    box.setAttribute("role", "listbox");
+    box.setAttribute("role", head ? "grid" : "listbox");
+    this.inner.setAttribute("role", head ? "rowgroup" : "presentation");
     box.addEventListener("scroll", () => requestAnimationFrame(() => this.draw()), { passive: true });
     box.addEventListener("keydown", (event) => this.onkey(event));
     box.addEventListener("click", (event) => {
@@ -58,8 +71,11 @@ class LongList {
   draw() {
     const height = parseFloat(getComputedStyle(this.box).getPropertyValue("--row")) || 40;
     this.height = height;
+    this.above = this.head?.offsetHeight ?? 0;
     this.inner.style.height = `${this.items.length * height}px`;
-    this.box.style.maxHeight = `${Math.max(1, this.items.length) * height + 2}px`;
+    // A bar to scroll sideways takes room of its own.
+    const bar = this.box.scrollWidth > this.box.clientWidth ? 20 : 0;
+    this.box.style.maxHeight = `${this.above + Math.max(1, this.items.length) * height + 2 + bar}px`;
     const first = Math.max(0, Math.floor(this.box.scrollTop / height) - 5);
     const last = Math.min(this.items.length, first + Math.ceil(this.box.clientHeight / height) + 10);
     this.inner.replaceChildren();
@@ -68,30 +84,43 @@ class LongList {
       row.classList.add("row");
       row.dataset.at = at;
       row.id = `${this.box.id}-${at}`;
-      row.setAttribute("role", "option");
+      row.setAttribute("role", this.head ? "row" : "option");
       row.setAttribute("aria-selected", String(at === this.chosen));
       row.style.top = `${at * height}px`;
       this.inner.append(row);
     }
   }
 
+  // Marks a row and brings it into sight; the row is shown elsewhere already.
+  mark(at) {
+    this.chosen = at;
+    if (at >= 0) {
+      const top = at * this.height;
+      if (top < this.box.scrollTop) this.box.scrollTop = top;
+      const bottom = top + this.height + this.above - this.box.clientHeight;
+      if (bottom > this.box.scrollTop) this.box.scrollTop = bottom;
+      this.box.setAttribute("aria-activedescendant", `${this.box.id}-${at}`);
+    }
+    this.draw();
+  }
+
   pick(at) {
     if (at < 0 || at >= this.items.length) return;
-    this.chosen = at;
-    const top = at * this.height;
-    if (top < this.box.scrollTop) this.box.scrollTop = top;
-    const bottom = top + this.height - this.box.clientHeight;
-    if (bottom > this.box.scrollTop) this.box.scrollTop = bottom;
-    this.draw();
-    this.box.setAttribute("aria-activedescendant", `${this.box.id}-${at}`);
-    this.choose(this.items[at]);
+    this.mark(at);
+    return this.choose(this.items[at]);
+  }
+
+  // Picks the row that stands some steps further on.
+  move(step) {
+    return this.pick(Math.max(0, Math.min(this.items.length - 1, this.chosen + step)));
   }
 
   onkey(event) {
-    const page = Math.floor(this.box.clientHeight / this.height);
-    const step = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page }[event.key];
+    const page = Math.max(1, Math.floor(this.box.clientHeight / this.height) - 1);
+    const all = this.items.length;
+    const step = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -all, End: all }[event.key];
     if (step === undefined) return;
     event.preventDefault();
-    this.pick(Math.max(0, Math.min(this.items.length - 1, this.chosen + step)));
+    this.move(step);
   }
 }

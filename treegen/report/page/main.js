@@ -1,124 +1,172 @@
-// Puts the parts of each run together.
+// Puts the parts of the page together, and goes where its address says.
 
-const promptTree = (run, box) => {
-  const { index } = run;
-  const { samples, problems } = index;
-  const filter = index.filters[0];
-  const tree = new FoldingTree(box, {
-    children: async (node) => {
-      if (node.sample !== undefined) return [];
-      if (node.problem === undefined) return node.below.map((i) => index.prompts[i]);
-      const found = [];
-      for (let i = samples.first[node.problem]; i < samples.first[node.problem + 1]; i++) {
-        found.push({ sample: i, text: await run.texts.get(i) });
-      }
-      return [...found, ...(node.below ?? []).map((i) => index.prompts[i])];
-    },
-    describe: (node) => {
-      if (node.sample !== undefined) {
-        const i = node.sample;
-        const status = filter ? Number(filter.status[i]) : 3;
-        const answer = filter && filter.answer[i] >= 0 ? [`answer ${filter.answers[filter.answer[i]]}`] : [];
-        const best = index.votes && filter?.best[samples.problem[i]] === i;
-        return {
-          text: node.text,
-          best,
-          folds: false,
-          marks: [...(best ? [star("elected")] : []), fateMark(run, status)],
-          facts: [
-            `sample ${samples.index[i]}`, ...answer, `logprob ${short(samples.logprob[i])}`,
-            `${count(samples.tokens[i])} tokens`,
-          ],
-        };
-      }
-      const name = node.problem === undefined ? [] : [problems.id[node.problem]];
-      const accuracy = node.score === null ? [] : [`accuracy ${node.score.toFixed(3)}`];
-      const logprob = node.logprob === null ? [] : [`mean logprob ${short(node.logprob)}`];
-      return {
-        text: node.text,
-        shown: node.problem === undefined ? 400 : 160,
-        folds: true,
-        best: false,
-        marks: [],
-        facts: [
-          ...name, ...accuracy, ...logprob, `${count(node.samples)} samples`,
-          `${count(node.tokens)} tokens generated`,
-        ],
-      };
-    },
-  });
-  return tree.show([index.prompts[0]]);
-};
-
-const searchTrees = (run, box) => {
-  const { trees } = run.index;
-  const detail = box.querySelector(".detail");
-  const list = new LongList(box.querySelector(".list"), {
-    row: (i) => {
-      const tree = trees[i];
-      const status = tree.solved === null ? "not judged" : tree.solved ? "right" : "wrong";
-      return make("div", "", [
-        make("span", `mark ${status.replace(" ", "-")}`, tree.solved === null ? "open" : tree.solved ? "solved" : "unsolved"),
-        make("bdi", "name", tree.problem_id),
-        make("bdi", "answer", tree.answer ?? ""),
-        make("span", "number", `${count(tree.num_tokens)} tok`),
-        make("span", "snippet", `${tree.method}, ${count(tree.num_nodes)} nodes`),
-      ]);
-    },
-    choose: async (i) => {
-      const { nodes, best } = await run.trees.get(i);
-      const below = new Map();
-      for (const node of nodes) {
-        if (!below.has(node.parent_id)) below.set(node.parent_id, []);
-        below.get(node.parent_id).push(node);
-      }
-      const onPath = new Set(best);
-      const drawn = make("div", "tree");
-      const unfold = button("unfold the best path", () => tree.unfoldBest());
-      detail.replaceChildren(make("h4", "", make("bdi", "", trees[i].problem_id)), unfold, drawn);
-      detail.hidden = false;
-      const tree = new FoldingTree(drawn, {
-        children: (node) => below.get(node.id) ?? [],
-        describe: (node) => ({
-          text: node.text,
-          end: node.parent_id === null,
-          shown: node.parent_id === null ? 200 : 400,
-          best: onPath.has(node.id),
-          folds: below.has(node.id),
-          marks: [
-            ...(onPath.has(node.id) ? [star("best")] : []),
-            ...(node.pruned ? [make("span", "mark invalid", "pruned")] : []),
-          ],
-          facts: [
-            ...(node.score === null ? [] : [`score ${short(node.score)}`]),
-            ...(node.logprob === null || !node.n_tokens ? [] : [`logprob ${short(node.logprob)}`]),
-            ...(node.n_tokens ? [`${count(node.n_tokens)} tokens`] : []),
-            ...(node.leaf && node.n_tokens && node.finish_reason ? [`ended by ${node.finish_reason}`] : []),
-          ],
-        }),
-      });
-      await tree.show(below.get(null) ?? []);
-      await tree.unfoldBest();
-    },
-  });
-  list.show(trees.map((_, i) => i));
-  list.pick(0);
-};
-
-const begin = async (article) => {
-  const name = article.id;
-  const index = await decode(`${name}-index`);
-  const run = {
-    index,
-    texts: new Parts(`${name}-texts`, index.text_starts, index.samples.problem.length),
-    problems: new Parts(`${name}-problems`, index.problem_starts, index.problems.id.length),
-    trees: new Parts(`${name}-trees`, index.tree_starts, index.trees.length),
+const readRun = async (article) => {
+  const key = article.id;
+  const index = await decode(`${key}-index`);
+  const { name, level } = article.dataset;
+  return {
+    key, name, level: Number(level), index,
+    texts: new Parts(`${key}-texts`, index.text_starts, index.samples.problem.length),
+    problems: new Parts(`${key}-problems`, index.problem_starts, index.problems.id.length),
+    trees: new Parts(`${key}-trees`, index.tree_starts, index.trees.length),
   };
-  const [samples, prompts, trees] = ["samples", "prompts", "searches"].map((c) => article.querySelector(`.${c}`));
-  if (samples) new Samples(run, samples);
-  if (trees) searchTrees(run, trees);
-  if (prompts) await promptTree(run, prompts.querySelector(".tree"));
-  article.dataset.ready = "";
 };
 
-for (const article of document.querySelectorAll("article")) begin(article);
+class RunPage {
+  constructor(run, article, page) {
+    Object.assign(this, { run, article, page });
+    const { index } = run;
+    const part = (name) => article.querySelector(`.${name}`);
+    if (part("samples")) {
+      this.samples = new Samples(run, part("samples"), (sample) => this.shown(sample));
+    }
+    if (part("problems")) {
+      this.problems = new Table(part("problems"), {
+        columns: problemColumns(run), total: index.problems.id.length, unit: "problems", name: run.name,
+        choose: (row) => this.samples?.go(index.problems.id[row]),
+      });
+    }
+    if (part("searches")) {
+      this.searches = new Searches(run, part("searches"), (tree) => {
+        const { problem_id, index: search } = index.trees[tree];
+        page.note({ ...this.state, problem: problem_id, search });
+      });
+    }
+    for (const [name, spots] of Object.entries(index.spots)) {
+      const figure = [...article.querySelectorAll("figure")].find((each) => each.dataset.plot === name);
+      if (figure) new Spots(figure, spots, this.target);
+    }
+  }
+
+  // Where a bar or point of a picture leads: to a problem, or to those that a filter finds.
+  get target() {
+    const { id } = this.run.index.problems;
+    const asked = (place) => (typeof place === "string" ? { problems: place } : { problem: id[place] });
+    return {
+      state: (place) => ({ ...this.state, ...asked(place) }),
+      label: (place) => (typeof place === "string" ? `problems with ${place}` : id[place]),
+    };
+  }
+
+  get state() {
+    return this.page.several ? { run: this.run.key } : {};
+  }
+
+  shown(sample) {
+    const { samples, problems } = this.run.index;
+    const problem = samples.problem[sample];
+    this.problems?.mark(problem);
+    this.page.note({ ...this.state, problem: problems.id[problem], sample: samples.index[sample] });
+  }
+
+  async begin() {
+    if (this.searches) await this.searches.table.list.pick(0);
+    const prompts = this.article.querySelector(".prompts .tree");
+    if (prompts) await promptTree(this.run, prompts);
+  }
+
+  async go({ problem, sample, search, problems }) {
+    if (problems !== undefined && this.problems) {
+      this.problems.ask(problems);
+      this.article.querySelector(".problems").scrollIntoView();
+    }
+    if (problem === undefined) return;
+    const searched = this.searches && (search !== undefined || (sample === undefined && this.run.index.unit === "searches"));
+    if (searched) {
+      await this.searches.go(problem, Number(search ?? 0));
+    } else if (this.samples) {
+      this.problems?.find(this.run.index.problems.id.indexOf(problem));
+      await this.samples.go(problem, sample);
+    }
+    this.article.querySelector(searched ? ".searches" : ".samples")?.scrollIntoView();
+  }
+
+  // Single letters move on, as in mail programs.
+  onkey(key) {
+    const table = this.problems ?? this.searches?.table;
+    const list = this.samples?.list;
+    const act = {
+      j: () => list?.move(1), k: () => list?.move(-1), n: () => table?.list.move(1), p: () => table?.list.move(-1),
+      "/": () => this.samples?.control.text.focus(), f: () => table?.query.focus(),
+    }[key];
+    act?.();
+    return Boolean(act);
+  }
+}
+
+class Page {
+  constructor() {
+    this.articles = new Map([...document.querySelectorAll("article")].map((article) => [article.id, article]));
+    this.runs = new Map();
+    this.several = this.articles.size > 1;
+    this.quiet = true; // what is shown at first is no place that one went to
+  }
+
+  // A run as it is read.
+  peek(key) {
+    if (!this.runs.has(key)) this.runs.set(key, readRun(this.articles.get(key)));
+    return this.runs.get(key);
+  }
+
+  // The page of a run, which is put together when it is first asked for.
+  async open(key) {
+    const article = this.articles.get(key);
+    const run = await this.peek(key);
+    run.page ??= new RunPage(run, article, this);
+    run.begun ??= run.page.begin();
+    await run.begun;
+    article.dataset.ready = "";
+    return run.page;
+  }
+
+  // Of several runs one is shown at a time.
+  async show(key) {
+    for (const [each, article] of this.articles) article.classList.toggle("shown", each === key);
+    for (const link of document.querySelectorAll("nav a")) {
+      if (link.hash === addressOf({ run: key })) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
+    }
+    this.current = await this.open(key);
+  }
+
+  note(state) {
+    if (!this.quiet) noteAddress(state);
+  }
+
+  async go(state) {
+    const [first] = this.articles.keys();
+    const key = this.articles.has(state.run) ? state.run : (this.current?.run.key ?? first);
+    await this.show(key);
+    if (this.several && state.run === undefined) await this.across?.go(state);
+    else if (state.problem !== undefined || state.problems !== undefined) await this.current.go(state);
+    else if (state.run !== undefined) this.articles.get(key).scrollIntoView();
+  }
+
+  onkey(event) {
+    if (event.key === "Escape") document.activeElement?.blur();
+    const typing = event.target.closest?.("input, select, textarea");
+    if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+    const keys = document.querySelector(".keys");
+    if (event.key === "?" && keys) keys.open = !keys.open;
+    else if (!this.across?.onkey(event) && !this.current?.onkey(event.key)) return;
+    event.preventDefault();
+  }
+
+  async begin() {
+    document.body.classList.toggle("several", this.several);
+    const state = readAddress();
+    await this.show(this.articles.has(state.run) ? state.run : [...this.articles.keys()][0]);
+    const box = document.querySelector(".across");
+    if (box) {
+      this.across = await Across.open(this, box);
+      box.dataset.ready = "";
+    }
+    this.quiet = false;
+    if (location.hash) await this.go(state);
+    window.addEventListener("hashchange", () => this.go(readAddress()));
+    document.addEventListener("keydown", (event) => this.onkey(event));
+    keepFresh();
+  }
+}
+
+new Page().begin();

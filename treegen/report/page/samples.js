@@ -1,12 +1,9 @@
 // The samples of a run: a list that is filtered and searched, and one sample in full.
 
-// How a status is drawn; a run has its own words for them.
-const STATUS = ["wrong", "right", "invalid", "not-judged"];
-const fateMark = (run, status) => make("span", `mark ${STATUS[status]}`, run.index.fates[status] ?? "not judged");
-
 class Samples {
-  constructor(run, box) {
-    Object.assign(this, { run, box, turn: 0 });
+  // shown(sample): called when a sample is shown in full.
+  constructor(run, box, shown) {
+    Object.assign(this, { run, box, shown, turn: 0 });
     const { samples, filters, finishes } = run.index;
     this.columns = samples;
     this.all = Uint32Array.from(samples.problem, (_, i) => i);
@@ -25,8 +22,13 @@ class Samples {
     for (const name of ["problem", "text"]) {
       this.control[name].setAttribute("aria-label", this.control[name].placeholder);
       this.control[name].addEventListener("input", () => this.soon());
-      controls.append(this.control[name]);
     }
+    this.exact = make("input", "", [], { type: "checkbox", onchange: () => this.apply() });
+    this.control.problem.addEventListener("input", () => (this.exact.checked = false));
+    controls.append(
+      this.control.problem, make("label", "check", [this.exact, "this problem only"]), this.control.text,
+      button("export JSONL", (event) => this.export(event.target)),
+    );
     this.told = box.querySelector(".told");
     this.detail = box.querySelector(".detail");
     this.list = new LongList(box.querySelector(".list"), {
@@ -58,9 +60,10 @@ class Samples {
     const turn = ++this.turn;
     const { status, finish, outcome, vote } = this.control;
     const [problem, text] = ["problem", "text"].map((name) => this.control[name].value.toLowerCase());
+    const exact = this.exact.checked ? this.control.problem.value : null;
     const { columns, filter } = this;
     const ids = this.run.index.problems.id;
-    const wanted = ids.map((id) => id.toLowerCase().includes(problem));
+    const wanted = ids.map((id) => (exact === null ? id.toLowerCase().includes(problem) : id === exact));
     const finished = finish.selectedIndex - 1;
     const digit = String(status.selectedIndex - 1);
     const judged = filter ? filter.outcomes.indexOf(outcome.value) : -1;
@@ -75,6 +78,7 @@ class Samples {
     );
     if (text === "") {
       this.list.show(found);
+      this.list.mark(found.indexOf(this.current ?? -1));
       this.tell(found.length);
       return;
     }
@@ -110,15 +114,6 @@ class Samples {
     return this.filter ? Number(this.filter.status[sample]) : 3;
   }
 
-  answer(sample) {
-    const answer = this.filter?.answer[sample] ?? -1;
-    return answer < 0 ? "" : this.filter.answers[answer];
-  }
-
-  name(sample) {
-    return `${this.run.index.problems.id[this.columns.problem[sample]]} #${this.columns.index[sample]}`;
-  }
-
   row(sample) {
     const { texts } = this.run;
     const part = texts.partOf(sample);
@@ -127,8 +122,8 @@ class Samples {
     const text = items ? items[sample - texts.starts[part]].slice(0, 300).replace(/\s+/g, " ") : "\u2026";
     return make("div", "", [
       fateMark(this.run, this.status(sample)),
-      make("bdi", "name", this.name(sample)),
-      make("bdi", "answer", this.answer(sample)),
+      make("bdi", "name", sampleName(this.run, sample)),
+      make("bdi", "answer", answerOf(this.filter, sample) ?? ""),
       make("span", "number", `${count(this.columns.tokens[sample])} tok`),
       make("bdi", "snippet", text),
     ]);
@@ -139,74 +134,57 @@ class Samples {
     this.frame = requestAnimationFrame(() => this.list.draw());
   }
 
+  // Lists the samples of one problem, and shows one of them: that of an index, or else the first.
+  async go(problem, index) {
+    for (const select of Object.values(this.control)) if (select.tagName === "SELECT" && select.name !== "filter") select.selectedIndex = 0;
+    this.control.text.value = "";
+    this.control.problem.value = problem;
+    this.exact.checked = true;
+    await this.apply();
+    const at = this.list.items.findIndex((i) => index === undefined || this.columns.index[i] === index);
+    await this.list.pick(Math.max(0, at));
+  }
+
   async open(sample) {
+    const { run, filter } = this;
     const problem = this.columns.problem[sample];
-    const [text, [question, reference]] = await Promise.all([
-      this.run.texts.get(sample),
-      this.run.problems.get(problem),
-    ]);
-    const facts = [
-      `${count(this.columns.tokens[sample])} tokens`,
-      `logprob ${short(this.columns.logprob[sample])}`,
-      `ended by ${this.run.index.finishes[this.columns.finish[sample]]}`,
-    ];
-    const prompt = this.run.index.problems.prompt_tokens[problem];
-    if (prompt > 0) facts.push(`prompt ${count(prompt)} tokens`);
-    const readings = this.run.index.filters.map((filter) => {
-      const answer = filter.answer[sample] < 0 ? "no answer" : filter.answers[filter.answer[sample]];
-      const outcome = filter.outcome[sample] >= 0 ? `, ${filter.outcomes[filter.outcome[sample]]}` : "";
-      return make("div", "reading", [
-        fateMark(this.run, Number(filter.status[sample])),
-        `${filter.name}${outcome}: `,
-        make("bdi", "", answer),
-      ]);
-    });
+    const turn = (this.opening = (this.opening ?? 0) + 1);
+    const [text, [question, reference]] = await Promise.all([run.texts.get(sample), run.problems.get(problem)]);
+    if (turn !== this.opening) return; // another one was picked meanwhile
     this.detail.replaceChildren(
-      make("h4", "", make("bdi", "", this.name(sample))),
-      make("p", "facts", facts.map((fact) => make("span", "fact", fact))),
-      ...readings,
-      ...this.parts(sample, text),
-      ...(question ? [make("h5", "", "Question"), textBlock(question)] : []),
-      ...(reference ? [make("h5", "", "Reference"), textBlock(reference, 1000)] : []),
-      ...this.votes(problem, this.filter?.answer[sample]),
+      heading(run, 2, make("bdi", "", sampleName(run, sample))),
+      ...problemText(run, question, reference),
+      ...sampleFacts(run, filter, sample),
+      ...sampleText(run, sample, text, answerOf(filter, sample)),
+      ...votesOf(run, filter, problem, filter?.answer[sample]),
     );
     this.detail.hidden = false;
+    this.current = sample;
+    this.shown(sample);
   }
 
-  // The text of a sample; its thinking is folded.
-  parts(sample, text) {
-    const start = this.columns.answer_at?.[sample] ?? -1;
-    if (start < 0) {
-      const title = this.run.index.unit === "searches" ? "Best path" : "Sample";
-      return [make("h5", "", title), textBlock(text, 20000)];
-    }
-    const tokens = `Thinking, ${count(this.columns.thinking[sample])} tokens`;
-    const folded = make("details", "", [make("summary", "", tokens), textBlock(text.slice(0, start), 20000)]);
-    return [folded, make("h5", "", "Answer"), textBlock(text.slice(start).replace(/^\n+/, ""), 20000)];
-  }
-
-  votes(problem, mine) {
-    const { filter, columns } = this;
-    if (!filter || !this.run.index.votes) return [];
-    const counts = new Map();
-    for (let i = columns.first[problem]; i < columns.first[problem + 1]; i++) {
-      const key = filter.answer[i];
-      const vote = counts.get(key) ?? { number: 0, right: filter.status[i] === "1" };
-      vote.number += 1;
-      counts.set(key, vote);
-    }
-    const ranked = [...counts].sort((a, b) => (a[0] < 0) - (b[0] < 0) || b[1].number - a[1].number);
-    const rows = ranked.slice(0, 30).map(([answer, { number, right }]) => {
-      const label = answer < 0 ? "no answer" : filter.answers[answer];
-      const kind = answer < 0 ? "invalid" : right ? "right" : "wrong";
-      const bar = make("meter", kind, "", { min: 0, max: columns.first[problem + 1] - columns.first[problem], value: number });
-      const row = make("div", answer === mine ? "vote mine" : "vote", [
-        make("bdi", "answer", label), bar, make("span", "number", count(number)),
+  // Writes the samples that are listed, as lines of JSON.
+  async export(pressed) {
+    pressed.disabled = true;
+    const lines = [];
+    const { run, columns } = this;
+    for (const i of this.list.items) {
+      const verdicts = run.index.filters.map((filter) => [
+        filter.name,
+        { answer: answerOf(filter, i), verdict: run.index.fates[Number(filter.status[i])] ?? "not judged" },
       ]);
-      return row;
-    });
-    if (ranked.length > 30) rows.push(make("p", "", `and ${count(ranked.length - 30)} more answers`));
-    const title = { 1: ", a tie", 2: ", won by a right answer", 3: ", lost" }[filter.vote[problem]] ?? "";
-    return [make("h5", "", `Votes on this problem${title}`), ...rows];
+      const record = {
+        problem_id: run.index.problems.id[columns.problem[i]],
+        sample_index: columns.index[i],
+        text: await run.texts.get(i),
+        num_tokens: columns.tokens[i],
+        logprob: columns.logprob[i],
+        finish_reason: run.index.finishes[columns.finish[i]],
+        verdicts: Object.fromEntries(verdicts),
+      };
+      lines.push(`${JSON.stringify(record)}\n`);
+    }
+    save(`${run.name}-${run.index.unit}.jsonl`, lines, "application/jsonl");
+    pressed.disabled = false;
   }
 }

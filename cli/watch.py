@@ -1,0 +1,50 @@
+"""`treegen watch`: the page of runs that are under way, in a browser on this machine."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from treegen.cli.options import CONTEXT, QUIET
+
+
+@click.command("watch", context_settings=CONTEXT)
+@click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN]...",
+                type=click.Path(path_type=Path))  # fmt: skip
+@click.option("--port", default=0, show_default=True, type=click.IntRange(0, 65535),
+              help="On this machine alone; 0 takes any that is free.")  # fmt: skip
+@click.option("--every", default=5.0, show_default=True, metavar="SECONDS",
+              help="How often to look at the runs, at most.")  # fmt: skip
+@click.option("--data", metavar="PATH", help="Where the problems are now, if not where they were.")
+@QUIET
+def command(runs: tuple[Path, ...], port: int, every: float, data: str | None, quiet: bool) -> None:
+    """Serve the page of the directories RUN to a browser on this machine, until Ctrl-C.
+
+    It is the page of `treegen report`, and follows the runs while they go on. Runs are only read:
+    no lock is taken, and nothing is written.
+    """
+    from treegen.errors import InputError
+    from treegen.report.load import find_runs
+
+    if not 1 <= every <= 86400:
+        raise InputError(f"--every must be from 1 to 86400 seconds, got {every:g}")
+    found = find_runs(runs)
+    from treegen.cli.render import echo, json_line
+    from treegen.report.watching import HOST, Watched, watching
+    from treegen.runs import graceful_signals
+
+    watched = Watched(found, data=data, every=every)
+    # The run goes first.
+    with suppress(OSError, AttributeError):
+        os.nice(10)
+    with graceful_signals() as stop, watching(watched, port) as server:
+        # What cannot be shown at all is told here rather than in the browser.
+        watched.page()
+        url = f"http://{HOST}:{server.server_port}/"
+        if not quiet:
+            echo(f"page: {url} (Ctrl-C ends it)")
+        json_line({"url": url, "runs": [str(path) for path in found]})
+        server.timeout = 0.2
+        while not stop():
+            server.handle_request()

@@ -1,0 +1,161 @@
+"""Whether what a run can know of a sample tells that it is right: numbers behind the pictures.
+
+Samples of one problem are not independent. So intervals over samples take problems as clusters.
+"""
+
+import math
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+import numpy as np
+
+from treegen.evals.stats import Estimate, estimate
+from treegen.evals.votes import tally
+from treegen.report.view import RunView, Sample
+
+BINS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """Some samples or problems that are alike in one number.
+
+    mean: the mean of that number.
+    right: the share that is right, with its interval.
+    num: how many there are.
+    """
+
+    mean: float
+    right: Estimate
+    num: int
+
+
+def binned(
+    values: Sequence[float],
+    right: Sequence[float],
+    clusters: Sequence[Hashable] | None = None,
+    bins: int = BINS,
+) -> list[Bin]:
+    """Return bins of about equally many values, from low to high; equal values share a bin.
+
+    right: of each value, how right it is, from 0 to 1.
+    clusters: of each value, where those of one cluster are not independent.
+    """
+    if not values:
+        return []
+    array = np.asarray(values, dtype=np.float64)
+    edges = np.unique(np.quantile(array, np.linspace(0, 1, bins + 1)[1:-1]))
+    place = np.searchsorted(edges, array, side="right")
+    found = []
+    for number in np.unique(place):
+        mine = np.flatnonzero(place == number).tolist()
+        groups = None if clusters is None else [clusters[i] for i in mine]
+        share = estimate([right[i] for i in mine], groups)
+        found.append(Bin(float(array[mine].mean()), share, len(mine)))
+    return found
+
+
+def expected_error(bins: Sequence[Bin]) -> float:
+    """Return the mean distance between the number and the share that is right (Guo et al. 2017)."""
+    total = sum(each.num for each in bins)
+    return math.fsum(abs(each.mean - each.right.value) * each.num for each in bins) / total
+
+
+def token_probability(sample: Sample) -> float | None:
+    """Return the geometric mean of the probabilities of a sample's tokens, if it is known."""
+    if sample.logprob is None or not sample.num_tokens:
+        return None
+    return math.exp(min(0.0, sample.logprob / sample.num_tokens))
+
+
+def judged(view: RunView, filter: str) -> Iterator[tuple[Sample, bool]]:
+    """Yield the judged samples of a run, and whether each is right."""
+    for sample in view.samples:
+        if sample.verdicts is not None and filter in sample.verdicts:
+            yield sample, sample.verdicts[filter].correct
+
+
+def by_probability(view: RunView, filter: str) -> list[Bin]:
+    """Return how often samples are right by the mean probability of their tokens."""
+    known = [(token_probability(s), right, s.problem_id) for s, right in judged(view, filter)]
+    found = [(value, right, name) for value, right, name in known if value is not None]
+    values, rights, names = ([each[i] for each in found] for i in range(3))
+    return binned(values, [float(right) for right in rights], names)  # type: ignore[arg-type]
+
+
+def by_tokens(view: RunView, filter: str) -> list[Bin]:
+    """Return how often samples are right by how many tokens they have."""
+    found = list(judged(view, filter))
+    return binned(
+        [float(sample.num_tokens) for sample, _ in found],
+        [float(right) for _, right in found],
+        [sample.problem_id for sample, _ in found],
+    )
+
+
+def likelier_is_right(view: RunView, filter: str) -> Estimate | None:
+    """Return how often the likelier of a right and a wrong sample of a problem is the right one.
+
+    Likelier is of a higher mean probability of tokens; equal ones count half. It is a mean over
+    the problems that have both; None if no problem has.
+    """
+    groups: dict[str, tuple[list[float], list[float]]] = {}
+    for sample, right in judged(view, filter):
+        if (value := token_probability(sample)) is not None:
+            groups.setdefault(sample.problem_id, ([], []))[right].append(value)
+    shares = []
+    for wrong, rights in groups.values():
+        if wrong and rights:
+            difference = np.subtract.outer(np.array(rights), np.array(wrong))
+            shares.append(float(((difference > 0) + 0.5 * (difference == 0)).mean()))
+    return estimate(shares) if shares else None
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemPoint:
+    """One problem as a point.
+
+    place: its number in the run.
+    right: the share of its samples that is right. top: that of the answer with most votes.
+    vote: how far its vote is right, from 0 to 1; tied answers count for their shares.
+    tokens: of a sample in the mean.
+    """
+
+    place: int
+    right: float
+    top: float
+    vote: float
+    tokens: float
+
+
+def problem_points(view: RunView, filter: str) -> list[ProblemPoint]:
+    """Return the judged problems of a run."""
+    verdicts = view.verdicts(filter)
+    found = []
+    for place, problem in enumerate(view.problems):
+        if not (mine := verdicts.get(problem.id)):
+            continue
+        votes = tally(mine)
+        num = len(mine)
+        tokens = [s.num_tokens for s in problem.samples if filter in (s.verdicts or {})]
+        found.append(
+            ProblemPoint(
+                place=place,
+                right=sum(verdict.correct for verdict in mine) / num,
+                top=max((*votes.correct, *votes.wrong), default=0) / num,
+                vote=votes.maj_at_k(num),
+                tokens=math.fsum(tokens) / num,
+            )
+        )
+    return found
+
+
+def middle_lengths(view: RunView, filter: str) -> tuple[float, float] | None:
+    """Return the median tokens of right and of wrong samples; None unless there are both."""
+    found: tuple[list[int], list[int]] = ([], [])
+    for sample, right in judged(view, filter):
+        found[right].append(sample.num_tokens)
+    wrong, rights = found
+    return (median(rights), median(wrong)) if wrong and rights else None

@@ -1,0 +1,106 @@
+"""Frames of one run: what `treegen.runs.open` returns."""
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treegen.report.calibration import problem_points
+from treegen.report.load import load_run
+from treegen.report.view import RunView
+from treegen.runs import RunDir, SearchRunDir
+from treegen.runs.frames import need_pandas
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class Frames:
+    """The frames of one run; see `treegen.runs.frames.RunFrames`."""
+
+    def __init__(self, path: Path, *, data: str | None = None) -> None:
+        """Read the run and judge its samples."""
+        self.view: RunView = load_run(path, data=data)
+
+    def samples(self) -> "pandas.DataFrame":
+        """Return a row for each finished sample, in the order of problems and indices."""
+        headline = self.view.filters[0] if self.view.filters else None
+        rows = []
+        for sample in self.view.samples:
+            key = sample.problem_id, sample.index
+            if key not in self._records:  # finished after the samples were read
+                continue
+            row = dict(_flat(self._records[key]))
+            verdicts = {} if self.view.searched else sample.verdicts or {}  # searches tell it
+            for name, verdict in verdicts.items():
+                row |= {f"{name}.answer": verdict.answer, f"{name}.correct": verdict.correct}
+                if name == headline:
+                    row |= {"answer": verdict.answer, "correct": verdict.correct}
+            rows.append(row)
+        return _frame(rows, ["problem_id", "sample_index", "text"])
+
+    def problems(self) -> "pandas.DataFrame":
+        """Return a row for each problem."""
+        points = {}
+        if self.view.filters:
+            points = {p.place: p for p in problem_points(self.view, self.view.filters[0])}
+        rows = []
+        for place, problem in enumerate(self.view.problems):
+            row: dict[str, Any] = {
+                "problem_id": problem.id,
+                "question": problem.question,
+                "reference": problem.answer,
+                "group": problem.group,
+                "prompt_tokens": problem.prompt_tokens,
+                "num_samples": len(problem.samples),
+            }
+            if (point := points.get(place)) is not None:
+                row |= {"accuracy": point.right, "mean_tokens": point.tokens}
+                if self.view.votes:
+                    row |= {"top_share": point.top, "vote": point.vote}
+            rows.append(row)
+        return _frame(rows, ["problem_id"])
+
+    def metrics(self) -> "pandas.DataFrame":
+        """Return a row for each metric."""
+        report = self.view.report
+        rows: list[dict[str, Any]] = []
+        if report is not None:
+            found = report.to_json()
+            rows += found["metrics"]
+            rows += [{**row, "metric": f"maj@{row['k']}"} for row in found["majority"]]
+        return _frame(rows, ["filter", "metric", "value"])
+
+    def nodes(self) -> "pandas.DataFrame":
+        """Return a row for each node of each search tree."""
+        rows = [
+            {"problem_id": tree.problem_id, "sample_index": tree.index, **dict(_flat(node))}
+            for tree in self.view.trees
+            for node in tree.nodes
+        ]
+        return _frame(rows, ["problem_id", "sample_index", "id"])
+
+    def progress(self) -> "pandas.DataFrame":
+        """Return a row for each moment that the run noted."""
+        return _frame([dict(_flat(row)) for row in self.view.timeline], ["part", "seconds"])
+
+    @cached_property
+    def _records(self) -> dict[tuple[str, int], dict[str, Any]]:
+        kind = SearchRunDir if self.view.searched else RunDir
+        with kind.open(self.view.path) as run:
+            return {(row["problem_id"], row["sample_index"]): row for row in run.records()}
+
+
+def _flat(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a record, those of nested objects with dots between."""
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif prefix or name != "nodes":  # these have a frame of their own
+            yield f"{prefix}{name}", value
+
+
+def _frame(rows: list[dict[str, Any]], first: list[str]) -> "pandas.DataFrame":
+    """Return a frame whose columns are there even without a row."""
+    frame: pandas.DataFrame = need_pandas().DataFrame(rows)
+    return frame if rows else frame.reindex(columns=first)

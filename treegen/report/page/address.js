@@ -1,0 +1,19 @@
+// Where one is on the page, as the part of its address after the #, such as
+// #problem=p3&sample=4, or #problems=accuracy<0.2 for a filter of the table of problems.
+
+const readAddress = () => {
+  const found = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+  if (found.sample !== undefined) found.sample = Number(found.sample);
+  return found;
+};
+
+const addressOf = (state) => {
+  const known = Object.entries(state).filter(([, value]) => value !== undefined && value !== null);
+  return `#${new URLSearchParams(known)}`;
+};
+
+// Notes where one is, so that the address can be copied. It adds nothing to the history.
+const noteAddress = (state) => {
+  const address = addressOf(state);
+  if (address !== location.hash) history.replaceState(null, "", address);
+};

@@ -1,0 +1,63 @@
+// What is looked at, as files. Texts are as the page shows them: control characters written out.
+
+const save = (name, content, type) => {
+  const url = URL.createObjectURL(new Blob([content].flat(), { type: `${type};charset=utf-8` }));
+  const link = make("a", "", "", { href: url, download: name.replace(/[^\w.-]+/g, "_") });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(url), 60000);
+};
+
+// A cell that a spreadsheet would take for a formula gets an apostrophe before it.
+const csvCell = (value) => {
+  if (value === null || value === undefined) return "";
+  if (typeof value !== "string") return String(value);
+  const text = /^[=+\-@\t\r]/.test(value) ? `'${value}` : value;
+  return /[",\r\n]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
+};
+
+const asCSV = (head, rows) => `${[head, ...rows].map((row) => row.map(csvCell).join(",")).join("\r\n")}\r\n`;
+
+// Search trees for other programs. `treegen show --tree ID --as dot` writes the same.
+const nodeLines = (node) => {
+  const words = [...node.text.replace(/\s+/g, " ").trim()];
+  const text = words.length > 40 ? `${words.slice(0, 40).join("")}...` : words.join("");
+  const facts = [
+    ...(node.score === null ? [] : [`score ${node.score.toFixed(3)}`]),
+    ...(node.visits ? [`visits ${node.visits}`] : []),
+    ...(node.n_tokens ? [`${node.n_tokens} tokens`] : []),
+  ];
+  return [text || "(empty)", ...(facts.length ? [facts.join(", ")] : [])];
+};
+
+const asDot = (name, nodes, best) => {
+  const quote = (text) => `"${text.replace(/[\\"]/g, "\\$&")}"`;
+  const lines = [`digraph ${quote(name)} {`, "  rankdir=LR;", '  node [shape=box, style="rounded"];'];
+  for (const node of nodes) {
+    const label = nodeLines(node).map((line) => quote(line).slice(1, -1)).join("\\n");
+    const style = node.pruned ? ', style="rounded,dashed"' : "";
+    const bold = best.has(node.id) ? ", penwidth=3" : "";
+    lines.push(`  n${node.id} [label="${label}"${style}${bold}];`);
+  }
+  for (const node of nodes) {
+    if (node.parent_id === null) continue;
+    const bold = best.has(node.id) ? " [penwidth=3]" : "";
+    lines.push(`  n${node.parent_id} -> n${node.id}${bold};`);
+  }
+  return `${lines.join("\n")}\n}\n`;
+};
+
+const asMermaid = (nodes, best) => {
+  const quote = (text) => text.replace(/[^\w .,+*/=-]/g, (c) => (c.charCodeAt(0) < 128 ? `#${c.charCodeAt(0)};` : c));
+  const lines = ["flowchart LR"];
+  for (const node of nodes) lines.push(`  n${node.id}["${nodeLines(node).map(quote).join("<br>")}"]`);
+  for (const node of nodes) {
+    if (node.parent_id !== null) lines.push(`  n${node.parent_id} ${best.has(node.id) ? "==>" : "-->"} n${node.id}`);
+  }
+  for (const [name, style, mine] of [
+    ["best", "stroke-width:4px", nodes.filter((node) => best.has(node.id))],
+    ["pruned", "stroke-dasharray:4", nodes.filter((node) => node.pruned)],
+  ]) {
+    if (mine.length) lines.push(`  classDef ${name} ${style}`, `  class ${mine.map((node) => `n${node.id}`).join(",")} ${name}`);
+  }
+  return `${lines.join("\n")}\n`;
+};

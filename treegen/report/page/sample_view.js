@@ -1,0 +1,111 @@
+// One sample in full: what is said of it, its text with its answer marked, and its problem.
+
+// How a status is drawn; a run has its own words for them.
+const STATUS = ["wrong", "right", "invalid", "not-judged"];
+const fateMark = (run, status) => make("span", `mark ${STATUS[status]}`, run.index.fates[status] ?? "not judged");
+
+const sampleName = (run, sample) => {
+  const { samples, problems } = run.index;
+  return `${problems.id[samples.problem[sample]]} #${samples.index[sample]}`;
+};
+
+const answerOf = (filter, sample) => {
+  const answer = filter?.answer[sample] ?? -1;
+  return answer < 0 ? null : filter.answers[answer];
+};
+
+// Where the text gives its answer: after a word that announces it, else where it stands last. An
+// answer is in a form that equal answers share, so there may be no such place.
+const answerSpan = (text, answer) => {
+  if (!answer || answer.length > 200) return null;
+  const from = Math.max(0, text.length - 200000);
+  const escape = (c) => (/\s/.test(c) ? "\\s+" : c.replace(/[.*+?^${}()|[\]\\/-]/g, "\\$&"));
+  const number = /^-?\d+(\.\d+)?$/.test(answer);
+  const body = [...answer].map(escape).join(number ? ",?" : "") + (number ? "(?:\\.0+)?" : "");
+  const whole = new RegExp(`(?<![\\w.])${body}(?!\\w|[.,]\\d)`, "gi");
+  let found = null;
+  let told = false;
+  for (const match of text.slice(from).matchAll(whole)) {
+    const at = from + match.index;
+    const announced = /(?:answer|####|boxed|=)[^\w\n]*(?:is|are)?[^\w\n]*$/i.test(text.slice(Math.max(0, at - 40), at));
+    if (announced || !told) found = [at, at + match[0].length];
+    told ||= announced;
+  }
+  return found;
+};
+
+// The text of a sample; its thinking is folded.
+const sampleText = (run, sample, text, answer) => {
+  const said = (text) => {
+    const block = textBlock(text, 20000, false, answerSpan(text, answer));
+    block.classList.add("said");
+    return block;
+  };
+  const start = run.index.samples.answer_at?.[sample] ?? -1;
+  if (start < 0) {
+    const title = run.index.unit === "searches" ? "Best path" : "Sample";
+    return [heading(run, 3, title), said(text)];
+  }
+  const tokens = `Thinking, ${count(run.index.samples.thinking[sample])} tokens`;
+  const folded = make("details", "", [make("summary", "", tokens), textBlock(text.slice(0, start), 20000)]);
+  const rest = text.slice(start).replace(/^\n+/, "");
+  return [folded, heading(run, 3, "Answer"), said(rest)];
+};
+
+const sampleFacts = (run, filter, sample) => {
+  const { samples, finishes, filters, problems } = run.index;
+  const facts = [
+    `${count(samples.tokens[sample])} tokens`,
+    `logprob ${short(samples.logprob[sample])}`,
+    `ended by ${finishes[samples.finish[sample]]}`,
+  ];
+  const prompt = problems.prompt_tokens[samples.problem[sample]];
+  if (prompt > 0) facts.push(`prompt ${count(prompt)} tokens`);
+  // The filter that the answer is marked by stands first.
+  const ordered = [filter, ...filters.filter((each) => each !== filter)].filter(Boolean);
+  return [
+    make("p", "facts", facts.map((fact) => make("span", "fact", fact))),
+    ...ordered.map((each) => {
+      const outcome = each.outcome[sample] >= 0 ? `, ${each.outcomes[each.outcome[sample]]}` : "";
+      return make("div", "reading", [
+        fateMark(run, Number(each.status[sample])),
+        `${each.name}${outcome}: `,
+        make("bdi", "", answerOf(each, sample) ?? "no answer"),
+      ]);
+    }),
+  ];
+};
+
+const problemText = (run, question, reference) => [
+  ...(question ? [heading(run, 3, "Question"), textBlock(question)] : []),
+  ...(reference ? [heading(run, 3, "Reference"), textBlock(reference, 1000)] : []),
+];
+
+const VOTES = { 1: "tied", 2: "won", 3: "lost" };
+
+// Which answers the samples of a problem gave. mine: the answer of the sample that is shown.
+const votesOf = (run, filter, problem, mine) => {
+  const columns = run.index.samples;
+  if (!filter || !run.index.votes) return [];
+  const counts = new Map();
+  for (let i = columns.first[problem]; i < columns.first[problem + 1]; i++) {
+    const key = filter.answer[i];
+    const vote = counts.get(key) ?? { number: 0, right: filter.status[i] === "1" };
+    vote.number += 1;
+    counts.set(key, vote);
+  }
+  const ranked = [...counts].sort((a, b) => (a[0] < 0) - (b[0] < 0) || b[1].number - a[1].number);
+  const most = columns.first[problem + 1] - columns.first[problem];
+  const rows = ranked.slice(0, 30).map(([answer, { number, right }]) => {
+    const label = answer < 0 ? "no answer" : filter.answers[answer];
+    const kind = answer < 0 ? "invalid" : right ? "right" : "wrong";
+    return make("div", answer === mine ? "vote mine" : "vote", [
+      make("bdi", "answer", label),
+      make("meter", kind, "", { min: 0, max: most, value: number, ariaLabel: `${kind}: ${number} of ${most}` }),
+      make("span", "number", count(number)),
+    ]);
+  });
+  if (ranked.length > 30) rows.push(make("p", "", `and ${count(ranked.length - 30)} more answers`));
+  const title = { 1: ", a tie", 2: ", won by a right answer", 3: ", lost" }[filter.vote[problem]] ?? "";
+  return [heading(run, 3, `Votes on this problem${title}`), ...rows];
+};

@@ -1,0 +1,120 @@
+// The searches of a run: a table of them, and the tree of one, as a picture and as text.
+
+const searchColumns = (run) => {
+  const { trees } = run.index;
+  const state = (solved) => (solved === null ? "open" : solved ? "solved" : "unsolved");
+  const number = (key, title, of, digits = 0) => ({
+    key, title, of: (i) => of(trees[i]) ?? null, width: "5.5rem", show: (value) => (digits ? value.toFixed(digits) : count(value)),
+  });
+  return [
+    { key: "problem", of: (i) => trees[i].problem_id, width: "minmax(7rem, 11rem)" },
+    ...(trees.some((tree) => tree.index) ? [number("search", "search", (tree) => tree.index)] : []),
+    { key: "result", of: (i) => state(trees[i].solved), width: "5.5rem" },
+    number("tokens", "tokens", (tree) => tree.num_tokens),
+    number("nodes", "nodes", (tree) => tree.num_nodes),
+    number("calls", "calls", (tree) => tree.usage.calls),
+    number("seconds", "seconds", (tree) => tree.usage.seconds, 2),
+    { key: "answer", of: (i) => trees[i].answer, width: "minmax(7rem, 14rem)" },
+    { key: "method", of: (i) => trees[i].method, width: "6rem" },
+    { key: "ended", title: "ended by", of: (i) => trees[i].stopped || null, width: "minmax(8rem, 1fr)" },
+  ];
+};
+
+// What a record says of a node, whichever of it is there.
+const nodeFacts = (node) => [
+  ...(node.score === null ? [] : [`score ${short(node.score)}`]),
+  ...(node.visits ? [`${count(node.visits)} visits`] : []),
+  ...(node.prior === undefined ? [] : [`prior ${short(node.prior)}`]),
+  ...Object.entries(node.scores ?? {}).map(([name, value]) => `${name} ${typeof value === "number" ? short(value) : value}`),
+  ...(node.logprob === null || !node.n_tokens ? [] : [`logprob ${short(node.logprob)}`]),
+  ...(node.n_tokens ? [`${count(node.n_tokens)} tokens`] : []),
+  ...(node.leaf && node.n_tokens && node.finish_reason ? [`ended by ${node.finish_reason}`] : []),
+  ...(node.restart ? [`restart ${node.restart}`] : []),
+  ...(node.data === undefined ? [] : [`data ${node.data}`]),
+];
+
+const nodeMarks = (node, best) => [
+  ...(best.has(node.id) ? [star("best")] : []),
+  ...(node.pruned ? [make("span", "mark invalid", node.pruned_because ? `pruned: ${node.pruned_because}` : "pruned")] : []),
+];
+
+class Searches {
+  // shown(tree): called with the number of a tree that is shown.
+  constructor(run, box, shown) {
+    Object.assign(this, { run, box, shown });
+    this.detail = box.querySelector(".detail");
+    this.table = new Table(box, {
+      columns: searchColumns(run), total: run.index.trees.length, unit: "search trees", name: run.name,
+      choose: (i) => this.open(i),
+    });
+  }
+
+  // Shows the search of a problem; index: which of several.
+  async go(problem, index = 0) {
+    const { trees } = this.run.index;
+    const mine = trees.findIndex((tree) => tree.problem_id === problem && tree.index === index);
+    const at = mine < 0 ? trees.findIndex((tree) => tree.problem_id === problem) : mine;
+    if (at < 0) return;
+    this.table.find(at);
+    await this.open(at);
+  }
+
+  async open(i) {
+    const { run } = this;
+    const told = run.index.trees[i];
+    const turn = (this.opening = (this.opening ?? 0) + 1);
+    const place = run.index.problems.id.indexOf(told.problem_id);
+    const [{ nodes, best: ids }, [question, reference]] = await Promise.all([
+      run.trees.get(i), place < 0 ? ["", ""] : run.problems.get(place),
+    ]);
+    if (turn !== this.opening) return; // another one was picked meanwhile
+    const best = new Set(ids);
+    const name = `${run.name}-${told.problem_id}`;
+    const picture = make("div", "picture", [], { id: `${run.key}-picture` });
+    const node = make("div", "picked");
+    const text = make("div", "tree");
+    const list = this.list(text, nodes, best);
+    this.detail.replaceChildren(
+      heading(run, 2, make("bdi", "", told.index ? `${told.problem_id} #${told.index}` : told.problem_id)),
+      ...problemText(run, question, reference),
+      make("div", "controls", [
+        button("unfold the best path", () => list.unfoldBest()),
+        button("Graphviz", () => save(`${name}.dot`, asDot(told.problem_id, nodes, best), "text/vnd.graphviz")),
+        button("Mermaid", () => save(`${name}.mmd`, asMermaid(nodes, best), "text/plain")),
+      ]),
+      picture, node, heading(run, 3, "As text"), text,
+    );
+    this.detail.hidden = false;
+    const choose = (chosen) => node.replaceChildren(
+      make("div", "head", [...nodeMarks(chosen, best), ...nodeFacts(chosen).map((fact) => make("span", "fact", fact))]),
+      textBlock(chosen.text, chosen.parent_id === null ? 300 : 2000, chosen.parent_id === null),
+    );
+    this.picture = new TreePicture(picture, { nodes, best, asked: question, choose });
+    choose(nodes[0]);
+    await list.show(list.roots);
+    await list.unfoldBest();
+    this.shown(i);
+  }
+
+  list(box, nodes, best) {
+    const below = new Map();
+    for (const node of nodes) {
+      if (!below.has(node.parent_id)) below.set(node.parent_id, []);
+      below.get(node.parent_id).push(node);
+    }
+    const tree = new FoldingTree(box, {
+      children: (node) => below.get(node.id) ?? [],
+      describe: (node) => ({
+        text: node.text,
+        end: node.parent_id === null,
+        shown: node.parent_id === null ? 200 : 400,
+        best: best.has(node.id),
+        folds: below.has(node.id),
+        marks: nodeMarks(node, best),
+        facts: nodeFacts(node),
+      }),
+    });
+    tree.roots = below.get(null) ?? [];
+    return tree;
+  }
+}

@@ -1,0 +1,51 @@
+// Links over the bars and points of a picture. One link lies over what the pointer is at; the
+// arrow keys lead it from one to the next.
+
+class Spots {
+  // spots: [left, top, right, bottom, place], the first four as shares of the picture. state(place):
+  // where it leads. label(place): what it is called.
+  constructor(figure, spots, { state, label }) {
+    Object.assign(this, { figure, spots, state, label, at: -1 });
+    this.image = figure.querySelector("img");
+    this.link = make("a", "spot", "", { href: "#" });
+    this.place(0);
+    figure.append(this.link);
+    figure.addEventListener("pointermove", (event) => this.onmove(event));
+    this.link.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      this.place((this.at + step + spots.length) % spots.length);
+    });
+    this.link.addEventListener("focus", () => this.place(this.at));
+  }
+
+  onmove(event) {
+    const box = this.image.getBoundingClientRect();
+    const [x, y] = [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height];
+    // Of those that lie over each other, the smallest.
+    let found = -1;
+    let least = Infinity;
+    this.spots.forEach(([left, top, right, bottom], at) => {
+      if (x < left || x > right || y < top || y > bottom) return;
+      const area = (right - left) * (bottom - top);
+      if (area < least) [found, least] = [at, area];
+    });
+    if (found >= 0) this.place(found);
+  }
+
+  place(at) {
+    this.at = at;
+    const [left, top, right, bottom, place] = this.spots[at];
+    const { offsetLeft, offsetTop, clientWidth, clientHeight } = this.image;
+    Object.assign(this.link.style, {
+      left: `${offsetLeft + left * clientWidth}px`,
+      top: `${offsetTop + top * clientHeight}px`,
+      width: `${(right - left) * clientWidth}px`,
+      height: `${(bottom - top) * clientHeight}px`,
+    });
+    this.link.href = addressOf(this.state(place));
+    this.link.title = this.label(place);
+    this.link.setAttribute("aria-label", this.label(place));
+  }
+}
