@@ -101,7 +101,9 @@ class LLM(Calls):
         dtype: the type to compute in, such as "bfloat16".
         quantization: "fp8" rounds the matrices of the layers to 8 bits as they load, and their
         inputs as they are computed. GPUs that multiply FP8 are faster so, and need half the memory;
-        other devices are slower. docs/models.md says what it does to the numbers.
+        other devices are slower. docs/models.md says what it does to the numbers. None leaves the
+        matrices of an FP8 checkpoint as they are stored, on GPUs that multiply FP8; "none" expands
+        them.
         device: "auto", "cpu", "cuda" or "cuda:N".
         memory: bytes of the key-value cache, such as "2GiB". By default 85% of a GPU's free memory,
         or less if a pass needs more than the rest; on a CPU 1 GiB, or an eighth of the memory if
@@ -162,7 +164,7 @@ class LLM(Calls):
             self.tokenizer = load_tokenizer(
                 model, revision=revision, trust_remote_code=trust_remote_code
             )
-            loading = {name: getattr(options, name) for name in LOADING}
+            loading = options.loading()
             if loading.pop("tensor_parallel_size") == 1:
                 self.model = load_model(model, impl=impl, **loading)
             else:
@@ -471,7 +473,7 @@ class LLM(Calls):
 def check_machine(options: EngineOptions, device: torch.device) -> None:
     """Raise InputError or CapacityError for options that a device cannot do with any model."""
     choose(options.impl, device)
-    if options.quantization:
+    if options.quantization == "fp8":
         check_fp8(device)
     if options.tensor_parallel_size > 1:
         devices_of(options.tensor_parallel_size, options.device)

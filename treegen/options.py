@@ -15,7 +15,7 @@ LOADING: Final = (
     "tensor_parallel_size",
 )  # fmt: skip
 """The options that matter to loading alone."""
-QUANTIZATIONS: Final = ("fp8",)
+QUANTIZATIONS: Final = ("fp8", "none")
 
 
 class Sizes(NamedTuple):
@@ -76,7 +76,7 @@ class EngineOptions:
             raise InputError(
                 f"quantization must be {' or '.join(QUANTIZATIONS)}, got {self.quantization!r}"
             )
-        if self.quantization and (self.reproducible or self.tensor_parallel_size > 1):
+        if self.quantization == "fp8" and (self.reproducible or self.tensor_parallel_size > 1):
             other = "reproducible" if self.reproducible else "tensor_parallel_size"
             raise InputError(f"quantization does not go with {other} yet; leave out one of the two")
         for name in Sizes._fields:
@@ -92,6 +92,13 @@ class EngineOptions:
     def cache_bytes(self) -> int | None:
         """Bytes of the key-value cache; None where the device decides."""
         return None if self.memory is None else parse_bytes(self.memory)
+
+    def loading(self) -> dict[str, Any]:
+        """The options that loading the model takes."""
+        options = {name: getattr(self, name) for name in LOADING}
+        if self.reproducible or self.tensor_parallel_size > 1:
+            options["quantization"] = "none"  # products in FP8 are for neither yet
+        return options
 
     def engine(self) -> dict[str, Any]:
         """The options that an LLM of a loaded model takes."""

@@ -202,7 +202,7 @@ def _run(
     )
     about = machine(model.device)
     many = f" on {ranks} GPUs" if ranks > 1 else ""
-    many += f" in {options['quantization']}" if options["quantization"] else ""
+    many += " in fp8" if options["quantization"] == "fp8" else ""
     echo(f"{title}{headline(about)}, {model.spec.name}{many}\n{found}\n")
     names = ("repeats", "memory", "eager", "reproducible")
     settings = Settings(time_limit=seconds, **{name: options[name] for name in names})

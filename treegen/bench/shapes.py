@@ -142,7 +142,7 @@ def _build(
     free_unused(target)
     size, free = shape.num_weights * kind.itemsize, free_bytes(target)
     size //= ranks.size if ranks is not None else 1
-    if quantization is not None:
+    if quantization == "fp8":
         size = shape.num_weights + shape.vocab_size * shape.hidden * 4  # but for the vocabulary's
     if size > free:
         raise CapacityError(
@@ -151,7 +151,7 @@ def _build(
         )
     with torch.random.fork_rng([target] if target.type == "cuda" else []):
         torch.manual_seed(0)
-        whole = ranks is None and quantization is None
+        whole = ranks is None and quantization != "fp8"
         with torch.device(target if whole else "meta"):
             module = AutoModelForCausalLM.from_config(config, dtype=kind)
         if not whole:
@@ -186,7 +186,7 @@ def _filled(
                 weight.data.normal_(0.0, 0.02)
             else:
                 weight.data.fill_(1.0)
-        if quantization is not None and part is not head:
+        if quantization == "fp8" and part is not head:
             quantize_linears(part, device)
     module.tie_weights()
     if ranks is not None:

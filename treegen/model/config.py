@@ -112,9 +112,6 @@ def read_config(
             f"{config.model_type} is not a causal language model: transformers has no class that "
             "generates text from it"
         )
-    for part in (config, config.get_text_config(decoder=True)):
-        if isinstance(getattr(part, "quantization_config", None), dict):
-            part.quantization_config["dequantize"] = True
     return config
 
 
