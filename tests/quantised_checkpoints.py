@@ -51,7 +51,7 @@ def _scale(value: Tensor, layout: str) -> Tensor:
         return value.abs().amax(1, keepdim=True) / _MOST
     high = 1 if layout == "mxfp8" else BLOCK
     blocks = value.unflatten(0, (-1, high)).unflatten(2, (-1, BLOCK))
-    scale = blocks.abs().amax((1, 3)) / _MOST
+    scale: Tensor = blocks.abs().amax((1, 3)) / _MOST
     return (scale.log2().ceil() + 127).to(torch.uint8) if layout == "mxfp8" else scale
 
 

@@ -67,25 +67,6 @@ def test_a_file_is_not_a_model(copy: Path) -> None:
     assert "is a file" in refusal(lambda: load_model(copy / "config.json"))
 
 
-def test_gguf_is_refused_with_the_way_out(
-    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "downloads"
-    folder.mkdir()
-    (folder / "tiny-Q4.gguf").touch()
-    for path in (folder / "tiny-Q4.gguf", folder):
-        for load in (load_model, load_spec, load_tokenizer):
-            told = refusal(lambda load=load, path=path: load(path))  # type: ignore[misc]
-            assert told.startswith(f"{path} is GGUF")
-            assert "use the safetensors checkpoint" in told
-            assert f"({str(folder)!r}, gguf_file='tiny-Q4.gguf').save_pretrained" in told
-    (copy / "model.safetensors").unlink()
-    (copy / "tiny.gguf").touch()
-    assert "gguf_file='tiny.gguf'" in refusal(lambda: load_model(copy))
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: str(tmp_path))
-    assert "someone/tiny-GGUF is GGUF" in refusal(lambda: load_spec("someone/tiny-GGUF"))
-
-
 def test_a_hub_name_that_cannot_be_had_is_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

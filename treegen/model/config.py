@@ -13,6 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from treegen.errors import InputError, ModelError, ModelWarning
 from treegen.model.families import refuse_family
 from treegen.model.files import check_trust, locate, one_line, read_object, read_raw_config
+from treegen.model.gguf_file import gguf_arguments, is_gguf
 from treegen.model.probe import probe_layers
 from treegen.model.text_part import generates_text
 from treegen.spec import LayerSpec, ModelSpec
@@ -86,6 +87,8 @@ def read_config(
     Raises:
         ModelError: the configuration cannot be read, or is of a model that cannot be used.
     """
+    if is_gguf(directory):
+        return _gguf_config(directory)
     raw = read_raw_config(directory)
     check_trust(
         raw,
@@ -107,12 +110,31 @@ def read_config(
     except Exception as error:
         raise ModelError(f"{directory / 'config.json'} is not valid: {one_line(error)}") from None
     refuse_family(config)
-    if not generates_text(config) and not raw.get("auto_map"):
+    if not raw.get("auto_map"):
+        _refuse_silent(config)
+    return config
+
+
+def _gguf_config(file: Path) -> PretrainedConfig:
+    """Return the configuration of a model in a GGUF file."""
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(file.parent, **gguf_arguments(file))
+    except Exception as error:
+        raise ModelError(
+            f"{file} cannot be used: {one_line(error)}; use the safetensors checkpoint that it was "
+            "made from"
+        ) from None
+    refuse_family(config)
+    _refuse_silent(config)
+    return config
+
+
+def _refuse_silent(config: PretrainedConfig) -> None:
+    if not generates_text(config):
         raise ModelError(
             f"{config.model_type} is not a causal language model: transformers has no class that "
             "generates text from it"
         )
-    return config
 
 
 def load_spec(

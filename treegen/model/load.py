@@ -6,14 +6,16 @@ transformers' own attention.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import os
 import warnings
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import GgufConfig, PretrainedConfig, PreTrainedModel
 
 from treegen.attention.api import choose
 from treegen.errors import InputError, ModelError, ModelWarning
@@ -29,6 +31,7 @@ from treegen.model.families import refuse_family
 from treegen.model.files import check_weights, fingerprint, locate
 from treegen.model.fp8 import can_multiply, quantize_linears
 from treegen.model.fp8_checkpoint import Restored, fp8_tensors, restore_fp8
+from treegen.model.gguf_file import gguf_arguments, is_gguf, read_header
 from treegen.model.hook import ATTENTION
 from treegen.model.load_report import check_complete, loading_error, quiet_loading, warn_unused
 from treegen.model.memory import free_unused
@@ -82,7 +85,7 @@ def load_model(
     )  # fmt: skip
     stored = quantisation_of(config)
     stays = stays_fp8(stored, quantization, target) and ranks is None
-    if stored is None or not stored.is_fp8:
+    if not is_gguf(directory) and (stored is None or not stored.is_fp8):
         _refuse_bare_fp8(directory)
     module = _load_weights(
         directory, config, spec, kind, target, trust_remote_code, ranks, stored, stays, quantization
@@ -151,11 +154,15 @@ def _load_weights(
     stored: how the weights are quantised. stays: whether what is in FP8 stays so.
     """
     config = copy.deepcopy(config)  # loading writes into it
+    in_one = gguf_arguments(directory)
+    if in_one:
+        in_one["quantization_config"] = GgufConfig(dequantize=True)
     names = expand_on_load(config, stored) if stored is not None else {}
-    with quiet_loading() as told:
+    bars = contextlib.redirect_stderr(io.StringIO()) if in_one else contextlib.nullcontext()
+    with quiet_loading() as told, bars:  # those of GGUF are not transformers' own
         try:
             loaded, info = auto_class(config).from_pretrained(
-                directory,
+                directory.parent if in_one else directory,
                 config=config,
                 dtype=dtype,
                 attn_implementation=attention_of_text(config, ATTENTION),
@@ -166,6 +173,7 @@ def _load_weights(
                 # check_complete refuses them below, with names and shapes.
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
+                **in_one,
             )
         except Exception as error:
             raise loading_error(directory, error, told) from None
@@ -174,7 +182,7 @@ def _load_weights(
     module: PreTrainedModel = loaded
     drop_parts(module, spec.unreached)
     prepare(module)
-    if dtype == torch.float32 or stored is not None:
+    if dtype == torch.float32 or stored is not None or in_one:
         _cast(module, dtype)
     if ranks is not None:
         shard(module, ranks.rank, ranks.size)
@@ -188,6 +196,8 @@ def _load_weights(
         module = module.to(device)
         if ranks is not None:
             tie_head(module, ranks.rank, ranks.size)
+        if in_one and not (header := read_header(directory)).is_plain:
+            stored = Quantisation("gguf", f"{header.stores} (GGUF)")
         if stored is not None and (ranks is None or ranks.rank == 0):
             _tell(spec.name, stored, restored, dtype, device)
         return module
