@@ -15,11 +15,12 @@ from safetensors.torch import load_file, save_file
 from tiny_models import save_tiny_model
 
 from treegen import LLM, Node, SamplingParams
+from treegen.attention.types import FP8
 from treegen.errors import ModelError, ModelWarning
 from treegen.evals.job import look_at_model
 from treegen.model import load, quantized
 from treegen.model.config import load_spec
-from treegen.model.fp8 import FP8, Fp8Linear
+from treegen.model.fp8 import Fp8Linear
 from treegen.model.fp8_checkpoint import by_row
 from treegen.model.load import load_model
 from treegen.model.model import Model

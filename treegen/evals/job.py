@@ -206,7 +206,10 @@ def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> Mode
     asked = engine.loading()["quantization"]
     in_fp8 = asked == "fp8" or stays_fp8(quantisation_of(config), asked, device)
     ranks = engine.tensor_parallel_size
-    spec = load_spec(engine.model, dtype, device="cpu", ranks=ranks, **source)  # dtype is settled
+    spec = load_spec(
+        engine.model, dtype, device="cpu",  # dtype is settled
+        kv_cache_dtype=engine.kv_cache_dtype, ranks=ranks, **source,
+    )  # fmt: skip
     if engine.reproducible:
         check_dtype(dtype, device)
         check_layers(spec, device)
@@ -331,7 +334,8 @@ def run_settings(
     quantization: of `ModelFacts`.
     """
     problems = [problem.content for problem in job.data.problems]
-    quantized = {"quantization": quantization} if quantization is not None else {}
+    kinds = {"quantization": quantization, "kv_cache_dtype": job.settings.engine.kv_cache_dtype}
+    quantized = {name: kind for name, kind in kinds.items() if kind not in (None, "auto")}
     return RunSettings(
         identity={
             "task": {"name": job.task.name, "version": job.task.version},

@@ -142,12 +142,14 @@ def load_spec(
     dtype: str | torch.dtype = "auto",
     *,
     device: str | torch.device = "auto",
+    kv_cache_dtype: str = "auto",
     revision: str | None = None,
     trust_remote_code: bool = False,
     ranks: int = 1,
 ) -> ModelSpec:
     """Return a model's shape from its configuration alone; no weights are read or needed.
 
+    kv_cache_dtype: as for `treegen.model.load.load_model`.
     ranks: how many processes compute the model together; the heads are those of one of them.
 
     Raises:
@@ -161,6 +163,7 @@ def load_spec(
         directory,
         config,
         resolve_dtype(dtype, config, resolve_device(device)),
+        kv_cache_dtype=kv_cache_dtype,
         trust_remote_code=trust_remote_code,
         ranks=ranks,
     )
@@ -172,13 +175,14 @@ def spec_of(
     config: PretrainedConfig,
     dtype: torch.dtype,
     *,
+    kv_cache_dtype: str = "auto",
     trust_remote_code: bool = False,
     ranks: int = 1,
 ) -> ModelSpec:
     """Return the shape of the model that a configuration describes.
 
     directory: the checkpoint's, None for a model that was built in memory.
-    ranks: as in `load_spec`.
+    kv_cache_dtype, ranks: as in `load_spec`.
 
     Raises:
         ModelError: the layers do not call attention in a way that can be used, or the configuration
@@ -208,7 +212,7 @@ def spec_of(
         vocab_size=probed.vocab_size,
         context_length=length,
         eos_token_ids=_eos_token_ids(directory, config),
-        itemsize=dtype.itemsize,
+        itemsize=1 if kv_cache_dtype == "fp8" else dtype.itemsize,
         windows=tuple(call.window for call in probe.calls),
         unreached=probed.unreached,
         states=probed.states,

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
+from treegen.attention.types import FP8
 from treegen.errors import InputError
 
-FP8: Final = torch.float8_e4m3fn
 _MOST: Final = 448.0  # the largest number in e4m3
 _LEAST: Final = 1e-12  # a row of zeros must not be divided by zero
 _MULTIPLE: Final = 16  # what the GPU's product takes inputs and outputs in
@@ -60,8 +60,10 @@ def smooth(module: nn.Module) -> Iterator[None]:
             del part.rounds_inputs
 
 
-def check_device(device: torch.device) -> None:
-    """Check that a device can multiply FP8, or is a CPU, which does so slowly.
+def check_device(device: torch.device, option: str) -> None:
+    """Check that a device computes with FP8, or is a CPU, which does so slowly.
+
+    option: what asks for it.
 
     Raises:
         InputError: it is a GPU that cannot.
@@ -69,7 +71,7 @@ def check_device(device: torch.device) -> None:
     if device.type == "cuda" and not can_multiply(device):
         raise InputError(
             f"{torch.cuda.get_device_name(device)} cannot multiply FP8 (it takes compute "
-            f"capability {_CAPABILITY[0]}.{_CAPABILITY[1]}); leave quantization out"
+            f"capability {_CAPABILITY[0]}.{_CAPABILITY[1]}); leave {option} out"
         )
 
 

@@ -19,7 +19,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from treegen.model.fp8 import FP8, install, linears
+from treegen.attention.types import FP8
+from treegen.model.fp8 import install, linears
 
 _SCALES: Final = ("weight_scale_inv", "weight_scale", "qscale_weight", "scale")
 _CHECKED: Final = 8  # rows of a matrix that are compared with what transformers made of it

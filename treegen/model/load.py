@@ -53,6 +53,7 @@ def load_model(
     trust_remote_code: bool = False,
     impl: str = "auto",
     quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
     ranks: Ranks | None = None,
 ) -> Model:
     """Return the model in a directory or of a hub name, ready to use and checked.
@@ -67,6 +68,7 @@ def load_model(
     impl: the attention implementation, as in `treegen.attention.attend`.
     quantization: "fp8" turns the linear layers into `Fp8Linear`; None leaves those in FP8 that are
     stored so, where the device multiplies them; "none" expands all.
+    kv_cache_dtype: "fp8" for keys and values in 8 bits, "auto" for those of `dtype`.
     ranks: the processes that compute the model together, of which this one loads its part.
 
     Raises:
@@ -81,7 +83,8 @@ def load_model(
     check_weights(directory)
     spec = spec_of(
         os.fspath(path), directory, config, kind,
-        trust_remote_code=trust_remote_code, ranks=ranks.size if ranks else 1,
+        kv_cache_dtype=kv_cache_dtype, trust_remote_code=trust_remote_code,
+        ranks=ranks.size if ranks else 1,
     )  # fmt: skip
     stored = quantisation_of(config)
     stays = stays_fp8(stored, quantization, target) and ranks is None
@@ -103,6 +106,7 @@ def from_module(
     check: bool = True,
     impl: str = "auto",
     quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
     ranks: Ranks | None = None,
 ) -> Model:
     """Return the model of a transformers module that is in memory, on one device and in one dtype.
@@ -114,6 +118,7 @@ def from_module(
     check: whether to compare with transformers' own attention, as `load_model` does.
     impl: the attention implementation, as in `treegen.attention.attend`.
     quantization: as for `load_model`; the module's own weights are rounded then.
+    kv_cache_dtype: as for `load_model`.
     ranks: the processes that compute the model together; the module is this one's part of it.
 
     Raises:
@@ -125,8 +130,9 @@ def from_module(
     if module.dtype not in DTYPES.values():
         raise InputError(f"a module must be in one of {', '.join(DTYPES)}, got {module.dtype}")
     spec = spec_of(
-        name or config.model_type, None, config, module.dtype, ranks=ranks.size if ranks else 1
-    )
+        name or config.model_type, None, config, module.dtype,
+        kv_cache_dtype=kv_cache_dtype, ranks=ranks.size if ranks else 1,
+    )  # fmt: skip
     prepare(module)
     if quantization == "fp8":
         quantize_linears(module, module.device)
