@@ -70,7 +70,9 @@ _MODEL: Final = (
     _model_args("-a"),
     click.option("--dtype", metavar="TYPE", help="auto, float32, bfloat16 or float16."),
     click.option("--quantization", metavar="TYPE", help="fp8: matrices in 8 bits, for GPUs that "
-                 "multiply them."),
+                 "multiply them. none: expand those of an FP8 checkpoint."),
+    click.option("--kv-cache-dtype", metavar="TYPE", help="fp8: keys and values in 8 bits, so that "
+                 "twice as many fit."),
     click.option("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N."),
     click.option("--memory", metavar="SIZE", help="For keys and values, such as 2GiB."),
     click.option("--max-rows", "--batch-size", "-b", metavar="N|auto", help="Samples decoded at "

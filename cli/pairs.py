@@ -20,6 +20,7 @@ MODEL_ARGS: Final[Mapping[str, Reader]] = {
     "model": str,
     "dtype": str,
     "quantization": str,
+    "kv_cache_dtype": str,
     "device": str,
     "memory": str,
     "page_size": int,

@@ -76,6 +76,7 @@ def _document(job: "Job", facts: "ModelFacts", plan: "Plan") -> dict[str, Any]:
             "layers": len(spec.layers),
             "context_length": spec.context_length,
             "dtype": facts.dtype,
+            "kv_cache_dtype": job.settings.engine.kv_cache_dtype,
             "kv_bytes_per_token": each,
             "recurrent_layers": len(spec.states),
             "state_bytes": spec.state_bytes,
@@ -121,7 +122,7 @@ def _print(document: dict[str, Any], levels: "list[LevelSummary]") -> None:
             f"{document['task']}: {document['problems']:,} problems from {document['source']}, "
             f"{what}\n"
             f"{model['name']}: {model['type']}, {_layers(model)}, {model['dtype']}, "
-            f"{model['kv_bytes_per_token']:,} KV bytes per token, "
+            f"{model['kv_bytes_per_token']:,} KV bytes per token{_kept(model)}, "
             f"context {model['context_length']:,}\n"
         )
     )
@@ -160,6 +161,11 @@ def _comparison(document: dict[str, Any]) -> str:
         saved = f"{unshared / shared:,.1f}" if shared else "n/a"
         rows.append([title, show(shared), show(unshared), saved])
     return markdown(["", "Shared", "One per sample", "Times less"], rows, right=(1, 2, 3))
+
+
+def _kept(model: dict[str, Any]) -> str:
+    kind = model["kv_cache_dtype"]
+    return "" if kind == "auto" else f" ({kind})"
 
 
 def _layers(model: dict[str, Any]) -> str:

@@ -56,8 +56,9 @@ def wanted(job: "AnyJob", facts: "ModelFacts", flags: Mapping[str, str]) -> "Run
 
     fingerprint = weights_fingerprint(job.settings.engine)
     return run_settings(
-        job, dtype=facts.dtype, fingerprint=fingerprint, flags=flags, device_type=facts.device_type
-    )
+        job, dtype=facts.dtype, fingerprint=fingerprint, flags=flags, device_type=facts.device_type,
+        quantization=facts.quantization,
+    )  # fmt: skip
 
 
 def open_runs(

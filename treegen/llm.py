@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from treegen.attention.api import choose
+from treegen.attention.api import check_reads_fp8, choose
 from treegen.cache.kept import Kept, KeptPrefixes
 from treegen.calls import Calls
 from treegen.engine.dealt import DealtStream
@@ -76,6 +76,7 @@ class LLM(Calls):
         tokenizer: Any = None,
         dtype: str = "auto",
         quantization: str | None = None,
+        kv_cache_dtype: str = "auto",
         device: str = "auto",
         memory: int | str | None = None,
         page_size: int | None = None,
@@ -95,13 +96,17 @@ class LLM(Calls):
         """Load a model from a directory or by hub name, or take one that is loaded.
 
         model: a directory, a hub name, or a loaded `Model`. A loaded one serves only the last LLM
-        that was made of it. With it dtype, quantization, device, check, revision,
-        trust_remote_code and tensor_parallel_size must be left out.
+        that was made of it. With it dtype, quantization, kv_cache_dtype, device, check,
+        revision, trust_remote_code and tensor_parallel_size must be left out.
         tokenizer: that of a loaded `Model`; None for a name.
         dtype: the type to compute in, such as "bfloat16".
         quantization: "fp8" rounds the matrices of the layers to 8 bits as they load, and their
         inputs as they are computed. GPUs that multiply FP8 are faster so, and need half the memory;
-        other devices are slower. docs/models.md says what it does to the numbers.
+        other devices are slower. docs/models.md says what it does to the numbers. None leaves the
+        matrices of an FP8 checkpoint as they are stored, on GPUs that multiply FP8; "none" expands
+        them.
+        kv_cache_dtype: "fp8" keeps keys and values in 8 bits (e4m3), so that twice as many fit and
+        are read in a time; "auto" keeps them in dtype. docs/models.md says what it costs.
         device: "auto", "cpu", "cuda" or "cuda:N".
         memory: bytes of the key-value cache, such as "2GiB". By default 85% of a GPU's free memory,
         or less if a pass needs more than the rest; on a CPU 1 GiB, or an eighth of the memory if
@@ -132,6 +137,7 @@ class LLM(Calls):
             model=model.spec.name if isinstance(model, Model) else model,
             dtype=dtype,
             quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
             device=device,
             memory=memory,
             page_size=page_size,
@@ -162,7 +168,7 @@ class LLM(Calls):
             self.tokenizer = load_tokenizer(
                 model, revision=revision, trust_remote_code=trust_remote_code
             )
-            loading = {name: getattr(options, name) for name in LOADING}
+            loading = options.loading()
             if loading.pop("tensor_parallel_size") == 1:
                 self.model = load_model(model, impl=impl, **loading)
             else:
@@ -471,8 +477,11 @@ class LLM(Calls):
 def check_machine(options: EngineOptions, device: torch.device) -> None:
     """Raise InputError or CapacityError for options that a device cannot do with any model."""
     choose(options.impl, device)
-    if options.quantization:
-        check_fp8(device)
+    if options.quantization == "fp8":
+        check_fp8(device, "quantization")
+    if options.kv_cache_dtype == "fp8":
+        check_fp8(device, "kv_cache_dtype")
+        check_reads_fp8(options.impl)
     if options.tensor_parallel_size > 1:
         devices_of(options.tensor_parallel_size, options.device)
     if options.reproducible:

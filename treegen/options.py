@@ -11,11 +11,12 @@ from treegen.params import check_bool, check_int
 from treegen.plan.cost import Sharing, check_sharing
 
 LOADING: Final = (
-    "dtype", "quantization", "device", "check", "revision", "trust_remote_code",
+    "dtype", "quantization", "kv_cache_dtype", "device", "check", "revision", "trust_remote_code",
     "tensor_parallel_size",
 )  # fmt: skip
 """The options that matter to loading alone."""
-QUANTIZATIONS: Final = ("fp8",)
+QUANTIZATIONS: Final = ("fp8", "none")
+KV_CACHE_DTYPES: Final = ("auto", "fp8")
 
 
 class Sizes(NamedTuple):
@@ -48,6 +49,7 @@ class EngineOptions:
     model: str
     dtype: str = "auto"
     quantization: str | None = None
+    kv_cache_dtype: str = "auto"
     device: str = "auto"
     memory: int | str | None = None
     page_size: int | None = None
@@ -76,9 +78,18 @@ class EngineOptions:
             raise InputError(
                 f"quantization must be {' or '.join(QUANTIZATIONS)}, got {self.quantization!r}"
             )
-        if self.quantization and (self.reproducible or self.tensor_parallel_size > 1):
+        if self.quantization == "fp8" and (self.reproducible or self.tensor_parallel_size > 1):
             other = "reproducible" if self.reproducible else "tensor_parallel_size"
             raise InputError(f"quantization does not go with {other} yet; leave out one of the two")
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise InputError(
+                f"kv_cache_dtype must be {' or '.join(KV_CACHE_DTYPES)}, got "
+                f"{self.kv_cache_dtype!r}"
+            )
+        if self.kv_cache_dtype == "fp8" and self.reproducible:
+            raise InputError(
+                "kv_cache_dtype fp8 does not go with reproducible yet; leave out one of the two"
+            )
         for name in Sizes._fields:
             if (value := getattr(self, name)) is not None:
                 check_int(name, value, least=1)
@@ -92,6 +103,13 @@ class EngineOptions:
     def cache_bytes(self) -> int | None:
         """Bytes of the key-value cache; None where the device decides."""
         return None if self.memory is None else parse_bytes(self.memory)
+
+    def loading(self) -> dict[str, Any]:
+        """The options that loading the model takes."""
+        options = {name: getattr(self, name) for name in LOADING}
+        if self.reproducible or self.tensor_parallel_size > 1:
+            options["quantization"] = "none"  # products in FP8 are for neither yet
+        return options
 
     def engine(self) -> dict[str, Any]:
         """The options that an LLM of a loaded model takes."""

@@ -36,6 +36,8 @@ _MODEL: Final = (
                  help="GPUs that compute together, each with a part of every layer. The roofline "
                  "is theirs together."),
     click.option("--quantization", metavar="TYPE", help="fp8: matrices in 8 bits."),
+    click.option("--kv-cache-dtype", default="auto", metavar="TYPE", help="fp8: keys and values in "
+                 "8 bits."),
     click.option("--eager", is_flag=True, help="On a GPU: no compiling, no CUDA graphs."),
     click.option("--reproducible", is_flag=True, help="On a GPU: each row as if it were alone, to "
                  "the bit."),
@@ -176,6 +178,7 @@ def _run(
     if ranks > 1 and (options["reproducible"] or any(set(c.modes) & _ALONE for c in cases)):
         raise InputError("--tp goes with the modes all, one and off, and not with --reproducible")
     EngineOptions(model="", quantization=options["quantization"], tensor_parallel_size=ranks,
+                  kv_cache_dtype=options["kv_cache_dtype"],
                   reproducible=options["reproducible"])  # fmt: skip
     if (shape is None) == (options["model"] is None):
         raise InputError("give --shape or --model, not both")
@@ -195,14 +198,18 @@ def _run(
     from treegen.bench.timing import machine
     from treegen.cli.render import echo, notice
 
-    kind = {name: options[name] for name in ("dtype", "device", "ranks", "quantization")}
+    kinds = ("dtype", "device", "ranks", "quantization", "kv_cache_dtype")
+    kind = {name: options[name] for name in kinds}
+    if options["reproducible"]:
+        kind["quantization"] = "none"
     model, tokenizer = build_model(known, **kind) if known else load(options["model"], **kind)
     found = ceiling.measure(
         model.device, model.dtype, options["ceiling_seconds"], fp8=options["quantization"] == "fp8"
     )
     about = machine(model.device)
     many = f" on {ranks} GPUs" if ranks > 1 else ""
-    many += f" in {options['quantization']}" if options["quantization"] else ""
+    many += " in fp8" if options["quantization"] == "fp8" else ""
+    many += ", keys and values in fp8" if options["kv_cache_dtype"] == "fp8" else ""
     echo(f"{title}{headline(about)}, {model.spec.name}{many}\n{found}\n")
     names = ("repeats", "memory", "eager", "reproducible")
     settings = Settings(time_limit=seconds, **{name: options[name] for name in names})
@@ -216,6 +223,7 @@ def _run(
     show(results_table(results))
     return results, {
         "tensor_parallel_size": ranks, "quantization": options["quantization"],
+        "kv_cache_dtype": options["kv_cache_dtype"],
         "machine": about, "model": model.spec.name, "weights": "random" if known else "checkpoint",
         "ceilings": asdict(found), "settings": asdict(settings),
         "results": [asdict(each) for each in results],

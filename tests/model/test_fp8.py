@@ -11,9 +11,10 @@ from cli_cases import Command
 from torch import nn
 
 from treegen import LLM, Node, SamplingParams
+from treegen.attention.types import FP8
 from treegen.errors import InputError
 from treegen.model.check import check_model
-from treegen.model.fp8 import FP8, Fp8Linear, fp8_linear, quantize_linears, quantized, smooth
+from treegen.model.fp8 import Fp8Linear, fp8_linear, quantize_linears, quantized, smooth
 from treegen.model.joined import JoinedLinears
 from treegen.model.load import load_model
 from treegen.options import EngineOptions

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from treegen.attention.level import HostLevel, Level, check_form, check_values, to_host
-from treegen.attention.types import Implementation, KVPair, Missing, Options, Prepared
+from treegen.attention.types import FP8, Implementation, KVPair, Missing, Options, Prepared
 from treegen.errors import InputError
 
 
@@ -78,6 +78,7 @@ LOADERS: Final[dict[str, Callable[[], Implementation]]] = {
 Pools = Tensor | Sequence[Tensor]
 """Keys or values: one pool for all levels, or one for each."""
 FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_READ_FP8: Final = ("auto", "cpu", "triton", "reference")
 
 
 def register(name: str, load: Callable[[], Implementation], *, auto: bool = True) -> None:
@@ -116,6 +117,18 @@ def choose(impl: str, device: torch.device) -> Implementation:
             return implementation
         reasons.append(f"{name}: {reason}")
     raise InputError(f"attention impl {impl!r} cannot run on {device}; {'; '.join(reasons)}")
+
+
+def check_reads_fp8(impl: str) -> None:
+    """Check that an implementation of ours takes keys and values in FP8.
+
+    Raises:
+        InputError: it does not.
+    """
+    if impl in LOADERS and impl not in _READ_FP8:
+        raise InputError(
+            f"attention impl {impl!r} takes no keys in FP8; use 'triton' or 'reference'"
+        )
 
 
 def prepare(
@@ -241,7 +254,8 @@ def attend(
     head h // (q_heads // kv_heads).
     keys: [num_pages, page_size, kv_heads, k_dim], one pool for all levels or a sequence of one for
     each level.
-    values: [num_pages, page_size, kv_heads, v_dim], likewise.
+    values: [num_pages, page_size, kv_heads, v_dim], likewise. Both have the type of q, or both are
+    in FP8 (e4m3) and taken as the numbers that these are.
     levels: Levels, which are checked, or what `prepare` returned, which is quicker.
     positions_T: as in `prepare`, where levels are given.
     scale: what logits are multiplied by; k_dim ** -0.5 by default.
@@ -349,10 +363,15 @@ def _check_tensors(q_THD: Tensor, pairs: Sequence[KVPair], prepared: Prepared) -
             )
         if not keys.shape[2] or q_heads % keys.shape[2]:
             raise InputError(f"q has {q_heads} heads, no multiple of {keys.shape[2]} kv heads")
-        for name, tensor in (("q_THD", q_THD), ("keys", keys), ("values", values)):
-            if tensor.dtype != q_THD.dtype or tensor.device != device:
+        if keys.dtype == FP8:
+            check_reads_fp8(prepared.impl)
+        stored = FP8 if keys.dtype == FP8 else q_THD.dtype
+        for name, tensor, dtype in (
+            ("q_THD", q_THD, q_THD.dtype), ("keys", keys, stored), ("values", values, stored),
+        ):  # fmt: skip
+            if tensor.dtype != dtype or tensor.device != device:
                 raise InputError(
-                    f"{name} (level {index}) must be {q_THD.dtype} on {device}, got "
+                    f"{name} (level {index}) must be {dtype} on {device}, got "
                     f"{tensor.dtype} on {tensor.device}"
                 )
         if prepared.checked:

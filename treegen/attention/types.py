@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from torch import Tensor
 from treegen.attention.level import HostLevel
 
 KVPair = tuple[Tensor, Tensor]
+FP8: Final = torch.float8_e4m3fn
+"""A type in which keys and values may be stored."""
 NEEDS_AMPERE = "needs compute capability 8.0 (Ampere) or newer"
 
 

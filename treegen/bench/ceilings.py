@@ -12,9 +12,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from treegen.attention.types import FP8
 from treegen.bench.timing import free_bytes, sustained
 from treegen.errors import CapacityError
-from treegen.model.fp8 import FP8
 from treegen.model.memory import free_unused
 
 

@@ -46,6 +46,7 @@ class ModelSize:
     layers: keys and values of each layer.
     itemsize: bytes of one number.
     weight_itemsize: bytes of one number in the matrices of the layers, if another; 1 is FP8.
+    cache_itemsize: likewise in keys and values.
     """
 
     layer_weights: int
@@ -55,6 +56,7 @@ class ModelSize:
     layers: tuple[LayerSpec, ...]
     itemsize: int
     weight_itemsize: int = 0
+    cache_itemsize: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +115,9 @@ def size_of(model: Model) -> ModelSize | str:
         vocab_size=head.weight.shape[0],
         q_heads=q_heads,
         layers=model.spec.layers,
-        itemsize=model.spec.itemsize,
+        itemsize=model.dtype.itemsize,
         weight_itemsize=min((part.weight.element_size() for part in inner), default=1),
+        cache_itemsize=model.cache_dtype.itemsize,
     )
 
 
@@ -160,8 +163,8 @@ def step_floor(size: ModelSize, ceilings: Ceilings, rows: float, levels: list[Le
     levels: what attention reads; empty for a step without attention.
     """
 
-    def part(flops: float, numbers: float, rate: float) -> float:
-        return max(flops / rate, numbers * size.itemsize / ceilings.memory)
+    def part(flops: float, numbers: float, rate: float, itemsize: int = size.itemsize) -> float:
+        return max(flops / rate, numbers * itemsize / ceilings.memory)
 
     weights, logits = size.layer_weights, rows * size.vocab_size
     head = size.hidden * size.vocab_size
@@ -174,6 +177,7 @@ def step_floor(size: ModelSize, ceilings: Ceilings, rows: float, levels: list[Le
                 2 * level.pairs * size.q_heads * (layer.k_dim + layer.v_dim),
                 level.keys * layer.kv_heads * (layer.k_dim + layer.v_dim),
                 ceilings.attention,
+                size.cache_itemsize or size.itemsize,
             )
             for layer in size.layers
         )

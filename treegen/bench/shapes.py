@@ -85,11 +85,12 @@ def build_model(
     device: str = "auto",
     ranks: int = 1,
     quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
 ) -> tuple[Model, Any]:
     """Return a model of a shape with random weights on the device, and its tokenizer.
 
     dtype: "auto" is bfloat16 on a GPU, float32 on a CPU.
-    quantization: as for `load_model`.
+    quantization, kv_cache_dtype: as for `load_model`.
     ranks: how many GPUs compute it together.
 
     Raises:
@@ -100,9 +101,11 @@ def build_model(
     from treegen.model.leading import load_divided
 
     if ranks > 1:
-        make = functools.partial(_build, shape, dtype=dtype)
+        make = functools.partial(_build, shape, dtype=dtype, kv_cache_dtype=kv_cache_dtype)
         return load_divided(make, ranks, device), byte_tokenizer()
-    model = _build(shape, dtype=dtype, device=device, quantization=quantization)
+    model = _build(
+        shape, dtype=dtype, device=device, quantization=quantization, kv_cache_dtype=kv_cache_dtype
+    )
     return model, byte_tokenizer()
 
 
@@ -113,6 +116,7 @@ def _build(
     device: str | torch.device,
     ranks: Ranks | None = None,
     quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
 ) -> Model:
     """A model of a shape, or one rank's part of it."""
     import torch
@@ -142,7 +146,7 @@ def _build(
     free_unused(target)
     size, free = shape.num_weights * kind.itemsize, free_bytes(target)
     size //= ranks.size if ranks is not None else 1
-    if quantization is not None:
+    if quantization == "fp8":
         size = shape.num_weights + shape.vocab_size * shape.hidden * 4  # but for the vocabulary's
     if size > free:
         raise CapacityError(
@@ -151,12 +155,12 @@ def _build(
         )
     with torch.random.fork_rng([target] if target.type == "cuda" else []):
         torch.manual_seed(0)
-        whole = ranks is None and quantization is None
+        whole = ranks is None and quantization != "fp8"
         with torch.device(target if whole else "meta"):
             module = AutoModelForCausalLM.from_config(config, dtype=kind)
         if not whole:
             module = _filled(module, target, ranks, quantization)
-    return from_module(module, name=shape.name, ranks=ranks)
+    return from_module(module, name=shape.name, kv_cache_dtype=kv_cache_dtype, ranks=ranks)
 
 
 def _filled(
@@ -186,7 +190,7 @@ def _filled(
                 weight.data.normal_(0.0, 0.02)
             else:
                 weight.data.fill_(1.0)
-        if quantization is not None and part is not head:
+        if quantization == "fp8" and part is not head:
             quantize_linears(part, device)
     module.tie_weights()
     if ranks is not None:
@@ -201,11 +205,12 @@ def load(
     device: str = "auto",
     ranks: int = 1,
     quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
 ) -> tuple[Model, Any]:
     """Return the model of a checkpoint, and its tokenizer.
 
     ranks: how many GPUs compute it together.
-    quantization: as for `load_model`.
+    quantization, kv_cache_dtype: as for `load_model`.
 
     Raises:
         InputError: the dtype or the device cannot be used.
@@ -217,6 +222,11 @@ def load(
 
     tokenizer = load_tokenizer(path)
     if ranks > 1:
-        return load_in_parts(path, ranks, dtype=dtype, device=device), tokenizer
-    model = load_model(path, dtype=dtype, device=device, quantization=quantization)
+        parts = load_in_parts(
+            path, ranks, dtype=dtype, device=device, kv_cache_dtype=kv_cache_dtype
+        )
+        return parts, tokenizer
+    model = load_model(
+        path, dtype=dtype, device=device, quantization=quantization, kv_cache_dtype=kv_cache_dtype
+    )
     return model, tokenizer

@@ -119,7 +119,7 @@ def _check_fits(model: Model, workload: Workload) -> None:
     length = workload.prompt_tokens + workload.new_tokens
     need = workload.rows * (
         length * model.spec.kv_bytes_per_token
-        + workload.prompt_tokens * widths * model.spec.itemsize
+        + workload.prompt_tokens * widths * model.dtype.itemsize
     )
     free = free_bytes(model.device)
     if need > free:

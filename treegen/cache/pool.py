@@ -173,7 +173,9 @@ class PagedCache:
         device = self._pools[0].device if self._pools else torch.device("cpu")
         from_slots, to_slots = to_device(source, device), to_device(target, device)
         for pool in self._pools:
-            slots = pool.view(-1, *pool.shape[2:])
+            # Not all versions of torch copy numbers of 8 bits by index.
+            slots = pool.view(torch.uint8) if pool.itemsize == 1 else pool
+            slots = slots.view(-1, *pool.shape[2:])
             slots[to_slots] = slots[from_slots]
 
 

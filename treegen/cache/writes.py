@@ -6,13 +6,20 @@ Legend: T tokens, G key heads, K key dimension, V value dimension.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
+import torch
 from torch import Tensor
+
+from treegen.attention.types import FP8
+
+_MOST: Final = 448.0  # the largest number in e4m3
 
 
 def write(keys: Tensor, values: Tensor, slots_T: Tensor, k_TGK: Tensor, v_TGV: Tensor) -> None:
     """Store the keys and values of T tokens in a layer's pool.
+
+    In a pool in FP8 they are rounded, and numbers beyond its range become the largest in it.
 
     keys, values: the pool, [pages, page_size, G, K] and [pages, page_size, G, V].
     slots_T: where each token goes, page * page_size + offset.
@@ -22,8 +29,11 @@ def write(keys: Tensor, values: Tensor, slots_T: Tensor, k_TGK: Tensor, v_TGV: T
     kernel = _kernel() if k_TGK.device.type == "cuda" else None
     dense = slots_k.is_contiguous() and slots_v.is_contiguous()
     if kernel is None or not dense or k_TGK.stride(2) != 1 or v_TGV.stride(2) != 1:
-        slots_k.index_copy_(0, slots_T, k_TGK)
-        slots_v.index_copy_(0, slots_T, v_TGV)
+        for slots, new in ((slots_k, k_TGK), (slots_v, v_TGV)):
+            if slots.dtype == FP8:
+                new = new.clamp(-_MOST, _MOST).to(FP8).view(torch.uint8)
+                slots = slots.view(torch.uint8)
+            slots.index_copy_(0, slots_T, new)
         return
     num_tokens, num_heads, k_dim = k_TGK.shape
     v_dim = v_TGV.shape[2]
@@ -31,7 +41,7 @@ def write(keys: Tensor, values: Tensor, slots_T: Tensor, k_TGK: Tensor, v_TGV: T
         k_TGK, v_TGV, slots_k, slots_v, slots_T,
         k_TGK.stride(0), k_TGK.stride(1), v_TGV.stride(0), v_TGV.stride(1),
         G=num_heads, K=k_dim, V=v_dim, ROOM_G=_room(num_heads),
-        ROOM_K=_room(k_dim), ROOM_V=_room(v_dim),
+        ROOM_K=_room(k_dim), ROOM_V=_room(v_dim), MOST=_MOST if keys.dtype == FP8 else 0.0,
         num_warps=4 if num_heads * k_dim > 512 else 1,
     )  # fmt: skip
 

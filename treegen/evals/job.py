@@ -95,6 +95,7 @@ class ModelFacts:
     tell, as with a GPU's free memory.
     num_states: its slots for recurrent states; None likewise, and for a model without any.
     align: attention parts begin at multiples of so many positions.
+    quantization: how its matrices are computed, such as "fp8"; None for as dtype says.
     """
 
     engine: EngineOptions
@@ -108,6 +109,7 @@ class ModelFacts:
     num_pages: int | None
     num_states: int | None
     align: int = 1
+    quantization: str | None = None
 
     def plan(self, requests: "Sequence[Request]") -> Plan:
         """Return the plan of requests; raise CacheFullError for one that can never fit."""
@@ -189,6 +191,8 @@ def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> Mode
     from treegen.model import memory
     from treegen.model.config import load_spec, read_config, resolve_device, resolve_dtype
     from treegen.model.files import load_tokenizer, locate
+    from treegen.model.load import stays_fp8
+    from treegen.model.quantized import quantisation_of
     from treegen.model.reproducible import ALIGN, check_dtype, check_layers
 
     source: dict[str, Any] = {
@@ -197,9 +201,15 @@ def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> Mode
     }
     device = torch.device(places.device) if places else resolve_device(engine.device)
     directory = locate(engine.model, engine.revision, weights=False)
-    dtype = resolve_dtype(engine.dtype, read_config(engine.model, directory, **source), device)
+    config = read_config(engine.model, directory, **source)
+    dtype = resolve_dtype(engine.dtype, config, device)
+    asked = engine.loading()["quantization"]
+    in_fp8 = asked == "fp8" or stays_fp8(quantisation_of(config), asked, device)
     ranks = engine.tensor_parallel_size
-    spec = load_spec(engine.model, dtype, device="cpu", ranks=ranks, **source)  # dtype is settled
+    spec = load_spec(
+        engine.model, dtype, device="cpu",  # dtype is settled
+        kv_cache_dtype=engine.kv_cache_dtype, ranks=ranks, **source,
+    )  # fmt: skip
     if engine.reproducible:
         check_dtype(dtype, device)
         check_layers(spec, device)
@@ -220,6 +230,7 @@ def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> Mode
         num_pages=None if room is None else room.pages,
         num_states=None if room is None else room.states,
         align=ALIGN if engine.reproducible and device.type == "cuda" else 1,
+        quantization="fp8" if in_fp8 else None,
     )
 
 
@@ -312,6 +323,7 @@ def run_settings(
     fingerprint: str,
     flags: Mapping[str, str],
     device_type: str | None = None,
+    quantization: str | None = None,
 ) -> RunSettings:
     """Return the settings that a run of a job stores and, when it is resumed, compares.
 
@@ -319,10 +331,11 @@ def run_settings(
     fingerprint: of the weights.
     flags: how the user sets each field, for messages.
     device_type: the kind of device, cpu or cuda, where workers of a cluster compute.
+    quantization: of `ModelFacts`.
     """
     problems = [problem.content for problem in job.data.problems]
-    quantization = job.settings.engine.quantization
-    quantized = {"quantization": quantization} if quantization is not None else {}
+    kinds = {"quantization": quantization, "kv_cache_dtype": job.settings.engine.kv_cache_dtype}
+    quantized = {name: kind for name, kind in kinds.items() if kind not in (None, "auto")}
     return RunSettings(
         identity={
             "task": {"name": job.task.name, "version": job.task.version},

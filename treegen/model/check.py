@@ -2,6 +2,7 @@
 
 The toy is a shared prefix, two branches of different length, and one decoded token on each: three
 levels, prefill and decode. It runs on the loaded weights in their dtype and takes about a second.
+Keys and values stay in that dtype, whatever the cache keeps them in.
 """
 
 import contextlib
@@ -142,7 +143,7 @@ class _Counted(Sequence[LayerKV]):
 def _tree_logits(model: "Model", sequences: Sequence[Tensor]) -> list[Tensor]:
     """Return the logits [N, V] of each sequence, computed as a tree, so each prefix row once."""
     # Page 0 holds the prefix, 1 and 2 the branches, 3 and 4 the decoded tokens.
-    pools = model.new_cache(num_pages=5, page_size=_PAGE)
+    pools = model.new_cache(num_pages=5, page_size=_PAGE, dtype=model.dtype)
     # Likewise the states after them, of which slot 0 is nobody's: decoding goes on in place.
     states = model.new_states(num_slots=4)
     ends = [PREFIX + n for n in BRANCHES]

@@ -13,6 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from treegen.errors import InputError, ModelError, ModelWarning
 from treegen.model.families import refuse_family
 from treegen.model.files import check_trust, locate, one_line, read_object, read_raw_config
+from treegen.model.gguf_file import gguf_arguments, is_gguf
 from treegen.model.probe import probe_layers
 from treegen.model.text_part import generates_text
 from treegen.spec import LayerSpec, ModelSpec
@@ -86,6 +87,8 @@ def read_config(
     Raises:
         ModelError: the configuration cannot be read, or is of a model that cannot be used.
     """
+    if is_gguf(directory):
+        return _gguf_config(directory)
     raw = read_raw_config(directory)
     check_trust(
         raw,
@@ -107,15 +110,31 @@ def read_config(
     except Exception as error:
         raise ModelError(f"{directory / 'config.json'} is not valid: {one_line(error)}") from None
     refuse_family(config)
-    if not generates_text(config) and not raw.get("auto_map"):
+    if not raw.get("auto_map"):
+        _refuse_silent(config)
+    return config
+
+
+def _gguf_config(file: Path) -> PretrainedConfig:
+    """Return the configuration of a model in a GGUF file."""
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(file.parent, **gguf_arguments(file))
+    except Exception as error:
+        raise ModelError(
+            f"{file} cannot be used: {one_line(error)}; use the safetensors checkpoint that it was "
+            "made from"
+        ) from None
+    refuse_family(config)
+    _refuse_silent(config)
+    return config
+
+
+def _refuse_silent(config: PretrainedConfig) -> None:
+    if not generates_text(config):
         raise ModelError(
             f"{config.model_type} is not a causal language model: transformers has no class that "
             "generates text from it"
         )
-    for part in (config, config.get_text_config(decoder=True)):
-        if isinstance(getattr(part, "quantization_config", None), dict):
-            part.quantization_config["dequantize"] = True
-    return config
 
 
 def load_spec(
@@ -123,12 +142,14 @@ def load_spec(
     dtype: str | torch.dtype = "auto",
     *,
     device: str | torch.device = "auto",
+    kv_cache_dtype: str = "auto",
     revision: str | None = None,
     trust_remote_code: bool = False,
     ranks: int = 1,
 ) -> ModelSpec:
     """Return a model's shape from its configuration alone; no weights are read or needed.
 
+    kv_cache_dtype: as for `treegen.model.load.load_model`.
     ranks: how many processes compute the model together; the heads are those of one of them.
 
     Raises:
@@ -142,6 +163,7 @@ def load_spec(
         directory,
         config,
         resolve_dtype(dtype, config, resolve_device(device)),
+        kv_cache_dtype=kv_cache_dtype,
         trust_remote_code=trust_remote_code,
         ranks=ranks,
     )
@@ -153,13 +175,14 @@ def spec_of(
     config: PretrainedConfig,
     dtype: torch.dtype,
     *,
+    kv_cache_dtype: str = "auto",
     trust_remote_code: bool = False,
     ranks: int = 1,
 ) -> ModelSpec:
     """Return the shape of the model that a configuration describes.
 
     directory: the checkpoint's, None for a model that was built in memory.
-    ranks: as in `load_spec`.
+    kv_cache_dtype, ranks: as in `load_spec`.
 
     Raises:
         ModelError: the layers do not call attention in a way that can be used, or the configuration
@@ -189,7 +212,7 @@ def spec_of(
         vocab_size=probed.vocab_size,
         context_length=length,
         eos_token_ids=_eos_token_ids(directory, config),
-        itemsize=dtype.itemsize,
+        itemsize=1 if kv_cache_dtype == "fp8" else dtype.itemsize,
         windows=tuple(call.window for call in probe.calls),
         unreached=probed.unreached,
         states=probed.states,

@@ -1,11 +1,11 @@
 """Which model families cannot be used, and why."""
 
-from importlib.util import find_spec
 from typing import Final
 
 from transformers import PretrainedConfig
 
 from treegen.errors import ModelError
+from treegen.model.quantized import check_packages, quantisation_of
 
 _OWN_STATE: Final = "its recurrent layers keep their states in themselves, not in a cache"
 NO_ATTENTION: Final = "none of its layers attends; treegen is for models with attention layers"
@@ -53,8 +53,6 @@ WHOLE: Final = {"gemma3n": _STATISTICS, "gemma3n_text": _STATISTICS}
 """Families that have a tensor-parallel plan, but give other numbers when they are divided by it."""
 _RECURRENT: Final = frozenset({"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding"})
 _LAYER_TYPES: Final = _RECURRENT | {"full_attention", "sliding_attention", "mlp", "moe"}
-# transformers expands these to 16 bits while the weights load. Others need kernels of their own.
-DEQUANTISED: Final = ("mxfp4", "fp8")
 
 
 def refuse_family(config: PretrainedConfig) -> None:
@@ -73,17 +71,9 @@ def refuse_family(config: PretrainedConfig) -> None:
             f"{text.model_type} has layers of type {', '.join(unknown)}; only those that attend "
             "to all or to a window, recurrent ones and MLPs can be used"
         )
-    method = quantisation_of(config)
-    if method not in (None, *DEQUANTISED):
-        raise ModelError(
-            f"quantised weights ({method}) are not supported; use the checkpoint in bfloat16 or "
-            "float32"
-        )
-    if method == "fp8" and find_spec("accelerate") is None:
-        raise ModelError(
-            "weights in FP8 are expanded by accelerate, which is not installed: pip install "
-            "'treegen[fp8]'"
-        )
+    stored = quantisation_of(config)
+    if stored is not None:
+        check_packages(stored)
 
 
 def recurrent_types(config: PretrainedConfig) -> list[str]:
@@ -94,17 +84,3 @@ def recurrent_types(config: PretrainedConfig) -> list[str]:
 def _layer_types(text: PretrainedConfig) -> set[str]:
     found = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
     return set(found or ())
-
-
-def quantisation_of(config: PretrainedConfig) -> str | None:
-    """Return the name of the method that a checkpoint's weights are quantised with, if any."""
-    settings = getattr(config, "quantization_config", None)
-    settings = settings or getattr(
-        config.get_text_config(decoder=True), "quantization_config", None
-    )
-    if settings is None:
-        return None
-    if not isinstance(settings, dict):
-        settings = settings.to_dict()
-    method = settings.get("quant_method")
-    return str(getattr(method, "value", method))

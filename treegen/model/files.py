@@ -1,7 +1,7 @@
 """Checkpoint files: found, refused where unsafe or incomplete, fingerprinted; the tokenizer.
 
-Everything here happens before a weight is read. Weights are safetensors only; a configuration that
-would fetch code or kernels from another repository is refused.
+Everything here happens before a weight is read. Weights are safetensors or GGUF only; a
+configuration that would fetch code or kernels from another repository is refused.
 """
 
 import hashlib
@@ -18,6 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from treegen import demo
 from treegen.errors import InputError, ModelError
+from treegen.model.gguf_file import gguf_arguments, is_gguf, read_header
 
 TOKENIZER_FILES: Final = (
     "tokenizer.json",
@@ -48,6 +49,8 @@ _SAMPLE_BYTES: Final = 4096
 def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool) -> Path:
     """Return the directory that holds a checkpoint, fetching it from the hub if it is a hub name.
 
+    A GGUF file is a checkpoint of its own.
+
     "demo" is the model that comes with treegen; a directory of that name is ./demo.
     A hub name is looked up as Hugging Face does, so HF_HUB_OFFLINE, HF_HOME and tokens apply.
 
@@ -62,8 +65,9 @@ def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool)
         _refuse_gguf(directory)
         return directory
     if directory.is_file():
-        if directory.suffix.lower() == ".gguf":
-            raise ModelError(_gguf_reason(name, directory.parent, directory.name))
+        if is_gguf(directory):
+            read_header(directory)
+            return directory
         raise ModelError(f"{name} is a file; give the directory that holds config.json and weights")
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name or not name:
         raise ModelError(f"model directory {name!r} does not exist; check the path")
@@ -91,7 +95,7 @@ def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool)
             f"{name!r} is not a directory and could not be fetched from the hub: {one_line(error)}"
         ) from None
     if not (Path(found) / "config.json").is_file() and "gguf" in name.lower():
-        raise ModelError(_gguf_reason(name, name, "FILE.gguf"))
+        raise ModelError(f"{name} has GGUF files only; download one and give its path")
     return Path(found)
 
 
@@ -99,16 +103,7 @@ def _refuse_gguf(directory: Path) -> None:
     """Raise ModelError for a directory with GGUF files and nothing that describes a model."""
     files = sorted(directory.glob("*.gguf"))
     if files and not (directory / "config.json").is_file():
-        raise ModelError(_gguf_reason(str(directory), directory, files[0].name))
-
-
-def _gguf_reason(name: str, folder: Path | str, file: str) -> str:
-    return (
-        f"{name} is GGUF, which treegen does not read; use the safetensors checkpoint that it was "
-        f"made from, or make one: AutoModelForCausalLM.from_pretrained({str(folder)!r}, "
-        f"gguf_file={file!r}).save_pretrained(DIR), and the same with AutoTokenizer "
-        "(pip install gguf)"
-    )
+        raise ModelError(f"{directory} has no config.json but GGUF files; give one: {files[0]}")
 
 
 def one_line(error: BaseException) -> str:
@@ -158,6 +153,8 @@ def read_raw_config(directory: Path) -> dict[str, Any]:
 
 def check_weights(directory: Path) -> None:
     """Raise ModelError unless the directory has every safetensors file that its index names."""
+    if is_gguf(directory):
+        return  # `locate` has looked into it
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         named = read_object(index).get("weight_map")
@@ -183,7 +180,7 @@ def check_weights(directory: Path) -> None:
         )
     gguf = sorted(directory.glob("*.gguf"))
     if gguf:
-        raise ModelError(_gguf_reason(f"{gguf[0]}, its only weights,", directory, gguf[0].name))
+        raise ModelError(f"{directory} has weights only as GGUF; give the file: {gguf[0]}")
     raise ModelError(f"{directory} has no *.safetensors weights; finish the download")
 
 
@@ -251,12 +248,16 @@ def load_tokenizer(
         if (directory / name).is_file():
             settings = read_object(directory / name)
             check_trust(settings, name, revision, local=local, trust=trust_remote_code)
-    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+    in_one = gguf_arguments(directory)
+    if not in_one and not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(f"{directory} has no tokenizer (tokenizer.json); save one there")
     try:
         # AutoTokenizer is untyped.
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            directory, trust_remote_code=trust_remote_code, local_files_only=True
+            directory.parent if in_one else directory,
+            trust_remote_code=trust_remote_code,
+            local_files_only=True,
+            **in_one,
         )
     except Exception as error:
         raise ModelError(
@@ -272,9 +273,9 @@ def fingerprint(directory: Path) -> str:
 
     Settings and tokenizer files count in full (JSON by its content, not its layout). Of each
     safetensors file these count: the name, the size, the header (names, dtypes, shapes, offsets)
-    and 64 blocks of 4 KiB, spread evenly over it. So a checkpoint of any size takes milliseconds.
-    Two checkpoints that differ only between those blocks look the same, but training changes
-    weights everywhere. The directory's own name does not count.
+    and 64 blocks of 4 KiB, spread evenly over it. Of a GGUF file likewise. So a checkpoint of any
+    size takes milliseconds. Two checkpoints that differ only between those blocks look the same,
+    but training changes weights everywhere. The directory's own name does not count.
     """
     digest = hashlib.blake2b(digest_size=16)
     for name in ("config.json", "generation_config.json", *TOKENIZER_FILES, *TOKENIZER_SETTINGS):
@@ -284,16 +285,23 @@ def fingerprint(directory: Path) -> str:
             if name.endswith(".json"):
                 data = json.dumps(read_object(file), sort_keys=True).encode()
             _add(digest, name.encode(), data)
+    if is_gguf(directory):
+        _add_weights(digest, directory, read_header(directory).data_start, b"gguf")
     for file in sorted(directory.glob("*.safetensors")):
-        size = file.stat().st_size
         with file.open("rb") as stream:
-            header = stream.read(8)
-            header += stream.read(min(int.from_bytes(header, "little"), size))
-            _add(digest, file.name.encode(), str(size).encode(), header)
-            for i in range(_SAMPLES):
-                stream.seek(max(0, size - _SAMPLE_BYTES) * i // (_SAMPLES - 1))
-                _add(digest, stream.read(_SAMPLE_BYTES))
+            header = 8 + int.from_bytes(stream.read(8), "little")
+        _add_weights(digest, file, header, file.name.encode())
     return digest.hexdigest()
+
+
+def _add_weights(digest: "hashlib.blake2b", file: Path, header: int, name: bytes) -> None:
+    """Hash a file's size, the first bytes, and blocks of the others."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        _add(digest, name, str(size).encode(), stream.read(min(header, size)))
+        for i in range(_SAMPLES):
+            stream.seek(max(0, size - _SAMPLE_BYTES) * i // (_SAMPLES - 1))
+            _add(digest, stream.read(_SAMPLE_BYTES))
 
 
 def _add(digest: "hashlib.blake2b", *parts: bytes) -> None:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
+from treegen.attention.types import FP8
 from treegen.errors import InputError
 
-FP8: Final = torch.float8_e4m3fn
 MOST: Final = 448.0  # the largest number in e4m3
 LEAST: Final = 1e-12  # a row of zeros must not be divided by zero
 _MULTIPLE: Final = 16  # what the GPU's product takes inputs and outputs in
@@ -60,41 +60,60 @@ def smooth(module: nn.Module) -> Iterator[None]:
             del part.rounds_inputs
 
 
-def check_device(device: torch.device) -> None:
-    """Check that a device can multiply FP8, or is a CPU, which does so slowly.
+def check_device(device: torch.device, option: str) -> None:
+    """Check that a device computes with FP8, or is a CPU, which does so slowly.
+
+    option: what asks for it.
 
     Raises:
         InputError: it is a GPU that cannot.
     """
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _CAPABILITY:
+    if device.type == "cuda" and not can_multiply(device):
         raise InputError(
             f"{torch.cuda.get_device_name(device)} cannot multiply FP8 (it takes compute "
-            f"capability {_CAPABILITY[0]}.{_CAPABILITY[1]}); leave quantization out"
+            f"capability {_CAPABILITY[0]}.{_CAPABILITY[1]}); leave {option} out"
         )
 
 
-def quantize_linears(module: nn.Module, device: torch.device) -> int:
-    """Turn the linear layers of a module into FP8 on a device; returns how many it turned.
+def can_multiply(device: torch.device) -> bool:
+    """Whether a device multiplies FP8 fast. A GPU of another machine is taken to."""
+    if device.type != "cuda":
+        return False
+    here = torch.cuda.is_available()
+    return not here or torch.cuda.get_device_capability(device) >= _CAPABILITY
 
-    The output matrix, routers of experts, and layers whose sizes are no multiples of 16 stay. So do
-    experts that are no linear layers of their own.
+
+def linears(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    """Yield the linear layers of a module that may run in FP8, each with its name.
+
+    The output matrix, routers of experts, and layers whose sizes are no multiples of 16 may not. So
+    may not experts that are no linear layers of their own.
     """
     head, num_experts = None, None
     if isinstance(module, PreTrainedModel):
         head, config = module.get_output_embeddings(), module.config.get_text_config(decoder=True)
         num_experts = getattr(config, "num_experts", getattr(config, "num_local_experts", None))
-    count = 0
-    for part in module.modules():
+    for name, part in module.named_modules():
         if type(part) is not nn.Linear or part is head or part.out_features == num_experts:
             continue
-        if any(size % _MULTIPLE for size in part.weight.shape):
-            continue
-        weight, scale_N = quantized(part.weight.data.to(device))
-        part.weight = nn.Parameter(weight, requires_grad=False)
-        part.__class__ = Fp8Linear
-        cast(Fp8Linear, part).scale = nn.Parameter(scale_N, requires_grad=False)
+        if not any(size % _MULTIPLE for size in part.weight.shape):
+            yield name, part
+
+
+def quantize_linears(module: nn.Module, device: torch.device) -> int:
+    """Turn the `linears` of a module into FP8 on a device; returns how many it turned."""
+    count = 0
+    for _, part in linears(module):
+        install(part, *quantized(part.weight.data.to(device)))
         count += 1
     return count
+
+
+def install(part: nn.Linear, weight: Tensor, scale_N: Tensor) -> None:
+    """Turn a linear layer into FP8, with a weight [N, K] and scales [N] in float32."""
+    part.weight = nn.Parameter(weight, requires_grad=False)
+    part.__class__ = Fp8Linear
+    cast(Fp8Linear, part).scale = nn.Parameter(scale_N, requires_grad=False)
 
 
 def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,15 +6,19 @@ transformers' own attention.
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import io
 import os
+import warnings
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import GgufConfig, PretrainedConfig, PreTrainedModel
 
 from treegen.attention.api import choose
-from treegen.errors import InputError, ModelError
+from treegen.errors import InputError, ModelError, ModelWarning
 from treegen.model.check import check_model
 from treegen.model.config import (
     DTYPES,
@@ -25,11 +29,14 @@ from treegen.model.config import (
 )
 from treegen.model.families import refuse_family
 from treegen.model.files import check_weights, fingerprint, locate
-from treegen.model.fp8 import quantize_linears
+from treegen.model.fp8 import can_multiply, quantize_linears
+from treegen.model.fp8_checkpoint import Restored, fp8_tensors, restore_fp8
+from treegen.model.gguf_file import gguf_arguments, is_gguf, read_header
 from treegen.model.hook import ATTENTION
 from treegen.model.load_report import check_complete, loading_error, quiet_loading, warn_unused
 from treegen.model.memory import free_unused
 from treegen.model.model import Model
+from treegen.model.quantized import Quantisation, expand_on_load, quantisation_of, unused_names
 from treegen.model.ranks import Ranks
 from treegen.model.shards import shard, tie_head
 from treegen.model.text_part import attention_of_text, auto_class, drop_parts
@@ -46,6 +53,7 @@ def load_model(
     trust_remote_code: bool = False,
     impl: str = "auto",
     quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
     ranks: Ranks | None = None,
 ) -> Model:
     """Return the model in a directory or of a hub name, ready to use and checked.
@@ -58,7 +66,9 @@ def load_model(
     trust_remote_code: whether code of the checkpoint itself may run; from the hub only with a
     commit as `revision`.
     impl: the attention implementation, as in `treegen.attention.attend`.
-    quantization: "fp8" turns the linear layers into `Fp8Linear`; None leaves them.
+    quantization: "fp8" turns the linear layers into `Fp8Linear`; None leaves those in FP8 that are
+    stored so, where the device multiplies them; "none" expands all.
+    kv_cache_dtype: "fp8" for keys and values in 8 bits, "auto" for those of `dtype`.
     ranks: the processes that compute the model together, of which this one loads its part.
 
     Raises:
@@ -73,10 +83,15 @@ def load_model(
     check_weights(directory)
     spec = spec_of(
         os.fspath(path), directory, config, kind,
-        trust_remote_code=trust_remote_code, ranks=ranks.size if ranks else 1,
+        kv_cache_dtype=kv_cache_dtype, trust_remote_code=trust_remote_code,
+        ranks=ranks.size if ranks else 1,
     )  # fmt: skip
+    stored = quantisation_of(config)
+    stays = stays_fp8(stored, quantization, target) and ranks is None
+    if not is_gguf(directory) and (stored is None or not stored.is_fp8):
+        _refuse_bare_fp8(directory)
     module = _load_weights(
-        directory, config, spec, kind, target, trust_remote_code, ranks, quantization
+        directory, config, spec, kind, target, trust_remote_code, ranks, stored, stays, quantization
     )
     model = Model(module, spec, kind, fingerprint=fingerprint(directory), impl=impl, ranks=ranks)
     if check:
@@ -91,6 +106,7 @@ def from_module(
     check: bool = True,
     impl: str = "auto",
     quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
     ranks: Ranks | None = None,
 ) -> Model:
     """Return the model of a transformers module that is in memory, on one device and in one dtype.
@@ -102,6 +118,7 @@ def from_module(
     check: whether to compare with transformers' own attention, as `load_model` does.
     impl: the attention implementation, as in `treegen.attention.attend`.
     quantization: as for `load_model`; the module's own weights are rounded then.
+    kv_cache_dtype: as for `load_model`.
     ranks: the processes that compute the model together; the module is this one's part of it.
 
     Raises:
@@ -113,10 +130,11 @@ def from_module(
     if module.dtype not in DTYPES.values():
         raise InputError(f"a module must be in one of {', '.join(DTYPES)}, got {module.dtype}")
     spec = spec_of(
-        name or config.model_type, None, config, module.dtype, ranks=ranks.size if ranks else 1
-    )
+        name or config.model_type, None, config, module.dtype,
+        kv_cache_dtype=kv_cache_dtype, ranks=ranks.size if ranks else 1,
+    )  # fmt: skip
     prepare(module)
-    if quantization is not None:
+    if quantization == "fp8":
         quantize_linears(module, module.device)
     module.set_attn_implementation(attention_of_text(config, ATTENTION))
     model = Model(module, spec, module.dtype, fingerprint="", impl=impl, ranks=ranks)
@@ -133,44 +151,61 @@ def _load_weights(
     device: torch.device,
     trust_remote_code: bool,
     ranks: Ranks | None,
+    stored: Quantisation | None,
+    stays: bool,
     quantization: str | None,
 ) -> PreTrainedModel:
-    """Return the transformers model with every weight from the checkpoint, none made up."""
-    with quiet_loading() as told:
+    """Return the transformers model with every weight from the checkpoint, none made up.
+
+    stored: how the weights are quantised. stays: whether what is in FP8 stays so.
+    """
+    config = copy.deepcopy(config)  # loading writes into it
+    in_one = gguf_arguments(directory)
+    if in_one:
+        in_one["quantization_config"] = GgufConfig(dequantize=True)
+    names = expand_on_load(config, stored) if stored is not None else {}
+    bars = contextlib.redirect_stderr(io.StringIO()) if in_one else contextlib.nullcontext()
+    with quiet_loading() as told, bars:  # those of GGUF are not transformers' own
         try:
             loaded, info = auto_class(config).from_pretrained(
-                directory,
+                directory.parent if in_one else directory,
                 config=config,
                 dtype=dtype,
                 attn_implementation=attention_of_text(config, ATTENTION),
                 use_safetensors=True,
                 local_files_only=True,
                 trust_remote_code=trust_remote_code,
+                key_mapping=names or None,
                 # check_complete refuses them below, with names and shapes.
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
+                **in_one,
             )
         except Exception as error:
             raise loading_error(directory, error, told) from None
     check_complete(directory, info)
-    warn_unused(directory, info)
+    warn_unused(directory, unused_names(info["unexpected_keys"], stored))
     module: PreTrainedModel = loaded
     drop_parts(module, spec.unreached)
     prepare(module)
-    if dtype == torch.float32:
-        # Some versions of transformers leave dequantised weights in 16 bits.
-        for weight in module.parameters():
-            weight.data = weight.data.float()
+    if dtype == torch.float32 or stored is not None or in_one:
+        _cast(module, dtype)
     if ranks is not None:
         shard(module, ranks.rank, ranks.size)
     if device.type == "cuda":
         free_unused(device)
     try:
-        if quantization is not None:
-            quantize_linears(module, device)  # one after another, so that they need not fit before
+        # One after another, so that they need not fit before.
+        restored = restore_fp8(module, directory, device) if stays else None
+        if quantization == "fp8":
+            quantize_linears(module, device)
         module = module.to(device)
         if ranks is not None:
             tie_head(module, ranks.rank, ranks.size)
+        if in_one and not (header := read_header(directory)).is_plain:
+            stored = Quantisation("gguf", f"{header.stores} (GGUF)")
+        if stored is not None and (ranks is None or ranks.rank == 0):
+            _tell(spec.name, stored, restored, dtype, device)
         return module
     except torch.cuda.OutOfMemoryError:
         size = sum(p.numel() * p.element_size() for p in module.parameters())
@@ -178,6 +213,73 @@ def _load_weights(
         f"the weights take {size / 2**30:.1f} GiB, more than is free on {device}; use another "
         "device or a smaller dtype"
     )
+
+
+def _cast(module: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Give weights the type to compute in, but those that the family keeps in float32.
+
+    Beside quantised weights transformers leaves others in the type that the file has.
+    """
+    kept = {*(module._keep_in_fp32_modules_strict or ())}
+    if dtype == torch.float16:
+        kept |= {*(module._keep_in_fp32_modules or ())}
+    for name, weight in module.named_parameters():
+        if weight.is_floating_point() and not any(part in name for part in kept):
+            weight.data = weight.data.to(dtype)
+
+
+def stays_fp8(stored: Quantisation | None, quantization: str | None, device: torch.device) -> bool:
+    """Whether matrices that a checkpoint stores in FP8 stay so on a device.
+
+    quantization: as in `load_model`.
+    """
+    if stored is None or not stored.is_fp8:
+        return False
+    return quantization == "fp8" or (quantization is None and can_multiply(device))
+
+
+def _refuse_bare_fp8(directory: Path) -> None:
+    """Raise ModelError for weights in FP8 that config.json tells nothing of: scales would be lost.
+
+    Files that cannot be read are left to transformers, whose errors are told.
+    """
+    try:
+        found = fp8_tensors(directory)
+    except Exception:
+        return
+    if found:
+        raise ModelError(
+            f"{directory} has weights in FP8 ({next(iter(found))}), and config.json has no "
+            "quantization_config that tells how they are scaled; use another copy of the model"
+        )
+
+
+def _tell(
+    name: str,
+    stored: Quantisation,
+    restored: Restored | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Warn, in one line, of what runs otherwise than it is stored."""
+    kind = str(dtype).removeprefix("torch.")
+    if restored is None:
+        why = ""
+        if stored.is_fp8 and not can_multiply(device):
+            why = f", for {device} does not multiply FP8"
+        told = f"weights in {stored.stores} were expanded to {kind}{why}"
+    else:
+        told = f"{restored.count:,} matrices stay in {stored.stores}"
+        if restored.rounded:
+            told += (
+                f", {restored.rounded:,} of them rounded from scales of blocks to one scale for "
+                f"each output, which moved them by {restored.error:.1%}"
+            )
+        if restored.expanded:
+            told += f"; {restored.expanded:,} others were expanded to {kind}"
+        if not restored.rounded and not restored.expanded:
+            return
+    warnings.warn(f"{name}: {told}", ModelWarning, stacklevel=1)
 
 
 def prepare(module: PreTrainedModel) -> None:

@@ -3,7 +3,7 @@
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -85,9 +85,9 @@ def check_complete(directory: Path, info: Mapping[str, Any]) -> None:
         )
 
 
-def warn_unused(directory: Path, info: Mapping[str, Any]) -> None:
-    """Warn of weights that the model of this configuration does not have."""
-    extra = sorted(map(str, info["unexpected_keys"]))
+def warn_unused(directory: Path, names: Iterable[str]) -> None:
+    """Warn of weights that the model of this configuration does not have, by their names."""
+    extra = sorted(map(str, names))
     if not extra:
         return
     more = f" and {len(extra) - _SHOWN:,} more" if len(extra) > _SHOWN else ""

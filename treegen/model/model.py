@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from treegen.attention.types import FP8
 from treegen.cache.pool import LayerKV
 from treegen.device import current
 from treegen.errors import CapacityError, InputError, ModelError
@@ -35,7 +36,8 @@ class Model:
 
     module: the transformers model.
     spec: its shape.
-    dtype: the type of its weights and of its keys and values.
+    dtype: the type that it computes in.
+    cache_dtype: the type of its keys and values where they are kept.
     fingerprint: hex digits that stand for the weights and the tokenizer in a run's records; empty
     for a module that was in memory.
     impl: the attention implementation.
@@ -60,6 +62,7 @@ class Model:
         self.module = module
         self.spec = spec
         self.dtype = dtype
+        self.cache_dtype = dtype if spec.itemsize == dtype.itemsize else FP8
         self.fingerprint = fingerprint
         self.impl = impl
         self.device: torch.device = module.device
@@ -139,8 +142,12 @@ class Model:
         written = [0 if each.is_inference() else each._version for each in self.module.parameters()]
         return (*self._addresses(), *written)
 
-    def new_cache(self, num_pages: int, page_size: int) -> list[LayerKV]:
+    def new_cache(
+        self, num_pages: int, page_size: int, dtype: torch.dtype | None = None
+    ) -> list[LayerKV]:
         """Return one page pool for each attention layer, filled with zeros.
+
+        dtype: the type of keys and values; None is `cache_dtype`.
 
         A layer that uses the keys and values of an earlier layer gets the pool of that layer. Both
         write the same numbers into the same places. The zeros matter: a kernel may read past the
@@ -155,7 +162,7 @@ class Model:
                 f"a cache needs pages, got num_pages {num_pages} and page_size {page_size}"
             )
         try:
-            return self._new_cache(num_pages, page_size)
+            return self._new_cache(num_pages, page_size, dtype or self.cache_dtype)
         except (torch.OutOfMemoryError, MemoryError):
             size = num_pages * page_size * self.spec.kv_bytes_per_token
         raise CapacityError(
@@ -185,7 +192,7 @@ class Model:
             "(memory=, --memory)"
         )
 
-    def _new_cache(self, num_pages: int, page_size: int) -> list[LayerKV]:
+    def _new_cache(self, num_pages: int, page_size: int, dtype: torch.dtype) -> list[LayerKV]:
         pools: list[LayerKV] = []
         for layer in self.spec.layers:
             if layer.shared_with is not None:
@@ -194,8 +201,8 @@ class Model:
             shape = (num_pages, page_size, layer.kv_heads)
             pools.append(
                 LayerKV(
-                    _zeros((*shape, layer.k_dim), self.dtype, self.device),
-                    _zeros((*shape, layer.v_dim), self.dtype, self.device),
+                    _zeros((*shape, layer.k_dim), dtype, self.device),
+                    _zeros((*shape, layer.v_dim), dtype, self.device),
                 )
             )
         return pools

@@ -117,6 +117,7 @@ def attend_dense(
     start = run.first_page * keys.shape[1]
     k_CKND, v_CKND = (
         pool.view(-1, *pool.shape[2:])[start : start + run.num_keys]
+        .to(q_THD.dtype)  # what is stored in FP8; to read it once more costs little beside the rows
         .unflatten(0, (run.num_chunks, run.chunk_keys))
         .transpose(1, 2)
         for pool in (keys, values)

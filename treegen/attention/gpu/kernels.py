@@ -173,7 +173,7 @@ def attend_units(
             k + slot[:, None] * k_slot + head * k_head + d[None, :],
             mask=there[:, None] & (d < D)[None, :],
             other=0.0,
-        )
+        ).to(q_MD.dtype)  # they may be stored in FP8
         if BLOCK_M == 1:
             logit = tl.sum(k_ND.to(tl.float32) * q_D[None, :], 1)[None, :] * scale
         else:
@@ -197,7 +197,7 @@ def attend_units(
             v + slot[:, None] * v_slot + head * v_head + e[None, :],
             mask=there[:, None] & (e < V)[None, :],
             other=0.0,
-        )
+        ).to(q_MD.dtype)
         total = total * keep + tl.sum(weight, 1)
         sum_MV = sum_MV * keep[:, None]
         if BLOCK_M == 1:
@@ -245,9 +245,9 @@ def merge_parts(
 def write_slots(
     k, v, keys, values, slots, k_row, k_head, v_row, v_head,
     G: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    ROOM_G: tl.constexpr, ROOM_K: tl.constexpr, ROOM_V: tl.constexpr,
+    ROOM_G: tl.constexpr, ROOM_K: tl.constexpr, ROOM_V: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
-    """One program: one token's keys and values, all heads."""
+    """One program: one token's keys and values, all heads. MOST: their bound, 0 for none."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     g = tl.arange(0, ROOM_G)[:, None]
@@ -255,5 +255,8 @@ def write_slots(
     e = tl.arange(0, ROOM_V)[None, :]
     k_GK = tl.load(k + row * k_row + g * k_head + d, mask=(g < G) & (d < K))
     v_GV = tl.load(v + row * v_row + g * v_head + e, mask=(g < G) & (e < V))
+    if MOST > 0:
+        k_GK = tl.minimum(tl.maximum(k_GK.to(tl.float32), -MOST), MOST).to(keys.dtype.element_ty)
+        v_GV = tl.minimum(tl.maximum(v_GV.to(tl.float32), -MOST), MOST).to(values.dtype.element_ty)
     tl.store(keys + (slot * G + g) * K + d, k_GK, mask=(g < G) & (d < K))
     tl.store(values + (slot * G + g) * V + e, v_GV, mask=(g < G) & (e < V))

@@ -1,0 +1,147 @@
+"""A GGUF file as a model: it is what transformers makes of it, and faults are told early."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import huggingface_hub
+import pytest
+import torch
+from cli_cases import Command
+from gguf_checkpoints import write_gguf
+from tiny_models import save_tiny_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+from treegen import LLM, Node, SamplingParams
+from treegen.errors import ModelError, ModelWarning
+from treegen.model import gguf_file
+from treegen.model.config import load_spec
+from treegen.model.files import load_tokenizer
+from treegen.model.load import load_model
+
+KINDS = gguf.GGMLQuantizationType
+PROMPTS = ["Question: Ann has 3 apples", "Question: Ann has 3 apples and Bob", "Answer: They"]
+
+
+def tiny_gguf(folder: Path, family: str = "llama", kind: KINDS = KINDS.Q8_0) -> Path:
+    source = save_tiny_model(folder / "source", family, hidden_size=64, intermediate_size=96)
+    write_gguf(source, folder / "tiny.gguf", kind)
+    return folder / "tiny.gguf"
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_gguf(tmp_path_factory.mktemp("gguf"))
+
+
+def refusal(load: Callable[[], object]) -> str:
+    with pytest.raises(ModelError) as caught:
+        load()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("kind", [KINDS.F32, KINDS.Q8_0, KINDS.Q4_0])
+def test_greedy_tokens_are_those_of_transformers(kind: KINDS, family: str, tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path, family, kind)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        llm = LLM(str(path), memory="8MiB", device="cpu")
+    said = [str(each.message) for each in told if each.category is ModelWarning]
+    plain = kind == KINDS.F32
+    assert said == (
+        [] if plain else [f"{path}: weights in {kind.name} (GGUF) were expanded to float32"]
+    )
+    tree = Node("", children=[Node(text) for text in PROMPTS])
+    found = llm.run(tree, SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True))
+    stock = AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, quantization_config=GgufConfig(dequantize=True)
+    )
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    for text, completion in zip(PROMPTS, found.completions, strict=True):
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        want = stock.generate(ids, max_new_tokens=12, min_new_tokens=12, do_sample=False)
+        assert list(completion.tokens) == want[0, ids.shape[1] :].tolist()
+
+
+def test_weights_are_those_that_were_written(tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path, kind=KINDS.F32)
+    found = load_model(path, device="cpu").module.state_dict()
+    want = load_model(tmp_path / "source", device="cpu").module.state_dict()
+    assert found.keys() == want.keys()
+    assert all(torch.equal(found[name], want[name]) for name in want)
+
+
+def test_it_has_a_name_of_its_own(file: Path, tmp_path: Path) -> None:
+    spec = load_spec(file)
+    assert (spec.model_type, spec.context_length, spec.eos_token_ids) == ("llama", 256, (1,))
+    assert load_tokenizer(file).get_vocab()["</s>"] == 1
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    other = tmp_path / "other.gguf"
+    other.write_bytes(data)
+    with pytest.warns(ModelWarning):
+        prints = {load_model(each, device="cpu").fingerprint for each in (file, other)}
+    assert len(prints) == 2
+
+
+def test_the_command_samples_from_it(file: Path, tmp_path: Path, treegen: Command) -> None:
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text('{"question": "1 + 1 = ", "answer": "2"}\n')
+    asked = ["jsonl", "--data", problems, "--template", "{question}", "--answer-field", "answer"]
+    asked += ["--model", file, "-n", "2", "--max-tokens", "4", "--memory", "8MiB", "-q"]
+    done = treegen("eval", *asked, "-o", tmp_path / "run")
+    assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("share", [0.2, 0.6, 0.98])
+def test_a_file_that_is_cut_off_is_refused(share: float, file: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    data = file.read_bytes()
+    cut.write_bytes(data[: int(len(data) * share)])
+    for load in (load_model, load_spec, load_tokenizer):
+        assert "is cut off" in refusal(lambda load=load: load(cut))  # type: ignore[misc]
+
+
+def test_what_is_no_gguf_is_refused(tmp_path: Path) -> None:
+    for data in (b"", b"GGUF", b"PK\x03\x04" + b"\x00" * 100):
+        (tmp_path / "some.gguf").write_bytes(data)
+        assert "is no GGUF file" in refusal(lambda: load_spec(tmp_path / "some.gguf"))
+    (tmp_path / "big-00001-of-00003.gguf").touch()
+    told = refusal(lambda: load_spec(tmp_path / "big-00001-of-00003.gguf"))
+    assert "is one part of a model; merge" in told
+
+
+def test_an_architecture_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "odd.gguf", "unheard-of")
+    writer.add_name("odd")
+    writer.add_tensor("token_embd.weight", torch.zeros(4, 4).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    told = refusal(lambda: load_spec(tmp_path / "odd.gguf"))
+    assert "unheard-of" in told and "not supported" in told and "safetensors" in told
+
+
+def test_missing_packages_are_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_file, "find_spec", lambda name: None)
+    told = refusal(lambda: load_spec(file))
+    assert "gguf and accelerate, not installed: pip install 'treegen[gguf]'" in told
+
+
+def test_the_file_itself_must_be_given(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert f"give one: {file}" in refusal(lambda: load_spec(file.parent))
+    copy = save_tiny_model(tmp_path / "model")
+    (copy / "model.safetensors").unlink()
+    (copy / "tiny.gguf").touch()
+    assert f"give the file: {copy / 'tiny.gguf'}" in refusal(lambda: load_model(copy))
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: str(empty))
+    assert "download one" in refusal(lambda: load_spec("someone/tiny-GGUF"))

@@ -1,0 +1,262 @@
+"""Quantised checkpoints: FP8 kept or expanded, other methods expanded or refused by name."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from quantised_checkpoints import BLOCK, SETTINGS, expanded, store_in_fp8
+from safetensors.torch import load_file, save_file
+from tiny_models import save_tiny_model
+
+from treegen import LLM, Node, SamplingParams
+from treegen.attention.types import FP8
+from treegen.errors import ModelError, ModelWarning
+from treegen.evals.job import look_at_model
+from treegen.model import load, quantized
+from treegen.model.config import load_spec
+from treegen.model.fp8 import Fp8Linear
+from treegen.model.fp8_checkpoint import by_row
+from treegen.model.load import load_model
+from treegen.model.model import Model
+from treegen.model.quantized import FP8_METHODS, REFUSED_METHODS
+from treegen.options import EngineOptions
+
+# One scale for each output holds what they store; in MXFP8 scales differ by powers of two.
+EXACT = ("tensor", "channel", "modelopt", "mxfp8")
+TREE = Node("Q: 1 + 1?\nA:", children=[Node(" 2", samples=3), Node(" two", samples=2)])
+
+
+def weights_of(model: Model) -> dict[str, torch.Tensor]:
+    return {
+        name: part.weight.float() * part.scale[:, None]
+        for name, part in model.module.named_modules()
+        if isinstance(part, Fp8Linear)
+    }
+
+
+def edit(directory: Path, **fields: Any) -> None:
+    file = directory / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+
+def drawn(llm: LLM) -> list[list[int]]:
+    params = SamplingParams(max_tokens=8, temperature=0.0)
+    return [list(c.tokens) for c in llm.run(TREE, params).completions]
+
+
+@pytest.mark.parametrize("layout", SETTINGS)
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_fp8_is_expanded_where_it_cannot_be_multiplied(
+    family: str, layout: str, tmp_path: Path
+) -> None:
+    save_tiny_model(tmp_path / "source", family)
+    plain = store_in_fp8(tmp_path / "source", tmp_path / "fp8", layout)
+    with pytest.warns(ModelWarning, match=r"in .*FP8 were expanded to float32") as told:
+        model = load_model(tmp_path / "fp8", device="cpu")
+    assert len(told) == 1  # nothing of it is unused
+    want = load_model(plain, device="cpu")
+    for (name, weight), other in zip(
+        model.module.named_parameters(), want.module.parameters(), strict=True
+    ):
+        assert weight.dtype == torch.float32
+        torch.testing.assert_close(weight, other, msg=name)
+
+
+@pytest.mark.parametrize("layout", SETTINGS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_fp8_stays_as_it_is_stored(dtype: str, layout: str, tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "source")
+    store_in_fp8(tmp_path / "source", tmp_path / "fp8", layout)
+    stored = load_file(tmp_path / "fp8" / "model.safetensors")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = load_model(tmp_path / "fp8", device="cpu", dtype=dtype, quantization="fp8")
+    told = [str(each.message) for each in caught if each.category is ModelWarning]
+    found = weights_of(model)
+    assert len(found) == 14
+    for name, weight in found.items():
+        scale = f"{name}.weight_scale"
+        grid = stored[scale] if scale in stored else stored[f"{scale}_inv"]
+        want = expanded(stored[f"{name}.weight"], grid)
+        if layout in EXACT:
+            assert torch.equal(weight, want)
+        else:
+            assert ((weight - want).abs() <= want.abs() / 16 + 1e-4).all()
+    if layout in EXACT:
+        assert told == []
+        return
+    assert "14 of them rounded from scales of blocks" in told[0]
+    share = float(told[0].rpartition("by ")[2].rstrip("%"))
+    assert 0.5 < share < 4.0
+
+
+def test_experts_in_fp8_are_expanded_and_counted(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "source", "qwen3_moe")
+    store_in_fp8(tmp_path / "source", tmp_path / "fp8", "channel")
+    with pytest.warns(ModelWarning, match=r"8 matrices stay .*; 24 others were expanded"):
+        model = load_model(tmp_path / "fp8", device="cpu", quantization="fp8")
+    assert len(weights_of(model)) == 8
+
+
+def test_blocks_of_an_output_get_the_scale_of_the_largest() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(32, 48, generator=generator).to(FP8)
+    grid = torch.rand(2, 3, generator=generator) + 0.1
+    rounded, scale_N, changed, whole = by_row(weight, grid)
+    want = expanded(weight, grid).double()
+    got = rounded.double() * scale_N.double()[:, None]
+    assert torch.equal(scale_N, grid.amax(1).repeat_interleave(16))
+    assert changed == pytest.approx(float((got - want).square().sum()), rel=1e-4)
+    assert whole == pytest.approx(float(want.square().sum()), rel=1e-5)
+    largest = grid.argmax(1)
+    for block, at in enumerate(largest):
+        rows, columns = slice(block * 16, block * 16 + 16), slice(at * 16, at * 16 + 16)
+        assert torch.equal(rounded[rows, columns].float(), weight[rows, columns].float())
+    zeros, scales, _, _ = by_row(weight, torch.zeros(2, 3))
+    assert zeros.float().eq(0).all() and scales.eq(1).all()
+
+
+def test_an_fp8_checkpoint_draws_as_the_expanded_one_does(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "source")
+    plain = store_in_fp8(tmp_path / "source", tmp_path / "fp8", "channel")
+    with pytest.warns(ModelWarning, match="expanded"):
+        llm = LLM(str(tmp_path / "fp8"), memory="8MiB", device="cpu")
+    assert drawn(llm) == drawn(LLM(str(plain), memory="8MiB", device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("quantization", "capable", "stays"),
+    [(None, True, True), (None, False, False), ("none", True, False), ("fp8", False, True)],
+)
+def test_a_run_names_fp8_where_it_computes_in_it(
+    quantization: str | None,
+    capable: bool,
+    stays: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    save_tiny_model(tmp_path / "source")
+    store_in_fp8(tmp_path / "source", tmp_path / "fp8", "tensor")
+    monkeypatch.setattr(load, "can_multiply", lambda device: capable)
+    options = {"model": str(tmp_path / "fp8"), "quantization": quantization, "device": "cpu"}
+    facts = look_at_model(EngineOptions(**options))  # type: ignore[arg-type]
+    assert facts.quantization == ("fp8" if stays else None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ModelWarning)
+        model = load_model(tmp_path / "fp8", device="cpu", quantization=quantization)
+    assert bool(weights_of(model)) is stays
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("layout", ["channel", "fine"])
+def test_a_gpu_multiplies_fp8_as_it_is_stored(layout: str, tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "source", dtype=torch.bfloat16)
+    plain = store_in_fp8(tmp_path / "source", tmp_path / "fp8", layout)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ModelWarning)
+        llm = LLM(str(tmp_path / "fp8"), memory="64MiB", device="cuda")
+    assert len(weights_of(llm.model)) == 14
+    assert len(weights_of(llm.model)) == 14
+    asked = [("Q: 1 + 1 is what?", " It is 2.")]
+    found = np.array(llm.score(asked)[0].logprobs)
+    want = np.array(LLM(str(plain), memory="64MiB", device="cuda").score(asked)[0].logprobs)
+    assert not np.array_equal(found, want)  # it is not expanded
+    assert np.abs(found - want).mean() < 0.3
+    assert len(drawn(llm)) == 5
+
+
+def test_reproducible_runs_expand(tmp_path: Path) -> None:
+    options = EngineOptions(model=str(tmp_path), reproducible=True)
+    assert options.loading()["quantization"] == "none"
+
+
+def test_fp8_that_nothing_tells_of_is_refused(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "source")
+    store_in_fp8(tmp_path / "source", tmp_path / "fp8", "tensor")
+    edit(tmp_path / "fp8", quantization_config=None)
+    with pytest.raises(ModelError, match=r"has weights in FP8 .* no quantization_config"):
+        load_model(tmp_path / "fp8", device="cpu")
+
+
+@pytest.mark.parametrize("method", REFUSED_METHODS)
+def test_methods_that_are_not_read_are_refused_by_name(method: str, tmp_path: Path) -> None:
+    save_tiny_model(tmp_path)
+    edit(tmp_path, quantization_config={"quant_method": method, "bits": 4})
+    (tmp_path / "model.safetensors").unlink()  # before a weight is read
+    with pytest.raises(ModelError, match=f"weights in {method} cannot be used; .*made from"):
+        load_spec(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"transform_config": {"config_groups": {"a": 1}}}, "were rotated"),
+        ({"quant_method": "unheard-of"}, r"\(unheard-of\) are not supported"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, r"\(modelopt\) are not supported"),
+    ],
+)
+def test_layouts_that_are_not_read_are_refused(
+    changes: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    save_tiny_model(tmp_path)
+    edit(tmp_path, quantization_config={**SETTINGS["channel"], **changes})
+    with pytest.raises(ModelError, match=told):
+        load_spec(tmp_path)
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tiny_model(tmp_path)
+    monkeypatch.setattr(quantized, "find_spec", lambda name: None)
+    for settings, extra in ((SETTINGS["fine"], "fp8"), (_packed(), "compressed-tensors")):
+        edit(tmp_path, quantization_config=settings)
+        with pytest.raises(ModelError, match=rf"pip install 'treegen\[{extra}\]'"):
+            load_spec(tmp_path)
+
+
+def _packed() -> dict[str, Any]:
+    weights = {
+        "num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": BLOCK,
+    }  # fmt: skip
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    return {**SETTINGS["channel"], "format": "pack-quantized", "config_groups": groups}
+
+
+def test_four_bit_integers_of_compressed_tensors_are_expanded(tmp_path: Path) -> None:
+    helpers = pytest.importorskip("compressed_tensors.compressors.pack_quantized.helpers")
+    save_tiny_model(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors, want = {}, {}
+    for name, value in load_file(file).items():
+        tensors[name] = value
+        if "_proj" not in name:
+            continue
+        del tensors[name]
+        blocks = value.unflatten(1, (-1, BLOCK))
+        scale = blocks.abs().amax(2) / 7
+        whole = (blocks / scale[..., None]).round().clamp(-8, 7)
+        want[name] = (whole * scale[..., None]).flatten(1)
+        prefix = name.removesuffix("weight")
+        tensors[f"{prefix}weight_packed"] = helpers.pack_to_int32(
+            whole.flatten(1).to(torch.int8), 4
+        )
+        tensors[f"{prefix}weight_scale"] = scale
+        tensors[f"{prefix}weight_shape"] = torch.tensor(value.shape)
+    save_file(tensors, file, {"format": "pt"})
+    edit(tmp_path, quantization_config=_packed())
+    with pytest.warns(ModelWarning, match="4 bits were expanded to float32"):
+        model = load_model(tmp_path, device="cpu")
+    found = dict(model.module.named_parameters())
+    assert len(want) == 14
+    for name, weight in want.items():
+        torch.testing.assert_close(found[name].data, weight)
+
+
+def test_every_fp8_method_is_tested() -> None:
+    assert {str(settings["quant_method"]) for settings in SETTINGS.values()} == {*FP8_METHODS}

@@ -1,0 +1,81 @@
+"""Tiny checkpoints whose matrices are stored in FP8, in the layouts that tools write."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+BLOCK = 16
+_MOST = 448.0
+_GROUP = {
+    "targets": ["Linear"],
+    "weights": {"num_bits": 8, "type": "float", "symmetric": True},
+    "input_activations": {"num_bits": 8, "type": "float", "dynamic": True, "strategy": "token"},
+}
+_COMPRESSED = {
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "quantization_status": "compressed",
+    "ignore": ["lm_head"],
+    "config_groups": {"group_0": _GROUP},
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "tensor": _COMPRESSED,
+    "channel": _COMPRESSED,
+    "block": _COMPRESSED,
+    "fine": {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]},
+    "modelopt": {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head"]},
+    "mxfp8": {"quant_method": "mxfp8", "weight_block_size": [1, BLOCK]},
+}
+"""The quantization_config of each layout."""
+
+
+def expanded(weight: Tensor, grid: Tensor) -> Tensor:
+    """A matrix [N, K] in FP8 times its scales [n, k] or [1], in float32."""
+    scale = grid if grid.dim() == 2 else grid.reshape(1, 1)
+    if scale.dtype == torch.uint8:
+        scale = (scale.float() - 127).exp2()
+    rows, width = weight.shape[0] // scale.shape[0], weight.shape[1] // scale.shape[1]
+    return weight.float() * scale.repeat_interleave(rows, 0).repeat_interleave(width, 1)
+
+
+def _scale(value: Tensor, layout: str) -> Tensor:
+    if layout in ("tensor", "modelopt"):
+        whole: Tensor = value.abs().max() / _MOST
+        return whole[None] if layout == "tensor" else whole
+    if layout == "channel":
+        return value.abs().amax(1, keepdim=True) / _MOST
+    high = 1 if layout == "mxfp8" else BLOCK
+    blocks = value.unflatten(0, (-1, high)).unflatten(2, (-1, BLOCK))
+    scale: Tensor = blocks.abs().amax((1, 3)) / _MOST
+    return (scale.log2().ceil() + 127).to(torch.uint8) if layout == "mxfp8" else scale
+
+
+def store_in_fp8(source: Path, target: Path, layout: str) -> Path:
+    """Copy a checkpoint with its projections in FP8; returns one with the same numbers expanded."""
+    plain = target.with_name(f"{target.name}-plain")
+    shutil.copytree(source, target)
+    shutil.copytree(source, plain)
+    tensors, numbers = {}, {}
+    for name, value in load_file(source / "model.safetensors").items():
+        inner = name.endswith(".weight") and ("_proj" in name or ".experts." in name)
+        tensors[name] = numbers[name] = value
+        if not inner or value.dim() != 2:
+            continue
+        grid = _scale(value.float(), layout)
+        ones = torch.ones_like(value, dtype=torch.float32)
+        tensors[name] = (value / expanded(ones, grid)).clamp(-_MOST, _MOST).to(torch.float8_e4m3fn)
+        tensors[f"{name}_scale_inv" if layout in ("fine", "mxfp8") else f"{name}_scale"] = grid
+        numbers[name] = expanded(tensors[name], grid).to(value.dtype)
+        if layout in ("tensor", "modelopt"):
+            tensors[name.replace("weight", "input_scale")] = torch.tensor([0.02])
+    save_file(tensors, target / "model.safetensors", {"format": "pt"})
+    save_file(numbers, plain / "model.safetensors", {"format": "pt"})
+    file = target / "config.json"
+    settings = {**json.loads(file.read_text()), "quantization_config": SETTINGS[layout]}
+    file.write_text(json.dumps(settings))
+    return plain

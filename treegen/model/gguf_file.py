@@ -1,0 +1,89 @@
+"""A model in one GGUF file: configuration, tokenizer and weights, as transformers reads them.
+
+Its weights are expanded to the type that the model computes in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from treegen.errors import ModelError
+
+_PART: Final = re.compile(r"-\d{5}-of-\d{5}$")
+_PACKAGES: Final = ("gguf", "accelerate")
+_PLAIN: Final = frozenset({"F16", "BF16", "F32", "F64"})
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path is of a GGUF file, by its name."""
+    return path.suffix.lower() == ".gguf"
+
+
+def gguf_arguments(path: Path) -> dict[str, Any]:
+    """What `from_pretrained` takes beside a checkpoint's path, which is ignored for a GGUF file."""
+    return {"gguf_file": str(path.resolve())} if is_gguf(path) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """What a GGUF file tells of its tensors.
+
+    data_start: bytes before the first tensor. stores: the kind of most numbers, such as "Q4_K".
+    is_plain: whether no number is quantised. num_bytes: of all tensors.
+    """
+
+    data_start: int
+    stores: str
+    is_plain: bool
+    num_bytes: int
+
+
+def read_header(file: Path) -> GgufHeader:
+    """Return what a GGUF file tells of its tensors.
+
+    Raises:
+        ModelError: a package is missing, or the file is a part, is cut off or is no GGUF.
+    """
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    if missing:
+        raise ModelError(
+            f"{file} is GGUF, which is read with {' and '.join(missing)}, not installed: pip "
+            "install 'treegen[gguf]'"
+        )
+    if _PART.search(file.stem):
+        raise ModelError(
+            f"{file} is one part of a model; merge the parts into one file: "
+            "llama-gguf-split --merge FIRST MERGED"
+        )
+    found = file.stat()
+    return _read(file, found.st_size, found.st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _read(file: Path, size: int, changed: int) -> GgufHeader:
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(file)
+    except Exception as error:
+        told = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ModelError(
+            f"{file} is no GGUF file or is cut off ({size:,} bytes; {told}); download it again"
+        ) from None
+    sizes: Counter[str] = Counter()
+    for tensor in reader.tensors:
+        sizes[tensor.tensor_type.name] += int(tensor.n_bytes)
+    if not sizes:
+        raise ModelError(f"{file} has no tensors; download it again")
+    return GgufHeader(
+        data_start=int(reader.data_offset),
+        stores=sizes.most_common(1)[0][0],
+        is_plain=sizes.keys() <= _PLAIN,
+        num_bytes=sum(sizes.values()),
+    )
