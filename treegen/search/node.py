@@ -90,6 +90,7 @@ class Search(Uncopied):
     params; by default the name.
     usage: what the search has cost so far.
     stopped: why nothing more may be asked for; None while it may.
+    restart: how often the search began again at its root. Nodes remember it.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Search(Uncopied):
         self.budget = budget or Budget()
         self.usage = SearchUsage()
         self.stopped: BudgetReached | None = None
+        self.restart = 0
         self._num_prompts = self._num_drawing = 0
         self._others: list[SearchNode] = []
         context = context or backend.prompt(content, self.usage)
@@ -211,13 +213,19 @@ class SearchNode(Uncopied):
     text: its own text.
     completion: the sample that it is; None for given text.
     value: the number that an evaluation gave it, for strategies and reports; None if none did.
+    visits: how often a strategy has counted a value for it; 0 for strategies that do not count.
+    prior: how likely a strategy found it before it was visited; None if none did.
+    scores: what judged it, by name, and the number that each gave.
     pruned: whether a strategy has given it up.
-    data: anything that its user wants to keep with it.
+    pruned_because: why, in a few words; empty if that is not known.
+    restart: how often the search had begun again at its root when the node was made.
+    data: anything that its user wants to keep with it. Records have it as JSON, or else as text.
     """
 
     __slots__ = (
         "_context", "_num_drawn", "_num_extended", "children", "completion", "data", "depth",
-        "key", "order", "parent", "pruned", "search", "text", "value",
+        "key", "order", "parent", "prior", "pruned", "pruned_because", "restart", "scores",
+        "search", "text", "value", "visits",
     )  # fmt: skip
 
     def __init__(
@@ -237,7 +245,12 @@ class SearchNode(Uncopied):
         self.order = order
         self.children: list[SearchNode] = []
         self.value: float | None = None
+        self.visits = 0
+        self.prior: float | None = None
+        self.scores: dict[str, float] = {}
         self.pruned = False
+        self.pruned_because = ""
+        self.restart: int = search.restart if parent is not None else 0
         self.data: Any = None
         self._context: Context | None = context
         self._num_drawn = self._num_extended = 0

@@ -35,6 +35,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SOLVED: Final = "solved"
+LOST: Final = "wrong or leads nowhere"
 INTERRUPTED: Final = "interrupted"
 POLL_SECONDS = 0.2
 
@@ -141,6 +142,7 @@ class Searcher:
             # A list of next steps is the same each time, so a second search would be too.
             if not again or usage.tokens_decoded == spent or self._settings.propose != "sample":
                 return found
+            self.root.search.restart += 1
 
     def _right(self) -> SearchNode | None:
         """The first solution in the tree that is right, if the task can tell."""
@@ -218,7 +220,7 @@ class Searcher:
             if value == self._value.won:
                 node.value, self._is_solved = value, True
             if value == self._value.lost:
-                node.value, node.pruned = value, True
+                node.value, node.pruned, node.pruned_because = value, True, LOST
                 node.drop()
             else:
                 kept.append(node)

@@ -7,6 +7,7 @@ wherever a budget ends it, its outcome can be read from the tree.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Final
 
 from treegen.errors import InputError
 from treegen.search.budget import BudgetReached
@@ -18,6 +19,14 @@ from treegen.search.result import Found
 
 Done = Callable[[SearchNode], bool]
 """Whether a node is the end of a solution, right or wrong. May be called again for a node."""
+
+DUPLICATE: Final = "duplicate"
+OUTRANKED: Final = "outranked"
+TOO_LOW: Final = "value too low"
+DEAD_END: Final = "dead end"
+TOO_DEEP: Final = "too deep"
+ALL_PRUNED: Final = "all below pruned"
+"""Why nodes are pruned, in records."""
 
 State = Callable[[SearchNode], Hashable]
 """The state that a node stands for. Of nodes with equal states only the first is followed."""
@@ -58,12 +67,18 @@ def place(node: SearchNode) -> tuple[tuple[int, int], ...]:
     return tuple(each.order for each in node.path)
 
 
-def prune(nodes: Iterable[SearchNode], root: SearchNode) -> None:
-    """Give nodes up and free their pages; also parents below root whose children are all pruned."""
+def prune(nodes: Iterable[SearchNode], root: SearchNode, because: str = "") -> None:
+    """Give nodes up and free their pages; also parents below root whose children are all pruned.
+
+    because: why, in a few words, for records.
+    """
     for node in nodes:
+        reason = because
         while True:
+            node.pruned_because = node.pruned_because or reason
             node.pruned = True
             node.drop()
+            reason = ALL_PRUNED
             above = node.parent
             if above is None or node is root or above is root:
                 break
@@ -82,7 +97,7 @@ def distinct(
         key = state(node)
         (twice if key in seen else kept).append(node)
         seen.add(key)
-    prune(twice, root)
+    prune(twice, root, DUPLICATE)
     return kept
 
 

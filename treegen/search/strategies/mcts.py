@@ -12,6 +12,7 @@ from treegen.search.node import SearchNode
 from treegen.search.propose import Propose
 from treegen.search.result import Found
 from treegen.search.strategies.common import (
+    DEAD_END,
     Done,
     State,
     check_counts,
@@ -93,7 +94,7 @@ async def mcts(
             else:
                 path.pop()
                 if path:
-                    prune([node], root)
+                    prune([node], root, DEAD_END)
                     ways[path[-1]].remove(node)
         return []
 
@@ -112,7 +113,7 @@ async def mcts(
             for node in path:
                 arms[node].visits += 1
                 arms[node].total += value
-                node.value = arms[node].mean
+                node.value, node.visits = arms[node].mean, arms[node].visits
             if is_solution and value >= enough:
                 break
     except BudgetReached as end:
