@@ -27,6 +27,7 @@ from transformers import LlamaConfig as Config
 
 from treegen.errors import CapacityError, InputError
 from treegen.model.verifier import Verifier, load_scorer
+from treegen.search.live.reading import TreeReader
 from treegen.search.verifier import load_verifier
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
@@ -82,7 +83,7 @@ def test_shared_prefixes_give_what_whole_texts_give(
 ) -> None:
     shared, whole = both(save(tmp_path, kind, **changes), **settings)
     rng, reader = random.Random(3), shared.reader
-    assert reader is not None and whole.reader is None
+    assert isinstance(reader, TreeReader) and whole.reader is None
     pairs = tree_of_texts(rng, 40)
     want = whole.values(pairs)
     got: list[list[float]] = []

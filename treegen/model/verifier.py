@@ -70,14 +70,17 @@ class Scorer:
             logits: Tensor = found.logits.float()
         return logits
 
-    def batches(self, rows: Sequence[Sequence[int]], size: int) -> list[list[int]]:
-        """Places of texts that are computed together: those of like lengths, for less padding."""
+    def check_length(self, rows: Sequence[Sequence[int]]) -> None:
+        """Raise InputError if a text is too long for the model."""
         longest = max(map(len, rows), default=0)
         if self.length is not None and longest > self.length:
             raise InputError(
                 f"a text has {longest:,} tokens but the reward model reads {self.length:,}; "
                 "shorten what it reads"
             )
+
+    def batches(self, rows: Sequence[Sequence[int]], size: int) -> list[list[int]]:
+        """Places of texts that are computed together: those of like lengths, for less padding."""
         order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
         # Without a token for padding, a sequence classifier does not find the last token.
         size = size if self.tokenizer.pad_token_id is not None or self.form != SEQUENCE else 1
@@ -283,11 +286,11 @@ class Verifier:
         Raises:
             InputError: a text is too long for the model.
         """
-        batches = self.scorer.batches(rows, self.batch_size)
+        self.scorer.check_length(rows)
         if self.reader is not None:
             return self.reader.shares(rows, ends)
         found: list[list[float]] = [[] for _ in rows]
-        for places in batches:
+        for places in self.scorer.batches(rows, self.batch_size):
             logits = self.scorer.logits([rows[place] for place in places])
             for row, place in enumerate(places):
                 pooled = self.scorer.form == SEQUENCE

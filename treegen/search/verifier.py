@@ -45,7 +45,7 @@ def load_verifier(
         ModelError: it cannot be loaded, or judges nothing.
         CapacityError: the cache is too small, or larger than the memory.
     """
-    where = {"revision": revision, "device": device, "form": form}
+    where: dict[str, Any] = {"revision": revision, "device": device, "form": form}
     if not share:
         return Verifier(scorer=load_scorer(name, **where), **settings)
     asked = tuple(str(settings.get(each)) for each in ("label", "tokens"))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Final
 
 from treegen.errors import InputError
+from treegen.search.aside import place_of
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate, values_of
 from treegen.search.loop import gather
@@ -37,6 +38,9 @@ def text_state(node: SearchNode) -> Hashable:
     return node.path_text, ended(node)
 
 
+place = place_of
+
+
 async def propose_all(nodes: Iterable[SearchNode], propose: Propose) -> list[SearchNode]:
     """Next steps of all nodes, side by side; those of the first node come first."""
     return [step for steps in await gather(map(propose, nodes)) for step in steps]
@@ -60,11 +64,6 @@ def split(
     ranked = rank(nodes)
     num_good = sum(node.value is not None and node.value >= prune_below for node in nodes)
     return ranked[:num_good], ranked[num_good:]
-
-
-def place(node: SearchNode) -> tuple[tuple[int, int], ...]:
-    """The place of a node in its tree. Places sort in the order of `SearchNode.walk`."""
-    return tuple(each.order for each in node.path)
 
 
 def prune(nodes: Iterable[SearchNode], root: SearchNode, because: str = "") -> None:
