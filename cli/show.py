@@ -226,9 +226,11 @@ def _show_tree(
     from treegen.report.prompt_tree import prompt_tree
     from treegen.search.draw import draw_tree
 
-    found = next((tree for tree in view.trees if tree.problem_id == problem.id), None)
-    tree = found or prompt_tree(view.tree, problem, filter)
-    if not quiet:
+    found = sorted(
+        (tree for tree in view.trees if tree.problem_id == problem.id), key=lambda each: each.repeat
+    )
+    trees = found or [prompt_tree(view.tree, problem, filter)]
+    for tree in trees if not quiet else ():
         from rich.console import Console
 
         told = {True: ", solved", False: ", not solved", None: ""}[tree.solved]
@@ -239,11 +241,15 @@ def _show_tree(
         drawn = draw_tree(tree.nodes, tree.best, full=full)
         Console(file=sys.stdout, width=width, highlight=False).print(drawn)
         echo("")
-    return {
-        "problem": problem.id,
-        "method": tree.method,
-        "solved": tree.solved,
-        "answer": tree.answer,
-        "best": tree.best,
-        "nodes": [dict(node) for node in tree.nodes],
-    }
+    documents = [
+        {
+            "problem": problem.id,
+            "method": tree.method,
+            "solved": tree.solved,
+            "answer": tree.answer,
+            "best": tree.best,
+            "nodes": [dict(node) for node in tree.nodes],
+        }
+        for tree in trees
+    ]
+    return documents[0] if len(trees) == 1 else {**documents[0], "searches": documents}

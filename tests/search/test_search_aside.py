@@ -151,8 +151,8 @@ def test_functions_are_called_anywhere_and_one_at_a_time() -> None:
     nodes = [root.extend(text) for text in "abc"]
     want = [worth(node) for node in nodes]
     for threads in (0, 1, 2):  # in a loop of one's own
-        values = asyncio.run(by_function(worth, threads=threads)(nodes))  # type: ignore[arg-type]
-        assert values == want
+        evaluate: Any = by_function(worth, threads=threads)
+        assert asyncio.run(evaluate(nodes)) == want
     call = by_function(worth)(nodes)
     with pytest.raises(StopIteration) as stop:  # without a loop, as a session does
         call.send(None)  # type: ignore[attr-defined]

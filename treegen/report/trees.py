@@ -27,6 +27,7 @@ class StoredTree:
     nodes: the nodes of its tree, parents before their children.
     stopped: why it ended.
     usage: what it cost.
+    repeat: which search of the problem it is.
     """
 
     problem_id: str
@@ -37,6 +38,7 @@ class StoredTree:
     nodes: tuple[TreeNode, ...]
     stopped: str = ""
     usage: Mapping[str, Any] = field(default_factory=dict)
+    repeat: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -85,6 +87,7 @@ def _tree(record: Mapping[str, Any], path: Path) -> StoredTree:
             nodes=tuple(record["nodes"]),
             stopped=str(record.get("stopped") or ""),
             usage=record.get("usage") or {},
+            repeat=int(record.get("sample_index") or 0),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(

@@ -14,12 +14,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from treegen.errors import InputError
-
-if TYPE_CHECKING:
-    from treegen.search.node import Search, SearchNode
 
 Place = tuple[tuple[int, int], ...]
 
@@ -28,6 +25,24 @@ _THREADS: Final = 32
 T = TypeVar("T")
 X = TypeVar("X")
 Y = TypeVar("Y")
+
+
+class Asker(Protocol):
+    """A search. num_asked: calls of the model that it has under way."""
+
+    num_asked: int
+
+
+class Placed(Protocol):
+    """A node of a search."""
+
+    search: Any
+    order: tuple[int, int]
+
+    @property
+    def path(self) -> Sequence[Placed]:
+        """Nodes from the root to this one."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +70,7 @@ class Aside:
 
     def __init__(self) -> None:
         """Nothing is waited for."""
-        self._calls: dict[Search, list[_Call]] = {}
+        self._calls: dict[Asker, list[_Call]] = {}
         self._batches: dict[Together[Any, Any], _Batch] = {}
         self.threads = Threads(_THREADS)
 
@@ -85,7 +100,7 @@ class Aside:
                     call.turn.set_result(None)
         return bool(ready)
 
-    async def answered(self, search: Search, work: asyncio.Future[T], place: Place = ()) -> T:
+    async def answered(self, search: Asker, work: asyncio.Future[T], place: Place = ()) -> T:
         """The result of work, once the search has nothing else under way.
 
         place: of the node that it is about. Parts of a search go on in the order of their places,
@@ -129,7 +144,7 @@ class Together(Generic[X, Y]):
         """Nothing is computed yet."""
         self._compute, self.size, self.patience = compute, size, patience
 
-    async def __call__(self, node: SearchNode, items: Sequence[X]) -> list[Y]:
+    async def __call__(self, node: Placed, items: Sequence[X]) -> list[Y]:
         """The results of items that the search of a node asks for.
 
         If `compute` fails, each search's items are computed apart, and only those that fail raise.
@@ -190,7 +205,7 @@ class Threads:
 
 
 async def in_thread(
-    node: SearchNode, function: Callable[..., T], *args: Any, threads: Executor | None = None
+    node: Placed, function: Callable[..., T], *args: Any, threads: Executor | None = None
 ) -> T:
     """What a function returns about a node. It runs in a thread while other searches go on.
 
@@ -208,7 +223,7 @@ async def in_thread(
     return await aside.answered(node.search, work, place_of(node))
 
 
-def place_of(node: SearchNode) -> Place:
+def place_of(node: Placed) -> Place:
     """The place of a node in its tree. Places sort in the order of `SearchNode.walk`."""
     return tuple(each.order for each in node.path)
 

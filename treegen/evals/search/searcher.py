@@ -15,6 +15,7 @@ from typing import Final, ParamSpec, TypeVar
 from treegen.errors import CacheFullError
 from treegen.evals.calls import asked
 from treegen.evals.problem import Problem
+from treegen.evals.search.job import search_names
 from treegen.evals.search.methods import METHODS, Knobs
 from treegen.evals.search.settings import SearchSettings
 from treegen.evals.search.task import Proposer, SearchTask
@@ -47,7 +48,7 @@ def search_function(
     interrupted: Callable[[], object] = lambda: None,
     value_function: ValueFunction | None = None,
 ) -> TaskSearchFn:
-    """Return what searches any of a task's problems; a search bears its problem's id as name.
+    """Return what searches any of a task's problems; `job.search_names` has names of searches.
 
     interrupted: polled while a search is under way; once it returns something true, it is stopped.
     value_function: of `load_value_function`; by default it is loaded with the first search.
@@ -69,7 +70,7 @@ class _TaskSearch:
         value_function: ValueFunction | None = None,
     ) -> None:
         self._task, self._data, self._settings = task, data, settings
-        self._problems = {problem.id: problem for problem in data.problems}
+        self._problems = problems_of(data, settings)
         self._interrupted, self._value_function = interrupted, value_function
 
     @cached_property
@@ -98,8 +99,19 @@ def load_value_function(data: TaskData, settings: SearchSettings) -> ValueFuncti
     A reward model takes memory. So it is loaded before the model that samples, which takes all
     that is left.
     """
+    return general_value_function(
+        settings.evaluate,
+        problems_of(data, settings),
+        verifier_args=settings.verifier_args,
+        memory=settings.verifier_memory,
+    )
+
+
+def problems_of(data: TaskData, settings: SearchSettings) -> dict[str, Problem]:
+    """The problem of each search, by the search's name."""
     problems = {problem.id: problem for problem in data.problems}
-    return general_value_function(settings.evaluate, problems)
+    names = search_names(list(problems), settings.repeats)
+    return {name: problems[problem_id] for name, (problem_id, _) in names.items()}
 
 
 async def _stop_when(interrupted: Callable[[], object], search: Search) -> None:

@@ -1,15 +1,17 @@
 """What one run of searches was asked for: a task, a method, a budget, and how to sample."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from treegen.errors import InputError
-from treegen.evals.given import RunChoices, last_choices, merged, settled
+from treegen.evals.given import RunChoices, absolute, last_choices, merged, settled
 from treegen.evals.search.methods import METHODS, Knobs
 from treegen.evals.search.names import CHOOSE, EVALUATE, PROPOSE, REWARD
 from treegen.evals.search.task import SearchDefaults, get_search_task
 from treegen.evals.selection import did_you_mean
+from treegen.evals.verifier_args import known_settings
+from treegen.formats import parse_bytes
 from treegen.params import SamplingParams
 from treegen.search.budget import Budget
 
@@ -18,7 +20,10 @@ if TYPE_CHECKING:
 
 _DRAW: Final = ("temperature", "top_p", "top_k", "min_p", "seed")
 # Values of runs from before there was a choice. run.json leaves these values out.
-_BEFORE: Final = {"rollouts": 0, "choose": "best"}
+_BEFORE: Final[dict[str, Any]] = {
+    "rollouts": 0, "choose": "best", "repeats": 1, "verifier_args": {},
+}  # fmt: skip
+_OWN: Final = ("choose", "repeats", "verifier_args")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,20 +34,27 @@ class SearchSettings(RunChoices, Knobs):
     budget: of each problem.
     step: how one step is sampled. whole: how a whole solution is sampled.
     choose: one of CHOOSE, for methods that find several solutions.
+    repeats: searches of each problem, each with samples of its own.
+    verifier_args: how a verifier is read; see `treegen.evals.verifier_args`.
+    verifier_memory: the cache of a verifier; None for the usual size.
     concurrency: most problems to search at once.
     """
 
-    FREE: ClassVar = ("concurrency",)
+    FREE: ClassVar = ("concurrency", "verifier_memory")
 
     method: str
     budget: Budget
     step: SamplingParams
     whole: SamplingParams
     choose: str = "best"
+    repeats: int = 1
+    verifier_args: Mapping[str, Any] = field(default_factory=dict)
+    verifier_memory: str | None = None
     concurrency: int = 64
 
     def __post_init__(self) -> None:
-        for name in ("width", "depth", "expand", "num_samples", "iterations", "concurrency"):
+        counts = ("width", "depth", "expand", "num_samples", "iterations", "repeats", "concurrency")
+        for name in counts:
             value = getattr(self, name)
             if value < 1:
                 flag = "n-samples" if name == "num_samples" else name.replace("_", "-")
@@ -51,7 +63,12 @@ class SearchSettings(RunChoices, Knobs):
             raise InputError(f"--rollouts must be at least 0, got {self.rollouts}")
         if not self.exploration >= 0:
             raise InputError(f"--exploration must be at least 0, got {self.exploration}")
-        if self.step.temperature == 0 and (self.expand > 1 or self.num_samples > 1):
+        if self.verifier_args and not self.evaluate.startswith(REWARD):
+            raise InputError("--verifier-arg is for a verifier; name one with --verifier")
+        if self.verifier_memory is not None:
+            parse_bytes(self.verifier_memory)
+        several = max(self.expand, self.num_samples, self.repeats)
+        if self.step.temperature == 0 and several > 1:
             raise InputError(
                 "a search needs different samples of one state, and temperature 0 gives the same "
                 "one each time; use a temperature above 0"
@@ -63,7 +80,7 @@ class SearchSettings(RunChoices, Knobs):
                 "method": self.method,
                 **{
                     name: getattr(self, name)
-                    for name in (*(knob.name for knob in fields(Knobs)), "choose")
+                    for name in (*(knob.name for knob in fields(Knobs)), *_OWN)
                     if name not in _BEFORE or getattr(self, name) != _BEFORE[name]
                 },
             },
@@ -80,6 +97,11 @@ def settle_search(
     asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None
 ) -> SearchSettings:
     """Return the settings that a user's choices come to; see `treegen.evals.settings.settle`."""
+    if "verifier" in asked:
+        if "evaluate" in asked:
+            raise InputError("give --verifier or --evaluate, not both")
+        asked = {**asked, "evaluate": f"{REWARD}{absolute(asked['verifier'])}"}
+        del asked["verifier"]
     given = merged(asked, stored)
     if not given.get("task"):
         raise InputError("no task is given; such as countdown, or gsm8k")
@@ -107,6 +129,7 @@ def settle_search(
         "propose": propose,
         "evaluate": evaluate,
         "prune_below": given.pop("prune_below", prune),
+        "verifier_args": known_settings(given.pop("verifier_args", {})),
         "budget": _budget(given.pop("budget", None), defaults),
         "step": replace(defaults.step, **step),
         "whole": replace(defaults.whole, **whole),
