@@ -97,6 +97,12 @@ class _Work(Work):
 @click.option("--evaluate", metavar="HOW", help="What a state is worth: logprob, min-logprob, "
               "reward:DIR for a reward model, or a way of the task's own (puzzles: judge, "
               "judge-sampled).")  # fmt: skip
+@click.option("--verifier", metavar="DIR|NAME", help="Judge states by a reward model or verifier, "
+              "in place of --evaluate.")  # fmt: skip
+@click.option("--verifier-arg", "verifier_args", multiple=True, metavar="NAME=VALUE", help="How it "
+              "is read, as for `treegen verify`: mark, separator, tokens, label, reduce, chat, "
+              "turns.")  # fmt: skip
+@click.option("--verifier-memory", metavar="SIZE", help="Its cache (1GiB).")
 @click.option("--prune-below", type=float,
               help=_of("prune_below", "do not look into states worth less."))  # fmt: skip
 @click.option("--exploration", type=float, help=_of("exploration", "its constant c."))
@@ -112,6 +118,7 @@ class _Work(Work):
 @click.option("--max-tokens", type=int, help="Tokens of a whole solution at most.")
 @click.option("--step-tokens", type=int, help="Tokens of a step at most.")
 @click.option("--seed", type=int, help="Of the samples.")
+@click.option("--repeats", type=int, help="Searches of each problem, for pass@k over searches (1).")
 @click.option("--concurrency", type=int, help="Problems searched at once.")
 @options_of("data")
 @click.option("--task-arg", "-T", "task_args", multiple=True, metavar="NAME=VALUE",
@@ -192,6 +199,10 @@ def _given(params: dict[str, Any]) -> dict[str, Any]:
         given["budget"] = read_pairs(given["budget"], "--budget", _BUDGET)
         if not given["budget"]:
             raise InputError("--budget is empty; such as --budget tokens=2000")
+    if "verifier_args" in given:
+        from treegen.evals.verifier_args import verifier_settings
+
+        given["verifier_args"] = verifier_settings(_named(given["verifier_args"]))
     return given
 
 
@@ -216,6 +227,17 @@ def _share_arguments(given: dict[str, Any], methods: list[str]) -> None:
             raise InputError(f"none of the methods has an argument {name!r}{hint}")
     if len(methods) > 1:
         given["also_arguments"] = tuple(known)
+
+
+def _named(texts: Iterable[str]) -> dict[str, str]:
+    """Read NAME=VALUE. A value may have commas, and spaces at its ends."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise InputError(f"--verifier-arg takes NAME=VALUE, such as reduce=min, not {text!r}")
+        found[name.strip()] = value
+    return found
 
 
 def _check_alike(jobs: "list[SearchJob]") -> None:

@@ -226,21 +226,22 @@ def _clip(text: str, limit: int | None) -> str:
     return f"{safe_text(text[:limit])}... ({len(text):,} characters; --full shows all)"
 
 
-def _tree_of(view: "RunView", problem: "ProblemView", filter: str) -> "StoredTree":
-    """Return the search of a problem, or else its prompt with its samples."""
+def _trees_of(view: "RunView", problem: "ProblemView", filter: str) -> "list[StoredTree]":
+    """Return the searches of a problem in order, or else its prompt with its samples."""
     from treegen.report.prompt_tree import prompt_tree
 
-    found = next((tree for tree in view.trees if tree.problem_id == problem.id), None)
-    return found or prompt_tree(view.tree, problem, filter)
+    found = [tree for tree in view.trees if tree.problem_id == problem.id]
+    found.sort(key=lambda tree: tree.repeat)
+    return found or [prompt_tree(view.tree, problem, filter)]
 
 
 def _write_graph(view: "RunView", problem: "ProblemView", filter: str, kind: str) -> None:
-    """Print a tree for another program, and nothing else."""
+    """Print trees for another program, one after another, and nothing else."""
     from treegen.cli.render import echo
     from treegen.report.graphs import to_dot, to_mermaid
 
-    tree = _tree_of(view, problem, filter)
-    echo((to_dot(tree) if kind == "dot" else to_mermaid(tree)).removesuffix("\n"))
+    for tree in _trees_of(view, problem, filter):
+        echo((to_dot(tree) if kind == "dot" else to_mermaid(tree)).removesuffix("\n"))
 
 
 def _show_tree(
@@ -250,8 +251,8 @@ def _show_tree(
     from treegen.formats import safe_text
     from treegen.search.draw import draw_tree
 
-    tree = _tree_of(view, problem, filter)
-    if not quiet:
+    trees = _trees_of(view, problem, filter)
+    for tree in trees if not quiet else ():
         from rich.console import Console
 
         told = {True: ", solved", False: ", not solved", None: ""}[tree.solved]
@@ -262,11 +263,15 @@ def _show_tree(
         drawn = draw_tree(tree.nodes, tree.best, full=full)
         Console(file=sys.stdout, width=width, highlight=False).print(drawn)
         echo("")
-    return {
-        "problem": problem.id,
-        "method": tree.method,
-        "solved": tree.solved,
-        "answer": tree.answer,
-        "best": tree.best,
-        "nodes": [dict(node) for node in tree.nodes],
-    }
+    documents = [
+        {
+            "problem": problem.id,
+            "method": tree.method,
+            "solved": tree.solved,
+            "answer": tree.answer,
+            "best": tree.best,
+            "nodes": [dict(node) for node in tree.nodes],
+        }
+        for tree in trees
+    ]
+    return documents[0] if len(trees) == 1 else {**documents[0], "searches": documents}

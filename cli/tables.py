@@ -98,11 +98,25 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
     task, budget = results[0]["task"], results[0]["settings"]["budget"]
     limits = ", ".join(f"{value:,} {name}" for name, value in budget.items() if value is not None)
     done = results[0]["done"]
-    return (
-        f"{task['name']}: {done:,} problems from {task['source']}; at most {limits} per problem\n\n"
-        f"{markdown(head, rows, right=range(1, len(head)))}\n\n"
-        "Costs are means per problem."
+    several = any(each.get("pass@k") for each in results)
+    what, each_of = ("searches of problems", "search") if several else ("problems", "problem")
+    told = (
+        f"{task['name']}: {done:,} {what} from {task['source']}; at most {limits} per {each_of}"
+        f"\n\n{markdown(head, rows, right=range(1, len(head)))}\n\n"
+        f"Costs are means per {each_of}."
     )
+    return f"{told}\n\n{_pass_table(results)}" if several else told
+
+
+def _pass_table(results: Sequence[Mapping[str, Any]]) -> str:
+    """pass@k over the searches of each problem, a line for each method."""
+    ks = sorted({int(k) for each in results for k in each.get("pass@k", {})})
+    rows = [
+        [each["method"], *(_interval(each.get("pass@k", {}).get(str(k))) for k in ks)]
+        for each in results
+    ]
+    head = ["Method", *(f"pass@{k}" for k in ks)]
+    return markdown(head, rows, right=range(1, len(head)))
 
 
 def _interval(solved: Mapping[str, float] | None) -> str:

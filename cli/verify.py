@@ -26,16 +26,19 @@ from treegen.cli.usc import stored_job
               help="last, min, product or mean of the steps.")  # fmt: skip
 @click.option("--chat/--no-chat", default=None, help="Put question and answer in the verifier's "
               "chat format. Default: if it has one.")  # fmt: skip
+@click.option("--turns", is_flag=True, help="Each step is a turn of the chat, and the mark is the "
+              "verifier's answer, before which it is read.")  # fmt: skip
+@click.option("--memory", metavar="SIZE", help="Cache for what samples share (1GiB).")
 @click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True,
-              help="Samples to compute at once.")  # fmt: skip
+              help="Samples to compute at once, by models that share nothing.")  # fmt: skip
 @click.option("--device", metavar="NAME", help="cpu, cuda or cuda:N. Default: a GPU if there is "
               "one.")  # fmt: skip
 @click.option("--data", metavar="PATH", help="Where the problems are now, if not where they were.")
 @QUIET
 def command(
     run: Path, verifier: str, mark: str, separator: str, tokens: str, label: int | None,
-    reduce: str, chat: bool | None, batch_size: int, device: str | None, data: str | None,
-    quiet: bool,
+    reduce: str, chat: bool | None, turns: bool, memory: str | None, batch_size: int,
+    device: str | None, data: str | None, quiet: bool,
 ) -> None:  # fmt: skip
     """Score the samples of RUN by a reward model or a verifier, of outcomes or of each step.
 
@@ -45,36 +48,35 @@ def command(
     """
     from treegen.cli.render import echo, json_line, notice
     from treegen.cli.work import either
-    from treegen.errors import InputError
+    from treegen.evals.verifier_args import DEFAULTS, verifier_settings
     from treegen.evals.verify import verify
+    from treegen.formats import parse_bytes
     from treegen.runs import RunDir, graceful_signals
 
-    pair = tokens.split(",")
-    if len(pair) != 2 or not all(pair):
-        raise InputError(f"--tokens must be two tokens with a comma between them, got {tokens!r}")
+    given = {"mark": mark, "separator": separator, "tokens": tokens, "reduce": reduce}
+    more = {"label": label, "chat": chat, "turns": turns}
     settings: dict[str, Any] = {
-        "mark": mark.replace(r"\n", "\n"),
-        "separator": separator.replace(r"\n", "\n"),
-        "tokens": (pair[0], pair[1]),
-        "label": label,
-        "reduce": reduce,
-        "chat": chat,
+        **DEFAULTS,
+        **verifier_settings(given),
+        **{name: value for name, value in more.items() if value is not None},
     }
-    if not settings["separator"]:
-        raise InputError("--separator must not be empty")
+    if memory is not None:
+        parse_bytes(memory)
     with RunDir.open(run) as opened:
         for line in opened.notices:
             notice(line)
         job = stored_job(run, opened.info, data)
 
-        from treegen.model.verifier import Verifier, load_scorer
+        from treegen.search.verifier import MEMORY, load_verifier
 
         if not quiet:
             notice(f"loading {verifier}")
-        judge = Verifier(
-            scorer=load_scorer(verifier, device=device), batch_size=batch_size, **settings
+        judge = load_verifier(
+            verifier, device=device, memory=memory or MEMORY, batch_size=batch_size, **settings
         )
-        by = {"verifier": verifier, **settings, "tokens": pair}
+        by = {"verifier": verifier, **settings, "tokens": list(settings["tokens"])}
+        if not turns:  # scores from before there was a choice go on
+            del by["turns"]
         done = planned = 0
         with graceful_signals() as graceful:
             stop = either(received, graceful)

@@ -30,11 +30,11 @@ def trees_of(path: Path) -> list[dict[str, Any]]:
 
 
 def assert_same_trees(found: Path, wanted: Path) -> None:
-    """Compare two runs: texts exactly, numbers of the model to 1e-4."""
+    """Compare two runs: texts exactly, numbers of the model as closely as they are rounded."""
     want = trees_of(wanted)
     for record in want:
         for node, name in product(record["nodes"], ("logprob", "score")):
-            node[name] = pytest.approx(node[name], abs=1e-4)
+            node[name] = pytest.approx(node[name], abs=1.1e-3)
     assert trees_of(found) == want
 
 

@@ -15,8 +15,9 @@ from treegen.params import SamplingParams
 from treegen.search.budget import Budget
 from treegen.search.draw import draw_tree
 from treegen.search.node import SearchNode
-from treegen.search.records import NodeRecord, SearchTree
+from treegen.search.records import NodeRecord, SearchTree, rounded
 from treegen.search.result import Found, SearchResult
+from treegen.search.strategies.common import prune
 
 FIELDS = [
     "id", "parent_id", "depth", "text", "score", "logprob", "n_tokens", "leaf", "pruned",
@@ -96,6 +97,35 @@ def test_records_that_are_no_tree_are_refused(change: dict[str, Any], reason: st
     records[2].update(change)
     with pytest.raises(DataError, match=reason):
         SearchTree.from_jsonl("".join(json.dumps(record) + "\n" for record in records))
+
+
+def test_records_have_what_strategies_and_users_noted() -> None:
+    async def fn(root: SearchNode) -> SearchNode:
+        node, other = root.extend("a"), root.extend("b")
+        node.visits, node.prior, node.value = 3, 0.123456, 1e-7 / 3
+        node.scores = {"verifier": 0.98765432, "lost": math.nan}
+        node.data, other.data = {"tool": [1, "x"]}, {1: math.inf}
+        prune([other], root, "tired")
+        root.search.restart += 1
+        root.extend("c")
+        return node
+
+    result = run(start(hashed("abc"))[0], fn)
+    _, node, other, again = records = [each.to_json() for each in result.tree.nodes]
+    assert (node["visits"], node["prior"], node["score"]) == (3, 0.1235, 3.333e-08)
+    assert node["scores"] == {"verifier": 0.9877} and node["data"] == {"tool": [1, "x"]}
+    assert other["data"] == "{1: inf}" and other["pruned_because"] == "tired"
+    assert (again["restart"], "restart" in node, "visits" in other) == (1, False, False)
+    assert SearchTree.from_json(records) == result.tree
+    for wrong in ({"visits": "3"}, {"visits": True}, {"scores": [1]}, {"restart": None}):
+        with pytest.raises(DataError, match=next(iter(wrong))):
+            SearchTree.from_json([{**records[0], **wrong}])
+
+
+def test_numbers_of_records_are_without_noise() -> None:
+    values = (0.0, 24, -0.5, 12345.67891, 0.98765432, -0.000123456, 1e-300)
+    want = (0.0, 24.0, -0.5, 12345.6789, 0.9877, -0.0001235, 1e-300)
+    assert tuple(map(rounded, values)) == want
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "{", "[]", "1", '{"id": 0}', "[" * 100_000])

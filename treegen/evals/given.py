@@ -69,7 +69,7 @@ def merged(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
         is_name = name in _PATHS_OR_NAMES and str(value).isidentifier()
         is_name = is_name or (name == "model" and value == demo.NAME)
         is_path = name in (*_PATHS, *_PATHS_OR_NAMES) and not is_name
-        given[name] = _absolute(value) if is_path else value
+        given[name] = absolute(value) if is_path else value
     if "extra" in asked:
         given["extra"] = {**(stored or {}).get("extra", {}), **asked["extra"]}
     return given
@@ -138,10 +138,11 @@ def last_choices(
 def absolute_task(task: str) -> str:
     """Return a task's name; path/to/file.py:Class comes back with an absolute path."""
     path, colon, class_name = task.rpartition(":")
-    return f"{_absolute(path)}:{class_name}" if colon else task
+    return f"{absolute(path)}:{class_name}" if colon else task
 
 
-def _absolute(value: Any) -> Any:
+def absolute(value: Any) -> Any:
+    """Return the absolute path of something that exists, and anything else as it is."""
     # Names on a hub and names of data sets stay as they are.
     return os.path.abspath(value) if isinstance(value, str) and os.path.exists(value) else value
 

@@ -35,7 +35,7 @@ TOY_WINDOW: Final = 6
 _PAGE: Final = 64
 
 # Allowed distance from stock attention as a share of the logits' own spread.
-_TOLERANCE: Final = {torch.float32: 1e-4, torch.float16: 0.05, torch.bfloat16: 0.1}
+TOLERANCE: Final = {torch.float32: 1e-4, torch.float16: 0.05, torch.bfloat16: 0.1}
 # The most that rounding may excuse. Unrelated logits differ by 1.4 of their spread.
 _MOST: Final = 0.7
 
@@ -63,7 +63,7 @@ def check_model(model: "Model") -> None:
 def _error_and_limit(model: "Model") -> tuple[float, float]:
     """Return how far the toy tree's logits are from stock attention's, and how far they may be."""
     sequences = _sequences(model)
-    limit = _TOLERANCE[model.dtype]
+    limit = TOLERANCE[model.dtype]
     with _toy_window(model), smooth(model.module):
         want = _stock_logits(model, sequences)
         if not all(bool(logits.isfinite().all()) for logits in want):

@@ -235,9 +235,15 @@ def _walk(value: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, Any]
 
 
 def load_tokenizer(
-    path: str | os.PathLike[str], *, revision: str | None = None, trust_remote_code: bool = False
+    path: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    with_config: bool = True,
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer that lies beside a model.
+
+    with_config: refuse it if config.json, not the tokenizer's own settings, names code.
 
     Raises:
         ModelError: there is none, or none that can be loaded.
@@ -245,7 +251,7 @@ def load_tokenizer(
     directory = locate(path, revision, weights=False)
     local = Path(path).expanduser().is_dir()
     for name in ("tokenizer_config.json", "config.json"):
-        if (directory / name).is_file():
+        if (directory / name).is_file() and (with_config or name != "config.json"):
             settings = read_object(directory / name)
             check_trust(settings, name, revision, local=local, trust=trust_remote_code)
     in_one = gguf_arguments(directory)

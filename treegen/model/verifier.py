@@ -2,6 +2,7 @@
 
 Three forms are published: a classifier of the whole text, a classifier of tokens read where a step
 ends, and a language model that is asked at a mark after each step, and says one of two tokens.
+The steps of the last stand in one text, or each is a turn of a chat that the model answers.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SEQUENCE, TOKEN, CAUSAL = "SequenceClassification", "TokenClassification", "CausalLM"
+_FORMS: Final[Mapping[str, str]] = {
+    SEQUENCE: SEQUENCE,
+    TOKEN: TOKEN,
+    CAUSAL: CAUSAL,
+    "ProcessRewardModel": TOKEN,
+    "RewardModel": SEQUENCE,
+}
+"""Endings of architectures, and the form that each is of."""
 REDUCE: Final[Mapping[str, Callable[[Sequence[float]], float]]] = {
     "last": lambda values: values[-1],
     "min": min,
@@ -61,14 +70,17 @@ class Scorer:
             logits: Tensor = found.logits.float()
         return logits
 
-    def batches(self, rows: Sequence[Sequence[int]], size: int) -> list[list[int]]:
-        """Places of texts that are computed together: those of like lengths, for less padding."""
+    def check_length(self, rows: Sequence[Sequence[int]]) -> None:
+        """Raise InputError if a text is too long for the model."""
         longest = max(map(len, rows), default=0)
         if self.length is not None and longest > self.length:
             raise InputError(
                 f"a text has {longest:,} tokens but the reward model reads {self.length:,}; "
                 "shorten what it reads"
             )
+
+    def batches(self, rows: Sequence[Sequence[int]], size: int) -> list[list[int]]:
+        """Places of texts that are computed together: those of like lengths, for less padding."""
         order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
         # Without a token for padding, a sequence classifier does not find the last token.
         size = size if self.tokenizer.pad_token_id is not None or self.form != SEQUENCE else 1
@@ -86,10 +98,12 @@ def load_scorer(
     revision: str | None = None,
     device: str | None = None,
     form: str | None = None,
+    own: bool = False,
 ) -> Scorer:
     """Load a model that judges; safetensors only.
 
     device: by default a GPU if there is one. form: by default what config.json says.
+    own: nobody else gets the same model, because it will be changed.
 
     Raises:
         ModelError: it cannot be loaded, or is of none of the forms.
@@ -107,21 +121,30 @@ def load_scorer(
     directory = locate(name, revision, weights=True)
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     raw = read_raw_config(directory)
-    check_trust(raw, "config.json", revision, local=True, trust=False)
+    # Code that comes with a model of these is not run, because treegen has its own.
+    ours = _has_own_head(raw)
+    trusted = {k: v for k, v in raw.items() if k != "auto_map"} if ours else raw
+    check_trust(trusted, "config.json", revision, local=True, trust=False)
     check_weights(directory)
     form = form or _form_of(name, raw)
-    tokenizer: Any = load_tokenizer(directory)
-    model = _in_use.get((str(directory), where, form))
+    tokenizer: Any = load_tokenizer(directory, with_config=not ours)
+    model = None if own else _in_use.get((str(directory), where, form))
     if model is None:
-        model = _read(name, directory, form, tokenizer).to(where)
-        _in_use[str(directory), where, form] = model
+        model = _read(name, directory, raw, form, tokenizer, where).to(where)
+        if not own:
+            _in_use[str(directory), where, form] = model
     return Scorer(model, tokenizer, form, getattr(model.config, "max_position_embeddings", None))
+
+
+def _has_own_head(raw: Mapping[str, Any]) -> bool:
+    named = [str(each) for each in raw.get("architectures") or ()]
+    return any(each.endswith("RewardModel") for each in named)
 
 
 def _form_of(name: str | os.PathLike[str], raw: Mapping[str, Any]) -> str:
     named = [str(each) for each in raw.get("architectures") or ()]
-    for form in (SEQUENCE, TOKEN, CAUSAL):
-        if any(each.endswith(f"For{form}") for each in named):
+    for ending, form in _FORMS.items():
+        if any(each.endswith(f"For{ending}") for each in named):
             return form
     raise ModelError(
         f"{name} is no model that judges: its architectures are {', '.join(named) or 'unknown'}; "
@@ -129,15 +152,37 @@ def _form_of(name: str | os.PathLike[str], raw: Mapping[str, Any]) -> str:
     )
 
 
-def _read(name: str | os.PathLike[str], directory: Path, form: str, tokenizer: Any) -> Any:
+def _read(
+    name: str | os.PathLike[str],
+    directory: Path,
+    raw: Mapping[str, Any],
+    form: str,
+    tokenizer: Any,
+    device: str,
+) -> Any:
+    import torch
     import transformers
 
+    from treegen.model.config import resolve_dtype
     from treegen.model.files import one_line
 
     try:
-        model, info = getattr(transformers, f"AutoModelFor{form}").from_pretrained(
-            directory, use_safetensors=True, local_files_only=True, output_loading_info=True
+        config = transformers.AutoConfig.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
         )
+        dtype = resolve_dtype("auto", config, torch.device(device))
+        if _has_own_head(raw):
+            from treegen.model.reward_heads import read_reward_model
+
+            config.pad_token_id = tokenizer.pad_token_id
+            pooled = form == SEQUENCE
+            return read_reward_model(directory, config, dtype, pooled=pooled).eval()
+        model, info = getattr(transformers, f"AutoModelFor{form}").from_pretrained(
+            directory, dtype=dtype, use_safetensors=True, local_files_only=True,
+            output_loading_info=True,
+        )  # fmt: skip
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(f"reward model {name} cannot be loaded: {one_line(error)}") from None
     if info["missing_keys"]:
@@ -149,11 +194,22 @@ def _read(name: str | os.PathLike[str], directory: Path, form: str, tokenizer: A
     return model.eval()
 
 
+class Reader(Protocol):
+    """Computes shares of what is right in a way of its own; see `treegen.search.live.reading`."""
+
+    def shares(
+        self, rows: Sequence[Sequence[int]], ends: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        """For each text of token ids, the share of what is right after some of its tokens."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verifier:
     """Gives answers to questions a score, from 0 to 1.
 
     scorer: the model.
+    reader: computes it, over prefixes that texts share; None reads each text whole.
     label: the output to take, by default the last, which of two is "right".
     tokens: of a language model, the two tokens that it says at a mark: right and wrong.
     separator: the text between the steps of an answer.
@@ -161,16 +217,20 @@ class Verifier:
     for a token classifier that is read at the last token of each step.
     reduce: how the values of steps become one, of REDUCE.
     chat: put question and answer in the model's chat format; None does so if it has one.
-    batch_size: texts to compute at once.
+    turns: each step is a turn of the user's in the chat, the first after the question, and the mark
+    is the model's turn. It is read before the mark.
+    batch_size: texts to compute at once, if there is no reader.
     """
 
     scorer: Scorer
+    reader: Reader | None = None
     label: int | None = None
     tokens: tuple[str, str] = ("+", "-")
     separator: str = "\n\n"
     mark: str = ""
     reduce: str = "last"
     chat: bool | None = None
+    turns: bool = False
     batch_size: int = 16
 
     def __post_init__(self) -> None:
@@ -190,8 +250,16 @@ class Verifier:
                 raise InputError(f"label must be less than {num}, got {self.label}")
         if form != SEQUENCE and not tokenizer.is_fast:
             raise InputError("steps need a tokenizer that tells where tokens stand (a fast one)")
+        if not self.separator:
+            raise InputError("the separator between steps must not be empty")
         if form == CAUSAL:
-            self._token_ids()
+            self.token_ids()
+        if self.turns and (form != CAUSAL or self.chat is False or not self._has_chat):
+            raise InputError("turns are for a language model with a chat template")
+
+    @property
+    def _has_chat(self) -> bool:
+        return bool(getattr(self.scorer.tokenizer, "chat_template", None))
 
     def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """The score of each (question, answer)."""
@@ -207,25 +275,47 @@ class Verifier:
         Raises:
             InputError: a text is too long for the model.
         """
-        read = [self._encode(*pair) for pair in pairs]
-        rows = [ids for ids, _ in read]
-        found: list[list[float]] = [[] for _ in pairs]
+        read = [self.encode(*pair) for pair in pairs]
+        return self.read([ids for ids, _ in read], [ends for _, ends in read])
+
+    def read(
+        self, rows: Sequence[Sequence[int]], ends: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        """The share of what is right in texts of token ids, after some tokens of each.
+
+        Raises:
+            InputError: a text is too long for the model.
+        """
+        self.scorer.check_length(rows)
+        if self.reader is not None:
+            return self.reader.shares(rows, ends)
+        found: list[list[float]] = [[] for _ in rows]
         for places in self.scorer.batches(rows, self.batch_size):
             logits = self.scorer.logits([rows[place] for place in places])
             for row, place in enumerate(places):
-                ends = read[place][1]
-                mine = logits[row, None] if self.scorer.form == SEQUENCE else logits[row, ends]
-                found[place] = self._shares(mine)
+                pooled = self.scorer.form == SEQUENCE
+                found[place] = self._shares(logits[row, None if pooled else ends[place]])
         return found
 
     def _shares(self, logits_SL: Tensor) -> list[float]:
         """The share of the right one at each step."""
         if self.scorer.form == CAUSAL:
-            return [float(x) for x in logits_SL[:, self._token_ids()].softmax(dim=-1)[:, 0]]
-        column = logits_SL.shape[1] - 1 if self.label is None else self.label
-        return [float(x) for x in probabilities(logits_SL)[:, column]]
+            return [float(x) for x in logits_SL[:, self.token_ids()].softmax(dim=-1)[:, 0]]
+        return [float(x) for x in probabilities(logits_SL)[:, self.column]]
 
-    def _token_ids(self) -> list[int]:
+    @property
+    def column(self) -> int:
+        """The output of a classifier that means right."""
+        if self.label is not None:
+            return self.label
+        return int(self.scorer.model.config.num_labels) - 1
+
+    def token_ids(self) -> list[int]:
+        """The ids of the tokens that a language model says: right and wrong.
+
+        Raises:
+            InputError: one is no token.
+        """
         found = []
         for text in self.tokens:
             ids = self.scorer.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -234,19 +324,25 @@ class Verifier:
             found.append(int(ids[-1]))  # before it a tokenizer may put a space of its own
         return found
 
-    def _encode(self, question: str, answer: str) -> tuple[list[int], list[int]]:
-        """The token ids of a text, and which of them end a step."""
+    def last(self, ids: Sequence[int]) -> int:
+        """The token after which a sequence classifier is read: the last that is no padding."""
+        pad = self.scorer.tokenizer.pad_token_id
+        return max((place for place, token in enumerate(ids) if token != pad), default=0)
+
+    def encode(self, question: str, answer: str) -> tuple[list[int], list[int]]:
+        """The token ids of a text, and the places of those after which it is read."""
         tokenizer, form = self.scorer.tokenizer, self.scorer.form
+        if self.turns:
+            return self._encode_turns(question, answer)
         steps = [answer] if form == SEQUENCE else _steps(answer, self.separator)
         body, ends = "", []
         for number, step in enumerate(steps):
             body += step if self.mark or not number else f"{self.separator}{step}"
             body += self.mark
             ends.append(len(body.rstrip()))
-        has_chat = bool(getattr(tokenizer, "chat_template", None))
-        if self.chat and not has_chat:
+        if self.chat and not self._has_chat:
             raise InputError("the verifier has no chat template; leave --chat out")
-        chat = has_chat if self.chat is None else self.chat
+        chat = self._has_chat if self.chat is None else self.chat
         text = f"{question}\n{body}"
         if chat:
             turns = [("user", question), ("assistant", body)]
@@ -256,13 +352,32 @@ class Verifier:
         if at < 0:
             raise ModelError("the verifier's chat template changes the answer; try it without chat")
         if form == SEQUENCE:
-            return list(tokenizer(text, add_special_tokens=not chat)["input_ids"]), []
+            ids = list(tokenizer(text, add_special_tokens=not chat)["input_ids"])
+            return ids, [self.last(ids)]
         encoded = tokenizer(text, add_special_tokens=not chat, return_offsets_mapping=True)
         stops = np.array([stop for _, stop in encoded["offset_mapping"]])
         at -= len(body) - len(body.lstrip())
         # The first token that reaches the end of the step. Later ones stop further on.
         places = [int(np.argmax(stops >= at + end)) for end in ends]
         return list(encoded["input_ids"]), places
+
+    def _encode_turns(self, question: str, answer: str) -> tuple[list[int], list[int]]:
+        messages = []
+        for number, step in enumerate(_steps(answer, self.separator)):
+            asked = f"{question} {step}" if not number else step
+            messages += [{"role": "user", "content": asked.strip()}]
+            messages += [{"role": "assistant", "content": self.mark}]
+        tokenizer, ids, ends = self.scorer.tokenizer, [], []
+        for stop in range(2, len(messages) + 1, 2):
+            text = tokenizer.apply_chat_template(messages[:stop], tokenize=False)
+            at = text.rfind(self.mark.strip())
+            if at < 0:
+                raise ModelError("the verifier's chat template changes the mark; it has no turns")
+            encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+            ids = list(encoded["input_ids"])
+            first = next(i for i, (_, end) in enumerate(encoded["offset_mapping"]) if end > at)
+            ends.append(max(first - 1, 0))
+        return ids, ends
 
 
 def _steps(answer: str, separator: str) -> list[str]:

@@ -74,7 +74,7 @@ class Frames:
     def nodes(self) -> "pandas.DataFrame":
         """Return a row for each node of each search tree."""
         rows = [
-            {"problem_id": tree.problem_id, "sample_index": tree.index, **dict(_flat(node))}
+            {"problem_id": tree.problem_id, "sample_index": tree.repeat, **dict(_flat(node))}
             for tree in self.view.trees
             for node in tree.nodes
         ]

@@ -1,4 +1,4 @@
-"""A run of searches, read back as a run with one sample for each problem: what its search found.
+"""A run of searches, read back as a run with one sample for each search: what it found.
 
 So everything that shows or compares runs can take it. Its only filter is `solved`.
 """
@@ -40,7 +40,7 @@ def load_search_run(path: Path, *, data: str | None = None) -> RunView:
         info=info,
         task=task_name(info),
         source=job.data.source if job else str(info.free.get("data") or ""),
-        num_samples=1,
+        num_samples=max(1, run.info.planned // max(1, len(run.info.problem_ids))),
         problems=problems,
         filters=(_SOLVED,) if any(tree.solved is not None for tree in trees) else (),
         report=_report(info, problems, job.data.num_fewshot if job else _asked_fewshot(info)),
@@ -93,13 +93,15 @@ def _problems(
     run: SearchRunDir, job: "SearchJob | None", trees: tuple[StoredTree, ...]
 ) -> tuple[ProblemView, ...]:
     known = {problem.id: problem for problem in job.data.problems} if job else {}
-    found = {tree.problem_id: tree for tree in trees}
+    found: dict[str, list[StoredTree]] = {}
+    for tree in sorted(trees, key=lambda tree: tree.repeat):
+        found.setdefault(tree.problem_id, []).append(tree)
     return tuple(
         ProblemView(
             id=problem_id,
             question=known[problem_id].question if problem_id in known else "",
             answer=known[problem_id].answer if problem_id in known else "",
-            samples=(_sample(found[problem_id]),) if problem_id in found else (),
+            samples=tuple(map(_sample, found.get(problem_id, ()))),
         )
         for problem_id in run.info.problem_ids
     )
@@ -111,7 +113,7 @@ def _sample(tree: StoredTree) -> Sample:
     path = tree.path[1:]
     return Sample(
         problem_id=tree.problem_id,
-        index=0,
+        index=tree.repeat,
         text="".join(str(node["text"]) for node in path),
         num_tokens=tree.num_tokens,
         logprob=sum(node["logprob"] or 0.0 for node in path) if path else None,
@@ -137,12 +139,11 @@ def _report(
     info: "RunInfo", problems: tuple[ProblemView, ...], num_fewshot: int | None
 ) -> Report | None:
     """Return the share of solved problems as a report has it."""
-    flags = [
-        float(verdicts[_SOLVED].correct)
+    solved = [
+        [each.verdicts[_SOLVED].correct for each in problem.samples if each.verdicts is not None]
         for problem in problems
-        for verdicts in (sample.verdicts for sample in problem.samples)
-        if verdicts is not None
     ]
+    flags = [sum(each) / len(each) for each in solved if each]
     if not flags:
         return None
     task = info.identity.get("task", {})
@@ -154,6 +155,10 @@ def _report(
         metric=_SOLVED,
         **mean_row(flags),
     )
-    done = sum(bool(problem.samples) for problem in problems)
-    missing = tuple(Incomplete(p.id, 0, 1) for p in problems if not p.samples)
-    return Report((row,), (), done, done, missing)
+    done = sum(len(problem.samples) for problem in problems)
+    most = max(1, info.planned // max(1, len(problems)))
+    missing = tuple(
+        Incomplete(p.id, len(p.samples), most) for p in problems if len(p.samples) < most
+    )
+    begun = sum(bool(problem.samples) for problem in problems)
+    return Report((row,), (), begun, done, missing)

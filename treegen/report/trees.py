@@ -27,7 +27,7 @@ class StoredTree:
     nodes: the nodes of its tree, parents before their children.
     stopped: why it ended.
     usage: what it cost.
-    index: its number among the searches of the problem, from 0.
+    repeat: which search of the problem it is, from 0.
     """
 
     problem_id: str
@@ -38,7 +38,7 @@ class StoredTree:
     nodes: tuple[TreeNode, ...]
     stopped: str = ""
     usage: Mapping[str, Any] = field(default_factory=dict)
-    index: int = 0
+    repeat: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -87,7 +87,7 @@ def _tree(record: Mapping[str, Any], path: Path) -> StoredTree:
             nodes=tuple(record["nodes"]),
             stopped=str(record.get("stopped") or ""),
             usage=record.get("usage") or {},
-            index=int(record["sample_index"]),
+            repeat=int(record.get("sample_index") or 0),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(

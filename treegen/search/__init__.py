@@ -7,6 +7,7 @@ step with `LLM.session`, or against a model of your own with `AskTell`.
 # Unlike the names of the treegen package, these are not imported lazily. Some functions have the
 # names of their modules, which would hide them. Nothing here imports torch.
 from treegen.prompts.expansion import Expand
+from treegen.search.aside import Together
 from treegen.search.ask_tell import MODEL_END, AskTell, SampleRequest, ScoreRequest
 from treegen.search.budget import Budget, BudgetReached, SearchUsage
 from treegen.search.draw import draw_tree
@@ -36,7 +37,7 @@ from treegen.search.propose import (
 )
 from treegen.search.records import NodeRecord, SearchTree
 from treegen.search.result import Found, SearchResult
-from treegen.search.reward import reward_model
+from treegen.search.reward import by_verifier, reward_model
 from treegen.search.strategies.ab_mcts import ab_mcts
 from treegen.search.strategies.arms import Arm, Rules, likelihood
 from treegen.search.strategies.beam import beam
@@ -49,6 +50,7 @@ from treegen.search.strategies.majority import agreement, majority, vote
 from treegen.search.strategies.mcts import mcts
 from treegen.search.strategies.rebase import allocate, rebase
 from treegen.search.strategies.thoughts import bfs, dfs
+from treegen.search.verifier import load_verifier
 
 __all__ = [
     "MODEL_END",
@@ -73,6 +75,7 @@ __all__ = [
     "SearchUsage",
     "State",
     "Step",
+    "Together",
     "ab_mcts",
     "agreement",
     "allocate",
@@ -82,6 +85,7 @@ __all__ = [
     "best_of_n",
     "bfs",
     "by_function",
+    "by_verifier",
     "choice_scores",
     "dfs",
     "draw_tree",
@@ -92,6 +96,7 @@ __all__ = [
     "gather",
     "likelihood",
     "lines",
+    "load_verifier",
     "majority",
     "mcts",
     "mean_logprob",

@@ -311,6 +311,8 @@ class AskTell(Closing):
             return False
         if any(each.end_wait() for each in self._running):
             return True
+        if self._loop.aside.go_on(busy=False):
+            return True
         unanswered = any(not future.done() for _, future in self._mail.waiting.values())
         if unanswered or all(each.task.done() for each in self._running):
             self._loop.stop()

@@ -15,6 +15,7 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from treegen.errors import InputError
+from treegen.search.aside import Threads, in_thread
 from treegen.search.loop import gather
 from treegen.search.node import Search, SearchNode, ended
 
@@ -53,11 +54,26 @@ async def sum_logprob(nodes: Sequence[SearchNode]) -> list[float]:
     return [math.fsum(node.path_logprobs) for node in nodes]
 
 
-def by_function(function: Callable[[SearchNode], float]) -> Evaluate:
-    """Evaluate each node by a Python function."""
+def by_function(function: Callable[[SearchNode], float], *, threads: int = 1) -> Evaluate:
+    """Evaluate each node by a Python function, in a thread while other searches go on.
+
+    threads: most calls at once. With 1 the function is never called twice at a time; with 0 it is
+    called in the searches' own thread, which then waits for it.
+    """
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 0:
+        raise InputError(f"threads must be a whole number of at least 0, got {threads!r}")
+    pool = Threads(threads)
+
+    def value(node: SearchNode) -> float:
+        return float(function(node))
 
     async def evaluate(nodes: Sequence[SearchNode]) -> list[float]:
-        return [float(function(node)) for node in nodes]
+        if not threads or not nodes:
+            return [value(node) for node in nodes]
+        if threads == 1:  # all of them in one go
+            return await in_thread(nodes[0], lambda: [*map(value, nodes)], threads=pool())
+        parts = (in_thread(node, value, node, threads=pool()) for node in nodes)
+        return await gather(parts)
 
     return evaluate
 

@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from typing import TypeVar
 
 from treegen.errors import InputError
+from treegen.search.aside import Aside
 from treegen.search.budget import BudgetReached
 
 
@@ -34,12 +35,13 @@ class IdleLoop(asyncio.SelectorEventLoop):
     the network or a timer.
 
     backend: computes the samples that are awaited in the loop.
+    aside: what is awaited beside them.
     """
 
     def __init__(self, on_idle: Callable[[], bool], backend: object) -> None:
         """A loop in which nothing runs yet."""
         super().__init__(_IdleSelector(on_idle))
-        self.backend = backend
+        self.backend, self.aside = backend, Aside()
 
 
 _driven: ContextVar[object] = ContextVar("_driven", default=None)
@@ -95,6 +97,8 @@ async def end_tasks() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
     loop = asyncio.get_running_loop()
     await loop.shutdown_asyncgens()
+    if isinstance(loop, IdleLoop):
+        loop.aside.close()
     await loop.shutdown_default_executor()
 
 

@@ -20,14 +20,17 @@ from collections.abc import (
 )
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from treegen.errors import InputError
 from treegen.outputs import Completion, Score
 from treegen.params import SamplingParams
+from treegen.search.aside import in_thread
 from treegen.search.budget import Budget, BudgetReached, SearchUsage
 from treegen.search.loop import check_loop
 from treegen.search.uncopied import Uncopied
+
+T = TypeVar("T")
 
 NodeEnd = Literal["stop", "length", "confidence", "given"]
 
@@ -90,6 +93,8 @@ class Search(Uncopied):
     params; by default the name.
     usage: what the search has cost so far.
     stopped: why nothing more may be asked for; None while it may.
+    restart: how often the search began again at its root. Nodes remember it.
+    num_asked: calls for samples and scores that are under way.
     """
 
     def __init__(
@@ -110,6 +115,7 @@ class Search(Uncopied):
         self.budget = budget or Budget()
         self.usage = SearchUsage()
         self.stopped: BudgetReached | None = None
+        self.restart = self.num_asked = 0
         self._num_prompts = self._num_drawing = 0
         self._others: list[SearchNode] = []
         context = context or backend.prompt(content, self.usage)
@@ -179,10 +185,20 @@ class Search(Uncopied):
         self.check()
         granted = min(n, self.check_room("nodes", "tokens"))
         self._num_drawing += granted
+        with self.asking():
+            try:
+                yield granted
+            finally:
+                self._num_drawing -= granted
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Inside, something is asked of the model."""
+        self.num_asked += 1
         try:
-            yield granted
+            yield
         finally:
-            self._num_drawing -= granted
+            self.num_asked -= 1
 
     def check_room(self, *names: Literal["nodes", "tokens"]) -> int:
         """How many samples the named limits have room for beside those under way.
@@ -211,13 +227,19 @@ class SearchNode(Uncopied):
     text: its own text.
     completion: the sample that it is; None for given text.
     value: the number that an evaluation gave it, for strategies and reports; None if none did.
+    visits: how often a strategy has counted a value for it; 0 for strategies that do not count.
+    prior: how likely a strategy found it before it was visited; None if none did.
+    scores: what judged it, by name, and the number that each gave.
     pruned: whether a strategy has given it up.
-    data: anything that its user wants to keep with it.
+    pruned_because: why, in a few words; empty if that is not known.
+    restart: how often the search had begun again at its root when the node was made.
+    data: anything that its user wants to keep with it. Records have it as JSON, or else as text.
     """
 
     __slots__ = (
         "_context", "_num_drawn", "_num_extended", "children", "completion", "data", "depth",
-        "key", "order", "parent", "pruned", "search", "text", "value",
+        "key", "order", "parent", "prior", "pruned", "pruned_because", "restart", "scores",
+        "search", "text", "value", "visits",
     )  # fmt: skip
 
     def __init__(
@@ -237,7 +259,12 @@ class SearchNode(Uncopied):
         self.order = order
         self.children: list[SearchNode] = []
         self.value: float | None = None
+        self.visits = 0
+        self.prior: float | None = None
+        self.scores: dict[str, float] = {}
         self.pruned = False
+        self.pruned_because = ""
+        self.restart: int = search.restart if parent is not None else 0
         self.data: Any = None
         self._context: Context | None = context
         self._num_drawn = self._num_extended = 0
@@ -440,10 +467,19 @@ class SearchNode(Uncopied):
         self.search.check()
         self.search.usage.calls += 1
         self.search.usage.tokens_reprompted += context.num_tokens
-        scores = await self.search.backend.score(context, texts, self.search)
+        with self.search.asking():
+            scores = await self.search.backend.score(context, texts, self.search)
         if len(scores) < len(texts):
             self.search.check()
         return scores
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        """What a function returns, such as a tool. It runs in a thread while other searches go on.
+
+        This search goes on once nothing else of it is under way: no sample or score, nor another
+        such function. So its tree does not depend on how long the function takes.
+        """
+        return await in_thread(self, function, *args)
 
     def drop(self) -> None:
         """Give back the pages of this node and of all nodes below it; their text stays in the tree.

@@ -5,16 +5,23 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from treegen.errors import DataError
 from treegen.search.node import NodeEnd, SearchNode
 
+_DECIMALS: Final = 3  # of a log-probability
+_DIGITS: Final = 4  # decimals of a value, or digits of a smaller one
+
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
     """One node. The field names are those of the JSON object.
+
+    The object leaves out the fields from `visits` on if they have their defaults. What is noise is
+    rounded away, because it differs by what was computed beside: `logprob` has 3 decimals, and
+    `score`, `prior` and `scores` have 4, or 4 digits if they are small.
 
     id: 0 for the root; parents come before their children.
     parent_id: id of the node above it; None for the root.
@@ -25,6 +32,12 @@ class NodeRecord:
     leaf: whether it has no children.
     pruned: whether the strategy gave it up.
     finish_reason: how its text ended: "stop", "length", "confidence" or "given".
+    visits: how often a strategy has counted a value for it; 0 if it does not count visits.
+    prior: how likely a strategy found it before it was visited; None if it has none.
+    scores: what judged it, by name, and the number that each gave.
+    pruned_because: why it was given up, in a few words.
+    restart: how often the search had begun again at its root when the node was made.
+    data: what the search function noted at it; a value that JSON cannot hold is there as its repr.
     """
 
     id: int
@@ -37,10 +50,22 @@ class NodeRecord:
     leaf: bool
     pruned: bool
     finish_reason: NodeEnd
+    visits: int = 0
+    prior: float | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+    pruned_because: str = ""
+    restart: int = 0
+    data: object = None
 
     def to_json(self) -> dict[str, Any]:
         """The record as a JSON object."""
-        return asdict(self)
+        found = {name: getattr(self, name) for name in _TYPES}
+        more = {name: getattr(self, name) for name in _MORE}
+        return found | {
+            name: dict(value) if name == "scores" else value
+            for name, value in more.items()
+            if value != _DEFAULTS[name]
+        }
 
 
 _TYPES: Final[dict[str, tuple[type, ...]]] = {
@@ -55,6 +80,18 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
     "pruned": (bool,),
     "finish_reason": (str,),
 }
+# Fields that a record may lack: those of runs from before have none of them.
+_MORE: Final[dict[str, tuple[type, ...]]] = {
+    "visits": (int,),
+    "prior": (int, float, type(None)),
+    "scores": (Mapping,),
+    "pruned_because": (str,),
+    "restart": (int,),
+    "data": (object,),
+}
+_DEFAULTS: Final[dict[str, object]] = {
+    "visits": 0, "prior": None, "scores": {}, "pruned_because": "", "restart": 0, "data": None,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +112,18 @@ class SearchTree:
                     parent_id=None if index == 0 or node.parent is None else ids[node.parent],
                     depth=node.depth - top,
                     text=node.text,
-                    score=_finite(node.value),
-                    logprob=node.logprob,
+                    score=_rounded(node.value),
+                    logprob=round(node.logprob, _DECIMALS),
                     n_tokens=len(node.tokens),
                     leaf=node.is_leaf,
                     pruned=node.pruned,
                     finish_reason=node.finish_reason,
+                    visits=node.visits,
+                    prior=_rounded(node.prior),
+                    scores=_scores(node.scores),
+                    pruned_because=node.pruned_because,
+                    restart=node.restart,
+                    data=as_json(node.data),
                 )
                 for index, node in enumerate(nodes)
             )
@@ -127,7 +170,8 @@ class SearchTree:
             reason = _wrong(record, index, nodes)
             if reason:
                 raise DataError(f"node {index} of the search tree {reason}")
-            nodes.append(NodeRecord(**{name: record[name] for name in _TYPES}))
+            known = {name: record[name] for name in (*_TYPES, *_MORE) if name in record}
+            nodes.append(NodeRecord(**known))
         if not nodes:
             raise DataError("the search tree has no nodes")
         inner = {node.parent_id for node in nodes}
@@ -137,15 +181,43 @@ class SearchTree:
         return SearchTree(tuple(nodes))
 
 
-def _finite(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(value)
+def rounded(value: float) -> float:
+    """A value without its noise: 4 decimals, or 4 digits if it is small."""
+    small = -math.floor(math.log10(abs(value))) - 1 if value else 0
+    return round(float(value), _DIGITS + max(0, small))
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else rounded(value)
+
+
+def _scores(scores: Mapping[str, float]) -> dict[str, float]:
+    found = {str(name): _rounded(value) for name, value in scores.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def as_json(value: object) -> object:
+    """The value, or its repr if JSON cannot hold it."""
+    return value if _is_json(value) else repr(value)
+
+
+def _is_json(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_json(each) for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_json, value))
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, str | int | bool)
 
 
 def _wrong(record: object, index: int, before: Sequence[NodeRecord]) -> str | None:
     """Why a record cannot be the next node after others; None if it can."""
     if not isinstance(record, Mapping):
         return f"is a {type(record).__name__}, not an object"
-    for name, types in _TYPES.items():
+    for name, types in (_TYPES | _MORE).items():
+        if name not in record and name in _MORE:
+            continue
         if name not in record:
             return f"lacks {name!r}"
         value = record[name]
@@ -167,7 +239,8 @@ def _wrong(record: object, index: int, before: Sequence[NodeRecord]) -> str | No
 
 TreeNode = Mapping[str, Any]
 """id, parent_id (None for the root), depth, text, score, logprob, n_tokens, leaf, pruned and
-finish_reason of one node; score, logprob and finish_reason may be None."""
+finish_reason of one node; score, logprob and finish_reason may be None. It has visits, prior,
+scores, pruned_because, restart and data if they are not empty; see `NodeRecord`."""
 
 
 def best_path(nodes: Iterable[TreeNode], best: int | None) -> frozenset[int]:

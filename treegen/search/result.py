@@ -13,7 +13,7 @@ from treegen.search.budget import BudgetReached, SearchUsage
 from treegen.search.detached import detach
 from treegen.search.node import Search, SearchNode
 from treegen.search.problems import SearchProblem
-from treegen.search.records import NodeRecord, SearchTree
+from treegen.search.records import NodeRecord, SearchTree, as_json, rounded
 
 LEFT_OUT: Final = "left out"
 """What a search was stopped by that was not done at all; see `Cluster`."""
@@ -129,8 +129,8 @@ class SearchResult:
             **record,
             "candidates": list(self.candidates),
             "answers": list(self.answers),
-            "votes": dict(self.votes),
-            "value": self.value if _is_json(self.value) else repr(self.value),
+            "votes": {answer: rounded(votes) for answer, votes in self.votes.items()},
+            "value": as_json(self.value),
             "usage": usage,
             "nodes": [node.to_json() for node in self.tree.nodes],
         }
@@ -198,16 +198,6 @@ def _check_own(found: Found | None, own: Mapping[SearchNode, int]) -> None:
                 f"a search returned node {node.key!r}, which is not in its tree; return nodes "
                 "below its root that are not of another search, nor of a prompt made with `prompt`"
             )
-
-
-def _is_json(value: object) -> bool:
-    if isinstance(value, Mapping):
-        return all(isinstance(key, str) and _is_json(each) for key, each in value.items())
-    if isinstance(value, list | tuple):
-        return all(map(_is_json, value))
-    if isinstance(value, float):
-        return value - value == 0  # neither infinite nor NaN, which JSON has no words for
-    return value is None or isinstance(value, str | int | bool)
 
 
 def _one_line(error: BaseException) -> str:

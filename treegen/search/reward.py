@@ -1,23 +1,67 @@
-"""Scores of a reward model or verifier: a transformers sequence classifier."""
+"""Values of reward models and verifiers, computed together for the nodes of many searches."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from treegen.errors import InputError
-from treegen.model.verifier import SEQUENCE, load_scorer, probabilities
+from treegen.model.verifier import SEQUENCE, Verifier
+from treegen.search.aside import Together
 from treegen.search.evaluate import Evaluate
 from treegen.search.node import SearchNode
 from treegen.search.strategies.common import check_counts
+from treegen.search.verifier import MEMORY, load_verifier
+
+Encoded = tuple[list[int], list[int]]
+"""Token ids of a text, and the places after which it is judged."""
+
+# Shares that differ by less differ by what was computed beside them.
+_DECIMALS: Final = 6
 
 
 def whole_text(node: SearchNode) -> str:
     """The prompt and the text after it."""
+    return prompt_text(node) + node.path_text
+
+
+def prompt_text(node: SearchNode) -> str:
+    """The prompt of a node's tree."""
     prompt = node.path[0].text
     if not prompt:
         raise InputError("the prompt was given as token ids; say what the model reads by text_of")
-    return prompt + node.path_text
+    return prompt
+
+
+def path_text(node: SearchNode) -> str:
+    """The text after the prompt."""
+    return node.path_text
+
+
+def by_verifier(
+    verifier: Verifier,
+    *,
+    question_of: Callable[[SearchNode], str] = prompt_text,
+    answer_of: Callable[[SearchNode], str] = path_text,
+    name: str = "verifier",
+    batch_size: int = 64,
+) -> Evaluate:
+    """Evaluate nodes by a verifier: the value is that of their steps so far, from 0 to 1.
+
+    verifier: from `load_verifier`; its `reduce` says how values of steps become one.
+    question_of, answer_of: what it reads; by default the prompt, and the text after it.
+    name: the values are noted under it in `node.scores`.
+    batch_size: texts that are worth a call while other searches decode. Those of all searches
+    under way are computed together.
+
+    The evaluation raises InputError for a text that is too long for the model.
+    """
+
+    def encode(node: SearchNode) -> Encoded:
+        return verifier.encode(question_of(node), answer_of(node))
+
+    return _evaluate(verifier, encode, name, batch_size)
 
 
 def reward_model(
@@ -26,8 +70,9 @@ def reward_model(
     text_of: Callable[[SearchNode], str] = whole_text,
     label: int | None = None,
     device: str | None = None,
-    batch_size: int = 16,
+    batch_size: int = 64,
     revision: str | None = None,
+    memory: int | str = MEMORY,
 ) -> Evaluate:
     """Evaluate nodes by a sequence classifier of transformers, which is loaded here.
 
@@ -36,28 +81,43 @@ def reward_model(
     label: the output to take, by default the last, which for two labels is "right". The value is
     the sigmoid of the only output, or the softmax share of one among several.
     device: where it computes; by default a GPU if there is one.
-    batch_size: texts to compute at once.
+    batch_size: as for `by_verifier`.
     revision: of a hub name.
-
-    Each call is computed by itself, so that a search does not depend on the searches beside it.
+    memory: bytes of its cache, for what texts share.
 
     Raises InputError for arguments that cannot be used, ModelError for a model that cannot be
     loaded. The evaluation raises InputError for a text that is too long for the model.
     """
+    verifier = load_verifier(
+        name, revision=revision, device=device, form=SEQUENCE, memory=memory, label=label
+    )
+
+    def encode(node: SearchNode) -> Encoded:
+        ids = list(verifier.scorer.tokenizer(text_of(node))["input_ids"])
+        return ids, [verifier.last(ids)]
+
+    return _evaluate(verifier, encode, "reward", batch_size)
+
+
+def _evaluate(
+    verifier: Verifier, encode: Callable[[SearchNode], Encoded], name: str, batch_size: int
+) -> Evaluate:
     check_counts(batch_size=batch_size)
-    scorer = load_scorer(name, revision=revision, device=device, form=SEQUENCE)
-    num_labels = int(scorer.model.config.num_labels)
-    if label is not None and not 0 <= label < num_labels:
-        raise InputError(f"label must be less than {num_labels}, got {label}")
-    column = num_labels - 1 if label is None else label
+
+    def compute(texts: list[Encoded]) -> list[float]:
+        values = verifier.read([ids for ids, _ in texts], [ends for _, ends in texts])
+        return [round(verifier.reduced(each), _DECIMALS) for each in values]
+
+    together = Together(compute, size=batch_size)
 
     async def evaluate(nodes: Sequence[SearchNode]) -> list[float]:
-        rows = scorer.tokenizer([text_of(node) for node in nodes])["input_ids"]
-        values = [0.0] * len(nodes)
-        for places in scorer.batches(rows, batch_size):
-            scores = probabilities(scorer.logits([rows[place] for place in places]))
-            for place, value in zip(places, scores[:, column].tolist(), strict=True):
-                values[place] = value
+        if not nodes:
+            return []
+        texts = [encode(node) for node in nodes]
+        verifier.scorer.check_length([ids for ids, _ in texts])  # before others wait for it
+        values = await together(nodes[0], texts)
+        for node, value in zip(nodes, values, strict=True):
+            node.scores[name] = value
         return values
 
     return evaluate

@@ -137,6 +137,8 @@ class SearchRun(Iterator[SearchResult], Closing):
             return False
         if any(each.end_wait() for each in self._running):
             return True
+        if self._loop.aside.go_on(busy=self.backend.has_work):
+            return True
         if self.backend.has_work or self._results or not self._running:
             self._loop.stop()
             return True

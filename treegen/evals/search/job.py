@@ -1,10 +1,10 @@
 """One run of searches before weights are loaded: prompts, and what a resume must agree on."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from treegen.errors import CapacityError
+from treegen.errors import CapacityError, InputError
 from treegen.evals.calls import asked
 from treegen.evals.job import AnyJob, load_task_data
 from treegen.evals.search.names import REWARD
@@ -27,6 +27,20 @@ class SearchJob(AnyJob):
     task: SearchTask
     roots: Mapping[str, str]
 
+    @property
+    def planned(self) -> int:
+        """Searches of the finished run."""
+        return len(self.roots) * self.settings.repeats
+
+    @property
+    def searches(self) -> dict[str, tuple[str, int]]:
+        """For the name of each search its problem's id, and which search of the problem it is.
+
+        Raises:
+            InputError: two searches have one name.
+        """
+        return search_names(list(self.roots), self.settings.repeats)
+
 
 def load_search_job(settings: SearchSettings) -> SearchJob:
     """Return a task with its problems and prompts.
@@ -41,7 +55,29 @@ def load_search_job(settings: SearchSettings) -> SearchJob:
         problem.id: asked(task.root, task.name, problem.id)(data, problem)
         for problem in data.problems
     }
+    search_names(list(roots), settings.repeats)  # it checks them
     return SearchJob(settings, task, data, roots)
+
+
+def search_names(problem_ids: Sequence[str], repeats: int) -> dict[str, tuple[str, int]]:
+    """For the name of each search its problem's id, and which search of the problem it is.
+
+    The first search of a problem bears its id. So it is the same, whether or not others follow.
+
+    Raises:
+        InputError: two searches have one name.
+    """
+    found: dict[str, tuple[str, int]] = {}
+    for repeat in range(repeats):
+        for problem_id in problem_ids:
+            name = f"{problem_id} #{repeat + 1}" if repeat else problem_id
+            if name in found:
+                raise InputError(
+                    f"a problem has the id {name!r}, which is the name of a search of another "
+                    "problem; give it another id, or leave --repeats out"
+                )
+            found[name] = problem_id, repeat
+    return found
 
 
 def check_prompts_fit(job: SearchJob, facts: "ModelFacts") -> None:

@@ -7,7 +7,7 @@ search is stored at once, as one record with its whole tree.
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -20,6 +20,7 @@ from treegen.evals.progress import Progress, RightSoFar
 from treegen.evals.run import results_head
 from treegen.evals.search.job import SearchJob
 from treegen.evals.search.settings import stored_search_choices
+from treegen.evals.stats import estimate, pass_at_k
 from treegen.runs import SearchRunDir
 
 if TYPE_CHECKING:
@@ -58,8 +59,9 @@ def run_searches(
     tally = RightSoFar()
     for record in run.records():
         tally.count(record["problem_id"], bool(record["solved"]))
-    done = {problem_id for problem_id, _ in run.done}
-    todo = [(name, root) for name, root in job.roots.items() if name not in done]
+    done = set(run.done)
+    names = {name: key for name, key in job.searches.items() if key not in done}
+    todo = [(name, job.roots[problem_id]) for name, (problem_id, _) in names.items()]
     started, start, tokens = len(done), time.monotonic(), 0
     results = llm.search_stream(
         search_function(job.task, job.data, settings, stop, value_function),
@@ -114,12 +116,13 @@ def make_record(job: SearchJob, result: "SearchResult") -> dict[str, Any]:
     Only a whole solution has an answer and can be right. A text that a budget cut short has none.
     """
     task = job.task
-    problem = next(problem for problem in job.data.problems if problem.id == result.name)
+    problem_id, repeat = job.searches[result.name]
+    problem = next(problem for problem in job.data.problems if problem.id == problem_id)
     text = result.best_text if result.best in result.candidates else None
     found = result.to_json()
     return {
-        "problem_id": result.name,
-        "sample_index": 0,
+        "problem_id": problem_id,
+        "sample_index": repeat,
         "method": job.settings.method,
         "solved": text is not None and asked(task.solved, task.name, problem.id)(problem, text),
         "answer": None
@@ -136,11 +139,13 @@ def make_record(job: SearchJob, result: "SearchResult") -> dict[str, Any]:
 def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
     """Write results.json from the trees of a run; returns its content."""
     tally = RightSoFar()
+    solved_of: dict[str, list[bool]] = {}
     errors: dict[str, str] = {}
     stopped: Counter[str] = Counter()
     costs: dict[str, list[float]] = {name: [] for name in COSTS}
     for record in run.records():
         tally.count(record["problem_id"], bool(record["solved"]))
+        solved_of.setdefault(record["problem_id"], []).append(bool(record["solved"]))
         if record["error"]:
             errors[record["problem_id"]] = record["error"]
         stopped[record["stopped"]] += 1
@@ -156,6 +161,7 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
         "method": job.settings.method,
         "solved": asdict(solved) if solved else None,
         "num_solved": tally.num_right,
+        **_pass_at(list(solved_of.values()), job.settings.repeats),
         "errors": errors,
         "stopped": dict(stopped.most_common()),
         "cost": {name: _sums(values) for name, values in costs.items()},
@@ -164,6 +170,20 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
     }
     run.write_results(results)
     return results
+
+
+def _pass_at(solved: Sequence[Sequence[bool]], repeats: int) -> dict[str, Any]:
+    """pass@k over searches, for k of 1, 2, 4 and so on; only problems with k searches count.
+
+    solved: of each problem, which of its searches solved it.
+    """
+    if repeats == 1:
+        return {}
+    found: dict[str, Any] = {}
+    for k in sorted({*(2**i for i in range(repeats.bit_length())), repeats}):
+        values = [pass_at_k(len(each), sum(each), k) for each in solved if len(each) >= k]
+        found[str(k)] = asdict(estimate(values)) if values else None
+    return {"pass@k": found}
 
 
 def _sums(values: list[float]) -> Mapping[str, float | None]:

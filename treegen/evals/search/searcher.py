@@ -15,6 +15,7 @@ from typing import Final, ParamSpec, TypeVar
 from treegen.errors import CacheFullError
 from treegen.evals.calls import asked
 from treegen.evals.problem import Problem
+from treegen.evals.search.job import search_names
 from treegen.evals.search.methods import Knobs, Method
 from treegen.evals.search.own_method import find_method
 from treegen.evals.search.settings import SearchSettings
@@ -37,6 +38,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SOLVED: Final = "solved"
+LOST: Final = "wrong or leads nowhere"
 INTERRUPTED: Final = "interrupted"
 POLL_SECONDS = 0.2
 
@@ -48,7 +50,7 @@ def search_function(
     interrupted: Callable[[], object] = lambda: None,
     value_function: ValueFunction | None = None,
 ) -> TaskSearchFn:
-    """Return what searches any of a task's problems; a search bears its problem's id as name.
+    """Return what searches any of a task's problems; `job.search_names` has names of searches.
 
     interrupted: polled while a search is under way; once it returns something true, it is stopped.
     value_function: of `load_value_function`; by default it is loaded with the first search.
@@ -72,7 +74,7 @@ class _TaskSearch:
     ) -> None:
         self._task, self._data, self._settings = task, data, settings
         self._method = method or find_method(settings.place)
-        self._problems = {problem.id: problem for problem in data.problems}
+        self._problems = problems_of(data, settings)
         self._interrupted, self._value_function = interrupted, value_function
 
     @cached_property
@@ -103,8 +105,19 @@ def load_value_function(data: TaskData, settings: SearchSettings) -> ValueFuncti
     A reward model takes memory. So it is loaded before the model that samples, which takes all
     that is left.
     """
+    return general_value_function(
+        settings.evaluate,
+        problems_of(data, settings),
+        verifier_args=settings.verifier_args,
+        memory=settings.verifier_memory,
+    )
+
+
+def problems_of(data: TaskData, settings: SearchSettings) -> dict[str, Problem]:
+    """The problem of each search, by the search's name."""
     problems = {problem.id: problem for problem in data.problems}
-    return general_value_function(settings.evaluate, problems)
+    names = search_names(list(problems), settings.repeats)
+    return {name: problems[problem_id] for name, (problem_id, _) in names.items()}
 
 
 async def _stop_when(interrupted: Callable[[], object], search: Search) -> None:
@@ -149,6 +162,7 @@ class Searcher:
             # A list of next steps is the same each time, so a second search would be too.
             if not again or usage.tokens_decoded == spent or self._settings.propose != "sample":
                 return found
+            self.root.search.restart += 1
 
     def _right(self) -> SearchNode | None:
         """The first solution in the tree that is right, if the task can tell."""
@@ -229,7 +243,7 @@ class Searcher:
             if value == self._value.won:
                 node.value, self._is_solved = value, True
             if value == self._value.lost:
-                node.value, node.pruned = value, True
+                node.value, node.pruned, node.pruned_because = value, True, LOST
                 node.drop()
             else:
                 kept.append(node)

@@ -5,23 +5,28 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from treegen.errors import InputError
-from treegen.evals.given import RunChoices, last_choices, merged, settled
+from treegen.evals.given import RunChoices, absolute, last_choices, merged, settled
 from treegen.evals.search.methods import Knobs
 from treegen.evals.search.names import CHOOSE, EVALUATE, PROPOSE, REWARD
 from treegen.evals.search.own_method import absolute_method, find_method, short_name
 from treegen.evals.search.task import SearchDefaults, get_search_task
 from treegen.evals.search.typed import read_values
 from treegen.evals.selection import did_you_mean
+from treegen.evals.verifier_args import known_settings
+from treegen.formats import parse_bytes
 from treegen.params import SamplingParams
 from treegen.search.budget import Budget
 
 if TYPE_CHECKING:
     from treegen.runs import RunInfo
 
-_OWN: Final = ("choose", "arguments", "source")
+_OWN: Final = ("choose", "arguments", "source", "repeats", "verifier_args")
 _DRAW: Final = ("temperature", "top_p", "top_k", "min_p", "seed")
 # Values of runs from before there was a choice. run.json leaves these values out.
-_BEFORE: Final = {"rollouts": 0, "choose": "best", "arguments": {}, "source": None}
+_BEFORE: Final[dict[str, Any]] = {
+    "rollouts": 0, "choose": "best", "arguments": {}, "source": None, "repeats": 1,
+    "verifier_args": {},
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +39,14 @@ class SearchSettings(RunChoices, Knobs):
     choose: one of CHOOSE, for methods that find several solutions.
     arguments: those of the method's own, by name.
     source: a hash of the method's file; None if it comes with treegen.
+    repeats: searches of each problem, each with samples of its own.
+    verifier_args: how a verifier is read; see `treegen.evals.verifier_args`.
+    verifier_memory: the cache of a verifier; None for the usual size.
     concurrency: most problems to search at once.
     place: where the method is found: one of METHODS, or the absolute path/to/file.py:function.
     """
 
-    FREE: ClassVar = ("concurrency", "place")
+    FREE: ClassVar = ("concurrency", "place", "verifier_memory")
 
     method: str
     budget: Budget
@@ -47,11 +55,15 @@ class SearchSettings(RunChoices, Knobs):
     choose: str = "best"
     arguments: Mapping[str, Any] = field(default_factory=dict)
     source: str | None = None
+    repeats: int = 1
+    verifier_args: Mapping[str, Any] = field(default_factory=dict)
+    verifier_memory: str | None = None
     concurrency: int = 64
     place: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("width", "depth", "expand", "num_samples", "iterations", "concurrency"):
+        counts = ("width", "depth", "expand", "num_samples", "iterations", "repeats", "concurrency")
+        for name in counts:
             value = getattr(self, name)
             if value < 1:
                 flag = "n-samples" if name == "num_samples" else name.replace("_", "-")
@@ -60,7 +72,12 @@ class SearchSettings(RunChoices, Knobs):
             raise InputError(f"--rollouts must be at least 0, got {self.rollouts}")
         if not self.exploration >= 0:
             raise InputError(f"--exploration must be at least 0, got {self.exploration}")
-        if self.step.temperature == 0 and (self.expand > 1 or self.num_samples > 1):
+        if self.verifier_args and not self.evaluate.startswith(REWARD):
+            raise InputError("--verifier-arg is for a verifier; name one with --verifier")
+        if self.verifier_memory is not None:
+            parse_bytes(self.verifier_memory)
+        several = max(self.expand, self.num_samples, self.repeats)
+        if self.step.temperature == 0 and several > 1:
             raise InputError(
                 "a search needs different samples of one state, and temperature 0 gives the same "
                 "one each time; use a temperature above 0"
@@ -89,6 +106,11 @@ def settle_search(
     asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None
 ) -> SearchSettings:
     """Return the settings that a user's choices come to; see `treegen.evals.settings.settle`."""
+    if "verifier" in asked:
+        if "evaluate" in asked:
+            raise InputError("give --verifier or --evaluate, not both")
+        asked = {**asked, "evaluate": f"{REWARD}{absolute(asked['verifier'])}"}
+        del asked["verifier"]
     given = merged(asked, stored)
     if not given.get("task"):
         raise InputError("no task is given; such as countdown, or gsm8k")
@@ -118,6 +140,7 @@ def settle_search(
         "propose": propose,
         "evaluate": evaluate,
         "prune_below": given.pop("prune_below", prune),
+        "verifier_args": known_settings(given.pop("verifier_args", {})),
         "budget": _budget(given.pop("budget", None), defaults),
         "step": replace(defaults.step, **step),
         "whole": replace(defaults.whole, **whole),

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from treegen.evals.problem import Problem
 from treegen.evals.search.names import REWARD
@@ -38,17 +38,30 @@ def own_value_function(task: SearchTask, problem: Problem, how: str) -> ValueFun
     return ValueFunction(task.evaluate(problem, how), 0.0, worth, lambda value: value / worth)
 
 
-def general_value_function(how: str, problems: Mapping[str, Problem]) -> ValueFunction | None:
-    """Return a way to judge that every task has; None if it is one of the task's own."""
+def general_value_function(
+    how: str,
+    problems: Mapping[str, Problem],
+    *,
+    verifier_args: Mapping[str, Any] | None = None,
+    memory: str | None = None,
+) -> ValueFunction | None:
+    """Return a way to judge that every task has; None if it is one of the task's own.
+
+    problems: by the names of searches.
+    verifier_args: how a verifier is read. memory: its cache.
+    """
     if how.startswith(REWARD):
-        from treegen.search.reward import reward_model
+        from treegen.search.reward import by_verifier
+        from treegen.search.verifier import MEMORY, load_verifier
 
-        def text_of(node: SearchNode) -> str:
+        def question_of(node: SearchNode) -> str:
             # The solved examples are left out, because they say nothing of this solution.
-            return f"{problems[node.search.name].question}\n{node.path_text}"
+            return problems[node.search.name].question
 
-        reward = reward_model(how.removeprefix(REWARD), text_of=text_of)
-        return ValueFunction(reward, 0.0, 1.0, lambda value: value)
+        name = how.removeprefix(REWARD)
+        verifier = load_verifier(name, memory=memory or MEMORY, **(verifier_args or {}))
+        judge = by_verifier(verifier, question_of=question_of)
+        return ValueFunction(judge, 0.0, 1.0, lambda value: value)
     found = {"logprob": mean_logprob, "min-logprob": min_logprob}.get(how)
     if found is None:
         return None

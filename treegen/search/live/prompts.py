@@ -23,9 +23,13 @@ _MAX_HELD = 256
 class PromptIndex:
     """Segments of given text, by the segment above them and their first token."""
 
-    def __init__(self, store: SegmentStore, *, rows: int) -> None:
-        """No prompts yet. rows: rows to expect below a segment that prompts share."""
-        self._store, self._rows = store, rows
+    def __init__(self, store: SegmentStore, *, rows: int, held: int = _MAX_HELD) -> None:
+        """No prompts yet.
+
+        rows: rows to expect below a segment that prompts share.
+        held: segments that stay, though nothing else refers to them.
+        """
+        self._store, self._rows, self._max_held = store, rows, held
         self._page_size = store.cache.page_size
         self._below: dict[tuple[int, int], list[LiveSegment]] = {}
         # The segments used last are held, so that they stay while nothing else refers to them.
@@ -109,7 +113,7 @@ class PromptIndex:
     def _note(self, segment: LiveSegment) -> None:
         self._below.setdefault(self._key(segment.parent, segment.tokens), []).append(segment)
         self._num_noted += 1
-        if self._num_noted > 2 * len(self._store.segments) + _MAX_HELD:
+        if self._num_noted > 2 * len(self._store.segments) + self._max_held:
             self._forget_freed()
 
     def _forget_freed(self) -> None:
@@ -121,7 +125,7 @@ class PromptIndex:
         """Hold a new segment by the caller's reference until many others have been used."""
         self._note(segment)
         self._held[segment.index] = segment
-        while len(self._held) > _MAX_HELD:
+        while len(self._held) > self._max_held:
             _, oldest = self._held.popitem(last=False)
             self._store.release(oldest)
         return segment

@@ -126,7 +126,9 @@ async def arms_of(children: Sequence[SearchNode], priors: Evaluate | None) -> li
     if min(weights, default=0.0) < 0:
         raise InputError(f"priors must be weights from 0 on, got {min(weights)}")
     whole = math.fsum(weights)
-    return [Arm(prior=w / whole if whole else 1 / len(weights)) for w in weights]
+    for child, weight in zip(children, weights, strict=True):
+        child.prior = weight / whole if whole else 1 / len(weights)
+    return [Arm(prior=child.prior) for child in children]
 
 
 def mark(
@@ -142,7 +144,7 @@ def count(arms: Mapping[SearchNode, Arm], path: Sequence[SearchNode], rules: Rul
     rewards = rules.rewards([arms[node].own for node in path])
     for node, value in zip(path, rewards, strict=True):
         arms[node].add(value)
-        node.value = arms[node].worth(rules)
+        node.value, node.visits = arms[node].worth(rules), arms[node].visits
     end = arms[path[-1]]
     end.reached = max(end.reached, rewards[0])
 

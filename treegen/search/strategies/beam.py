@@ -8,6 +8,7 @@ from treegen.search.node import SearchNode
 from treegen.search.propose import Propose
 from treegen.search.result import Found
 from treegen.search.strategies.common import (
+    OUTRANKED,
     Done,
     State,
     assess,
@@ -67,7 +68,7 @@ async def beam_down(
         await assess(steps, evaluate)
         ranked = rank(steps)
         places = width - num_finished
-        prune(ranked[places:], root)
+        prune(ranked[places:], root, OUTRANKED)
         frontier = [node for node in ranked[:places] if not done(node)]
         num_finished += len(ranked[:places]) - len(frontier)
         if not frontier:

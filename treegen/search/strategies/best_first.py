@@ -12,6 +12,8 @@ from treegen.search.node import SearchNode
 from treegen.search.propose import Propose
 from treegen.search.result import Found
 from treegen.search.strategies.common import (
+    DEAD_END,
+    TOO_LOW,
     Done,
     State,
     assess,
@@ -72,8 +74,9 @@ async def best_first(
             steps = distinct(await propose_all(chosen, propose), state, seen, root)
             await assess(steps, evaluate)
             good, bad = split(steps, prune_below)
-            prune(bad, root)
-            prune((node for node in chosen if not node.children and node is not root), root)
+            prune(bad, root, TOO_LOW)
+            ends = [node for node in chosen if not node.children and node is not root]
+            prune(ends, root, DEAD_END)
             for node in good:
                 heapq.heappush(opened, (-(node.value or 0.0), place(node), node))
     except BudgetReached as end:

@@ -7,8 +7,10 @@ wherever a budget ends it, its outcome can be read from the tree.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Final
 
 from treegen.errors import InputError
+from treegen.search.aside import place_of
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate, values_of
 from treegen.search.loop import gather
@@ -19,6 +21,14 @@ from treegen.search.result import Found
 Done = Callable[[SearchNode], bool]
 """Whether a node is the end of a solution, right or wrong. May be called again for a node."""
 
+DUPLICATE: Final = "duplicate"
+OUTRANKED: Final = "outranked"
+TOO_LOW: Final = "value too low"
+DEAD_END: Final = "dead end"
+TOO_DEEP: Final = "too deep"
+ALL_PRUNED: Final = "all below pruned"
+"""Why nodes are pruned, in records."""
+
 State = Callable[[SearchNode], Hashable]
 """The state that a node stands for. Of nodes with equal states only the first is followed."""
 
@@ -26,6 +36,9 @@ State = Callable[[SearchNode], Hashable]
 def text_state(node: SearchNode) -> Hashable:
     """The text of a node's path, and whether the model has ended it."""
     return node.path_text, ended(node)
+
+
+place = place_of
 
 
 async def propose_all(nodes: Iterable[SearchNode], propose: Propose) -> list[SearchNode]:
@@ -53,17 +66,18 @@ def split(
     return ranked[:num_good], ranked[num_good:]
 
 
-def place(node: SearchNode) -> tuple[tuple[int, int], ...]:
-    """The place of a node in its tree. Places sort in the order of `SearchNode.walk`."""
-    return tuple(each.order for each in node.path)
+def prune(nodes: Iterable[SearchNode], root: SearchNode, because: str = "") -> None:
+    """Give nodes up and free their pages; also parents below root whose children are all pruned.
 
-
-def prune(nodes: Iterable[SearchNode], root: SearchNode) -> None:
-    """Give nodes up and free their pages; also parents below root whose children are all pruned."""
+    because: why, in a few words, for records.
+    """
     for node in nodes:
+        reason = because
         while True:
+            node.pruned_because = node.pruned_because or reason
             node.pruned = True
             node.drop()
+            reason = ALL_PRUNED
             above = node.parent
             if above is None or node is root or above is root:
                 break
@@ -82,7 +96,7 @@ def distinct(
         key = state(node)
         (twice if key in seen else kept).append(node)
         seen.add(key)
-    prune(twice, root)
+    prune(twice, root, DUPLICATE)
     return kept
 
 

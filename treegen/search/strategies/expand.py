@@ -11,7 +11,15 @@ from treegen.search.evaluate import Evaluate, mean_logprob, min_logprob, sum_log
 from treegen.search.node import SearchNode, ended
 from treegen.search.propose import Propose
 from treegen.search.result import Found
-from treegen.search.strategies.common import assess, conclude, place, propose_all, prune, rank
+from treegen.search.strategies.common import (
+    OUTRANKED,
+    assess,
+    conclude,
+    place,
+    propose_all,
+    prune,
+    rank,
+)
 
 _SCORERS: Final[dict[ScorerName, Evaluate]] = {
     "mean_logprob": mean_logprob,
@@ -39,7 +47,7 @@ async def expand(root: SearchNode, levels: Sequence[Expand]) -> Found:
                 await assess(drawn, _scorer(level))
                 drawn = rank(drawn)
             kept = drawn[: level.keep]
-            prune(drawn[len(kept) :], root)
+            prune(drawn[len(kept) :], root, OUTRANKED)
             frontier = sorted((node for node in kept if not ended(node)), key=place)
     except BudgetReached as end:
         stopped = str(end)

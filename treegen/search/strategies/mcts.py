@@ -13,6 +13,7 @@ from treegen.search.propose import Propose
 from treegen.search.result import Found
 from treegen.search.strategies.arms import DEFAULT, Arm, Rules, arms_of, count, in_order, mark
 from treegen.search.strategies.common import (
+    DEAD_END,
     Done,
     State,
     check_counts,
@@ -70,7 +71,7 @@ async def mcts(
             else:
                 path.pop()
                 if path and node in ways[path[-1]]:  # another visit may have pruned it
-                    prune([node], root)
+                    prune([node], root, DEAD_END)
                     ways[path[-1]].remove(node)
         return True
 

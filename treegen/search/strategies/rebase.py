@@ -13,6 +13,7 @@ from treegen.search.node import SearchNode
 from treegen.search.propose import Step
 from treegen.search.result import Found
 from treegen.search.strategies.common import (
+    OUTRANKED,
     Done,
     State,
     assess,
@@ -86,7 +87,8 @@ async def rebase(
             values = [node.value for node in going if node.value is not None]
             counts = allocate(values, max(0, width - num_finished), temperature)
             shares = [(node, count) for node, count in zip(going, counts, strict=True) if count]
-            prune((node for node, count in zip(going, counts, strict=True) if not count), root)
+            left = [node for node, count in zip(going, counts, strict=True) if not count]
+            prune(left, root, OUTRANKED)
             if not shares:
                 break
             if level == depth:

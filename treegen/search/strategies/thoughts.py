@@ -11,6 +11,10 @@ from treegen.search.node import SearchNode
 from treegen.search.propose import Propose
 from treegen.search.result import Found
 from treegen.search.strategies.common import (
+    DEAD_END,
+    OUTRANKED,
+    TOO_DEEP,
+    TOO_LOW,
     Done,
     State,
     assess,
@@ -54,7 +58,8 @@ async def bfs(
             good, bad = split(thoughts, prune_below)
             going = [node for node in good if not done(node)]
             num_finished += len(good) - len(going)
-            prune(bad + going[breadth:], root)
+            prune(bad, root, TOO_LOW)
+            prune(going[breadth:], root, OUTRANKED)
             frontier = going[:breadth]
             if not frontier or (solutions is not None and num_finished >= solutions):
                 break
@@ -98,7 +103,7 @@ async def dfs(
                     break
                 continue
             if steps == depth:
-                prune([node], root)
+                prune([node], root, TOO_DEEP)
                 continue
             if num_visits == max_visits:
                 stopped = f"limit of {max_visits} visits reached"
@@ -107,9 +112,9 @@ async def dfs(
             thoughts = distinct(await propose(node), state, seen, root)
             await assess(thoughts, evaluate)
             good, bad = split(thoughts, prune_below)
-            prune(bad, root)
+            prune(bad, root, TOO_LOW)
             if not good and node is not root:
-                prune([node], root)
+                prune([node], root, DEAD_END)
             stack += [(thought, steps + 1) for thought in reversed(good)]
     except BudgetReached as end:
         stopped = str(end)

@@ -1,0 +1,181 @@
+"""Verifiers over what texts share: each published form against transformers' own class."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import spread_weights, tiny_tokenizer
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    Gemma2Config,
+    Gemma2ForSequenceClassification,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    LlamaForTokenClassification,
+    Qwen2Config,
+    Qwen2ForTokenClassification,
+)
+from transformers import LlamaConfig as Config
+
+from treegen.errors import CapacityError, InputError
+from treegen.model.verifier import Verifier, load_scorer
+from treegen.search.live.reading import TreeReader
+from treegen.search.verifier import load_verifier
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
+SHAPE: dict[str, Any] = {
+    "vocab_size": 320, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 400,
+    "pad_token_id": 2,
+}  # fmt: skip
+
+
+def save(
+    folder: Path, kind: Any = LlamaForTokenClassification, config: Any = Config, **changes: Any
+) -> Path:
+    model = kind(config(**{**SHAPE, "num_labels": 2, **changes}))
+    spread_weights(model, 7)
+    model.save_pretrained(folder)
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def tree_of_texts(rng: random.Random, num: int) -> list[tuple[str, str]]:
+    """Questions, and answers of a tree: each goes on from an earlier one, or is one again."""
+    pairs = [(question, "") for question in ("How many?", "How much is it?")]
+    while len(pairs) < num:
+        question, answer = rng.choice(pairs)
+        step = "".join(rng.choices("abc 123.", k=rng.randint(1, 14)))
+        longer = f"{answer}{step}" + rng.choice(["", "\n\n"])
+        pairs.append((question, longer if len(longer) < 60 else answer))
+    rng.shuffle(pairs)
+    return pairs
+
+
+def both(folder: Path, **settings: Any) -> tuple[Verifier, Verifier]:
+    shared = load_verifier(folder, device="cpu", memory="2MiB", **settings)
+    return shared, load_verifier(folder, device="cpu", share=False, **settings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "changes"),
+    [
+        (LlamaForSequenceClassification, {}, {"num_labels": 1}),
+        (LlamaForSequenceClassification, {"label": 0}, {"num_labels": 3}),
+        (LlamaForTokenClassification, {"reduce": "min"}, {}),
+        (LlamaForTokenClassification, {"mark": "#", "chat": False}, {"num_labels": 1}),
+        (LlamaForCausalLM, {"mark": " #\n", "tokens": ("4", "5")}, {}),
+        (LlamaForCausalLM, {"mark": "+", "tokens": ("+", "-"), "turns": True}, {}),
+    ],
+)
+def test_shared_prefixes_give_what_whole_texts_give(
+    tmp_path: Path, kind: Any, settings: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    shared, whole = both(save(tmp_path, kind, **changes), **settings)
+    rng, reader = random.Random(3), shared.reader
+    assert isinstance(reader, TreeReader) and whole.reader is None
+    pairs = tree_of_texts(rng, 40)
+    want = whole.values(pairs)
+    got: list[list[float]] = []
+    while len(got) < len(pairs):
+        got += shared.values(pairs[len(got) : len(got) + rng.randint(1, 9)])
+    assert [len(each) for each in got] == [len(each) for each in want]
+    for mine, theirs in zip(got, want, strict=True):
+        assert mine == pytest.approx(theirs, abs=2e-6)
+    assert shared.values(pairs) == got  # they are remembered
+    assert reader.num_computed < 0.7 * sum(len(shared.encode(*pair)[0]) for pair in pairs)
+    reader._scheduler.check()
+
+
+def test_a_small_cache_is_enough(tmp_path: Path) -> None:
+    save(tmp_path)
+    small = load_verifier(tmp_path, device="cpu", memory="160KiB")
+    whole = load_verifier(tmp_path, device="cpu", share=False)
+    pairs = tree_of_texts(random.Random(5), 60)
+    for mine, theirs in zip(small.values(pairs), whole.values(pairs), strict=True):
+        assert mine == pytest.approx(theirs, abs=2e-6)
+    assert small.reader is not None
+    tiny = load_verifier(tmp_path, device="cpu", memory="24KiB")
+    with pytest.raises(CapacityError, match="a text to judge"):
+        tiny.values([("How many?", "x" * 150)])
+    short = [("", "a")]
+    assert tiny.values(short)[0] == pytest.approx(whole.values(short)[0], abs=2e-6)
+    with pytest.raises(InputError, match="reads 400"):
+        small.values([("How many?", "x" * 500)])
+
+
+def test_a_model_in_use_is_not_loaded_twice(tmp_path: Path) -> None:
+    save(tmp_path)
+    first, again = (load_verifier(tmp_path, device="cpu", reduce=each) for each in ("min", "mean"))
+    assert first.reader is again.reader is not None and first.scorer is again.scorer
+    assert load_verifier(tmp_path, device="cpu", label=0).reader is not first.reader
+
+
+@pytest.mark.parametrize("form", ["BertForSequenceClassification", "LlamaModel"])
+def test_models_that_share_nothing_read_whole_texts(tmp_path: Path, form: str) -> None:
+    save(tmp_path, BertForSequenceClassification, BertConfig)
+    verifier = load_verifier(tmp_path, device="cpu")
+    assert verifier.reader is None and 0 < verifier.scores([("a", "b")])[0] < 1
+
+
+def test_caps_of_a_language_model_are_not_put_on_a_classifier(tmp_path: Path) -> None:
+    changes = {"final_logit_softcapping": 2.0, "head_dim": 8}
+    save(tmp_path, Gemma2ForSequenceClassification, Gemma2Config, **changes)
+    shared, whole = both(tmp_path)
+    pairs = tree_of_texts(random.Random(1), 9)
+    assert shared.reader is not None
+    for mine, theirs in zip(shared.values(pairs), whole.values(pairs), strict=True):
+        assert mine == pytest.approx(theirs, abs=2e-6)
+
+
+@pytest.mark.parametrize("ending", ["ProcessRewardModel", "RewardModel"])
+def test_heads_of_two_layers_are_read_without_their_code(tmp_path: Path, ending: str) -> None:
+    """A checkpoint as Qwen publishes them."""
+    save(tmp_path, Qwen2ForTokenClassification, Qwen2Config)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights = {name: each for name, each in weights.items() if not name.startswith("score")}
+    generator = torch.Generator().manual_seed(0)
+    outputs = 2 if ending == "ProcessRewardModel" else 1
+    for name, shape in {"0.weight": (32, 32), "0.bias": (32,), "2.weight": (outputs, 32)}.items():
+        weights[f"score.{name}"] = torch.randn(*shape, generator=generator) / 3
+    weights["score.2.bias"] = torch.zeros(outputs)
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    config["architectures"] = [f"Qwen2For{ending}"]
+    config["auto_map"] = {"AutoModel": f"modeling_own.Qwen2For{ending}"}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    shared, whole = both(tmp_path)
+    assert shared.reader is not None
+    module = load_scorer(tmp_path, device="cpu").model
+    for question, answer in tree_of_texts(random.Random(2), 12):
+        ids, ends = shared.encode(question, answer)
+        with torch.inference_mode():
+            hidden = module.base_model(input_ids=torch.tensor([ids])).last_hidden_state[0, ends]
+            hidden = torch.relu(hidden @ weights["score.0.weight"].T + weights["score.0.bias"])
+            logits = hidden @ weights["score.2.weight"].T + weights["score.2.bias"]
+        want = logits.sigmoid()[:, 0] if outputs == 1 else logits.softmax(-1)[:, 1]
+        for verifier in (shared, whole):
+            (values,) = verifier.values([(question, answer)])
+            assert values == pytest.approx(want.tolist(), abs=1e-5)
+
+
+def test_turns_are_read_where_the_model_would_answer(tmp_path: Path) -> None:
+    save(tmp_path, LlamaForCausalLM)
+    verifier = load_verifier(tmp_path, device="cpu", mark="+", turns=True)
+    ids, ends = verifier.encode("How many?", "One.\n\nTwo.")
+    first = "<user>How many? One.</user><assistant>"
+    second = f"{first}+</assistant><user>Two.</user><assistant>"
+    texts = [verifier.scorer.tokenizer.decode(ids[: end + 1]) for end in ends]
+    assert texts == [first, second]
+    with pytest.raises(InputError, match="turns are for"):
+        load_verifier(save(tmp_path / "other"), device="cpu", turns=True)

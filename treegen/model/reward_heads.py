@@ -1,0 +1,88 @@
+"""Reward models whose head is a small network of its own, which transformers has no class for.
+
+Qwen's process reward models (`ForProcessRewardModel`) and reward models (`ForRewardModel`) come
+with code of their own, which is not run. Their layers are transformers'. Their head is two matrices
+with a ReLU between, named `score.0` and `score.2`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import AutoModel
+
+from treegen.errors import ModelError
+
+
+class RewardModel(nn.Module):
+    """The layers of a language model, and a head on each token or on the last.
+
+    base_model: the layers. score: the head. config: its number of labels is that of the head.
+    """
+
+    def __init__(self, body: Any, head: nn.Sequential, *, pooled: bool) -> None:
+        super().__init__()
+        self.base_model, self.score, self._pooled = body, head, pooled
+        self.config: Any = body.config
+        self.config.num_labels = head[2].out_features
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it computes in."""
+        return next(self.parameters()).dtype
+
+    def get_output_embeddings(self) -> None:
+        """It gives no tokens."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
+        """Logits [R, tokens, labels], or of the last token [R, labels], which is no padding."""
+        hidden = self.base_model(input_ids=input_ids, attention_mask=attention_mask)
+        logits: Tensor = self.score(hidden.last_hidden_state)
+        if self._pooled:
+            is_text = input_ids != self.config.pad_token_id
+            places = torch.arange(input_ids.shape[1], device=input_ids.device)
+            last = (places * is_text).argmax(-1)
+            logits = logits[torch.arange(len(logits), device=last.device), last]
+        return SimpleNamespace(logits=logits)
+
+
+def read_reward_model(
+    directory: Path, config: Any, dtype: torch.dtype, *, pooled: bool
+) -> RewardModel:
+    """Load one. pooled: whether it judges the last token alone.
+
+    Raises:
+        ModelError: a weight is missing.
+    """
+    body, info = AutoModel.from_pretrained(
+        directory, config=config, dtype=dtype, use_safetensors=True, local_files_only=True,
+        trust_remote_code=False, output_loading_info=True,
+    )  # fmt: skip
+    if info["missing_keys"]:
+        raise ModelError(f"{directory} has no weights for {min(info['missing_keys'])}")
+    found: dict[str, Tensor] = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        with safe_open(file, "pt") as stored:
+            names = [name for name in stored.keys() if name.startswith("score.")]  # noqa: SIM118
+            found |= {name: stored.get_tensor(name) for name in names}
+    layers: list[nn.Linear] = []
+    for name in ("score.0", "score.2"):
+        if f"{name}.weight" not in found:
+            raise ModelError(f"{directory} has no weights for {name}.weight")
+        weight, bias = found[f"{name}.weight"].to(dtype), found.get(f"{name}.bias")
+        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, dtype=dtype)
+        layer.weight = nn.Parameter(weight, requires_grad=False)
+        if bias is not None:
+            layer.bias = nn.Parameter(bias.to(dtype), requires_grad=False)
+        layers.append(layer)
+    return RewardModel(body, nn.Sequential(layers[0], nn.ReLU(), layers[1]), pooled=pooled)

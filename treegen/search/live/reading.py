@@ -1,0 +1,144 @@
+"""Reads what a model that judges finds right, at places of many texts, over a cache of its own.
+
+Texts of a search tree begin alike, and the text of a node is that of its parent with a step more.
+What they share is computed and stored once, in this call and in later ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import torch
+
+from treegen.cache.kept import KeptPrefixes
+from treegen.engine.scheduler import Scheduler
+from treegen.model.judge import RIGHT
+from treegen.model.memory import make_cache
+from treegen.model.model import Model
+from treegen.model.verifier import Scorer
+from treegen.options import EngineOptions
+from treegen.outputs import Usage
+from treegen.params import SamplingParams
+from treegen.plan.plan import Request
+from treegen.plan.requests import plan_requests
+from treegen.prompts.radix import Tokens
+from treegen.prompts.stops import Stoppings
+from treegen.prompts.tokens import TAIL
+from treegen.search.live.prompts import PromptIndex, check_fits
+
+_PAGE_SIZE: Final = 16
+_ROWS: Final = 8  # texts to expect below what texts share
+_HELD: Final = 4096  # segments that stay for later texts
+_KNOWN: Final = 65536  # results that are remembered
+
+
+class TreeReader:
+    """Reads a model of two outputs (`treegen.model.judge`) at the ends of prefixes of texts.
+
+    scorer: the model with its tokenizer, as it was loaded.
+    num_computed: tokens that went through the model. num_read: tokens of all prefixes that were
+    asked for, each whole.
+    """
+
+    def __init__(self, model: Model, scorer: Scorer, *, memory: int | str) -> None:
+        """memory: bytes of the cache.
+
+        Raises:
+            CapacityError: the cache does not fit.
+        """
+        self._model, self.scorer = model, scorer
+        self._options = EngineOptions(model=model.spec.name, memory=memory, page_size=_PAGE_SIZE)
+        self._cache = make_cache(model, self._options)
+        self._known: OrderedDict[bytes, float] = OrderedDict()
+        self.num_computed = self.num_read = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """A run without texts, with the whole cache."""
+        model, spec = self._model, self._model.spec
+        _, max_rows, chunk = self._options.sizes(model.device.type)
+        params = SamplingParams(temperature=0, max_tokens=1, logprobs=2)
+        self._scheduler = Scheduler(
+            plan_requests([], spec, device_type=model.device.type, sharing="auto"),
+            model,
+            self._cache,
+            KeptPrefixes(self._cache, 0),
+            params=params,
+            stopping=Stoppings().of(params, self.scorer.tokenizer, (), spec.vocab_size),
+            samples=[],
+            max_rows=max_rows,
+            prefill_chunk=chunk,
+            impl=model.impl,
+        )
+        store = self._scheduler.run.store
+        self._prompts = PromptIndex(store, rows=_ROWS, held=_HELD)
+
+    @property
+    def usage(self) -> Usage:
+        """What the model has computed."""
+        return self._scheduler.usage
+
+    @torch.inference_mode()
+    def shares(
+        self, rows: Sequence[Sequence[int]], ends: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        """For each text, the share of what is right after each of some of its tokens.
+
+        rows: token ids of each text. ends: indices of tokens.
+
+        Raises:
+            CapacityError: a text does not fit the cache.
+            NumericsError: the model's outputs are not numbers.
+        """
+        texts = [np.array(row, dtype=np.int32) for row in rows]
+        keys = [
+            [text[: end + 1].tobytes() for end in own]
+            for text, own in zip(texts, ends, strict=True)
+        ]
+        prefixes = {
+            key: text[: end + 1]
+            for text, own, names in zip(texts, ends, keys, strict=True)
+            for end, key in zip(own, names, strict=True)
+        }
+        self.num_read += sum(map(len, prefixes.values()))
+        new = {key: prefix for key, prefix in prefixes.items() if key not in self._known}
+        try:
+            found = self._compute(new)
+        except BaseException:
+            self._scheduler.close()
+            self._begin()
+            raise
+        for key in prefixes:
+            if key not in found:
+                self._known.move_to_end(key)
+                found[key] = self._known[key]
+        self._known.update(found)
+        while len(self._known) > _KNOWN:
+            self._known.popitem(last=False)
+        return [[found[key] for key in names] for names in keys]
+
+    def _compute(self, prefixes: dict[bytes, Tokens]) -> dict[bytes, float]:
+        scheduler, store = self._scheduler, self._scheduler.run.store
+        before = scheduler.usage.prompt_tokens_computed
+        keys = sorted(prefixes, key=len)
+        # Prefixes of one text come shortest first, so that each goes on from the one before.
+        for number, key in enumerate(keys):
+            tokens = prefixes[key]
+            segment = self._prompts.find(tokens)
+            try:
+                spec = Request(str(number), tokens[-TAIL:], samples=1, rows=1, max_tokens=1)
+                check_fits("a text to judge", segment, spec, self._cache)
+                scheduler.add(spec, segment, 0, range(1), grows=False)
+            finally:
+                store.release(segment)
+        found: dict[bytes, float] = {}
+        while scheduler.has_work:
+            for completion in scheduler.step():
+                logprobs = dict(completion.top_logprobs[0])
+                found[keys[int(completion.prompt_id)]] = math.exp(logprobs[RIGHT])
+        self.num_computed += scheduler.usage.prompt_tokens_computed - before
+        return found

@@ -1,0 +1,98 @@
+"""Loads verifiers that share prefixes of texts, where treegen can compute their models."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
+
+from treegen.errors import CapacityError, ModelError, TreegenError
+from treegen.model.verifier import CAUSAL, Scorer, Verifier, load_scorer
+
+if TYPE_CHECKING:
+    from treegen.search.live.reading import TreeReader
+
+MEMORY: Final = "1GiB"
+_TOY: Final = 24  # tokens of the text that tells whether treegen computes a model rightly
+
+# Readers that are in use, which are not made twice.
+_in_use: WeakValueDictionary[tuple[Any, ...], TreeReader] = WeakValueDictionary()
+
+
+def load_verifier(
+    name: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    device: str | None = None,
+    form: str | None = None,
+    share: bool = True,
+    memory: int | str = MEMORY,
+    **settings: Any,
+) -> Verifier:
+    """Load a model that judges, with a cache for what the texts share that it reads.
+
+    name: a checkpoint directory or a hub name; safetensors only.
+    device: by default a GPU if there is one. form: by default what config.json says.
+    share: whether prefixes that texts share are computed once. Models that treegen cannot compute,
+    such as encoders, read each text whole.
+    memory: bytes of the cache.
+    settings: those of `Verifier`.
+
+    Raises:
+        InputError: settings that cannot be used.
+        ModelError: it cannot be loaded, or judges nothing.
+        CapacityError: the cache is too small, or larger than the memory.
+    """
+    where: dict[str, Any] = {"revision": revision, "device": device, "form": form}
+    if not share:
+        return Verifier(scorer=load_scorer(name, **where), **settings)
+    asked = tuple(str(settings.get(each)) for each in ("label", "tokens"))
+    key = (os.fspath(name), *where.values(), *asked, str(memory))
+    reader = _in_use.get(key)
+    if reader is not None:
+        return Verifier(scorer=reader.scorer, reader=reader, **settings)
+    verifier = Verifier(scorer=load_scorer(name, own=True, **where), **settings)
+    try:
+        reader = _reader(verifier, os.fspath(name), memory)
+    except CapacityError:
+        raise
+    except (TreegenError, RuntimeError):
+        # The layers of the first may attend by treegen now.
+        return Verifier(scorer=load_scorer(name, **where), **settings)
+    _in_use[key] = reader
+    return replace(verifier, reader=reader)
+
+
+def _reader(verifier: Verifier, name: str, memory: int | str) -> TreeReader:
+    """What computes a verifier's model from now on, compared with the model's own class."""
+    from treegen.model.check import TOLERANCE
+    from treegen.model.judge import as_tree_model, head_of, rows_of
+    from treegen.search.live.reading import TreeReader
+
+    scorer = verifier.scorer
+    module, column = scorer.model, 0
+    if scorer.form == CAUSAL:
+        head: Any = rows_of(module.get_output_embeddings(), verifier.token_ids())
+    else:
+        head, column = head_of(module), verifier.column
+    row = _toy(scorer)
+    parts = [row[: len(row) // 2], row]
+    want = [verifier.read([part], [[len(part) - 1]])[0][0] for part in parts]
+    model = as_tree_model(module, head, column, name)
+    reader = TreeReader(model, scorer, memory=memory)
+    limit = TOLERANCE[model.dtype]
+    # The second text goes on from the first.
+    got = [reader.shares([part], [[len(part) - 1]])[0][0] for part in parts]
+    if not all(abs(a - b) <= limit for a, b in zip(got, want, strict=True)):
+        raise ModelError(f"{name} gives {got} for a toy text, and {want} by its own class")
+    return reader
+
+
+def _toy(scorer: Scorer) -> list[int]:
+    """Some tokens, the same every time, none of them special."""
+    special = set(scorer.tokenizer.all_special_ids)
+    plain = [token for token in range(min(len(scorer.tokenizer), 5000)) if token not in special]
+    length = min(_TOY, scorer.length or _TOY)
+    return random.Random(0).choices(plain, k=length)
