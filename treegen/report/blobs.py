@@ -80,7 +80,7 @@ def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[Spot]]) -> Iter
             "trees": [
                 {
                     "problem_id": safe_text(tree.problem_id),
-                    "index": tree.index,
+                    "index": tree.repeat,
                     "method": safe_text(tree.method),
                     "stopped": safe_text(tree.stopped),
                     "usage": {
