@@ -37,6 +37,7 @@ from treegen.search.propose import (
 from treegen.search.records import NodeRecord, SearchTree
 from treegen.search.result import Found, SearchResult
 from treegen.search.reward import reward_model
+from treegen.search.several import search_with
 from treegen.search.strategies.ab_mcts import ab_mcts
 from treegen.search.strategies.arms import Arm, Rules, likelihood
 from treegen.search.strategies.beam import beam
@@ -103,6 +104,7 @@ __all__ = [
     "rollouts",
     "sample_step",
     "sample_steps",
+    "search_with",
     "sum_logprob",
     "value_prompt",
     "vote",

@@ -15,10 +15,10 @@ from typing import Final, ParamSpec, TypeVar
 from treegen.errors import CacheFullError
 from treegen.evals.calls import asked
 from treegen.evals.problem import Problem
-from treegen.evals.search.methods import Knobs, Method
 from treegen.evals.search.own_method import find_method
 from treegen.evals.search.settings import SearchSettings
 from treegen.evals.search.task import Proposer, SearchTask
+from treegen.evals.search.tools import Knobs, Method
 from treegen.evals.search.typed import as_called
 from treegen.evals.search.value_functions import (
     ValueFunction,
@@ -114,7 +114,7 @@ async def _stop_when(interrupted: Callable[[], object], search: Search) -> None:
 
 
 class Searcher:
-    """One problem, with the functions that strategies ask for; see `methods.Tools`."""
+    """One problem, with the functions that strategies ask for; see `tools.Tools`."""
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ Strategies are imported when they run, so that help answers at once.
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from treegen.evals.search.methods import Tools
+    from treegen.evals.search.tools import Tools
     from treegen.search.evaluate import Evaluate
     from treegen.search.result import Found
 
