@@ -46,9 +46,12 @@ from treegen.search.strategies.best_of_n import best_of_n
 from treegen.search.strategies.common import Done, State
 from treegen.search.strategies.dvts import dvts
 from treegen.search.strategies.expand import expand
+from treegen.search.strategies.lats import lats
 from treegen.search.strategies.majority import agreement, majority, vote
 from treegen.search.strategies.mcts import mcts
+from treegen.search.strategies.mutual import mutual
 from treegen.search.strategies.rebase import allocate, rebase
+from treegen.search.strategies.refine import prompted, self_refine
 from treegen.search.strategies.thoughts import bfs, dfs
 
 __all__ = [
@@ -91,12 +94,15 @@ __all__ = [
     "ended",
     "expand",
     "gather",
+    "lats",
     "likelihood",
     "lines",
     "majority",
     "mcts",
     "mean_logprob",
     "min_logprob",
+    "mutual",
+    "prompted",
     "propose_lines",
     "read_choice",
     "rebase",
@@ -105,6 +111,7 @@ __all__ = [
     "sample_step",
     "sample_steps",
     "search_with",
+    "self_refine",
     "sum_logprob",
     "value_prompt",
     "vote",

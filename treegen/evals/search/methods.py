@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from treegen.evals.search.tools import Method, Tools
-from treegen.evals.search.tree_methods import ab_mcts, limits, mcts
+from treegen.evals.search.tree_methods import ab_mcts, limits, mcts, rstar
 from treegen.evals.search.typed import signature_of
 
 if TYPE_CHECKING:
@@ -163,6 +163,14 @@ METHODS: Final[Mapping[str, Method]] = {
         ("depth", "evaluate", "iterations"),
         on_scale=True,
         arguments=signature_of(ab_mcts),
+    ),
+    "rstar": Method(
+        rstar,
+        "Monte Carlo tree search whose solutions are checked by completing their beginnings anew",
+        ("depth", "expand", "propose", "evaluate", "exploration", "iterations", "rollouts"),
+        votes=True,
+        on_scale=True,
+        arguments=signature_of(rstar),
     ),
 }
 

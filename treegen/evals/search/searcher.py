@@ -192,6 +192,11 @@ class Searcher:
         draw = sample_step(how.stops, max_tokens=how.max_tokens)
         return self._weeded(await draw(node, n))
 
+    async def finish(self, node: SearchNode, n: int) -> Sequence[SearchNode]:
+        """Sample whole solutions from a node on, and prune those that are wrong."""
+        self._check()
+        return self._weeded(await node.sample(n))
+
     async def propose(self, node: SearchNode) -> Sequence[SearchNode]:
         """Make next steps in the way that the settings name."""
         if self._settings.propose == "sample":

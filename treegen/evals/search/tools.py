@@ -72,6 +72,10 @@ class Tools(Protocol):
         """Sample n next steps."""
         ...
 
+    async def finish(self, node: "SearchNode", n: int) -> "Sequence[SearchNode]":
+        """Sample n whole solutions from a node on."""
+        ...
+
     async def propose(self, node: "SearchNode") -> "Sequence[SearchNode]":
         """Make next steps in the way that the knobs name."""
         ...

@@ -3,11 +3,13 @@
 Strategies are imported when they run, so that help answers at once.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from treegen.evals.search.tools import Tools
     from treegen.search.evaluate import Evaluate
+    from treegen.search.node import SearchNode
     from treegen.search.result import Found
 
 
@@ -37,6 +39,31 @@ async def mcts(
         priors=likelihood if priors == "likelihood" else None,
         **limits(on),
     )
+
+
+async def rstar(on: "Tools", *, batch: int = 8, checks: int = 4) -> "Found":
+    """Monte Carlo tree search whose actions are a step and all further steps at once.
+
+    Its solutions are checked by completing their beginnings anew; see `treegen.search.mutual`.
+    """
+    from treegen.search.propose import either
+    from treegen.search.strategies.mcts import mcts as search
+    from treegen.search.strategies.mutual import mutual
+
+    async def to_the_end(node: "SearchNode") -> "Sequence[SearchNode]":
+        return await on.finish(node, 1)
+
+    found = await search(
+        on.root,
+        either(on.propose, to_the_end),
+        _played(on),
+        on.done,
+        iterations=on.knobs.iterations,
+        c=on.knobs.exploration,
+        batch=batch,
+        **limits(on),
+    )
+    return await mutual(found, on.answer, on.finish, checks=checks)
 
 
 async def ab_mcts(
