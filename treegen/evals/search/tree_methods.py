@@ -6,6 +6,8 @@ Strategies are imported when they run, so that help answers at once.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from treegen.evals.search.typed import Count
+
 if TYPE_CHECKING:
     from treegen.evals.search.tools import Tools
     from treegen.search.evaluate import Evaluate
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 async def mcts(
     on: "Tools",
     *,
-    batch: int = 8,
+    batch: Count = 8,
     virtual: Literal["loss", "visit"] = "loss",
     reward: Literal["leaf", "mean", "sum", "min", "product"] = "leaf",
     backup: Literal["mean", "max"] = "mean",
@@ -41,7 +43,7 @@ async def mcts(
     )
 
 
-async def rstar(on: "Tools", *, batch: int = 8, checks: int = 4) -> "Found":
+async def rstar(on: "Tools", *, batch: Count = 8, checks: Count = 4) -> "Found":
     """Monte Carlo tree search whose actions are a step and all further steps at once.
 
     Its solutions are checked by completing their beginnings anew; see `treegen.search.mutual`.
@@ -70,7 +72,7 @@ async def ab_mcts(
     on: "Tools",
     *,
     rule: Literal["m", "a", "a-beta"] = "m",
-    batch: int = 4,
+    batch: Count = 4,
 ) -> "Found":
     """Adaptive branching over steps; see `treegen.search.ab_mcts`."""
     from treegen.search.strategies.ab_mcts import ab_mcts as search
