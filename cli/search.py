@@ -14,7 +14,8 @@ from treegen.cli.options import CONTEXT, FLAGS, QUIET, asked_for, options_of
 from treegen.cli.places import places_for, take_cluster
 from treegen.cli.work import Stop, Work, fill, kept_of, look_at, open_runs, wanted
 from treegen.errors import InputError
-from treegen.evals.search.methods import METHODS, Method, having
+from treegen.evals.search.methods import METHODS, having
+from treegen.evals.search.tools import Method
 from treegen.formats import safe_text
 
 if TYPE_CHECKING:

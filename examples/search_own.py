@@ -10,7 +10,7 @@ All other parameters are arguments for `-a`, read by their types.
 
 from typing import Literal
 
-from treegen.evals.search.methods import Tools
+from treegen.evals.search.tools import Tools
 from treegen.search import Found, SearchNode
 
 

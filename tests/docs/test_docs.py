@@ -86,7 +86,7 @@ def test_the_page_of_run_directories_has_each_field(repository: Path, tmp_path: 
 
 
 # What these hold is by names of levels, kernels, problems, reasons, arguments or answers.
-_FREE = {"kernels", "reasons", "errors", "stopped", "extra", "votes"}
+_FREE = {"kernels", "reasons", "errors", "stopped", "extra", "votes", "arguments"}
 
 
 def _fields(value: object) -> set[str]:

@@ -1,6 +1,7 @@
 """The examples of searches run, offline, with a checkpoint of random weights."""
 
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -39,3 +40,17 @@ def test_example_runs(
     assert not end.value.code
     printed = capsys.readouterr().out
     assert all(text in printed for text in shown), printed
+
+
+@pytest.mark.slow
+def test_methods_are_compared_at_equal_tokens(repository: Path, tmp_path: Path) -> None:
+    script = repository / "examples" / "compare_methods.py"
+    args = ["--budgets", "60", "--methods", "sample,ab-mcts rule=a", "--", "-L", "2"]
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "runs"), *args],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    _, _, plain, other = done.stdout.splitlines()
+    assert plain.startswith("|`sample`|60|") and other.startswith("|`ab-mcts rule=a`|60|")
+    assert " to " in other

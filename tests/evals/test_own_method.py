@@ -16,7 +16,7 @@ from treegen.evals.search.own_method import find_method
 from treegen.evals.search.run import make_record, run_searches
 from treegen.evals.search.searcher import search_function
 from treegen.evals.search.settings import SearchSettings, settle_search, stored_search_choices
-from treegen.evals.search.typed import Argument, as_called, read_values, signature_of
+from treegen.evals.search.typed import Argument, Count, as_called, read_values, signature_of
 from treegen.runs import SearchRunDir
 
 OWN = """
@@ -181,7 +181,8 @@ def test_a_resume_asks_for_the_same_source_and_arguments(own: Path, tmp_path: Pa
 
 def typed(  # type: ignore[no-untyped-def]
     a: int, b: float = 0.5, *, c: bool = False, d: Literal["x", 2] = "x", e: "int | None" = None,
-    f: tuple[float, ...] = (1.0,), g: list[int] | None = None, h="text", i=3, **rest: Any,
+    f: tuple[float, ...] = (1.0,), g: list[int] | None = None, h="text", i=3, j: Count = 1,
+    **rest: Any,
 ) -> None:  # fmt: skip
     """Takes arguments of all types."""
 
@@ -194,9 +195,11 @@ def read(function: Callable[..., Any], **given: str) -> dict[str, Any]:
 def test_values_are_read_by_their_types() -> None:
     assert read(typed) == {
         "b": 0.5, "c": False, "d": "x", "e": None, "f": (1.0,), "g": None, "h": "text", "i": 3,
+        "j": 1,
     }  # fmt: skip
-    assert read(typed, b="2", c="yes", d="2", e="-4", f="1,2e-1", g="3, 4", h="", i="5") == {
+    assert read(typed, b="2", c="yes", d="2", e="-4", f="1,2e-1", g="3, 4", h="", i="5", j="2") == {
         "b": 2.0, "c": True, "d": 2, "e": -4, "f": (1.0, 0.2), "g": [3, 4], "h": "", "i": 5,
+        "j": 2,
     }  # fmt: skip
     assert read(typed, e="none", g="None")["g"] is None
 
@@ -210,6 +213,7 @@ def test_values_are_read_by_their_types() -> None:
         ({"d": "3"}, "it: d must be one of x, 2"),
         ({"e": "1.5"}, "it: e must be a whole number or none"),
         ({"f": "1,a"}, "it: f must be a number, or several with commas between"),
+        ({"j": "0"}, "it: j must be a whole number from 1 on"),
         ({"cc": "1"}, "it has no argument 'cc'"),
         ({"a": "1"}, "it has no argument 'a'; it takes b, c"),
     ],

@@ -120,11 +120,11 @@ def test_the_grid_is_near_to_the_model() -> None:
     weights /= weights.sum()
     wanted = own + noise[:, None] * rng.normal(size=(size, 4))
     draws = np.array([posterior.mixed(groups, 1, random.Random(seed)) for seed in range(4000)])
-    for group in range(4):
-        mean = weights @ wanted[:, group]
-        spread = math.sqrt(weights @ (wanted[:, group] - mean) ** 2)
-        assert draws[:, group].mean() == pytest.approx(mean, abs=0.025)
-        assert draws[:, group].std() == pytest.approx(spread, abs=0.03)
+    for place in range(4):
+        mean = weights @ wanted[:, place]
+        spread = math.sqrt(weights @ (wanted[:, place] - mean) ** 2)
+        assert draws[:, place].mean() == pytest.approx(mean, abs=0.025)
+        assert draws[:, place].std() == pytest.approx(spread, abs=0.03)
 
 
 def test_draws_have_the_distributions_that_they_claim() -> None:

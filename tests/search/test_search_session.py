@@ -24,6 +24,7 @@ from treegen.plan.cost import Sharing
 from treegen.plan.seeds import row_seed
 from treegen.sampling.draw import SamplingBatch, draw
 from treegen.search.budget import Budget, BudgetReached
+from treegen.search.live.backend import LiveBackend
 from treegen.search.node import SearchFn, SearchNode
 from treegen.search.problems import named
 from treegen.search.propose import sample_steps
@@ -449,7 +450,7 @@ def test_tasks_that_a_search_leaves_behind_end_with_the_run() -> None:
     run = run_of(backend_of(HistoryModel()), careless, 3)
     assert len(list(run)) == 3
     assert sorted(ends) == ["0", "1", "2"]
-    assert not run.backend.new
+    assert isinstance(run.backend, LiveBackend) and not run.backend.new
 
 
 def test_a_score_that_cannot_fit_is_refused_alone() -> None:

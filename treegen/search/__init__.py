@@ -38,6 +38,7 @@ from treegen.search.propose import (
 from treegen.search.records import NodeRecord, SearchTree
 from treegen.search.result import Found, SearchResult
 from treegen.search.reward import by_verifier, reward_model
+from treegen.search.several import search_with
 from treegen.search.strategies.ab_mcts import ab_mcts
 from treegen.search.strategies.arms import Arm, Rules, likelihood
 from treegen.search.strategies.beam import beam
@@ -46,9 +47,12 @@ from treegen.search.strategies.best_of_n import best_of_n
 from treegen.search.strategies.common import Done, State
 from treegen.search.strategies.dvts import dvts
 from treegen.search.strategies.expand import expand
+from treegen.search.strategies.lats import lats
 from treegen.search.strategies.majority import agreement, majority, vote
 from treegen.search.strategies.mcts import mcts
+from treegen.search.strategies.mutual import mutual
 from treegen.search.strategies.rebase import allocate, rebase
+from treegen.search.strategies.refine import prompted, self_refine
 from treegen.search.strategies.thoughts import bfs, dfs
 from treegen.search.verifier import load_verifier
 
@@ -94,6 +98,7 @@ __all__ = [
     "ended",
     "expand",
     "gather",
+    "lats",
     "likelihood",
     "lines",
     "load_verifier",
@@ -101,6 +106,8 @@ __all__ = [
     "mcts",
     "mean_logprob",
     "min_logprob",
+    "mutual",
+    "prompted",
     "propose_lines",
     "read_choice",
     "rebase",
@@ -108,6 +115,8 @@ __all__ = [
     "rollouts",
     "sample_step",
     "sample_steps",
+    "search_with",
+    "self_refine",
     "sum_logprob",
     "value_prompt",
     "vote",

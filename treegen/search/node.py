@@ -20,7 +20,7 @@ from collections.abc import (
 )
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from treegen.errors import InputError
 from treegen.outputs import Completion, Score
@@ -41,6 +41,15 @@ class Context(Protocol):
     @property
     def num_tokens(self) -> int:
         """Tokens from the start of the prompt."""
+        ...
+
+
+@runtime_checkable
+class SeveralContext(Context, Protocol):
+    """The text up to a node that several LLMs can sample from."""
+
+    def on(self, llm: str) -> Context:
+        """The context for one of them; raises InputError for a name that is not known."""
         ...
 
 
@@ -347,6 +356,9 @@ class SearchNode(Uncopied):
     async def sample(self, n: int = 1, **overrides: Any) -> list[SearchNode]:
         """Draw n children; overrides replace fields of the search's SamplingParams.
 
+        llm: beside them, the name of what samples, if the search has several LLMs; see
+        `search_with`.
+
         A child's text ends before the stop string unless include_stop is set. Further calls draw
         further children.
 
@@ -396,12 +408,13 @@ class SearchNode(Uncopied):
     ) -> list[SearchNode]:
         """Draw children from index `first` on, by default the next; fewer if a stop comes."""
         _check_count(n)
+        overrides = dict(overrides)
+        context = self._context_of(overrides.pop("llm", None))
         params = replace(self.search.params, **overrides) if overrides else self.search.params
         if params.temperature == 0 and n > 1:
             raise InputError("temperature 0 gives the same child n times; sample with n=1")
         if n == 0:
             return []
-        context = self._live()
         check_loop(self.search.backend)
         with self.search.drawing(n) as granted:
             if first is None:
@@ -452,8 +465,8 @@ class SearchNode(Uncopied):
         self._add([child])
         return child
 
-    async def score(self, texts: Sequence[str]) -> list[Score]:
-        """Log-likelihood of each text after this node.
+    async def score(self, texts: Sequence[str], *, llm: str | None = None) -> list[Score]:
+        """Log-likelihood of each text after this node. llm: as for `sample`.
 
         Raises BudgetReached as `sample` does, InputError for a text without tokens and if this node
         was dropped, CapacityError for a text that is too long.
@@ -462,7 +475,7 @@ class SearchNode(Uncopied):
             raise InputError("texts must be a list; for one text give a list of one")
         if not texts:
             return []
-        context = self._live()
+        context = self._context_of(llm)
         check_loop(self.search.backend)
         self.search.check()
         self.search.usage.calls += 1
@@ -490,6 +503,15 @@ class SearchNode(Uncopied):
             if node._context is not None:
                 node.search.backend.release(node._context)
                 node._context = None
+
+    def _context_of(self, llm: str | None) -> Context:
+        """The context, for the LLM of a name to sample from; None is the search's own or first."""
+        context = self._live()
+        if llm is None:
+            return context
+        if not isinstance(context, SeveralContext):
+            raise InputError(f"this search has one LLM, so none is named {llm!r}; use search_with")
+        return context.on(llm)
 
     def _live(self) -> Context:
         if self._context is None:

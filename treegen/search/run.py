@@ -4,18 +4,53 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from treegen.closing import Closing
 from treegen.engine.stream import status_of
 from treegen.outputs import Status, WorkerStatus
 from treegen.params import SamplingParams
 from treegen.search.budget import Budget
-from treegen.search.live.backend import LiveBackend
 from treegen.search.loop import IdleLoop, end_tasks, run_apart
-from treegen.search.node import Context, Search, SearchFn
+from treegen.search.node import Backend, Context, Search, SearchFn
 from treegen.search.problems import SearchProblem
 from treegen.search.result import SearchResult
 from treegen.search.running import Running
+
+if TYPE_CHECKING:
+    from treegen.engine.scheduler import Scheduler
+
+
+class RunBackend(Backend, Protocol):
+    """A backend that computes what all searches wait for, step by step."""
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """What the progress is read from."""
+        ...
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something that was asked for is not done."""
+        ...
+
+    def prompts_together(
+        self, contents: Sequence[str | Sequence[int]], *, rows: int
+    ) -> list[Context]:
+        """Contexts of prompts that are known together. rows: rows to expect below each."""
+        ...
+
+    def new_origin(self, context: Context, seed: int | None) -> str:
+        """The origin of the seeds of one more unnamed search of a prompt."""
+        ...
+
+    def step(self) -> None:
+        """Compute one pass."""
+        ...
+
+    def close(self) -> None:
+        """End all searches and free their pages."""
+        ...
 
 
 class SearchRun(Iterator[SearchResult], Closing):
@@ -30,7 +65,7 @@ class SearchRun(Iterator[SearchResult], Closing):
 
     def __init__(
         self,
-        backend: LiveBackend,
+        backend: RunBackend,
         fn: SearchFn,
         problems: Sequence[SearchProblem],
         *,

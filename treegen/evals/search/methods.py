@@ -5,115 +5,15 @@ Strategies are imported when they run, so that help answers at once.
 """
 
 import math
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final
 
-from treegen.evals.search.tree_methods import ab_mcts, limits, mcts
-from treegen.evals.search.typed import Argument, signature_of
+from treegen.evals.search.tools import Method, Tools
+from treegen.evals.search.tree_methods import ab_mcts, limits, mcts, rstar
+from treegen.evals.search.typed import signature_of
 
 if TYPE_CHECKING:
-    from treegen.search.node import SearchNode
     from treegen.search.result import Found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Knobs:
-    """The settings that shape a tree.
-
-    width: states to keep at a time.
-    depth: most steps of a solution.
-    expand: next steps to try in a state.
-    num_samples: most solutions that best-of-n and a majority vote draw.
-    propose: the way to make next steps.
-    evaluate: the way to judge states.
-    prune_below: depth-first search gives up states of a lower value; None gives up none.
-    exploration: the constant of MCTS.
-    iterations: most visits of MCTS to the tree.
-    rollouts: samples that MCTS plays to their ends from a new state. With 0 it takes the value of
-    the state itself.
-    """
-
-    width: int
-    depth: int
-    expand: int
-    num_samples: int
-    propose: str
-    evaluate: str
-    prune_below: float | None = None
-    exploration: float = 1.4
-    iterations: int = 1000
-    rollouts: int = 1
-
-
-class Tools(Protocol):
-    """What a method is given: one problem, with the functions that strategies ask for.
-
-    root: the root of the problem's tree.
-    knobs: the settings that shape the tree.
-    checkable: whether the problem itself tells if a solution is right.
-    """
-
-    root: "SearchNode"
-    knobs: Knobs
-    checkable: bool
-
-    def done(self, node: "SearchNode") -> bool:
-        """Return whether a node ends a solution."""
-        ...
-
-    def solved(self, node: "SearchNode") -> bool:
-        """Return whether a node is a right solution; False if the problem itself cannot tell."""
-        ...
-
-    def state(self, node: "SearchNode") -> Hashable:
-        """Return the state of a node. States are equal if the same steps can follow."""
-        ...
-
-    def answer(self, node: "SearchNode") -> str | None:
-        """Return the answer of a solution; None if it has none."""
-        ...
-
-    async def step(self, node: "SearchNode", n: int) -> "Sequence[SearchNode]":
-        """Sample n next steps."""
-        ...
-
-    async def propose(self, node: "SearchNode") -> "Sequence[SearchNode]":
-        """Make next steps in the way that the knobs name."""
-        ...
-
-    async def evaluate(self, nodes: "Sequence[SearchNode]") -> list[float]:
-        """Judge nodes in the way that the knobs name."""
-        ...
-
-    async def chance(self, nodes: "Sequence[SearchNode]") -> list[float]:
-        """Judge nodes from 0 to 1."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Method:
-    """A way to search one problem.
-
-    run: searches once.
-    help: what it does, in one line.
-    knobs: names of the settings that it reads.
-    votes: whether it chooses its answer by a vote of its own.
-    on_scale: whether the values of its nodes are from 0 to 1, whatever judges them.
-    ends_early: whether one right solution ends the whole search. It is False if parts of the tree
-    do not wait for each other, because the tree would then depend on what else runs.
-    arguments: those of its own, which users give by name; `run` takes them as keywords.
-    source: a hash of the file that it is in; None if it comes with treegen.
-    """
-
-    run: "Callable[..., Awaitable[Found]]"
-    help: str
-    knobs: tuple[str, ...]
-    votes: bool = False
-    on_scale: bool = False
-    ends_early: bool = True
-    arguments: tuple[Argument, ...] = ()
-    source: str | None = None
 
 
 async def _sample(on: Tools) -> "Found":
@@ -263,6 +163,14 @@ METHODS: Final[Mapping[str, Method]] = {
         ("depth", "evaluate", "iterations"),
         on_scale=True,
         arguments=signature_of(ab_mcts),
+    ),
+    "rstar": Method(
+        rstar,
+        "Monte Carlo tree search whose solutions are checked by completing their beginnings anew",
+        ("depth", "expand", "propose", "evaluate", "exploration", "iterations", "rollouts"),
+        votes=True,
+        on_scale=True,
+        arguments=signature_of(rstar),
     ),
 }
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treegen.errors import InputError
 from treegen.evals.registry import load_file
-from treegen.evals.search.methods import METHODS, Method, Tools
+from treegen.evals.search.methods import METHODS
+from treegen.evals.search.tools import Method, Tools
 from treegen.evals.search.typed import signature_of
 from treegen.evals.selection import did_you_mean
 

@@ -16,10 +16,10 @@ from treegen.errors import CacheFullError
 from treegen.evals.calls import asked
 from treegen.evals.problem import Problem
 from treegen.evals.search.job import search_names
-from treegen.evals.search.methods import Knobs, Method
 from treegen.evals.search.own_method import find_method
 from treegen.evals.search.settings import SearchSettings
 from treegen.evals.search.task import Proposer, SearchTask
+from treegen.evals.search.tools import Knobs, Method
 from treegen.evals.search.typed import as_called
 from treegen.evals.search.value_functions import (
     ValueFunction,
@@ -127,7 +127,7 @@ async def _stop_when(interrupted: Callable[[], object], search: Search) -> None:
 
 
 class Searcher:
-    """One problem, with the functions that strategies ask for; see `methods.Tools`."""
+    """One problem, with the functions that strategies ask for; see `tools.Tools`."""
 
     def __init__(
         self,
@@ -205,6 +205,11 @@ class Searcher:
         how = self._settings.step
         draw = sample_step(how.stops, max_tokens=how.max_tokens)
         return self._weeded(await draw(node, n))
+
+    async def finish(self, node: SearchNode, n: int) -> Sequence[SearchNode]:
+        """Sample whole solutions from a node on, and prune those that are wrong."""
+        self._check()
+        return self._weeded(await node.sample(n))
 
     async def propose(self, node: SearchNode) -> Sequence[SearchNode]:
         """Make next steps in the way that the settings name."""

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from treegen.errors import InputError
 from treegen.evals.given import RunChoices, absolute, last_choices, merged, settled
-from treegen.evals.search.methods import Knobs
 from treegen.evals.search.names import CHOOSE, EVALUATE, PROPOSE, REWARD
 from treegen.evals.search.own_method import absolute_method, find_method, short_name
 from treegen.evals.search.task import SearchDefaults, get_search_task
+from treegen.evals.search.tools import Knobs
 from treegen.evals.search.typed import read_values
 from treegen.evals.selection import did_you_mean
 from treegen.evals.verifier_args import known_settings

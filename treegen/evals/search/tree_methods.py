@@ -3,18 +3,22 @@
 Strategies are imported when they run, so that help answers at once.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from treegen.evals.search.typed import Count
+
 if TYPE_CHECKING:
-    from treegen.evals.search.methods import Tools
+    from treegen.evals.search.tools import Tools
     from treegen.search.evaluate import Evaluate
+    from treegen.search.node import SearchNode
     from treegen.search.result import Found
 
 
 async def mcts(
     on: "Tools",
     *,
-    batch: int = 8,
+    batch: Count = 8,
     virtual: Literal["loss", "visit"] = "loss",
     reward: Literal["leaf", "mean", "sum", "min", "product"] = "leaf",
     backup: Literal["mean", "max"] = "mean",
@@ -39,11 +43,36 @@ async def mcts(
     )
 
 
+async def rstar(on: "Tools", *, batch: Count = 8, checks: Count = 4) -> "Found":
+    """Monte Carlo tree search whose actions are a step and all further steps at once.
+
+    Its solutions are checked by completing their beginnings anew; see `treegen.search.mutual`.
+    """
+    from treegen.search.propose import either
+    from treegen.search.strategies.mcts import mcts as search
+    from treegen.search.strategies.mutual import mutual
+
+    async def to_the_end(node: "SearchNode") -> "Sequence[SearchNode]":
+        return await on.finish(node, 1)
+
+    found = await search(
+        on.root,
+        either(on.propose, to_the_end),
+        _played(on),
+        on.done,
+        iterations=on.knobs.iterations,
+        c=on.knobs.exploration,
+        batch=batch,
+        **limits(on),
+    )
+    return await mutual(found, on.answer, on.finish, checks=checks)
+
+
 async def ab_mcts(
     on: "Tools",
     *,
     rule: Literal["m", "a", "a-beta"] = "m",
-    batch: int = 4,
+    batch: Count = 4,
 ) -> "Found":
     """Adaptive branching over steps; see `treegen.search.ab_mcts`."""
     from treegen.search.strategies.ab_mcts import ab_mcts as search

@@ -7,12 +7,23 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from treegen.errors import InputError
 
 REQUIRED: Final = inspect.Parameter.empty
 _WORDS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Least:
+    """The least number that an argument of the type Annotated[int, Least(1)] may be."""
+
+    least: float
+
+
+Count = Annotated[int, Least(1)]
+"""A whole number from 1."""
 _TYPES: Final = "int, float, str, bool, Literal, X | None or tuple[X, ...]"
 
 
@@ -118,6 +129,8 @@ def _kind(parameter: inspect.Parameter, function: Callable[..., Any], told: str)
 
 def _is_readable(kind: Any) -> bool:
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return _is_readable(parts[0])
     if origin is Literal:
         return all(isinstance(part, str | int) for part in parts)
     if origin in (typing.Union, types.UnionType):
@@ -141,6 +154,9 @@ def _read(kind: Any, given: Any, told: str) -> Any:
 def _value(kind: Any, text: str) -> Any:
     """Return what a text stands for; raise ValueError if it stands for nothing of this kind."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        value = _value(parts[0], text)
+        return value if all(value >= each.least for each in _bounds(parts)) else _no()
     if origin is Literal:
         return {str(part): part for part in parts}[text] if text in map(str, parts) else _no()
     if origin in (typing.Union, types.UnionType):
@@ -164,12 +180,18 @@ def _value(kind: Any, text: str) -> Any:
     return text
 
 
+def _bounds(parts: Sequence[Any]) -> list[Least]:
+    return [part for part in parts[1:] if isinstance(part, Least)]
+
+
 def _no() -> Any:
     raise ValueError
 
 
 def _named(kind: Any) -> str:
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return " ".join([_named(parts[0]), *(f"from {each.least} on" for each in _bounds(parts))])
     if origin is Literal:
         return f"one of {', '.join(map(str, parts))}"
     if origin in (typing.Union, types.UnionType):

@@ -84,19 +84,16 @@ async def ab_mcts(
             new = [child for child in fresh if first.setdefault(state(child), child) is child]
             for child, value in zip(new, await values_of(new, evaluate), strict=True):
                 child.value, known[child] = value, []
-            for child in fresh:
-                if child not in known:  # its parent stays, even if it has no other child
-                    child.pruned = True
-                    child.drop()
+            for child in [each for each in fresh if each not in known]:
+                child.pruned = True  # its parent stays, even if it has no other child
+                child.drop()
             for ((node, name), n), group in zip(asked.items(), drawn, strict=True):
-                for child in [*group, *[None] * (n - len(group))]:
-                    value = 0.0
-                    if child is not None:
-                        value = first[state(child)].value or 0.0
-                    if child in known:
-                        children[node].append(child)
-                        above[child] = node
-                        known[child].append(value)
+                for each in [*group, *[None] * (n - len(group))]:
+                    value = (first[state(each)].value or 0.0) if each is not None else 0.0
+                    if each is not None and each in known:
+                        children[node].append(each)
+                        above[each] = node
+                        known[each].append(value)
                     else:
                         barren[node].append(value)
                     note(node, value)

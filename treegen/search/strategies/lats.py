@@ -1,0 +1,108 @@
+"""Language agent tree search (LATS, Zhou et al. 2023), which learns from its failures."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+
+from treegen.search.budget import BudgetReached
+from treegen.search.evaluate import Evaluate, values_of
+from treegen.search.node import SearchNode
+from treegen.search.result import Found
+from treegen.search.strategies.arms import Arm
+from treegen.search.strategies.common import (
+    Done,
+    State,
+    check_counts,
+    conclude,
+    distinct,
+    prune,
+    rank,
+    text_state,
+)
+
+Lessons = Sequence[str]
+ProposeAfter = Callable[[SearchNode, Lessons], Awaitable[Sequence[SearchNode]]]
+"""Makes the next steps of a node, knowing the lessons of failures."""
+EvaluateAfter = Callable[[Sequence[SearchNode], Lessons], Awaitable[Sequence[float]]]
+"""Gives the values of nodes, knowing the lessons of failures."""
+Reflect = Callable[[SearchNode, float], Awaitable[str]]
+"""What is to be learned from an end and its reward."""
+
+
+async def lats(
+    root: SearchNode, propose: ProposeAfter, evaluate: EvaluateAfter, done: Done, reward: Evaluate,
+    reflect: Reflect, *, iterations: int, depth: int, c: float = 1.0, success: float = 1.0,
+    num_lessons: int = 4, state: State = text_state,
+) -> Found:  # fmt: skip
+    """Play to an end again and again, learn a lesson from each failure, and end with a success.
+
+    Each play goes from the root to an end. A node without children gets some, which are evaluated.
+    The play goes on from the best child that was not visited yet, by value; if all were, from that
+    of the highest V + c * sqrt(ln(N) / n), of n visits of the child and N of the node. The reward
+    of the end counts for all nodes of the play: V is their mean, as in the paper's algorithm, where
+    the first reward takes the place of the evaluation. Ends are not played again.
+
+    propose, evaluate: as for other strategies, but they also get the lessons so far.
+    done: whether a node ends a play; so does `depth`, the most steps of a path.
+    reward: of an end, from outside or by a judge, and not by the lessons.
+    reflect: makes a lesson of an end whose reward is less than `success`. The latest `num_lessons`
+    are kept. A reward of at least `success` ends the search.
+    iterations: most plays.
+    state: of nodes with equal states only the first is kept.
+    """
+    check_counts(iterations=iterations, depth=depth, num_lessons=num_lessons)
+    arms: dict[SearchNode, Arm] = {root: Arm()}
+    ways: dict[SearchNode, list[SearchNode]] = {}
+    seen: set[Hashable] = {state(root)}
+    lessons: list[str] = []
+    ends: list[SearchNode] = []
+
+    def bound(child: SearchNode, visits: int) -> tuple[float, float]:
+        return arms[child].bound(visits, c), child.value or 0.0
+
+    async def play() -> list[SearchNode]:
+        """The path to an end; empty if there is none left."""
+        path = [root]
+        while path:
+            node = path[-1]
+            if (node is not root and done(node)) or len(path) > depth:
+                return path
+            if node not in ways:
+                ways[node] = distinct(await propose(node, lessons), state, seen, root)
+                values = await values_of(ways[node], lambda nodes: evaluate(nodes, lessons))
+                for child, value in zip(ways[node], values, strict=True):
+                    arms[child], child.value = Arm(), value
+            if ways[node]:
+                visits = arms[node].visits
+                path.append(max(ways[node], key=lambda child: bound(child, visits)))
+            else:
+                path.pop()
+                if path:
+                    ways[path[-1]].remove(node)
+                    if not arms[node].visits:  # nothing leads on from it
+                        prune([node], root)
+        return path
+
+    stopped = ""
+    try:
+        for _ in range(iterations):
+            path = await play()
+            if not path:
+                break
+            end = path[-1]
+            ends.append(end)
+            (worth,) = await values_of([end], reward)
+            for node in path:
+                arms[node].add(worth)
+                node.value = arms[node].mean
+            if worth >= success:
+                break
+            ways[path[-2]].remove(end)
+            lessons.append(await reflect(end, worth))
+            del lessons[:-num_lessons]
+    except BudgetReached as reached:
+        stopped = str(reached)
+    solutions = rank(node for node in ends if done(node))
+    if not solutions:  # no play has come to one
+        return await conclude(root, done, reward, stopped)
+    return Found(solutions[0], tuple(solutions), stopped=stopped)
