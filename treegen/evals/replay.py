@@ -72,17 +72,26 @@ def until_decided(
 
     batch: samples of a round; the rule is asked after each.
     """
+    return until_each_decided(drawn, [chance], batch, orders=orders, seed=seed)[0]
+
+
+def until_each_decided(
+    drawn: Drawn, chances: Sequence[float], batch: int, *, orders: int = ORDERS, seed: int = 0
+) -> list[Outcome]:
+    """Return `until_decided` for each of some chances, on the same orders."""
     order_ON = _orders(len(drawn.tokens), orders, seed)
     codes, right_A = _codes(drawn.verdicts)
     tokens_ON = np.asarray(drawn.tokens, dtype=np.float64)[order_ON].cumsum(axis=1)
     counts_ORA, ends = _counts(codes[order_ON], len(right_A), batch)
-    at_O = _first_decided(counts_ORA, chance)
-    final_OA = counts_ORA[np.arange(len(order_ON)), at_O]
-    end_O = ends[at_O]
-    used_O = tokens_ON[np.arange(len(order_ON)), end_O - 1]
-    return Outcome(
-        float(_right_shares(final_OA, right_A).mean()), float(used_O.mean()), float(end_O.mean())
-    )
+    found = []
+    for chance in chances:
+        at_O = _first_decided(counts_ORA, chance)
+        final_OA = counts_ORA[np.arange(len(order_ON)), at_O]
+        end_O = ends[at_O]
+        used_O = tokens_ON[np.arange(len(order_ON)), end_O - 1]
+        vote = float(_right_shares(final_OA, right_A).mean())
+        found.append(Outcome(vote, float(used_O.mean()), float(end_O.mean())))
+    return found
 
 
 def by_confidence(

@@ -244,15 +244,15 @@ def _win(
         at_JAR = weight.T[votes_J][:, :, None] * turns_JR[:, None, :]
         upto = np.concatenate([below, at_JAR]).cumsum(axis=0)
         below_JAR, below = upto[:-1], upto[-1:]
-        if share_ties:
-            product_JR = np.zeros_like(turns_JR)
-            for at, j in enumerate(votes_J.tolist()):
-                rivals = int(sum(repeats for other, repeats in others if other >= j))
-                nodes, mass = _nodes(min(rivals, k // j - 1) if j else -1)
+        # At most one rival that ties needs one node, in the middle; without shares it is 0.
+        middle = 0.5 if share_ties else 0.0
+        product_JR = np.prod((below_JAR + middle * at_JAR) ** repeats_D[:, None], axis=1)
+        for at, j in enumerate(votes_J.tolist()) if share_ties else ():
+            rivals = int(sum(repeats for other, repeats in others if other >= j))
+            if j and (degree := min(rivals, k // j - 1)) > 1:
+                nodes, mass = _nodes(degree)
                 factors = below_JAR[at, :, None] + nodes[:, None] * at_JAR[at, :, None]
                 product_JR[at] = mass @ np.prod(factors ** repeats_D[:, None, None], axis=0)
-        else:
-            product_JR = np.prod(below_JAR ** repeats_D[:, None], axis=1)
         shift_JR = root[np.outer(votes_J - k, np.arange(num_roots)) % num_roots]
         coefficient_J = (product_JR * free * shift_JR).mean(axis=1).real
         for j, coefficient in zip(votes_J.tolist(), coefficient_J.tolist(), strict=True):
@@ -273,11 +273,6 @@ def _binomial(log_factorial: _FloatArray, num: int, rate: float) -> _FloatArray:
 
 @lru_cache(maxsize=1024)
 def _nodes(degree: int) -> tuple[_FloatArray, _FloatArray]:
-    """Return nodes and weights that integrate polynomials of a degree over [0, 1] exactly.
-
-    A negative degree gives the value at 0 instead of an integral.
-    """
-    if degree < 0:
-        return np.zeros(1), np.ones(1)
+    """Return nodes and weights that integrate polynomials of a degree over [0, 1] exactly."""
     nodes, mass = np.polynomial.legendre.leggauss(degree // 2 + 1)
     return (nodes + 1) / 2, mass / 2

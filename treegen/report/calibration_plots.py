@@ -15,7 +15,17 @@ from treegen.report.calibration import (
     middle_lengths,
     problem_points,
 )
-from treegen.report.figures import BLUE, GREEN, GREY, ORANGE, PINK, Plot, Spot, spot
+from treegen.report.figures import (
+    BLUE,
+    GREEN,
+    GREY,
+    MANY,
+    ORANGE,
+    PINK,
+    Plot,
+    Spot,
+    spot,
+)
 from treegen.report.view import RunView
 
 if TYPE_CHECKING:
@@ -81,7 +91,7 @@ def _probability_plot(bins: Sequence[Bin], view: RunView, filter: str) -> Plot:
 
 def _dots(axes: "Axes", x: Sequence[float], y: Sequence[float], colour: str, label: str) -> None:
     axes.scatter(
-        x, y, s=16, color=colour, alpha=0.6, linewidths=0, label=label, rasterized=len(x) > 1500
+        x, y, s=16, color=colour, alpha=0.6, linewidths=0, label=label, rasterized=len(x) > MANY
     )
 
 

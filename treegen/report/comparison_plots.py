@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from treegen.report.compare import Comparison
-from treegen.report.figures import BLUE, GREEN, GREY, ORANGE, Plot, Spot, plain_label, spot
+from treegen.report.figures import BLUE, GREEN, GREY, MANY, ORANGE, Plot, Spot, plain_label, spot
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,10 +35,11 @@ def comparison_plots(found: Comparison) -> list[Plot]:
     def by_problem(figure: "Figure") -> None:
         axes = figure.subplots()
         colours = [GREEN if value > 0 else ORANGE for value in ranked]
-        if len(ranked) <= 200:
+        if len(ranked) <= MANY:
             axes.bar(range(len(ranked)), ranked, color=colours, width=1.0)
         else:
-            axes.fill_between(range(len(ranked)), ranked, step="mid", color=BLUE, linewidth=0)
+            axes.fill_between(range(len(ranked)), ranked, step="mid", color=BLUE, linewidth=0,
+                              rasterized=True)  # fmt: skip
         axes.axhline(first.value, color=BLUE, linestyle="--", label=f"mean {first.value:+.3f}")
         axes.set_xlabel("problems, best for the second run first")
         axes.set_ylabel(f"{first.metric}: difference")

@@ -21,6 +21,8 @@ GREEN, ORANGE, YELLOW, BLUE, SKY, GREY, PINK = (
 )  # fmt: skip
 # Maps of numbers to colours: cividis looks the same to people with any colour vision, and in grey.
 COLOUR_MAP: Final = "cividis"
+# More points than these are drawn as pixels: a browser takes long to read them as shapes.
+MANY: Final = 200
 # Inches of the smallest spot.
 _POINT: Final = 0.12
 CYCLE: Final = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, GREY)

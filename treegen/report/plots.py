@@ -16,6 +16,7 @@ from treegen.report.figures import (
     BLUE,
     GREEN,
     GREY,
+    MANY,
     ORANGE,
     YELLOW,
     Plot,
@@ -243,8 +244,9 @@ def _votes_plot(shares: Sequence[VoteShares], place: Mapping[str, int], *, votes
                 axes.bar(places, values, bottom=bottom, color=colour, label=label, width=0.85)
             else:
                 axes.fill_between(
-                    places, bottom, top, color=colour, label=label, step="mid", linewidth=0
-                )
+                    places, bottom, top, color=colour, label=label, step="mid", linewidth=0,
+                    rasterized=len(shares) > MANY,
+                )  # fmt: skip
             bottom = top
         if len(shares) <= _NAMED:
             names = [plain_label(share.problem_id, 14) for share in shares]

@@ -7,7 +7,7 @@ from typing import Final
 
 from treegen.errors import InputError
 from treegen.evals.confidence import STOPPED
-from treegen.evals.replay import Drawn, Outcome, plain, until_decided
+from treegen.evals.replay import Drawn, Outcome, plain, until_each_decided
 from treegen.evals.stats import Estimate, estimate, mean_interval
 from treegen.report.curves import some_ks
 from treegen.report.view import RunView
@@ -89,7 +89,7 @@ def savings(
     How hard a problem is, is told by the share of its right samples: below a third, or two thirds.
     """
     share = {i: sum(v.correct for v in d.verdicts) / len(d.verdicts) for i, d in drawn.items()}
-    known = _Replayed(drawn, batch)
+    known = _Replayed(drawn, batch, chances)
     groups = [("all", list(drawn))]
     groups += [
         (label, [i for i in drawn if low <= share[i] < high]) for label, low, high in _THIRDS
@@ -100,10 +100,13 @@ def savings(
 class _Replayed:
     """What rules come to for each problem, computed once however many groups it is in."""
 
-    def __init__(self, drawn: Mapping[str, Drawn], batch: int) -> None:
-        self.drawn, self._batch = drawn, batch
+    def __init__(self, drawn: Mapping[str, Drawn], batch: int, chances: Sequence[float]) -> None:
+        self.drawn = drawn
         self._plain: dict[tuple[str, int], Outcome] = {}
         self._decided: dict[tuple[str, float], Outcome] = {}
+        for i, each in drawn.items():
+            found = until_each_decided(each, chances, batch)
+            self._decided |= {(i, chance): end for chance, end in zip(chances, found, strict=True)}
 
     def plain(self, ids: Sequence[str], k: int) -> list[Outcome]:
         for i in ids:
@@ -112,9 +115,6 @@ class _Replayed:
         return [self._plain[i, k] for i in ids]
 
     def decided(self, ids: Sequence[str], chance: float) -> list[Outcome]:
-        for i in ids:
-            if (i, chance) not in self._decided:
-                self._decided[i, chance] = until_decided(self.drawn[i], chance, self._batch)
         return [self._decided[i, chance] for i in ids]
 
 
