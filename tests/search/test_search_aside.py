@@ -229,3 +229,22 @@ def test_searches_of_ask_and_tell_use_both() -> None:
                 assert isinstance(request, SampleRequest)
                 searches.tell(request, ["abcd"])
         assert [r.value for r in searches.results if r] == [8] * 3 and sizes == [3]
+
+
+@pytest.mark.parametrize(("sharing", "passes"), [("all", 2), ("auto", 3)])
+def test_questions_of_many_searches_are_computed_together(sharing: Any, passes: int) -> None:
+    """Their trunk and what they are about, and then all questions with their answers."""
+
+    async def fn(root: SearchNode) -> object:
+        question = root.search.prompt("ac" * 7 + root.path[0].text[-1] * 9)
+        return [score.logprob for score in await question.score(["d", "ef", "fe"])]
+
+    backend = backend_of(HistoryModel(), max_rows=128, prefill_chunk=4000, sharing=sharing)
+    with run_of(backend, fn, 8) as run:
+        together = {result.name: result.value for result in run}
+        assert backend.scheduler.usage.prefill_steps == passes
+    alone = {}
+    backend = backend_of(HistoryModel(), sharing="off")
+    with run_of(backend, fn, 8, concurrency=1) as run:
+        alone = {result.name: result.value for result in run}
+    assert together == alone

@@ -212,6 +212,16 @@ class SegmentStore:
             root=segment.parent is None, live_rows=rows,
         )[0]  # fmt: skip
 
+    def keep_new(self, segment: LiveSegment) -> None:
+        """Keep a segment of which nothing was computed, so that one pass computes what is below too.
+
+        What is below a folded segment waits for a pass that computes that one.
+        """
+        plan = self._plan
+        can = self.states is None and plan.align == 1 and plan.sharing != "off"
+        if can and self.can_split(segment):
+            segment.kept = True
+
     def hold(self, segment: LiveSegment) -> LiveSegment:
         """Take one reference to a segment, and return the segment."""
         segment.refs += 1

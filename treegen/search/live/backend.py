@@ -237,6 +237,8 @@ class LiveBackend:
             check_vocabulary("score", ids, self.spec)
             check_scored(f"the node with text {text!r}", context.num_tokens + len(ids), self.spec)
         spec = Request("score", tail, 0, 0, 1, score_from=context.num_tokens)
+        if context.given is not None:
+            store.keep_new(context.segment)
         segments = [store.add(context.segment, ids) for ids in encoded]
         try:
             for segment in segments:
