@@ -37,6 +37,7 @@ _COMMANDS: Final = {
     "show": ("treegen.cli.show", "Show a run, one of its problems or one of its trees."),
     "serve": ("treegen.cli.serve", "Serve a model to clients that speak OpenAI's protocol."),
     "tasks": ("treegen.cli.tasks", "List the tasks."),
+    "models": ("treegen.cli.models", "List families of models, or tell what becomes of one."),
     "demo": ("treegen.cli.demo", "Show what treegen does, with a model that comes with it."),
     "selfcheck": ("treegen.cli.selfcheck", "Try whether samples depend on what runs beside them."),
     "bench": ("treegen.cli.bench", "Measure this machine."),

@@ -60,6 +60,8 @@ class ModelSpec:
     windows: the sliding window of each layer that attends; None for a layer that sees all keys.
     unreached: parts of the model that a text never reaches (image and sound towers).
     states: what each recurrent layer keeps of a sequence; empty for a model without any.
+    num_weights: numbers in all weights that a text reaches.
+    num_in_linears: those of them in linear layers that may run in FP8.
     """
 
     name: str
@@ -72,6 +74,8 @@ class ModelSpec:
     windows: tuple[int | None, ...] = ()
     unreached: tuple[str, ...] = ()
     states: tuple[tuple[StateSpec, ...], ...] = ()
+    num_weights: int = 0
+    num_in_linears: int = 0
 
     @property
     def state_bytes(self) -> int:

@@ -17,7 +17,7 @@ from treegen.attention import Level, prepare
 from treegen.cache.pool import LayerKV
 from treegen.cache.states import NO_STATE
 from treegen.errors import ModelError
-from treegen.model import families
+from treegen.model import families, quantized
 from treegen.model.batch import Batch
 from treegen.model.config import load_spec
 from treegen.model.load import load_model
@@ -260,9 +260,10 @@ def names_in(text: str) -> list[str]:
 def test_the_documented_families_are_those_tested_here(repository: Path) -> None:
     wrapped = {EXACT[name][0] for name in EXACT if name.endswith("_on_text")}
     plain = {model_type for model_type, _ in EXACT.values()} - wrapped
-    for title, tested in (("Exact", plain), ("Exact on text", wrapped)):
+    told_of = (("Exact", plain, families.EXACT), ("Exact on text", wrapped, families.ON_TEXT))
+    for title, tested, table in told_of:
         names = names_in(section(repository, title))
-        assert names == sorted(tested)
+        assert names == sorted(tested) == list(table)
         assert f"{len(names)} families" in section(repository, title)
     told = f"{len(plain)} families of text models and {len(wrapped)} that take images or sound too"
     assert told in " ".join((repository / "README.md").read_text(encoding="utf-8").split())
@@ -273,6 +274,7 @@ def test_the_documented_recurrent_families_are_those_tested_here(repository: Pat
     rows = re.findall(r"^\| (.+?) \| (.+?) \|$", text, re.MULTILINE)[1:]
     names = [name for _, names in rows for name in names_in(names)]
     assert sorted(names) == sorted({model_type for model_type, _ in HYBRID.values()})
+    assert {kind: tuple(names_in(each)) for kind, each in rows} == families.RECURRENT
     assert f"{len(names)} families whose layers are partly recurrent" in text
     told = f"and {len(names)} with recurrent layers"
     assert told in " ".join((repository / "README.md").read_text(encoding="utf-8").split())
@@ -280,8 +282,26 @@ def test_the_documented_recurrent_families_are_those_tested_here(repository: Pat
 
 def test_the_table_of_families_counts_those_listed_below(repository: Path) -> None:
     page = (repository / "docs" / "models.md").read_text(encoding="utf-8")
-    for title, count in re.findall(r"^\| \[(.+?)\]\(#.+?\) \| (\d+) \|", page, re.MULTILINE):
+    rows = re.findall(r"^\| \[(.+?)\]\(#.+?\) \| (\d+) \| (.+?) \|$", page, re.MULTILINE)
+    assert len(rows) == 3
+    for title, count, how in rows:
         assert f"{count} families" in section(repository, title)
+        assert families.WAYS[title.lower()] == how
+
+
+def test_the_documented_ways_of_storing_weights_are_those_of_the_code(repository: Path) -> None:
+    found = re.findall(
+        r"^\| (`.+?`) \| .+? \| (.+?) \|$",
+        section(repository, "Quantised checkpoints"),
+        re.MULTILINE,
+    )
+    documented = {(name, how) for names, how in found[1:] for name in names_in(names)}
+    told = {
+        *((name, "kept in FP8, or expanded") for name in quantized.FP8_METHODS),
+        *((name, "expanded") for name in quantized.EXPANDED_METHODS),
+        *((name, "refused; the error says what to do") for name in quantized.REFUSED_METHODS),
+    }
+    assert documented == told
 
 
 def test_the_documented_refusals_are_those_of_the_code(repository: Path) -> None:

@@ -96,6 +96,27 @@ def test_fp8_stays_as_it_is_stored(dtype: str, layout: str, tmp_path: Path) -> N
     assert 0.5 < share < 4.0
 
 
+def test_it_finds_matrices_in_several_files(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "source")
+    store_in_fp8(tmp_path / "source", tmp_path / "fp8", "channel")
+    whole = tmp_path / "fp8" / "model.safetensors"
+    tensors = load_file(whole)
+    save_file(tensors, tmp_path / "fp8" / "consolidated.safetensors")  # a second copy of all
+    files = ["model-1-of-2.safetensors", "model-2-of-2.safetensors"]
+    # A matrix and its scales need not lie in one file.
+    place = {name: files["scale" in name] for name in tensors}
+    for file in files:
+        own = {name: tensor for name, tensor in tensors.items() if place[name] == file}
+        save_file(own, tmp_path / "fp8" / file, {"format": "pt"})
+    whole.unlink()
+    index = tmp_path / "fp8" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": place}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = load_model(tmp_path / "fp8", device="cpu", quantization="fp8")
+    assert len(weights_of(model)) == 14
+
+
 def test_experts_in_fp8_are_expanded_and_counted(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "source", "qwen3_moe")
     store_in_fp8(tmp_path / "source", tmp_path / "fp8", "channel")

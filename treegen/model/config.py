@@ -216,6 +216,8 @@ def spec_of(
         windows=tuple(call.window for call in probe.calls),
         unreached=probed.unreached,
         states=probed.states,
+        num_weights=probed.num_weights,
+        num_in_linears=probed.num_in_linears,
     )
 
 

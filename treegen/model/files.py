@@ -184,6 +184,16 @@ def check_weights(directory: Path) -> None:
     raise ModelError(f"{directory} has no *.safetensors weights; finish the download")
 
 
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files that transformers loads, for which `check_weights` has looked."""
+    index, whole = (directory / f"model.safetensors{end}" for end in (".index.json", ""))
+    if whole.is_file():
+        return [whole]
+    if index.is_file():
+        return [directory / name for name in sorted({*read_object(index)["weight_map"].values()})]
+    return sorted(directory.glob("*.safetensors"))
+
+
 def check_trust(
     settings: dict[str, Any], file: str, revision: str | None, *, local: bool, trust: bool
 ) -> None:

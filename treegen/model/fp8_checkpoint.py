@@ -20,6 +20,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from treegen.attention.types import FP8
+from treegen.model.files import weight_files
 from treegen.model.fp8 import install, linears
 
 _SCALES: Final = ("weight_scale_inv", "weight_scale", "qscale_weight", "scale")
@@ -89,7 +90,7 @@ def by_row(weight: Tensor, grid: Tensor) -> tuple[Tensor, Tensor, float, float]:
 def fp8_tensors(directory: Path) -> dict[str, Path]:
     """The matrices in e4m3 of a checkpoint, and the file of each."""
     found = {}
-    for file in sorted(directory.glob("*.safetensors")):
+    for file in weight_files(directory):
         with safe_open(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118  (it is no mapping)
                 if name.endswith(".weight") and tensors.get_slice(name).get_dtype() == "F8_E4M3":
@@ -105,7 +106,7 @@ class _Stored:
         self._files = fp8_tensors(directory)
         self._open: dict[Path, Any] = {}
         self._scales: dict[str, Path] = {}
-        for file in sorted(directory.glob("*.safetensors")):
+        for file in weight_files(directory):
             names = self._tensors(file).keys()
             self._scales |= {name: file for name in names if name.endswith(_SCALES)}
         self._ends: dict[str, list[str]] = defaultdict(list)

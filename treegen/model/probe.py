@@ -22,6 +22,7 @@ from transformers.integrations import hub_kernels
 from treegen.errors import ModelError
 from treegen.model.families import NO_ATTENTION, OWN_ATTENTION, recurrent_types
 from treegen.model.files import one_line
+from treegen.model.fp8 import linears
 from treegen.model.hook import NO_NUMBER, PROBE, Probe
 from treegen.model.recurrent import StateProbe, on_states, wrap_recurrent
 from treegen.model.shards import shard
@@ -86,12 +87,16 @@ class Probed:
     vocab_size: how many logits a row has.
     unreached: the parts that a text never reaches, which need no memory.
     states: what each recurrent layer keeps of a sequence.
+    num_weights: numbers in all weights, without parts that a text never reaches. num_in_linears:
+    those in layers that may run in FP8.
     """
 
     probe: Probe
     vocab_size: int
     unreached: tuple[str, ...]
     states: tuple[tuple[StateSpec, ...], ...]
+    num_weights: int
+    num_in_linears: int
 
 
 def probe_layers(
@@ -128,6 +133,8 @@ def probe_layers(
         unreached = unreached_parts(model, probe.modules, called)
         if unreached and not _does_without(model, unreached):
             unreached = ()
+        num_weights = sum(weight.numel() for weight in model.parameters())
+        num_in_linears = sum(part.weight.numel() for _, part in linears(model))
     except ModelError as error:
         raise ModelError(f"{config.model_type} models cannot be used: {error}") from None
     except Exception as error:
@@ -158,7 +165,7 @@ def probe_layers(
                 f"part fails with {one_line(error)}; use one GPU (tensor_parallel_size=1)"
             ) from None
     kept = tuple(states.found[index] for index in range(len(recurrent)))
-    return Probed(probe, vocab_size, unreached, kept)
+    return Probed(probe, vocab_size, unreached, kept, num_weights, num_in_linears)
 
 
 def _does_without(model: nn.Module, parts: Sequence[str]) -> bool:

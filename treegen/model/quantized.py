@@ -30,6 +30,7 @@ REFUSED_METHODS: Final[Mapping[str, str]] = {
     + _OURS,
 }
 """Methods that people often meet and that treegen does not read, and what to do instead."""
+OTHER_REFUSED: Final = "use the checkpoint in bfloat16 or float32"
 EXPANDED_METHODS: Final[Mapping[str, str]] = {
     "mxfp4": "MXFP4",
     "compressed-tensors": "compressed-tensors' integers or 4 bits",
@@ -84,9 +85,7 @@ def quantisation_of(config: PretrainedConfig) -> Quantisation | None:
     if method in EXPANDED_METHODS:
         needs = "compressed_tensors" if method == "compressed-tensors" else ""
         return Quantisation(method, EXPANDED_METHODS[method], needs=needs)
-    raise ModelError(
-        f"quantised weights ({method}) are not supported; use the checkpoint in bfloat16 or float32"
-    )
+    raise ModelError(f"quantised weights ({method}) are not supported; {OTHER_REFUSED}")
 
 
 def check_packages(stored: Quantisation) -> None:
@@ -96,6 +95,16 @@ def check_packages(stored: Quantisation) -> None:
             f"weights in {stored.stores} are expanded by {stored.needs}, which is not installed: "
             f"pip install 'treegen[{_EXTRAS[stored.needs]}]'"
         )
+
+
+def what_becomes() -> dict[str, str]:
+    """What becomes of weights in each kind of quantisation, for people."""
+    return {
+        **dict.fromkeys(FP8_METHODS.values(), "in FP8 on GPUs that multiply it, else expanded"),
+        **dict.fromkeys([*EXPANDED_METHODS.values(), "GGUF"], "expanded on loading"),
+        **{method: f"refused; {instead}" for method, instead in REFUSED_METHODS.items()},
+        "other methods": f"refused; {OTHER_REFUSED}",
+    }
 
 
 def expand_on_load(config: PretrainedConfig, stored: Quantisation) -> dict[str, str]:

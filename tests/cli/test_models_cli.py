@@ -1,0 +1,110 @@
+"""`treegen models`: the families of the code's tables, and what becomes of one checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_cases import Command
+from quantised_checkpoints import store_in_fp8
+from tiny_models import save_tiny_model
+
+from treegen.model.families import EXACT, ON_TEXT, RECURRENT, REFUSED, WAYS
+from treegen.model.load import load_model
+from treegen.model.quantized import REFUSED_METHODS
+
+
+def told(treegen: Command, *words: object) -> dict[str, Any]:
+    done = treegen("models", *words, "-q")
+    assert done.code == 0, done.err
+    document: dict[str, Any] = json.loads(done.out)
+    return document
+
+
+def edit(directory: Path, **fields: Any) -> None:
+    file = directory / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+
+def test_families_are_those_of_the_code(treegen: Command) -> None:
+    done = treegen("models")
+    assert done.code == 0 and all(f"{way}" in done.out for way in WAYS)
+    document = json.loads(done.out.splitlines()[-1])
+    ways = {each["type"]: each["way"] for each in document["families"]}
+    known = {
+        "exact": EXACT,
+        "exact on text": ON_TEXT,
+        "exact with recurrent layers": [name for names in RECURRENT.values() for name in names],
+        "refused": list(REFUSED),
+    }
+    for way, names in known.items():
+        for name in names:
+            assert ways.get(name, way) == way  # older versions of transformers lack some
+    whys = {each["type"]: each["why"] for each in document["families"]}
+    assert whys["bloom"] == REFUSED["bloom"] and whys["bart"] == "is an encoder-decoder"
+    assert all(bool(whys[name]) == (way == "refused") for name, way in ways.items())
+    stored = {each["stored"]: each["becomes"] for each in document["weights"]}
+    assert all(stored[method].startswith("refused; ") for method in REFUSED_METHODS)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_next", "mixtral"])
+def test_one_checkpoint_is_told_from_its_configuration(
+    family: str, tmp_path: Path, treegen: Command
+) -> None:
+    save_tiny_model(tmp_path, family)
+    model = load_model(tmp_path, device="cpu")
+    weights = tmp_path / "model.safetensors"
+    weights.unlink()
+    found = told(treegen, tmp_path)
+    spec = model.spec
+    assert found["way"] == ("exact with recurrent layers" if spec.states else "exact")
+    assert found["weights"] == sum(weight.numel() for weight in model.module.parameters())
+    assert found["weight_bytes"] == 4 * found["weights"]
+    assert found["kv_bytes_per_token"] == spec.kv_bytes_per_token
+    assert (found["layers"], found["recurrent_layers"]) == (len(spec.layers), len(spec.states))
+    assert found["state_bytes"] == spec.state_bytes
+    small = told(treegen, tmp_path, "--kv-cache-dtype", "fp8", "--dtype", "bfloat16")
+    assert small["kv_bytes_per_token"] * 4 == found["kv_bytes_per_token"]
+    assert small["weight_bytes"] * 2 == found["weight_bytes"]
+
+
+def test_quantised_weights_are_told(tmp_path: Path, treegen: Command) -> None:
+    save_tiny_model(tmp_path / "source")
+    store_in_fp8(tmp_path / "source", tmp_path / "fp8", "channel")
+    plain = told(treegen, tmp_path / "fp8", "--device", "cpu")
+    assert plain["stored"] == "compressed-tensors' FP8" and plain["quantization"] is None
+    kept = told(treegen, tmp_path / "fp8", "--device", "cpu", "--quantization", "fp8")
+    model = load_model(tmp_path / "fp8", device="cpu", quantization="fp8")
+    small = sum(w.numel() for w in model.module.parameters() if w.itemsize == 1)
+    assert kept["quantization"] == "fp8"
+    assert kept["weight_bytes"] == plain["weight_bytes"] - 3 * small
+    done = treegen("models", tmp_path / "fp8", "--device", "cpu", "--quantization", "fp8")
+    assert "matrices in fp8; stored in compressed-tensors' FP8" in done.out
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"model_type": "bloom"}, "ALiBi"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "weights in gptq cannot be used"),
+        ({"model_type": "unheard-of"}, "is not known to transformers"),
+        ({"max_position_embeddings": 0}, "has no max_position_embeddings"),
+    ],
+)
+def test_what_is_refused_is_told_with_why(
+    changes: dict[str, Any], why: str, tmp_path: Path, treegen: Command
+) -> None:
+    save_tiny_model(tmp_path)
+    edit(tmp_path, **changes)
+    found = told(treegen, tmp_path)
+    assert why in found["refused"] and "weights" not in found
+    done = treegen("models", tmp_path)
+    assert "refused: " in done.out and why in " ".join(done.out.split())
+
+
+def test_what_cannot_be_read_is_an_error(tmp_path: Path, treegen: Command) -> None:
+    for words in ([tmp_path / "nothing"], [tmp_path], ["demo", "--dtype", "int3"]):
+        done = treegen("models", *words)
+        assert done.code == 2 and done.err.startswith("Error: ")

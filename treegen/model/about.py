@@ -1,0 +1,115 @@
+"""What becomes of a checkpoint, told from its configuration alone, or why it is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from treegen.errors import ModelError
+from treegen.model.config import load_spec, read_config, resolve_device, resolve_dtype
+from treegen.model.families import way_of
+from treegen.model.files import locate, read_raw_config
+from treegen.model.gguf_file import is_gguf, read_header
+from treegen.model.load import stays_fp8
+from treegen.model.quantized import quantisation_of
+from treegen.options import EngineOptions
+from treegen.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What becomes of a checkpoint.
+
+    name: as the user gave it.
+    model_type: its family; empty if that could not be read.
+    way: what treegen says of the family, one of `families.WAYS`.
+    refused: why it cannot be used; empty if it can.
+    spec: its shape; None if it is refused.
+    dtype: the type to compute in.
+    stored: how its weights are quantised; empty if they are not.
+    quantization: "fp8" if its matrices run in FP8.
+    weight_bytes: of the weights once they are loaded.
+    """
+
+    name: str
+    model_type: str
+    way: str
+    refused: str = ""
+    spec: ModelSpec | None = None
+    dtype: str = ""
+    stored: str = ""
+    quantization: str = ""
+    weight_bytes: int = 0
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The same as JSON takes it."""
+        document: dict[str, Any] = {
+            "name": self.name,
+            "type": self.model_type,
+            "way": self.way,
+            "refused": self.refused or None,
+        }
+        if (spec := self.spec) is None:
+            return document
+        return document | {
+            "dtype": self.dtype,
+            "stored": self.stored or self.dtype,
+            "quantization": self.quantization or None,
+            "weights": spec.num_weights,
+            "weight_bytes": self.weight_bytes,
+            "layers": len(spec.layers),
+            "windows": sorted({window for window in spec.windows if window is not None}),
+            "recurrent_layers": len(spec.states),
+            "kv_bytes_per_token": spec.kv_bytes_per_token,
+            "state_bytes": spec.state_bytes,
+            "context_length": spec.context_length,
+            "vocab_size": spec.vocab_size,
+            "unreached": list(spec.unreached),
+        }
+
+
+def about(options: EngineOptions) -> About:
+    """Return what becomes of a checkpoint with some options.
+
+    Raises:
+        ModelError: there is no such checkpoint, or its configuration cannot be read.
+        InputError: the dtype or the device cannot be used.
+    """
+    source: dict[str, Any] = {
+        "revision": options.revision,
+        "trust_remote_code": options.trust_remote_code,
+    }
+    device = resolve_device(options.device)
+    directory = locate(options.model, options.revision, weights=False)
+    model_type, stored = "", ""
+    if is_gguf(directory):
+        header = read_header(directory)
+        stored = "" if header.is_plain else f"{header.stores} (GGUF)"
+    else:
+        model_type = str(read_raw_config(directory).get("model_type", ""))
+    try:
+        config = read_config(options.model, directory, **source)
+        model_type = config.model_type
+        found = quantisation_of(config)
+        dtype = resolve_dtype(options.dtype, config, device)
+        spec = load_spec(
+            options.model, dtype, device="cpu", kv_cache_dtype=options.kv_cache_dtype,
+            ranks=options.tensor_parallel_size, **source,
+        )  # fmt: skip
+    except ModelError as error:
+        way = way_of(model_type) if model_type else "refused"
+        return About(options.model, model_type, way, refused=str(error))
+    asked = options.loading()["quantization"]
+    in_fp8 = asked == "fp8" or stays_fp8(found, asked, device)
+    small = spec.num_in_linears if in_fp8 else 0
+    return About(
+        name=options.model,
+        model_type=model_type,
+        way=way_of(model_type),
+        spec=spec,
+        dtype=str(dtype).removeprefix("torch."),
+        stored=found.stores if found is not None else stored,
+        quantization="fp8" if in_fp8 else "",
+        weight_bytes=small + (spec.num_weights - small) * dtype.itemsize,
+    )
