@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from treegen.model.fp8 import FP8, LEAST, MOST, Fp8Linear, quantized, scaled_product
+from treegen.attention.types import FP8
+from treegen.model.fp8 import LEAST, MOST, Fp8Linear, quantized, scaled_product
 from treegen.model.joined import Joint, JointPart
 
 
