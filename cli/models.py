@@ -19,8 +19,6 @@ _WIDTH = 100
 @click.option("--quantization", metavar="TYPE", help="fp8, or none to expand FP8 checkpoints.")
 @click.option("--kv-cache-dtype", default="auto", metavar="TYPE", help="auto or fp8.")
 @click.option("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N.")
-@click.option("--tensor-parallel-size", "--tp", default=1, metavar="N", help="GPUs, each with a "
-              "part of the model.")  # fmt: skip
 @click.option("--revision", metavar="NAME", help="Of a hub name.")
 @click.option("--trust-remote-code", is_flag=True, help="Let code that comes with it run.")
 @QUIET

@@ -86,10 +86,6 @@ class EngineOptions:
                 f"kv_cache_dtype must be {' or '.join(KV_CACHE_DTYPES)}, got "
                 f"{self.kv_cache_dtype!r}"
             )
-        if self.kv_cache_dtype == "fp8" and self.reproducible:
-            raise InputError(
-                "kv_cache_dtype fp8 does not go with reproducible yet; leave out one of the two"
-            )
         for name in Sizes._fields:
             if (value := getattr(self, name)) is not None:
                 check_int(name, value, least=1)

@@ -19,6 +19,7 @@ from treegen.cache.writes import write
 from treegen.errors import InputError
 from treegen.model.load import load_model
 from treegen.options import EngineOptions
+from treegen.plan.cost import Sharing
 
 CUDA = torch.cuda.is_available()
 TREE = Node(
@@ -117,6 +118,21 @@ def test_a_gpu_reads_what_is_stored(family: str, tmp_path: Path) -> None:
     assert len(_drawn(fast)) == len(_drawn(plain)) == 7
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a GPU")
+def test_reproducible_samples_are_so_with_it() -> None:
+    found = []
+    ways: list[tuple[Sharing, int]] = [("all", 64), ("off", 64), ("auto", 3)]
+    for sharing, rows in ways:
+        llm = LLM(
+            "demo", device="cuda", dtype="bfloat16", memory="256MiB", kv_cache_dtype="fp8",
+            reproducible=True, sharing=sharing, max_rows=rows,
+        )  # fmt: skip
+        params = SamplingParams(max_tokens=40, seed=4)
+        found.append([(list(c.tokens), c.logprobs) for c in llm.run(TREE, params).completions])
+    assert found[0] == found[1] == found[2]
+
+
 def test_memory_holds_four_times_the_pages_of_float32(tmp_path: Path) -> None:
     save_tiny_model(tmp_path)
     plain = LLM(str(tmp_path), memory="1MiB", device="cpu")
@@ -158,7 +174,6 @@ def test_a_run_names_it_and_is_continued_so(tmp_path: Path, treegen: Command) ->
     ("options", "told"),
     [
         ({"kv_cache_dtype": "int8"}, "kv_cache_dtype must be auto or fp8"),
-        ({"kv_cache_dtype": "fp8", "reproducible": True}, "does not go with reproducible"),
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, object], told: str) -> None:

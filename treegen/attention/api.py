@@ -78,7 +78,7 @@ LOADERS: Final[dict[str, Callable[[], Implementation]]] = {
 Pools = Tensor | Sequence[Tensor]
 """Keys or values: one pool for all levels, or one for each."""
 FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-_READ_FP8: Final = ("auto", "cpu", "triton", "reference")
+_READ_FP8: Final = ("auto", "cpu", "triton", "invariant", "reference")
 
 
 def register(name: str, load: Callable[[], Implementation], *, auto: bool = True) -> None:

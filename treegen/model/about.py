@@ -94,9 +94,8 @@ def about(options: EngineOptions) -> About:
         found = quantisation_of(config)
         dtype = resolve_dtype(options.dtype, config, device)
         spec = load_spec(
-            options.model, dtype, device="cpu", kv_cache_dtype=options.kv_cache_dtype,
-            ranks=options.tensor_parallel_size, **source,
-        )  # fmt: skip
+            options.model, dtype, device="cpu", kv_cache_dtype=options.kv_cache_dtype, **source
+        )
     except ModelError as error:
         way = way_of(model_type) if model_type else "refused"
         return About(options.model, model_type, way, refused=str(error))

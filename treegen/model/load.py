@@ -88,7 +88,7 @@ def load_model(
     )  # fmt: skip
     stored = quantisation_of(config)
     stays = stays_fp8(stored, quantization, target) and ranks is None
-    if not is_gguf(directory) and (stored is None or not stored.is_fp8):
+    if stored is None and not is_gguf(directory):
         _refuse_bare_fp8(directory)
     module = _load_weights(
         directory, config, spec, kind, target, trust_remote_code, ranks, stored, stays, quantization

@@ -159,7 +159,12 @@ def _run(
 
 def _keys(pool_SKD: Tensor, piece: slice | Tensor, num_units: int, dtype: torch.dtype) -> Tensor:
     """Keys or values of a job as [B, K, L, D]: a view of the pool if they lie in one run."""
-    keys = pool_SKD[piece] if isinstance(piece, slice) else pool_SKD.index_select(0, piece)
+    if isinstance(piece, slice):
+        keys = pool_SKD[piece]
+    else:
+        # Not all versions of torch take numbers of 8 bits by index.
+        bits = pool_SKD.view(torch.uint8) if pool_SKD.itemsize == 1 else pool_SKD
+        keys = bits.index_select(0, piece).view(pool_SKD.dtype)
     keys = keys.to(dtype).view(num_units, -1, *pool_SKD.shape[1:])
     return keys.transpose(1, 2)
 

@@ -127,7 +127,7 @@ def fold_units(
         sum_MV = tl.load(
             sums + at[:, None] * V + e[None, :], mask=some[:, None] & (e < V)[None, :], other=0.0
         )
-    ones = tl.full([BLOCK_N, _ONES], 1.0, v.dtype.element_ty)
+    ones = tl.full([BLOCK_N, _ONES], 1.0, q_MD.dtype)
     for begin in range(first, high, BLOCK_N):
         n = begin + tl.arange(0, BLOCK_N)
         there = (n >= low) & (n < high)
@@ -141,7 +141,7 @@ def fold_units(
             k + slot[:, None] * k_slot + head * k_head + d[None, :],
             mask=there[:, None] & (d < D)[None, :],
             other=0.0,
-        )
+        ).to(q_MD.dtype)  # they may be stored in FP8
         logit = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee")
         if HAS_CAP:
             # tanh through exp, which does not overflow for large arguments of either sign.
@@ -159,13 +159,13 @@ def fold_units(
         logit = tl.where(seen, logit, float("-inf"))
         new_top = tl.maximum(top, tl.ceil(tl.max(logit, 1)))
         floor = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weight = tl.exp2(logit - floor[:, None]).to(v.dtype.element_ty)
+        weight = tl.exp2(logit - floor[:, None]).to(q_MD.dtype)
         keep = tl.exp2(top - floor)
         v_NV = tl.load(
             v + slot[:, None] * v_slot + head * v_head + e[None, :],
             mask=there[:, None] & (e < V)[None, :],
             other=0.0,
-        )
+        ).to(q_MD.dtype)
         total = tl.dot(weight, ones, total * keep[:, None], input_precision="ieee")
         sum_MV = tl.dot(weight, v_NV, sum_MV * keep[:, None], input_precision="ieee")
         top = new_top
