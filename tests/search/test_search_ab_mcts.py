@@ -289,6 +289,10 @@ def test_nodes_are_generated_where_the_rules_say(
         values |= node.own
         todo += node.children
     assert {node.path_text: scores for node, scores in observed.items()} == values
+    if len(arms) > 1:
+        for each in observed:
+            above = each.parent.path_text if each.parent is not None else ""
+            assert f"{above}>{each.data['by']}>{each.path_text}" in log
     assert len(log) == num and found.candidates == tuple(
         sorted(found.candidates, key=lambda node: -worth(node.path_text))
     )

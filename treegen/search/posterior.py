@@ -26,7 +26,7 @@ M, KAPPA, NU, TAU2 = 0.0, 1.0, 1.0, 0.1
 A, B = 0.5, 0.5
 # And those of the mixed model.
 MEAN, MEAN_SCALE, GROUP_SCALE, NOISE_SCALE = 0.5, 0.2, 0.2, 0.3
-_POINTS: Final = 32
+_POINTS: Final = 16
 
 
 def gaussian(scores: Sequence[float], rng: random.Random) -> float:
@@ -56,7 +56,7 @@ def mixed(groups: Sequence[Sequence[float]], num: int, rng: random.Random) -> li
 
     The model: score = a + noise, with a ~ N(mu, group_scale^2) for each group, noise ~ N(0,
     noise_scale^2), mu ~ N(MEAN, MEAN_SCALE^2), and the two scales half-normal. Given the scales,
-    all else is normal and is integrated exactly. The scales themselves are on a grid of 32 x 32
+    all else is normal and is integrated exactly. The scales themselves are on a grid of 16 x 16
     points, the midpoints of equally likely parts of their priors, so no chain of samples has to
     mix. Each draw is from the posterior predictive distribution, apart from the other draws.
 

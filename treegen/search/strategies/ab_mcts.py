@@ -30,7 +30,8 @@ async def ab_mcts(
     search goes on there, until a new child wins. Its value is known to all nodes above it.
 
     generate: makes new children; or several such functions by name, one for each LLM. Which of
-    them makes a child is drawn likewise, from the values of all that each has made.
+    them makes a child is drawn likewise, from the values of all that each has made. The child's
+    `data` has its name, if that is empty.
     evaluate: gives values, for which 0 is bad and 1 is good.
     iterations: most children to generate. batch: how many to choose before any is generated.
     rule: "m", the mixed model of `posterior.mixed` over the values below each child. "a": a new
@@ -94,6 +95,8 @@ async def ab_mcts(
                         children[node].append(each)
                         above[each] = node
                         known[each].append(value)
+                        if len(ways) > 1 and each.data is None:
+                            each.data = {"by": name}
                     else:
                         barren[node].append(value)
                     note(node, value)
