@@ -6,6 +6,7 @@ Samples of one problem are not independent. So intervals over samples take probl
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Final
 
@@ -45,15 +46,20 @@ def binned(
     """
     if not values:
         return []
-    array = np.asarray(values, dtype=np.float64)
-    edges = np.unique(np.quantile(array, np.linspace(0, 1, bins + 1)[1:-1]))
-    place = np.searchsorted(edges, array, side="right")
+    num = len(values)
+    order = np.argsort(np.asarray(values, dtype=np.float64), kind="stable")
+    ranked = np.asarray(values, dtype=np.float64)[order]
+    cuts = {0, num}
+    for number in range(1, bins):
+        at = number * num // bins
+        first, last = (int(np.searchsorted(ranked, ranked[at], side)) for side in ("left", "right"))
+        cuts.add(first if at - first <= last - at else last)
     found = []
-    for number in np.unique(place):
-        mine = np.flatnonzero(place == number).tolist()
+    for start, stop in pairwise(sorted(cuts)):
+        mine = order[start:stop].tolist()
         groups = None if clusters is None else [clusters[i] for i in mine]
         share = estimate([right[i] for i in mine], groups)
-        found.append(Bin(float(array[mine].mean()), share, len(mine)))
+        found.append(Bin(float(ranked[start:stop].mean()), share, len(mine)))
     return found
 
 

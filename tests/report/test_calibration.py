@@ -1,0 +1,142 @@
+"""Whether likely, agreed and short samples are right: the numbers, and when there are pictures."""
+
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from report_cases import make_run
+
+from treegen.evals.stats import estimate
+from treegen.evals.verdict import Verdict
+from treegen.report.calibration import (
+    binned,
+    by_probability,
+    by_tokens,
+    expected_error,
+    likelier_is_right,
+    middle_lengths,
+    problem_points,
+    token_probability,
+)
+from treegen.report.load import load_run
+from treegen.report.plots import run_plots
+from treegen.report.view import ProblemView, RunView, Sample
+
+_PICTURES = {
+    "probability_accuracy", "share_accuracy", "difficulty_votes", "tokens_accuracy",
+    "lengths_by_verdict",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunView:
+    return load_run(make_run(tmp_path_factory.mktemp("runs") / "run", num_problems=15))
+
+
+def with_samples(run: RunView, samples: list[tuple[str, str, bool, float | None, int]]) -> RunView:
+    """A run of samples, each with its problem, answer, whether it is right, logprob and tokens."""
+    groups: dict[str, list[Sample]] = {}
+    for name, answer, right, logprob, tokens in samples:
+        mine = groups.setdefault(name, [])
+        verdict = {"numeric": Verdict(answer, right)}
+        mine.append(Sample(name, len(mine), "", tokens, logprob, "stop", verdict))
+    problems = tuple(ProblemView(name, samples=tuple(mine)) for name, mine in groups.items())
+    return replace(run, problems=problems, filters=("numeric",))
+
+
+def test_bins_have_equally_many_and_hold_every_value() -> None:
+    rng = random.Random(4)
+    values = [rng.random() for _ in range(1000)]
+    right = [float(rng.random() < value) for value in values]
+    found = binned(values, right)
+    assert [each.num for each in found] == [100] * 10
+    ranked = sorted(zip(values, right, strict=True))
+    for number, each in enumerate(found):
+        mine = ranked[100 * number : 100 * number + 100]
+        assert each.mean == pytest.approx(sum(v for v, _ in mine) / 100)
+        assert each.right.value == estimate([r for _, r in mine]).value
+    # What is drawn as likely as it says is calibrated, up to noise.
+    assert expected_error(found) < 0.06
+    assert expected_error(binned(values, [1 - r for r in right])) > 0.3
+
+
+def test_equal_values_share_a_bin() -> None:
+    assert [each.num for each in binned([0.5] * 30, [1.0] * 30)] == [30]
+    found = binned([1.0] * 50 + [2.0, 3.0], [1.0] * 52)
+    assert sum(each.num for each in found) == 52 and found[0].mean == 1.0
+    assert binned([], []) == []
+
+
+def test_problems_are_the_unit_of_intervals_over_samples(run: RunView) -> None:
+    # Ten samples of a problem that are all alike are worth one.
+    samples = [(f"p{i % 10}", "x", i % 10 < 5, -1.0, 10) for i in range(100)]
+    alike = with_samples(run, samples)
+    (found,) = by_tokens(alike, "numeric")
+    whole = estimate([float(i < 5) for i in range(10)])
+    assert found.right.value == 0.5
+    assert found.right.stderr == pytest.approx(whole.stderr)
+    loose = estimate([float(right) for _, _, right, _, _ in samples])
+    assert found.right.high - found.right.low > 2 * (loose.high - loose.low)
+
+
+def test_the_mean_probability_of_tokens_is_what_counts(run: RunView) -> None:
+    sample = Sample("p", 0, "", 4, 4 * math.log(0.25), "stop", None)
+    assert token_probability(sample) == pytest.approx(0.25)
+    assert token_probability(replace(sample, logprob=None)) is None
+    assert token_probability(replace(sample, num_tokens=0)) is None
+    found = by_probability(run, "numeric")
+    assert sum(each.num for each in found) == run.num_done
+    assert [each.mean for each in found] == sorted(each.mean for each in found)
+
+
+def test_pairs_within_a_problem_tell_whether_likelier_is_right(run: RunView) -> None:
+    # In a, two of two pairs; in b, one pair of two and a tie; c has no pair.
+    samples = [
+        ("a", "1", True, -1.0, 1), ("a", "2", False, -2.0, 1), ("a", "3", False, -3.0, 1),
+        ("b", "1", True, -2.0, 1), ("b", "2", False, -2.0, 1), ("b", "3", False, -1.0, 1),
+        ("c", "1", True, -9.0, 1), ("c", "1", True, None, 1),
+    ]  # fmt: skip
+    found = likelier_is_right(with_samples(run, samples), "numeric")
+    assert found is not None and found.num_problems == 2
+    assert found.value == pytest.approx((1.0 + 0.25) / 2)
+    assert likelier_is_right(with_samples(run, samples[-2:]), "numeric") is None
+
+
+def test_points_are_the_votes_of_the_report(run: RunView) -> None:
+    points = problem_points(run, "numeric")
+    assert [point.place for point in points] == list(range(15))
+    assert run.report is not None
+    last = next(r for r in run.report.majority if (r.filter, r.k) == ("numeric", 8))
+    assert sum(point.vote for point in points) / 15 == pytest.approx(last.value)
+    accuracy = run.report.value("exact_match", "numeric")
+    assert sum(point.right for point in points) / 15 == pytest.approx(accuracy)
+    assert all(point.top >= point.right * (point.vote > 0) for point in points)
+
+
+def test_lengths_of_right_and_wrong_are_told_apart(run: RunView) -> None:
+    samples = [("a", "1", True, None, n) for n in (1, 2, 30)]
+    samples += [("a", "2", False, None, n) for n in (10, 20)]
+    assert middle_lengths(with_samples(run, samples), "numeric") == (2, 15)
+    assert middle_lengths(with_samples(run, samples[:3]), "numeric") is None
+
+
+def test_pictures_need_numbers(run: RunView, tmp_path: Path) -> None:
+    plots = {plot.name: plot for plot in run_plots(run)}
+    assert plots.keys() >= _PICTURES
+    for name in ("share_accuracy", "difficulty_votes", "tokens_accuracy", "votes"):
+        _, spots = plots[name].svg_and_spots()
+        assert sorted(spot.place for spot in spots) == list(range(15)), name
+        for spot in spots:
+            left, top, right, bottom = spot.box
+            assert 0 <= left < right <= 1 and 0 <= top < bottom <= 1
+    _, bins = plots["difficulty"].svg_and_spots()
+    assert len(bins) == 10 and bins[9].place == "accuracy>=0.9"
+    few = load_run(make_run(tmp_path / "few", num_problems=2, num_samples=2))
+    assert not _PICTURES & {plot.name for plot in run_plots(few)}
+    always = make_run(
+        tmp_path / "right", num_problems=8, num_samples=4,
+        draw=lambda rng, number, index: f"The answer is {number}.",
+    )  # fmt: skip
+    assert not _PICTURES & {plot.name for plot in run_plots(load_run(always))}

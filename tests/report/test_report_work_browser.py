@@ -1,0 +1,468 @@
+"""Working in a page: tables, links, keys, files, trees as pictures, and runs side by side."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from browsing import Visit
+from cli_cases import Command
+from report_cases import HOSTILE, make_run, make_search_run, make_trees
+
+from treegen.formats import safe_text
+from treegen.report.compare import compare_runs
+from treegen.report.curves import vote_shares
+from treegen.report.graphs import to_dot, to_mermaid
+from treegen.report.load import load_run
+from treegen.report.page import write_page
+from treegen.runs.records import encode_record
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+Open = Callable[..., Visit]
+
+
+@pytest.fixture(scope="module")
+def page_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of an ordinary run with search trees that note all that a search can note."""
+    run = make_run(tmp_path_factory.mktemp("work") / "run", num_problems=30, num_samples=20)
+    records = make_trees(run)
+    for record in records:
+        for node in record["nodes"][1:]:
+            node |= {"visits": 1 + node["id"] % 7, "prior": 0.25, "scores": {"verifier": 0.5}}
+            node |= {"data": {"<b>": [1, "\u202e"]}, "restart": 1}
+            if node["pruned"]:
+                node["pruned_because"] = "worth too little <i>"
+    (run / "trees.jsonl").write_bytes(b"".join(map(encode_record, records)))
+    write_page([load_run(run)], run / "report.html", plots=False)
+    return run / "report.html"
+
+
+def rows(table: "Locator") -> list[str]:
+    """The first cells of the rows that are drawn."""
+    return [row.locator("> *").first.inner_text() for row in table.locator(".row").all()]
+
+
+def file_of(page: "Page", press: Callable[[], None]) -> tuple[str, str]:
+    """The name and content of the file that a button gives."""
+    with page.expect_download() as got:
+        press()
+    return got.value.suggested_filename, Path(got.value.path()).read_text(encoding="utf-8")
+
+
+# The table of problems
+
+
+def test_problems_are_sorted_and_filtered(page_path: Path, visit: Open) -> None:
+    shares = {s.problem_id: s for s in vote_shares(load_run(page_path.parent).verdicts("numeric"))}
+    page = (opened := visit(page_path)).page
+    table = page.locator(".problems")
+    accuracy = table.locator("[role=columnheader]", has_text="accuracy")
+    accuracy.locator("button").click()
+    assert accuracy.get_attribute("aria-sort") == "ascending"
+    worst = min(shares.values(), key=lambda share: share.right)
+    assert shares[rows(table)[0]].right == worst.right
+    accuracy.locator("button").click()
+    assert accuracy.get_attribute("aria-sort") == "descending"
+    found = [shares[name].right for name in rows(table)]
+    assert found == sorted(found, reverse=True) and len(found) > 5
+    asked = table.get_by_label("filter problems")
+    asked.fill("p1")
+    mine = [name for name in shares if "p1" in name]
+    assert table.locator(".told").inner_text() == f"{len(mine)} of 30 problems"
+    table.get_by_label("exact match").check()
+    assert rows(table) == ["p1"]
+    table.get_by_label("exact match").uncheck()
+    asked.fill("accuracy<0.5 vote!=won")
+    mine = [name for name, s in shares.items() if s.right < 0.5 and (not s.won or s.tied)]
+    assert mine and table.locator(".told").inner_text() == f"{len(mine)} of 30 problems"
+    name, text = file_of(page, table.get_by_text("export CSV").click)
+    assert name == "run-problems.csv"
+    written = list(csv.DictReader(io.StringIO(text)))
+    assert {row["problem"] for row in written} == set(mine)
+    assert all(float(row["accuracy"]) < 0.5 for row in written)
+    opened.check()
+
+
+def test_a_problem_leads_to_its_samples(page_path: Path, visit: Open) -> None:
+    page = (opened := visit(page_path)).page
+    page.locator(".problems .row", has_text="p12").first.click()
+    opened.wait(lambda: opened.told() == "20 of 600 samples")
+    opened.wait(lambda: page.locator(".samples h3").inner_text() == "p12 #0")
+    opened.wait(lambda: page.url.endswith("#problem=p12&sample=0"))
+    # Who types another name is not held to this one.
+    page.get_by_label("problem", exact=True).fill("p1")
+    opened.wait(lambda: opened.told() == "220 of 600 samples")
+
+
+# Links
+
+
+def test_an_address_leads_to_a_sample(page_path: Path, visit: Open) -> None:
+    page = (opened := visit(page_path, at="#problem=p7&sample=5")).page
+    heading = page.locator(".samples h3")
+    opened.wait(lambda: heading.count() == 1 and heading.inner_text() == "p7 #5")
+    assert page.locator(".problems [aria-selected=true]").inner_text().startswith("p7\n")
+    page.evaluate("() => { location.hash = '#problem=p8&sample=2'; }")
+    opened.wait(lambda: heading.inner_text() == "p8 #2")
+    page.evaluate("() => { location.hash = '#problems=vote=lost'; }")
+    lost = [s for s in vote_shares(load_run(page_path.parent).verdicts("numeric")) if not s.won]
+    told = page.locator(".problems .told")
+    opened.wait(lambda: told.inner_text() == f"{len(lost)} of 30 problems")
+    page.evaluate("() => { location.hash = '#problem=nowhere'; }")
+    opened.wait(lambda: opened.told() == "0 of 600 samples")
+    opened.check()
+
+
+def test_bars_and_points_lead_to_their_problems(page_path: Path, visit: Open) -> None:
+    run = load_run(page_path.parent)
+    shares = vote_shares(run.verdicts("numeric"))
+    page = (opened := visit(page_path)).page
+    figures = [page.locator(f"figure[data-plot={name}]") for name in
+               ("votes", "share_accuracy", "difficulty_votes", "tokens_accuracy")]  # fmt: skip
+    assert all(figure.locator("a.spot").count() == 1 for figure in figures)
+    link = figures[0].locator("a.spot")
+    link.focus()
+    names = []
+    for _ in shares:
+        names.append(link.get_attribute("title"))
+        page.keyboard.press("ArrowRight")
+    assert names == [share.problem_id for share in shares]
+    # The pointer finds the bar that it is over: the third is a little more than two bars in.
+    box, image = link.bounding_box(), figures[0].locator("img")
+    assert box is not None
+    image.scroll_into_view_if_needed()
+    box = link.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 2.5 * box["width"], box["y"] + 5)
+    opened.wait(lambda: link.get_attribute("title") == shares[2].problem_id)
+    page.mouse.click(box["x"] + 2.5 * box["width"], box["y"] + 5)
+    heading = page.locator(".samples h3")
+    opened.wait(lambda: heading.count() and heading.inner_text() == f"{shares[2].problem_id} #0")  # type: ignore[arg-type,return-value]
+    hard = page.locator("figure[data-plot=difficulty] a.spot")
+    hard.focus()
+    page.keyboard.press("ArrowRight")
+    assert hard.get_attribute("title") == "problems with accuracy>=0.1 accuracy<0.2"
+    page.keyboard.press("Enter")
+    mine = sum(0.1 <= share.right < 0.2 for share in shares)
+    told = page.locator(".problems .told")
+    opened.wait(lambda: told.inner_text() == f"{mine} of 30 problems")
+    opened.check()
+
+
+def test_letters_move_on(page_path: Path, visit: Open) -> None:
+    page = (opened := visit(page_path, at="#problem=p3")).page
+    heading = page.locator(".samples h3")
+    for key, name in (
+        ("j", "p3 #1"),
+        ("j", "p3 #2"),
+        ("k", "p3 #1"),
+        ("n", "p4 #0"),
+        ("p", "p3 #0"),
+    ):
+        opened.wait(lambda: heading.count() == 1)
+        page.keyboard.press(key)
+        opened.wait(lambda name=name: heading.inner_text() == name)  # type: ignore[misc]
+    page.keyboard.press("/")
+    page.keyboard.type("jjj")
+    assert page.get_by_label("text in the sample").input_value() == "jjj"
+    page.keyboard.press("Escape")
+    page.keyboard.press("?")
+    assert page.locator(".keys").get_attribute("open") is not None
+
+
+# A sample
+
+
+def test_the_answer_is_marked_where_it_is_given(tmp_path: Path, visit: Open) -> None:
+    texts = {
+        "p0": (" 12 and 12. The answer is 0. Is 0 right?", "0", "The answer is "),
+        "p1": (" So $1,234.00 it is", "1,234.00", " So $"),
+        "p2": (" 3 5 and 15, then 5", "5", " 3 5 and 15, then "),
+    }
+    run = make_run(
+        tmp_path / "run", num_problems=3, num_samples=1,
+        draw=lambda rng, number, index: texts[f"p{number}"][0],
+    )  # fmt: skip
+    write_page([load_run(run)], run / "report.html", plots=False)
+    page = (opened := visit(run / "report.html")).page
+    for name, (text, marked, before) in texts.items():
+        page.locator(".samples .row", has_text=f"{name} #0").click()
+        opened.wait(lambda name=name: page.locator(".samples h3").inner_text() == f"{name} #0")  # type: ignore[misc]
+        said = page.locator(".samples .said .text")
+        assert said.text_content() == text
+        assert said.locator("mark").inner_text() == marked, name
+        head = said.evaluate("text => text.firstChild.textContent")
+        assert head.endswith(before), name
+    opened.check()
+
+
+def test_what_is_listed_is_exported(page_path: Path, visit: Open) -> None:
+    run = load_run(page_path.parent)
+    page = (opened := visit(page_path)).page
+    page.locator("select[name=status]").select_option("wrong")
+    page.get_by_label("text in the sample").fill("Step 3")
+
+    def wrong(sample: Any) -> bool:
+        verdict = sample.verdicts["numeric"]
+        return not verdict.correct and verdict.answer is not None
+
+    mine = [s for s in run.samples if wrong(s) and "step 3" in s.text.lower()]
+    opened.wait(lambda: opened.told() == f"{len(mine)} of 600 samples")
+    name, text = file_of(page, page.get_by_text("export JSONL").click)
+    assert name == "run-samples.jsonl"
+    written = [json.loads(line) for line in text.splitlines()]
+    assert [(row["problem_id"], row["sample_index"], row["text"]) for row in written] == [
+        (s.problem_id, s.index, safe_text(s.text)) for s in mine
+    ]
+    first = mine[0].verdicts
+    assert first is not None
+    told = written[0]["verdicts"]["numeric"]
+    assert told == {"answer": first["numeric"].answer, "verdict": "wrong"}
+
+
+def test_a_formula_in_a_table_is_a_text(tmp_path: Path, visit: Open) -> None:
+    run = make_run(tmp_path / "run", num_problems=3, questions=["=cmd|' /C calc'!A0", '-1+"x"'])
+    write_page([load_run(run)], run / "report.html", plots=False)
+    page = visit(run / "report.html").page
+    _, text = file_of(page, page.locator(".problems").get_by_text("export CSV").click)
+    questions = [row["question"] for row in csv.DictReader(io.StringIO(text))]
+    assert questions[:2] == ["'=cmd|' /C calc'!A0", '\'-1+"x"']
+
+
+# Search trees
+
+
+def test_a_tree_is_a_picture(page_path: Path, visit: Open) -> None:
+    tree = load_run(page_path.parent).trees[0]
+    page = (opened := visit(page_path)).page
+    picture = page.locator(".searches .picture")
+    spots = picture.locator("g.spot")
+    opened.wait(lambda: spots.count() == len(tree.nodes))
+    assert picture.locator(".dot.best").count() == len(tree.path)
+    assert picture.locator(".dot.pruned").count() == sum(n["pruned"] for n in tree.nodes)
+    picture.locator("svg").focus()
+    page.keyboard.press("ArrowRight")
+    child = next(node for node in tree.nodes if node["parent_id"] == 0)
+    shown = page.locator(".searches .picked").last
+    opened.wait(lambda: child["text"] in (shown.text_content() or ""))
+    told = shown.locator(".head").inner_text()
+    assert f"{child['visits']} visits" in told and "prior 0.25" in told
+    assert "verifier 0.50" in told and "restart 1" in told and 'data {"<b>": [1,' in told
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Enter")
+    opened.wait(lambda: spots.count() == 1)
+    assert f"+{len(tree.nodes) - 1}" in picture.locator("g.spot").inner_html()
+    page.keyboard.press("Enter")
+    opened.wait(lambda: spots.count() == len(tree.nodes))
+    before = picture.locator("svg > g").get_attribute("transform")
+    page.keyboard.press("+")
+    assert picture.locator("svg > g").get_attribute("transform") != before
+    page.keyboard.press("0")
+    assert picture.locator("svg > g").get_attribute("transform") == before
+    box = picture.locator("svg").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 5, box["y"] + 5)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 45, box["y"] + 25)
+    page.mouse.up()
+    moved = re.search(
+        r"translate\((\S+)", picture.locator("svg > g").get_attribute("transform") or ""
+    )
+    assert moved and float(moved[1]) == float(re.search(r"translate\((\S+)", before or "")[1]) + 40  # type: ignore[index]
+    assert page.locator(".searches .tree .mark.invalid").all_inner_texts() == [
+        "pruned: worth too little <i>"
+    ] * sum(node["pruned"] for node in tree.nodes if _is_unfolded(node, tree.path))
+    opened.check()
+
+
+def _is_unfolded(node: Any, path: list[Any]) -> bool:
+    return node["parent_id"] in {each["id"] for each in path} or node["parent_id"] is None
+
+
+def test_a_tree_goes_to_other_programs(page_path: Path, visit: Open, treegen: Command) -> None:
+    tree = load_run(page_path.parent).trees[0]
+    page = (opened := visit(page_path)).page
+    opened.wait(lambda: page.locator(".searches .picture").count() == 1)
+    for label, suffix, wanted in (("Graphviz", "dot", to_dot(tree)),
+                                  ("Mermaid", "mmd", to_mermaid(tree))):  # fmt: skip
+        name, text = file_of(page, page.get_by_role("button", name=label).click)
+        assert name == f"run-p0.{suffix}" and text == wanted
+    done = treegen("show", page_path.parent, "--tree", "p0", "--as", "dot")
+    assert done.code == 0 and done.out == to_dot(tree)
+    assert "give --tree ID" in treegen("show", page_path.parent, "--as", "dot").error
+
+
+def test_a_big_tree_is_folded_at_first(tmp_path: Path, visit: Open) -> None:
+    run = make_run(tmp_path / "run", num_problems=2, num_samples=2)
+    (record,) = make_trees(run, num_trees=1)
+    node = record["nodes"][1]
+    fields = {"text": "more", "leaf": True, "pruned": False, "score": None}
+    record["nodes"] = [
+        {**record["nodes"][0], "leaf": False},
+        *({**node, **fields, "id": i, "parent_id": (i - 1) // 9, "leaf": i > 222, "score": i / 2000}
+          for i in range(1, 2000)),
+    ]  # fmt: skip
+    record["best"] = 1999
+    (run / "trees.jsonl").write_bytes(encode_record(record))
+    write_page([load_run(run)], run / "report.html", plots=False)
+    page = (opened := visit(run / "report.html")).page
+    picture = page.locator(".searches .picture")
+    opened.wait(lambda: picture.locator("g.spot").count() > 0)
+    assert picture.locator("g.spot").count() < 100
+    assert picture.locator(".dot.best").count() == 5
+    page.get_by_text("unfold all").click()
+    opened.wait(lambda: picture.locator("g.spot").count() == 2000)
+    opened.check()
+
+
+# Several runs
+
+
+@pytest.fixture(scope="module")
+def ten_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of ten runs of searches."""
+    folder = tmp_path_factory.mktemp("ten")
+    runs = [
+        make_search_run(folder / f"seed-{i}" / "beam", num_problems=4, seed=i) for i in range(10)
+    ]
+    write_page([load_run(run) for run in runs], folder / "report.html", plots=False)
+    return folder / "report.html"
+
+
+def test_ten_runs_are_shown_one_at_a_time(ten_path: Path, visit: Open) -> None:
+    page = (opened := visit(ten_path)).page
+    shown = page.locator("article:visible")
+    assert page.locator("article").count() == 10 and shown.count() == 1
+    assert shown.locator("h2").inner_text() == "seed-0/beam"
+    page.locator("nav a", has_text="seed-7/beam").click()
+    opened.wait(lambda: shown.locator("h2").inner_text() == "seed-7/beam")
+    assert page.locator("nav a[aria-current]").inner_text() == "seed-7/beam"
+    run = load_run(ten_path.parent / "seed-7" / "beam")
+    across = page.locator(".across")
+    assert across.locator(".told").first.inner_text() == "4 of 4 problems"
+    cells = across.locator(".row").first.locator("> *").all_inner_texts()
+    solved = next(tree.solved for tree in run.trees if tree.problem_id == cells[0])
+    assert cells[1 + 7] == ("1.000" if solved else "0.000")
+    page.goto(f"{ten_path.resolve().as_uri()}#run=run-3&problem={cells[0]}")
+    opened.wait(lambda: shown.locator("h2").inner_text() == "seed-2/beam")
+    opened.wait(lambda: shown.locator(".searches h4").first.inner_text() == cells[0])
+    opened.check()
+
+
+def test_samples_of_two_runs_stand_side_by_side(
+    treegen: Command, tmp_path: Path, visit: Open
+) -> None:
+    a = make_run(tmp_path / "a", num_problems=8, num_samples=3)
+    b = make_run(tmp_path / "b", num_problems=8, num_samples=4, seed=1)
+    done = treegen("compare", a, b, "--no-plots", "--html", tmp_path / "both.html")
+    assert done.code == 0 and done.document["page"] == str(tmp_path / "both.html")
+    found = compare_runs(load_run(a), load_run(b))
+    page = (opened := visit(tmp_path / "both.html")).page
+    assert page.locator("table").first.locator("tbody tr").count() == len(found.differences)
+    across = page.locator(".across")
+    across.locator(".row", has_text="p5").first.click()
+    sides = across.locator(".side")
+    opened.wait(lambda: sides.count() == 2)
+    views = [load_run(path) for path in (a, b)]
+
+    def texts() -> list[str | None]:
+        return [side.locator(".said .text").text_content() for side in sides.all()]
+
+    opened.wait(lambda: texts() == [view.problems[5].samples[0].text for view in views])
+    page.keyboard.press("j")
+    opened.wait(lambda: texts() == [view.problems[5].samples[1].text for view in views])
+    opened.wait(lambda: page.url.endswith("#problem=p5&sample=1"))
+    for _ in range(3):  # the second run has one sample more
+        across.get_by_text("sample \u25b8").click()
+    opened.wait(lambda: sides.nth(0).get_by_text("no sample here").count() == 1)
+    assert (
+        sides.nth(1).locator(".said .text").text_content() == views[1].problems[5].samples[3].text
+    )
+    link = page.locator("figure[data-plot=by_problem] a.spot")
+    link.focus()
+    best = max(range(8), key=lambda i: (found.differences[0].by_problem[i], -i))
+    assert link.get_attribute("title") == f"p{best}"
+    page.keyboard.press("Enter")
+    opened.wait(lambda: across.locator(".beside h3").inner_text() == f"p{best}")
+    opened.check()
+    assert (
+        "--html must be a name that ends in .html" in treegen("compare", a, b, "--html", "x").error
+    )
+
+
+def test_hostile_text_stays_text_in_tables_and_pictures(tmp_path: Path, visit: Open) -> None:
+    runs = []
+    for seed in range(2):
+        run = make_run(
+            tmp_path / f"<b>{seed}</b>", num_problems=len(HOSTILE), num_samples=2, seed=seed,
+            draw=lambda rng, number, index: f"{HOSTILE[number]} is {number}",
+            questions=HOSTILE[:6],
+        )  # fmt: skip
+        record = make_trees(run, num_trees=1)[0]
+        for node, text in zip(record["nodes"], HOSTILE * 3, strict=False):
+            node |= {
+                "text": text[:5000],
+                "pruned_because": text[:500],
+                "data": {text[:99]: text[:500]},
+            }
+            node |= {"pruned": True, "scores": {text[:50]: 1.0}}
+        record |= {"answer": HOSTILE[2], "stopped": HOSTILE[0], "method": HOSTILE[1]}
+        (run / "trees.jsonl").write_bytes(encode_record(record))
+        runs.append(load_run(run))
+    found = compare_runs(*runs)
+    write_page(runs, tmp_path / "both.html", plots=False, comparison=found)
+    page = (opened := visit(tmp_path / "both.html")).page
+    opened.wait(lambda: page.locator(".searches .picture:visible").count() == 1)
+    for text in page.locator(".picture:visible text").all()[:40]:
+        assert text.evaluate("text => text.childElementCount") == 0
+    for key in ["n"] * len(HOSTILE):
+        page.locator(".across .list").hover()
+        page.keyboard.press(key)
+    beside = page.locator(".beside")
+    opened.wait(lambda: beside.locator("h3").inner_text() == f"p{len(HOSTILE) - 1}")
+    assert beside.locator("script, img, b, i").count() == 0
+    opened.check()
+
+
+# Structure
+
+
+def headings(page: "Page") -> list[int]:
+    """The levels of the headings that are to be seen, in order."""
+    found = page.locator(":is(h1, h2, h3, h4, h5, h6):visible").all()
+    return [int(each.evaluate("e => e.tagName")[1]) for each in found]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_headings_leave_no_level_out(
+    page_path: Path, ten_path: Path, visit: Open, several: bool
+) -> None:
+    at = "#run=run-2&problem=puzzle-0" if several else "#problem=p3&sample=1"
+    page = (opened := visit(ten_path if several else page_path, at=at)).page
+    opened.wait(lambda: page.locator(".detail:visible").count() > 0)
+    opened.wait(lambda: page.locator(".picture:visible").count() == 1)
+    found = headings(page)
+    assert found.count(1) == 1 and found[0] == 1
+    steps = [b - a for a, b in pairwise(found)]
+    assert max(steps) == 1, found
+    ids = page.evaluate("() => [...document.querySelectorAll('[id]')].map((e) => e.id)")
+    assert len(ids) == len(set(ids))
+
+
+def test_several_runs_print_as_one_sees_them(ten_path: Path, visit: Open) -> None:
+    page = visit(ten_path, color_scheme="dark").page
+    page.emulate_media(media="print", color_scheme="dark")
+    assert page.locator("article:visible").count() == 1
+    assert page.locator("nav, .browsing, .controls, .spot").locator("visible=true").count() == 0
+    assert page.get_by_text("Budgets and costs").first.is_visible()
+    width = "() => [document.documentElement.scrollWidth, innerWidth]"
+    page.set_viewport_size({"width": 688, "height": 900})
+    wide, there = page.evaluate(width)
+    assert wide <= there

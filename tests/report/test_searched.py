@@ -1,0 +1,103 @@
+"""What searches came to for what they cost, and their trees for other programs."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_cases import Command
+from report_cases import HOSTILE, make_run, make_search_run
+
+from treegen.evals.stats import estimate
+from treegen.report.graphs import to_dot, to_mermaid
+from treegen.report.load import load_run
+from treegen.report.searched import cost_listing, methods_plot, solved_plot, solved_share
+from treegen.report.trees import StoredTree
+from treegen.report.view import RunView
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[RunView]:
+    folder = tmp_path_factory.mktemp("runs")
+    return [load_run(make_search_run(folder / f"run-{seed}", seed=seed)) for seed in range(3)]
+
+
+def tree(problem: str, solved: bool | None, tokens: int, index: int = 0) -> StoredTree:
+    usage = {"tokens_decoded": tokens, "calls": 2}
+    return StoredTree(problem, "beam", solved, None, None, (), usage=usage, index=index)
+
+
+def test_the_share_that_is_solved_is_that_of_the_report(runs: list[RunView]) -> None:
+    for run in runs:
+        found = solved_share(run.trees)
+        assert run.report is not None and found is not None
+        row = run.report.metrics[0]
+        assert (found.value, found.low, found.high) == (row.value, row.low, row.high)
+
+
+def test_several_searches_of_a_problem_count_with_their_mean() -> None:
+    trees = [tree("a", True, 10), tree("a", False, 10, 1), tree("b", True, 50), tree("c", None, 1)]
+    assert solved_share(trees) == estimate([0.5, 1.0])
+    assert solved_share(trees, 20) == estimate([0.5, 0.0])
+    assert solved_share([tree("c", None, 1)]) is None
+
+
+def test_a_table_says_what_runs_cost(runs: list[RunView], tmp_path: Path) -> None:
+    found = cost_listing(runs)
+    assert found is not None and len(found.rows) == 3
+    for run, row in zip(runs, found.rows, strict=True):
+        cells = dict(zip(found.head, row, strict=True))
+        tokens = [tree.num_tokens for tree in run.trees]
+        solved = sum(bool(tree.solved) for tree in run.trees)
+        assert cells["Solved"] == f"{solved}/12" and cells["Budget"] == "2,000 tokens"
+        assert cells["Tokens"] == f"{sum(tokens) / 12:,.0f}" and cells["Most"] == f"{max(tokens)}"
+        assert cells["Per solution"] == f"{sum(tokens) / solved:,.0f}"
+        assert cells["Prefilled"] == "90.0" and cells["Seconds"] == ""
+    none = replace(runs[0], trees=(tree("a", False, 3),))
+    listing = cost_listing([none])
+    assert listing is not None and "n/a" in listing.rows[0]
+    assert cost_listing([load_run(make_run(tmp_path / "run", num_problems=2))]) is None
+
+
+def test_curves_over_tokens(runs: list[RunView]) -> None:
+    plot = solved_plot(runs[0])
+    assert plot is not None and plot.svg().startswith(b"<svg")
+    assert solved_plot(replace(runs[0], trees=(tree("a", False, 3),))) is None
+    methods = methods_plot(runs)
+    assert methods is not None and methods.told.count(" with ") == 3
+    assert methods.svg().startswith(b"<svg")
+    assert methods_plot(runs[:1]) is None
+
+
+def test_hostile_text_stays_in_its_label() -> None:
+    def node(id: int, parent: int | None, text: str) -> dict[str, Any]:
+        return {
+            "id": id, "parent_id": parent, "text": text, "score": 0.5, "n_tokens": 3,
+            "logprob": -1.0, "leaf": parent is not None, "pruned": id == 2, "finish_reason": "stop",
+        }  # fmt: skip
+
+    texts = [*HOSTILE[:-1], 'a "quoted" \\" one\n]; x', "end\nsubgraph %%{init}%%", ""]
+    nodes = [node(0, None, "root"), *(node(i, 0, text) for i, text in enumerate(texts, 1))]
+    found = StoredTree('p"0\\', "beam", True, None, 3, tuple(nodes))
+    label = r'"(?:[^"\\]|\\.)*"'
+    dot = to_dot(found).splitlines()
+    assert dot[0] == r'digraph "p\"0\\" {' and dot[-1] == "}"
+    for line in dot[3:-1]:
+        assert re.fullmatch(rf"  n\d+(?: -> n\d+)?(?: \[[^\"]*(?:label={label})?[^\"]*\])?;|"
+                            rf"  n\d+ \[label={label}(?:, style=\"rounded,dashed\")?"
+                            r"(?:, penwidth=3)?\];", line), line  # fmt: skip
+    mermaid = to_mermaid(found).splitlines()
+    assert mermaid[0] == "flowchart LR" and "  class n2 pruned" in mermaid
+    for line in mermaid[1 : 1 + len(nodes)]:
+        assert re.fullmatch(r'  n\d+\["(?:[^"\[\]{}()<>`%;#&|]|#\d+;|<br>)*"\]', line), line
+    assert "  n0 ==> n3" in mermaid and "  n0 --> n1" in mermaid
+    for text in (*dot, *mermaid):
+        assert text.isprintable()
+
+
+def test_the_prompt_of_a_problem_is_a_graph_too(treegen: Command, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", num_problems=2, num_samples=3)
+    done = treegen("show", run, "--tree", "p1", "--as", "mermaid")
+    assert done.code == 0 and done.out.startswith("flowchart LR\n  n0[")
+    assert done.out.count(" --> ") + done.out.count(" ==> ") >= 3
