@@ -6,6 +6,8 @@ import asyncio
 import copy
 import gc
 import pickle
+import subprocess
+import sys
 import traceback
 import weakref
 from collections.abc import Callable, Coroutine
@@ -57,9 +59,43 @@ def test_a_copied_state_has_the_very_same_nodes(copied: Callable[[State], State]
 def test_pickling_says_why_not() -> None:
     session = session_of()
     root = session.root("acde")
-    for live in (root, root.search, session, {"nodes": [root]}):
+    for live in (root.search, session, {"searches": [root.search]}):
         with pytest.raises(InputError, match="cannot be pickled: it lives in the memory"):
             pickle.dumps(live)
+
+
+def test_a_pickled_node_is_found_again() -> None:
+    session = session_of()
+    root, other = session.root("acde"), session.root("acd", name="a/b")
+    (child, _) = session.sample({root: 2})[root]
+    tool = session.sample({child.extend("ef"): 1}).popitem()[1][0]
+    asked = root.search.prompt("acd", key="what/is it")
+    (answer,) = session.sample({asked: 1})[asked]
+    nodes = [root, other, child, tool, answer]
+    state = pickle.loads(pickle.dumps(State({"all": nodes})))
+    assert all(mine is found for mine, found in zip(nodes, state.nodes["all"], strict=True))
+    session.sample({state.nodes["all"][3]: 2})  # it is as live as before
+    assert [session.find(node.key) for node in nodes] == nodes
+    child.drop()
+    assert session.find(tool.key) is tool and not tool.is_live
+    for key in ("", "0", "0/7/", "0/0/+1/", "a/", "nobody/", tool.key + "0/9/", tool.key[:-1]):
+        with pytest.raises(InputError, match="the session has no node"):
+            session.find(key)
+    same = [session.root("acd", name="twice") for _ in range(2)]
+    with pytest.raises(InputError, match="2 nodes of the key"):
+        session.find(same[0].key)
+
+
+def test_keys_alone_are_enough_while_the_session_is_there() -> None:
+    session = session_of()
+    keys = [node.key for root in [session.root("acde")] for node in session.sample({root: 3})[root]]
+    gc.collect()
+    assert [session.find(key).key for key in keys] == keys
+    data = pickle.dumps(session.find(keys[0]))
+    code = "import pickle, sys\npickle.loads(sys.stdin.buffer.read())"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, input=data, capture_output=True, check=False)
+    assert done.returncode and b"its search is not in this process" in done.stderr
 
 
 def test_results_are_pickled_without_their_exceptions() -> None:

@@ -2,29 +2,49 @@
 
 import asyncio
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fakes import HistoryModel
+from live_search import backend_of, run_of
 from tiny_models import spread_weights, tiny_tokenizer
 from toy_search import hashed, run, start
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    LlamaForTokenClassification,
+)
 
 from treegen.errors import InputError, ModelError
 from treegen.search.node import Search, SearchNode
+from treegen.search.propose import sample_steps
 from treegen.search.result import Found
-from treegen.search.reward import reward_model
+from treegen.search.reward import by_verifier, reward_model
+from treegen.search.strategies.beam import beam
 from treegen.search.strategies.best_of_n import best_of_n
+from treegen.search.strategies.dvts import dvts
+from treegen.search.strategies.majority import vote
+from treegen.search.verifier import load_verifier
 
 
-def save(folder: Path, num_labels: int = 1, *, classifier: bool = True, pad: bool = True) -> Any:
+def save(
+    folder: Path,
+    num_labels: int = 1,
+    *,
+    kind: Any = LlamaForSequenceClassification,
+    pad: bool = True,
+    length: int = 64,
+) -> Any:
     config = LlamaConfig(
         vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=length,
         num_labels=num_labels, pad_token_id=2 if pad else None,
     )  # fmt: skip
-    model = (LlamaForSequenceClassification if classifier else LlamaForCausalLM)(config)
+    model = kind(config)
     spread_weights(model, random.randrange(1000))
     model.save_pretrained(folder)
     tokenizer = tiny_tokenizer()
@@ -75,6 +95,50 @@ def test_best_of_n_by_a_reward_model(tmp_path: Path) -> None:
     assert values == sorted(values, key=lambda value: -(value or 0)) and len(values) == 12
 
 
+@pytest.mark.parametrize("reduce", ["last", "product"])
+def test_searches_are_judged_together_as_they_are_alone(tmp_path: Path, reduce: str) -> None:
+    save(tmp_path, 2, kind=LlamaForTokenClassification, length=400)
+    options: dict[str, Any] = {"device": "cpu", "separator": "d", "reduce": reduce}
+    judge, own = (load_verifier(tmp_path, share=each, **options) for each in (True, False))
+    sizes: list[int] = []
+
+    class Counting:
+        def shares(self, rows: Any, ends: Any) -> list[list[float]]:
+            sizes.append(len(rows))
+            assert judge.reader is not None
+            return judge.reader.shares(rows, ends)
+
+    evaluate = by_verifier(replace(judge, reader=Counting()), name="judge", batch_size=10**6)
+
+    async def fn(root: SearchNode) -> Found:
+        propose = sample_steps(3, stop=(), max_tokens=3)
+        if root.search.name in "01":
+            found = await best_of_n(root, 6, evaluate, max_tokens=9)
+            return vote(found, lambda node: node.text[:1], lambda node: node.value or 0.0)
+        how = beam if root.search.name in "23" else dvts
+        size = {"width" if how is beam else "subtrees": 2}
+        return await how(root, propose, evaluate, lambda n: n.depth == 3, depth=3, **size)
+
+    backend = backend_of(HistoryModel(), max_rows=64)
+    with run_of(backend, fn, 6) as run:
+        results = {result.name: result for result in run}
+    judged = 0
+    for result in results.values():
+        assert result.error is None
+        tree, prompt = result.tree, result.tree.nodes[0].text
+        scored = [node for node in tree.nodes[1:] if node.scores]
+        want = own.scores([(prompt, tree.path_text(node.id)) for node in scored])
+        assert [node.scores["judge"] for node in scored] == pytest.approx(want, abs=6e-5)
+        assert all(node.score == node.scores["judge"] for node in scored)
+        judged += len(scored)
+    assert sum(sizes) == judged and len(sizes) <= 4
+    votes = results["0"].votes
+    assert sum(votes.values()) == pytest.approx(
+        sum(node.score or 0 for node in results["0"].tree.nodes), abs=1e-3
+    )
+    assert results["0"].answer == max(votes, key=lambda answer: votes[answer])
+
+
 def test_texts_that_are_too_long_are_refused(tmp_path: Path) -> None:
     save(tmp_path)
     with pytest.raises(InputError, match="the reward model reads 64"):
@@ -82,7 +146,7 @@ def test_texts_that_are_too_long_are_refused(tmp_path: Path) -> None:
 
 
 def test_other_models_are_refused(tmp_path: Path) -> None:
-    save(tmp_path, classifier=False)
+    save(tmp_path, kind=LlamaForCausalLM)
     with pytest.raises(ModelError, match="no sequence classifier"):
         reward_model(tmp_path)
     with pytest.raises(ModelError, match="does not exist"):

@@ -26,7 +26,8 @@ from transformers import (
 from transformers import LlamaConfig as Config
 
 from treegen.errors import CapacityError, InputError
-from treegen.model.verifier import Verifier, load_scorer
+from treegen.model.scorer import load_scorer
+from treegen.model.verifier import Verifier
 from treegen.search.live.reading import TreeReader
 from treegen.search.verifier import load_verifier
 
@@ -179,3 +180,25 @@ def test_turns_are_read_where_the_model_would_answer(tmp_path: Path) -> None:
     assert texts == [first, second]
     with pytest.raises(InputError, match="turns are for"):
         load_verifier(save(tmp_path / "other"), device="cpu", turns=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gpu_shares_prefixes_too(tmp_path: Path, dtype: torch.dtype) -> None:
+    config = Config(
+        **{**SHAPE, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4},
+        num_labels=2,
+    )
+    torch.manual_seed(0)
+    LlamaForTokenClassification(config).to(dtype).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    shared = load_verifier(tmp_path, memory="64MiB")
+    whole = load_verifier(tmp_path, share=False)
+    assert isinstance(shared.reader, TreeReader) and whole.scorer.model.device.type == "cuda"
+    pairs = tree_of_texts(random.Random(4), 200)
+    limit = 2e-3 if dtype == torch.float32 else 0.03
+    got = shared.values(pairs[:70]) + shared.values(pairs[70:])
+    for mine, theirs in zip(got, whole.values(pairs), strict=True):
+        assert mine == pytest.approx(theirs, abs=limit)
+    assert shared.reader.num_computed < 0.5 * shared.reader.num_read
+    shared.reader._scheduler.check()

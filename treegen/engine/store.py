@@ -213,7 +213,7 @@ class SegmentStore:
         )[0]  # fmt: skip
 
     def keep_new(self, segment: LiveSegment) -> None:
-        """Keep a segment of which nothing was computed: one pass then computes what is below too.
+        """Keep a segment that is all new, so that one pass computes it with what is below.
 
         What is below a folded segment waits for a pass that computes that one.
         """

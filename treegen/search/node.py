@@ -20,6 +20,7 @@ from collections.abc import (
 )
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from treegen.errors import InputError
@@ -27,6 +28,7 @@ from treegen.outputs import Completion, Score
 from treegen.params import SamplingParams
 from treegen.search.aside import in_thread
 from treegen.search.budget import Budget, BudgetReached, SearchUsage
+from treegen.search.found import node_of, register
 from treegen.search.loop import check_loop
 from treegen.search.uncopied import Uncopied
 
@@ -150,6 +152,27 @@ class Search(Uncopied):
     def origin_of(self, key: str) -> str:
         """The origin of the seeds of a node's samples."""
         return self.origin + key.removeprefix(self.name)
+
+    @cached_property
+    def token(self) -> str:
+        """What stands for the search in pickles of its nodes."""
+        return register(self)
+
+    def find(self, key: str) -> SearchNode:
+        """The node of a key, in the tree or in that of a prompt.
+
+        Raises InputError if there is none.
+        """
+        for root in (self.root, *self._others):
+            if not key.startswith(root.key):
+                continue
+            node: SearchNode | None = root
+            for step in key.removeprefix(root.key).split("/")[:-1]:
+                below = node.children if node is not None else ()
+                node = next((each for each in below if each.key.split("/")[-2] == step), None)
+            if node is not None and node.key == key:
+                return node
+        raise InputError(f"search {self.name!r} has no node {key!r}")
 
     def close(self) -> None:
         """End the search for good and free its caches; its tree can still be read."""
@@ -277,6 +300,9 @@ class SearchNode(Uncopied):
         self.data: Any = None
         self._context: Context | None = context
         self._num_drawn = self._num_extended = 0
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        return node_of, (self.search.token, self.key)
 
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= 40 else f"{self.text[:37]}..."

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from treegen.errors import InputError
-from treegen.model.verifier import SEQUENCE, Verifier
+from treegen.model.scorer import SEQUENCE
+from treegen.model.verifier import Verifier
 from treegen.search.aside import Together
 from treegen.search.evaluate import Evaluate
 from treegen.search.node import SearchNode

@@ -7,8 +7,10 @@ are for a loop of your own. For searches written as coroutines see `LLM.search`.
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
+from weakref import WeakSet
 
 from treegen.closing import Closing
 from treegen.errors import InputError
@@ -73,6 +75,8 @@ class Session(Closing, Uncopied):
         self.backend, self.params = backend, params
         self._asked: list[Asked[Any]] = []
         self._num_roots = 0
+        self._searches: WeakSet[Search] = WeakSet()
+        self._live: list[Search] = []  # they stay, though nobody may hold their nodes
 
     def root(
         self,
@@ -106,10 +110,28 @@ class Session(Closing, Uncopied):
         if name is None:
             name, origin = str(self._num_roots), self.backend.new_origin(context, params.seed)
         self._num_roots += 1
-        return Search(
+        search = Search(
             self.backend, flat, name=name, params=params, budget=budget, context=context,
             origin=origin,
-        ).root  # fmt: skip
+        )  # fmt: skip
+        self._searches.add(search)
+        self._live = [each for each in self._live if each.root.is_live] + [search]
+        return search.root
+
+    def find(self, key: str) -> SearchNode:
+        """The node of a key (`SearchNode.key`), such as one that a controller has stored.
+
+        Raises InputError if no node that is still in use has it, or several have, because their
+        roots were given one name.
+        """
+        found = []
+        for search in list(self._searches):
+            with suppress(InputError):
+                found.append(search.find(key))
+        if len(found) != 1:
+            which = f"{len(found)} nodes" if found else "no node"
+            raise InputError(f"the session has {which} of the key {key!r}")
+        return found[0]
 
     def sample(
         self, wanted: Mapping[SearchNode, int], **overrides: Any

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 from treegen.errors import CapacityError, ModelError, TreegenError
-from treegen.model.verifier import CAUSAL, Scorer, Verifier, load_scorer
+from treegen.model.scorer import CAUSAL, Scorer, load_scorer
+from treegen.model.verifier import Verifier
 
 if TYPE_CHECKING:
     from treegen.search.live.reading import TreeReader

@@ -19,7 +19,7 @@ from treegen.engine.scheduler import Scheduler
 from treegen.model.judge import RIGHT
 from treegen.model.memory import make_cache
 from treegen.model.model import Model
-from treegen.model.verifier import Scorer
+from treegen.model.scorer import Scorer
 from treegen.options import EngineOptions
 from treegen.outputs import Usage
 from treegen.params import SamplingParams
@@ -30,8 +30,8 @@ from treegen.prompts.stops import Stoppings
 from treegen.prompts.tokens import TAIL
 from treegen.search.live.prompts import PromptIndex, check_fits
 
-_PAGE_SIZE: Final = 16
 _ROWS: Final = 8  # texts to expect below what texts share
+_CHUNK: Final = 2048  # tokens of a pass, for the model that samples has most of the memory
 _HELD: Final = 4096  # segments that stay for later texts
 _KNOWN: Final = 65536  # results that are remembered
 
@@ -51,7 +51,7 @@ class TreeReader:
             CapacityError: the cache does not fit.
         """
         self._model, self.scorer = model, scorer
-        self._options = EngineOptions(model=model.spec.name, memory=memory, page_size=_PAGE_SIZE)
+        self._options = EngineOptions(model=model.spec.name, memory=memory, prefill_chunk=_CHUNK)
         self._cache = make_cache(model, self._options)
         self._known: OrderedDict[bytes, float] = OrderedDict()
         self.num_computed = self.num_read = 0
