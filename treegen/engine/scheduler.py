@@ -38,9 +38,10 @@ from treegen.engine.finish import Endings, Grown
 from treegen.engine.param_table import ParamTable
 from treegen.engine.prefill import PrefillFlight, PrefillPasses
 from treegen.engine.row_queue import LiveRows
-from treegen.engine.rows import RowTable
+from treegen.engine.rows import RowState, RowTable
 from treegen.engine.run_state import RunState
 from treegen.engine.segment import LiveRequest, LiveSegment
+from treegen.engine.speculation import Speculation, SpeculationOptions
 from treegen.engine.store import SegmentStore
 from treegen.errors import (
     CapacityError,
@@ -91,6 +92,7 @@ class Scheduler:
         further: Sequence[ParamSet] = (),
         params_of: Sequence[int] | None = None,
         executor: Executor | None = None,
+        speculation: SpeculationOptions | None = None,
     ) -> None:
         """A scheduler for one run.
 
@@ -109,6 +111,7 @@ class Scheduler:
         before its pages are freed.
         on_grown: called with each sample of a search; says what its segment holds.
         executor: computes the passes, if other ranks do so too.
+        speculation: how tokens are guessed, so that one pass draws several of a row; None for not.
         """
         num_logprobs = max(params.logprobs, *(each.params.logprobs for each in further), 0)
         cache.pool.peak_used = cache.pool.num_used
@@ -149,6 +152,7 @@ class Scheduler:
         self.live = LiveRows(run)
         self._passes = PrefillPasses(run, self.live, chunk=prefill_chunk)
         self._steps = DecodeSteps(run, self.live, graphs)
+        self._speculation = Speculation(run, self.live, speculation) if speculation else None
         self._admission = Admission(run, self.live, on_prefilled)
         self._endings = Endings(run, self.live, self._admission, on_grown)
         self._num_requests = len(plan.requests)
@@ -274,6 +278,8 @@ class Scheduler:
     def _step(self) -> None:
         start = time.perf_counter()
         done_before = self._num_noted, len(self.run.requests)
+        if isinstance(self.flight, Flight) and self._waits_for(self.flight):
+            self._land()
         self._admission.admit()
         launched: PrefillFlight | Flight | None
         if self._prefills_next:
@@ -417,21 +423,52 @@ class Scheduler:
                 self._land()
             elif not self._admission.give_way():
                 raise CapacityError(f"the last row lacks {short} cache pages; give more memory")
-        return self._steps.launch(order, counts, source, before) if len(order) else None
+        if not len(order):
+            return None
+        if before is None and self._speculation is not None and self._speculation.wants_tokens:
+            guesses = self._speculation.guesses(order, counts)
+            if guesses is not None:
+                return self._steps.verify(order, counts, guesses)
+        return self._steps.launch(order, counts, source, before)
+
+    def _waits_for(self, flight: Flight) -> bool:
+        """Whether the next step is launched only once the tokens of a flight are known."""
+        if flight.guesses is not None:
+            return True
+        return self._speculation is not None and self._speculation.wants_tokens
 
     def _note_draws(self, flight: Flight) -> None:
         """Note the drawn tokens of rows that are still there; end the samples that are over."""
         rows, num = self.run.rows, len(flight.slots)
-        tokens, logprobs, lse, *more = flight.fetch.wait()
+        tokens, logprobs, *more = flight.fetch.wait()
         self.run.executor.check()
-        alive = rows.serial[flight.slots] == flight.serials
-        slots, tokens, logprobs = (
-            flight.slots[alive],
-            tokens.ravel()[alive],
-            logprobs.ravel()[alive],
-        )
         # Several draws may come from one distribution.
-        lse, *more = (np.repeat(array, num // len(array), axis=0)[alive] for array in (lse, *more))
+        more = [np.repeat(array, num // len(array), axis=0) for array in more]
+        columns = [tokens.ravel(), logprobs.ravel(), *more]
+        alive = rows.serial[flight.slots] == flight.serials
+        if self._speculation is not None:
+            self._speculation.note(flight, columns[0], alive)
+        if flight.guesses is None:
+            self._note_tokens(flight, columns, np.flatnonzero(alive))
+            return
+        accepted = flight.guesses.num_accepted(columns[0])
+        for place, draws in enumerate(flight.guesses.rounds(accepted)):
+            # Rows may be cancelled meanwhile, or be over after one of the tokens before.
+            slots = flight.slots[draws]
+            stays = rows.serial[slots] == flight.serials[draws]
+            stays &= rows.state[slots] == RowState.LIVE
+            self._note_tokens(flight, columns, draws[stays])
+            self.usage.accepted_tokens += int(stays.sum()) if place else 0
+
+    def _note_tokens(
+        self, flight: Flight, columns: Sequence[NDArray[Any]], draws: NDArray[np.int64]
+    ) -> None:
+        """Note one token for each of some rows. columns: of all draws of a flight.
+
+        draws: which of them these are.
+        """
+        rows, slots = self.run.rows, flight.slots[draws]
+        tokens, logprobs, lse, *more = (column[draws] for column in columns)
         self._check_numbers(lse, lambda at: self._row_name(slots[at]))
         signals = more.pop() if flight.draws.signals_P2 is not None else None
         top_tokens, top_logprobs = more or (None, None)
