@@ -35,6 +35,8 @@ MODEL_ARGS: Final[Mapping[str, Reader]] = {
     "revision": str,
     "trust_remote_code": _bool,
     "tensor_parallel_size": int,
+    "speculate": str,
+    "draft_tokens": int,
 }
 GEN_KWARGS: Final[Mapping[str, Reader]] = {
     "temperature": float,

@@ -23,7 +23,7 @@ from fakes import (
 )  # fmt: skip
 
 from treegen.cache.kept import KeptPrefixes
-from treegen.drafting.types import NOTHING, Drafts, Ints, NewTokens
+from treegen.drafting.types import NOTHING, Drafts, Ints, NewTokens, Prompted
 from treegen.engine.finish import Grown
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segment import LiveRequest
@@ -91,10 +91,10 @@ class _Knowing:
         self.scheduler: Scheduler | None = None
         self.noted: list[int] = []
 
-    def note(self, new: NewTokens, prompt_of: Callable[[int], Sequence[int]]) -> None:
+    def note(self, new: NewTokens, request_of: Callable[[int], Prompted]) -> None:
         assert (new.num_R > 0).all()
         for request in set(new.request.tolist()):
-            assert len(prompt_of(request))
+            assert len(request_of(request).tokens)
 
     def learn(self, kind_R: Ints, tried_R: Ints, accepted_R: Ints) -> None:
         assert (accepted_R <= tried_R).all()

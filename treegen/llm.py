@@ -15,12 +15,17 @@ import numpy as np
 from treegen.attention.api import choose
 from treegen.cache.kept import Kept, KeptPrefixes
 from treegen.calls import Calls
+from treegen.drafting.function import FunctionDrafter
+from treegen.drafting.ngrams import Ngrams
+from treegen.drafting.pace import Pace
+from treegen.drafting.types import DraftFunction
 from treegen.engine.dealt import DealtStream
 from treegen.engine.execute import Executor
 from treegen.engine.graphs import DecodeGraphs
 from treegen.engine.keeping import check_room_to_keep, keep_prompt
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segment import LiveRequest
+from treegen.engine.speculation import SpeculationOptions, check_speculation
 from treegen.engine.stream import Stream
 from treegen.errors import InputError
 from treegen.model.config import resolve_device
@@ -56,6 +61,8 @@ if TYPE_CHECKING:
     from treegen.search.session import Session
 
 
+# Tokens of a pass that reading the weights hides, about.
+_FREE_TOKENS: Final = {"cpu": 16.0, "cuda": 150.0}
 _HYBRID: Final = "the model has recurrent layers"  # whose steps find their states by slot
 
 
@@ -91,6 +98,8 @@ class LLM(Calls):
         revision: str | None = None,
         trust_remote_code: bool = False,
         tensor_parallel_size: int = 1,
+        speculate: str | DraftFunction | None = None,
+        draft_tokens: int = 8,
     ) -> None:
         """Load a model from a directory or by hub name, or take one that is loaded.
 
@@ -124,6 +133,11 @@ class LLM(Calls):
         trust_remote_code: whether code that comes with the model may run.
         tensor_parallel_size: GPUs (or on a CPU processes) that each have a part of every layer.
         Sizes such as memory are those of each.
+        speculate: guess tokens, so that a pass draws several of a row. "ngram" guesses by other
+        samples and the prompt; a function guesses for all samples of a step, given as
+        `DraftContext`. Samples stay what they are: a guess counts only if it is what the sample
+        draws. None, or "off", does not guess.
+        draft_tokens: tokens that are guessed of a sample in a pass at most.
 
         Raises InputError for an option that cannot be used, ModelError for a model that cannot be
         loaded, CapacityError if no page fits or memory is more than the machine has.
@@ -147,6 +161,8 @@ class LLM(Calls):
             revision=revision,
             trust_remote_code=trust_remote_code,
             tensor_parallel_size=tensor_parallel_size,
+            speculate=speculate,
+            draft_tokens=draft_tokens,
         )
         if isinstance(model, Model) != (tokenizer is not None):
             raise InputError("a loaded Model needs tokenizer=; a model's name must not have one")
@@ -171,6 +187,10 @@ class LLM(Calls):
         if ranks is not None and ranks.lead is not None:
             ranks.lead.tell("engine", options.engine())
         self.spec = self.model.spec
+        check_speculation(options, self.spec)
+        self.speculate, self._draft_tokens = speculate, draft_tokens
+        weights = sum(each.nbytes for each in self.model.module.parameters())
+        self._weight_keys = weights / self.spec.kv_bytes_per_token
         self._stoppings = Stoppings()
         self._graphs: DecodeGraphs | None = None
         on_gpu = self.model.device.type == "cuda"
@@ -298,11 +318,21 @@ class LLM(Calls):
                 prefill_chunk=self.prefill_chunk,
                 impl=self._impl,
                 executor=self.executor(),
+                speculation=self._speculation(),
                 **{"run_ahead": self._run_ahead, **options},
             )
             # The reference is weak, so that a run ends when nothing refers to it any more.
             self._running = weakref.ref(scheduler)
         return scheduler
+
+    def _speculation(self) -> SpeculationOptions | None:
+        """How a run guesses tokens."""
+        how = self.speculate
+        if how in (None, "off"):
+            return None
+        drafter = FunctionDrafter(how) if callable(how) else Ngrams()
+        pace = Pace(_FREE_TOKENS[self.model.device.type], self._weight_keys)
+        return SpeculationOptions(drafter, self._draft_tokens, pace)
 
     def executor(self) -> Executor:
         """What computes the passes of a run."""

@@ -12,13 +12,13 @@ Legend: R rows, A new tokens of a row, W tokens of a window, S keys (an n and a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treegen.drafting.types import NOTHING, Drafts, Ints, NewTokens
+from treegen.drafting.types import NOTHING, Drafts, Ints, NewTokens, Prompted
 
 
 class _Key(NamedTuple):
@@ -77,12 +77,12 @@ class Ngrams:
         self._accepted = ((1 - (1 - chances) * (1 - more)) * _TRUST).reshape(-1)
         self._tried = np.full(self._accepted.shape, _TRUST)
 
-    def note(self, new: NewTokens, prompt_of: Callable[[int], Sequence[int]]) -> None:
+    def note(self, new: NewTokens, request_of: Callable[[int], Prompted]) -> None:
         """Enter what rows have drawn."""
         self._make_room(int(new.slots.max(initial=-1)) + 1, int(new.num_R.sum()))
         first = np.flatnonzero(new.count == 0)
         if len(first):
-            self._begin(new.slots[first], new.request[first], prompt_of)
+            self._begin(new.slots[first], new.request[first], request_of)
         slots, num_R = new.slots, new.num_R
         width = new.tokens_RA.shape[1]
         text = np.concatenate([self._recent[slots], new.tokens_RA], axis=1)
@@ -117,11 +117,11 @@ class Ngrams:
         self._tried = self._tried * _MEMORY + np.bincount(kind_R, tried_R, size)
         self._accepted = self._accepted * _MEMORY + np.bincount(kind_R, accepted_R, size)
 
-    def _begin(self, slots: Ints, request: Ints, prompt_of: Callable[[int], Any]) -> None:
+    def _begin(self, slots: Ints, request: Ints, request_of: Callable[[int], Prompted]) -> None:
         """Let rows begin after their prompts, which are entered if they are new."""
         for number in np.unique(request).tolist():
             if number not in self._prompts:
-                self._prompts[number] = self._enter_prompt(number, prompt_of(number))
+                self._prompts[number] = self._enter_prompt(number, request_of(number).tokens)
             mine = slots[request == number]
             self._recent[mine], self._last[mine] = self._prompts[number]
             self._scope[mine] = number + 1

@@ -56,22 +56,38 @@ class NewTokens:
     """What rows have drawn.
 
     slots: the slots of R rows. request: the number of each row's request.
+    sample: the index of each row's sample.
     count: how many tokens each row had before.
     tokens_RA: the new tokens; after `num_R` of them the rest is not used.
     """
 
     slots: Ints
     request: Ints
+    sample: Ints
     count: Ints
     tokens_RA: Ints
     num_R: Ints
 
 
+class Prompted(Protocol):
+    """A request, as far as a drafter is told: the id and the tokens of its prompt."""
+
+    @property
+    def id(self) -> str:
+        """The id of the prompt."""
+        ...
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """Its token ids; in a search at least the last of them."""
+        ...
+
+
 class Drafter(Protocol):
     """Guesses tokens. All arrays are over rows; nothing may be done for a row in Python."""
 
-    def note(self, new: NewTokens, prompt_of: Callable[[int], Sequence[int]]) -> None:
-        """Learn what rows have drawn. prompt_of: gives the prompt of a request, by its number."""
+    def note(self, new: NewTokens, request_of: Callable[[int], Prompted]) -> None:
+        """Learn what rows have drawn. request_of: gives a request by its number."""
         ...
 
     def draft(self, slots: Ints, most: int) -> Drafts:

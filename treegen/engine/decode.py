@@ -30,6 +30,7 @@ class Flight:
     draws: the draws, on the device.
     fetch: the same draws on their way to the host.
     guesses: what a row draws more than once for; None if each draws once.
+    keys: that were read in each layer.
     """
 
     slots: Ints
@@ -37,14 +38,18 @@ class Flight:
     draws: Draws
     fetch: Fetch
     guesses: Guesses | None = None
+    keys: int = 0
 
     @classmethod
-    def of(cls, slots: Ints, serials: Ints, draws: Draws, guesses: Guesses | None = None) -> Flight:
+    def of(
+        cls, slots: Ints, serials: Ints, draws: Draws, guesses: Guesses | None = None,
+        keys: int = 0,
+    ) -> Flight:  # fmt: skip
         """A flight that has begun to copy its draws to the host."""
         tensors = (draws.tokens_PN, draws.logprobs_PN, draws.lse_P, draws.top_tokens_PK,
                    draws.top_logprobs_PK, draws.signals_P2)  # fmt: skip
         fetch = Fetch([t for t in tensors if t is not None])
-        return cls(slots, serials, draws, fetch, guesses)
+        return cls(slots, serials, draws, fetch, guesses, keys)
 
 
 class DecodeSteps:
@@ -105,8 +110,9 @@ class DecodeSteps:
                 number=usage.decode_steps,
             )
         )
-        self._count(levels, len(order), shared_keys + int((ends - base).sum()), int(ends.sum()))
-        return Flight.of(order, rows.serial[order], draws)
+        keys = shared_keys + int((ends - base).sum())
+        self._count(levels, len(order), keys, int(ends.sum()))
+        return Flight.of(order, rows.serial[order], draws, keys=keys)
 
     def verify(self, order: Ints, counts: Ints, guesses: Guesses) -> Flight:
         """Queue a step in which rows draw after guessed tokens too, as if each was drawn before.
@@ -146,10 +152,10 @@ class DecodeSteps:
                 number=usage.decode_steps,
             )
         )
-        keys = sum(int(level.kv_len_G.sum()) for level in levels)
-        self._count(prepared, len(order), keys + int((stops - base).sum()), int(ends_T.sum()))
+        keys = sum(int(level.kv_len_G.sum()) for level in levels) + int((stops - base).sum())
+        self._count(prepared, len(order), keys, int(ends_T.sum()))
         usage.drafted_tokens += int(guesses.num_R.sum())
-        return Flight.of(slots_T, rows.serial[slots_T], draws, guesses)
+        return Flight.of(slots_T, rows.serial[slots_T], draws, guesses, keys)
 
     def _count(self, levels: Prepared, num_rows: int, read: int, unshared: int) -> None:
         """Count a step: its rows, the keys it reads, and those it would read without levels."""

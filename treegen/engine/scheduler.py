@@ -147,6 +147,8 @@ class Scheduler:
         self._run_ahead = run_ahead
         self.flight: PrefillFlight | Flight | None = None
         self.closed = False
+        self._landed: list[PrefillFlight | Flight] = []  # passes noted in this step
+        self._guesses = False  # whether this step verifies guesses, if there are any
         self._num_noted = 0  # passes whose results are noted
         self._error: Exception | None = None  # raised once all samples that had ended are returned
         self.live = LiveRows(run)
@@ -278,8 +280,10 @@ class Scheduler:
     def _step(self) -> None:
         start = time.perf_counter()
         done_before = self._num_noted, len(self.run.requests)
-        if isinstance(self.flight, Flight) and self._waits_for(self.flight):
-            self._land()
+        self._landed.clear()
+        self._guesses = self._speculation is not None and self._speculation.is_due()
+        if isinstance(self.flight, Flight) and (self._guesses or self.flight.guesses is not None):
+            self._land()  # what is guessed next depends on its tokens
         self._admission.admit()
         launched: PrefillFlight | Flight | None
         if self._prefills_next:
@@ -295,9 +299,20 @@ class Scheduler:
             self._endings.report_some()
         else:
             self._endings.report_all()
-        self._count_seconds(before or launched, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        self._count_seconds(before or launched, seconds)
+        if self._speculation is not None and not isinstance(launched, PrefillFlight):
+            self._measure(self._speculation, seconds)
         if launched is None and (self._num_noted, len(self.run.requests)) == done_before:
             self._check_goes_on()
+
+    def _measure(self, speculation: Speculation, seconds: float) -> None:
+        """Note what a decode step took, if nothing else was done meanwhile."""
+        match self._landed:
+            case [Flight() as flight]:
+                # One that was waited for in vain took longer than one of those that run ahead.
+                if flight.guesses is not None or not (self._guesses and self._run_ahead):
+                    speculation.measure(flight, seconds)
 
     def _check_goes_on(self) -> None:
         """Raise InternalError if work is left: the next step would do as little as this one."""
@@ -379,6 +394,7 @@ class Scheduler:
 
     def _note(self, flight: PrefillFlight | Flight) -> None:
         self._num_noted += 1
+        self._landed.append(flight)
         if isinstance(flight, PrefillFlight):
             self._note_prefill(flight)
         else:
@@ -425,17 +441,11 @@ class Scheduler:
                 raise CapacityError(f"the last row lacks {short} cache pages; give more memory")
         if not len(order):
             return None
-        if before is None and self._speculation is not None and self._speculation.wants_tokens:
+        if before is None and self._speculation is not None and self._guesses:
             guesses = self._speculation.guesses(order, counts)
             if guesses is not None:
                 return self._steps.verify(order, counts, guesses)
         return self._steps.launch(order, counts, source, before)
-
-    def _waits_for(self, flight: Flight) -> bool:
-        """Whether the next step is launched only once the tokens of a flight are known."""
-        if flight.guesses is not None:
-            return True
-        return self._speculation is not None and self._speculation.wants_tokens
 
     def _note_draws(self, flight: Flight) -> None:
         """Note the drawn tokens of rows that are still there; end the samples that are over."""

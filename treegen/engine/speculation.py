@@ -6,18 +6,30 @@ results of the step before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from treegen.drafting.pace import Pace
 from treegen.drafting.types import Drafter, NewTokens
 from treegen.engine.decode import Flight
 from treegen.engine.guesses import Guesses
 from treegen.engine.layout import Ints
 from treegen.engine.row_queue import LiveRows
 from treegen.engine.run_state import RunState
+from treegen.errors import InputError
+from treegen.options import EngineOptions
+from treegen.spec import ModelSpec
+
+
+def check_speculation(options: EngineOptions, spec: ModelSpec) -> None:
+    """Raise InputError if a model cannot verify guesses."""
+    if options.speculates and spec.states:
+        raise InputError(
+            f"{spec.name} has recurrent layers, whose states cannot go back to before a guess that "
+            "was wrong; leave out speculate"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +38,12 @@ class SpeculationOptions:
 
     drafter: guesses tokens.
     most: tokens of a row that a step verifies at most.
+    pace: decides how many of the guesses are verified; None for all.
     """
 
     drafter: Drafter
     most: int
+    pace: Pace | None = None
 
 
 class Speculation:
@@ -38,12 +52,22 @@ class Speculation:
     def __init__(self, run: RunState, live: LiveRows, options: SpeculationOptions) -> None:
         """Nothing is guessed yet."""
         self._run, self._live, self._options = run, live, options
+        self._keys = 0  # that the last step read in each layer
         self._vocab_size = len(run.param_sets[0].stopping.may_end)
 
-    @property
-    def wants_tokens(self) -> bool:
-        """Whether the next step is to wait until the last tokens of its rows are known."""
-        return True
+    def is_due(self) -> bool:
+        """Whether the next step is to verify guesses, if there are any that pay."""
+        num_rows, pace = len(self._live.order), self._options.pace
+        if pace is None or not num_rows:
+            return num_rows > 0
+        return pace.is_due(num_rows, self._keys, self._options.most)
+
+    def measure(self, flight: Flight, seconds: float) -> None:
+        """Note what a step took."""
+        self._keys = flight.keys
+        if self._options.pace is not None:
+            verified = flight.guesses is not None
+            self._options.pace.measure(len(flight.slots), flight.keys, seconds, verified=verified)
 
     def guesses(self, order: Ints, counts: Ints) -> Guesses | None:
         """What a step of rows verifies, whose `counts` tokens are all known; None for nothing.
@@ -57,6 +81,9 @@ class Speculation:
         is_token_RK = (tokens_RK >= 0) & (tokens_RK < self._vocab_size)
         num_R = np.where(is_token_RK.all(axis=1), tokens_RK.shape[1], is_token_RK.argmin(axis=1))
         num_R = np.minimum(num_R, self._room(order, counts))
+        if self._options.pace is not None:
+            most = tokens_RK.shape[1]
+            num_R = self._options.pace.choose(num_R, drafts.chance_R, self._keys, most)
         num_R = self._live.extended(order, counts, num_R)
         return Guesses(tokens_RK, num_R, drafts.kind_R) if num_R.any() else None
 
@@ -86,9 +113,7 @@ class Speculation:
             places = np.arange(int(num_R.max(initial=1)))
             tokens_RA = tokens_N[np.minimum(first[:, None] + places, len(tokens_N) - 1)]
         if len(slots):
-            new = NewTokens(slots, rows.request[slots], rows.count[slots], tokens_RA, num_R)
-            self._options.drafter.note(new, self._prompt)
-
-    def _prompt(self, request: int) -> Sequence[int]:
-        prompt: Sequence[int] = self._run.requests[request].spec.tokens
-        return prompt
+            new = NewTokens(
+                slots, rows.request[slots], rows.sample[slots], rows.count[slots], tokens_RA, num_R
+            )
+            self._options.drafter.note(new, lambda number: self._run.requests[number].spec)

@@ -186,6 +186,7 @@ def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> Mode
     """
     import torch
 
+    from treegen.engine.speculation import check_speculation
     from treegen.model import memory
     from treegen.model.config import load_spec, read_config, resolve_device, resolve_dtype
     from treegen.model.files import load_tokenizer, locate
@@ -200,6 +201,7 @@ def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> Mode
     dtype = resolve_dtype(engine.dtype, read_config(engine.model, directory, **source), device)
     ranks = engine.tensor_parallel_size
     spec = load_spec(engine.model, dtype, device="cpu", ranks=ranks, **source)  # dtype is settled
+    check_speculation(engine, spec)
     if engine.reproducible:
         check_dtype(dtype, device)
         check_layers(spec, device)
