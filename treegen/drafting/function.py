@@ -53,7 +53,10 @@ class FunctionDrafter:
             if len(found) != len(slots):
                 raise ValueError
             for row, guess in zip(tokens_RK, found, strict=True):
-                row[: len(guess)] = np.asarray(guess[:most], dtype=np.int64)
+                ids = np.array(list(guess)[:most])
+                if len(ids) and not np.issubdtype(ids.dtype, np.integer):
+                    raise TypeError
+                row[: len(ids)] = ids
         except (TypeError, ValueError):
             raise InputError(
                 f"speculate's function must return a list of token ids for each of {len(slots)} "
