@@ -96,6 +96,9 @@ class _Knowing:
         for request in set(new.request.tolist()):
             assert len(request_of(request).tokens)
 
+    def work(self) -> None:
+        pass
+
     def learn(self, kind_R: Ints, tried_R: Ints, accepted_R: Ints) -> None:
         assert (accepted_R <= tried_R).all()
         self.noted += accepted_R.tolist()

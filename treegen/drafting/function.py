@@ -41,6 +41,9 @@ class FunctionDrafter:
             assert isinstance(generated, list)
             generated += tokens[:num].tolist()
 
+    def work(self) -> None:
+        """Nothing waits."""
+
     def draft(self, slots: Ints, most: int) -> Drafts:
         """What the function guesses.
 

@@ -70,6 +70,8 @@ class Ngrams:
         self._recent = np.zeros((0, _WINDOW), dtype=np.int64)
         self._last = np.zeros(0, dtype=np.int64)
         self._scope = np.zeros(0, dtype=_U64)
+        # Windows, scopes and entries that `work` enters.
+        self._waiting: list[tuple[Ints, NDArray[_U64], Ints]] = []
         # By request: the last tokens of the prompt, and the entry of the last one.
         self._prompts: dict[int, tuple[Ints, int]] = {}
         chances = np.array([key.chance for key in _KEYS])[:, None]
@@ -78,7 +80,7 @@ class Ngrams:
         self._tried = np.full(self._accepted.shape, _TRUST)
 
     def note(self, new: NewTokens, request_of: Callable[[int], Prompted]) -> None:
-        """Enter what rows have drawn."""
+        """Log what rows have drawn. `work` enters it, too late for the guesses of the next step."""
         self._make_room(int(new.slots.max(initial=-1)) + 1, int(new.num_R.sum()))
         first = np.flatnonzero(new.count == 0)
         if len(first):
@@ -90,10 +92,16 @@ class Ngrams:
         is_new_RA = np.arange(width) < num_R[:, None]
         row_N, at_N = np.nonzero(is_new_RA)
         entry_N = self._append(new.tokens_RA[is_new_RA], num_R, self._last[slots])
-        self._enter(windows_RAW[row_N, at_N], self._scope[slots][row_N], entry_N)
+        self._waiting.append((windows_RAW[row_N, at_N], self._scope[slots][row_N], entry_N))
         rows = np.arange(len(slots))
         self._recent[slots] = windows_RAW[rows, num_R]
         self._last[slots] = entry_N[num_R.cumsum() - 1]
+
+    def work(self) -> None:
+        """Enter what was logged."""
+        waiting, self._waiting = self._waiting, []
+        for entries in waiting:
+            self._enter(*entries)
 
     def draft(self, slots: Ints, most: int) -> Drafts:
         """What came after the last tokens of rows."""
@@ -135,7 +143,8 @@ class Ngrams:
         if not num:
             return text[-_WINDOW:].copy(), 0
         entry_N = self._append(tokens, np.array([num]), np.zeros(1, np.int64))
-        self._enter(windows_NW[:-1], np.full(num, number + 1, dtype=_U64), entry_N)
+        scope_N = np.full(num, number + 1, dtype=_U64)
+        self._waiting.append((windows_NW[:-1], scope_N, entry_N))
         return text[-_WINDOW:].copy(), int(entry_N[-1])
 
     def _append(self, tokens_N: Ints, num_R: Ints, before_R: Ints) -> Ints:
@@ -187,6 +196,7 @@ class Ngrams:
             self._scope = np.pad(self._scope, (0, more))
         needed = self._size + num_tokens
         if needed > _MOST_ENTRIES:
+            self._waiting.clear()
             self._entry[:] = self._last[:] = self._rest[:] = 0
             self._next[:] = 0
             self._prompts = {number: (text, 0) for number, (text, _) in self._prompts.items()}

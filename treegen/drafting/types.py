@@ -90,6 +90,10 @@ class Drafter(Protocol):
         """Learn what rows have drawn. request_of: gives a request by its number."""
         ...
 
+    def work(self) -> None:
+        """Do what may wait until the device is busy."""
+        ...
+
     def draft(self, slots: Ints, most: int) -> Drafts:
         """Guess the next tokens of rows, at most so many of each."""
         ...

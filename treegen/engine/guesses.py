@@ -5,9 +5,8 @@ Legend: R rows, K guesses of a row at most, T query rows of the step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
+from numpy.typing import NDArray
 
 from treegen.engine.layout import Ints
 
@@ -45,7 +44,8 @@ class Guesses:
         found: Ints = np.minimum.reduceat(wrong_T, self.offsets[:-1])
         return found
 
-    def rounds(self, accepted_R: Ints) -> Iterator[Ints]:
-        """The query rows whose draws count: the first of each row, then the second, and so on."""
-        for place in range(int(accepted_R.max(initial=-1)) + 1):
-            yield self.offsets[:-1][accepted_R >= place] + place
+    def counted(self, drawn_T: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+        """The query rows whose draws count, row by row, and which is the last of its row."""
+        left_T = self.num_accepted(drawn_T)[self.row_T] - self.place_T
+        draws = np.flatnonzero(left_T >= 0)
+        return draws, left_T[draws] == 0

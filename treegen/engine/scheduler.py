@@ -35,6 +35,7 @@ from treegen.engine.admission import Admission
 from treegen.engine.decode import DecodeSteps, Flight
 from treegen.engine.execute import Executor
 from treegen.engine.finish import Endings, Grown
+from treegen.engine.guesses import Guesses
 from treegen.engine.param_table import ParamTable
 from treegen.engine.prefill import PrefillFlight, PrefillPasses
 from treegen.engine.row_queue import LiveRows
@@ -291,6 +292,8 @@ class Scheduler:
         else:
             launched = self._decode()
         before, self.flight = self.flight, launched
+        if self._speculation is not None:
+            self._speculation.work()
         if before is not None:
             self._note(before)
         if not self._run_ahead:
@@ -461,29 +464,62 @@ class Scheduler:
         if flight.guesses is None:
             self._note_tokens(flight, columns, np.flatnonzero(alive))
             return
-        accepted = flight.guesses.num_accepted(columns[0])
-        for place, draws in enumerate(flight.guesses.rounds(accepted)):
-            # Rows may be cancelled meanwhile, or be over after one of the tokens before.
-            slots = flight.slots[draws]
-            stays = rows.serial[slots] == flight.serials[draws]
-            stays &= rows.state[slots] == RowState.LIVE
-            self._note_tokens(flight, columns, draws[stays])
-            self.usage.accepted_tokens += int(stays.sum()) if place else 0
+        self._note_rows(flight, flight.guesses, columns, alive)
+
+    def _note_rows(
+        self,
+        flight: Flight,
+        guesses: Guesses,
+        columns: Sequence[NDArray[Any]],
+        alive: NDArray[np.bool_],
+    ) -> None:
+        """Note all tokens that rows have drawn where the guess before each was accepted."""
+        rows, tokens, slots = self.run.rows, columns[0], flight.slots
+        draws, is_last = guesses.counted(tokens)
+        is_last, draws = is_last[alive[draws]], draws[alive[draws]]
+        may_end = self.run.param_sets.may_end(rows.params[slots[draws]], tokens[draws])
+        # A row that may end at a token before its last one is asked about after each token.
+        slow = np.zeros(len(rows.state), dtype=np.bool_)
+        slow[slots[draws[may_end & ~is_last]]] = True
+        if rows.watches:
+            slow[slots[draws]] = True
+        in_turn = slow[slots[draws]]
+        self._note_tokens(flight, columns, draws[~in_turn], is_last[~in_turn])
+        self.usage.accepted_tokens += int((~in_turn & ~is_last).sum())
+        rest = draws[in_turn]
+        place = guesses.place_T[rest]
+        for turn in range(int(place.max(initial=-1)) + 1):
+            now = rest[place == turn]
+            # Rows may be over after one of the tokens before.
+            stays = rows.serial[slots[now]] == flight.serials[now]
+            stays &= rows.state[slots[now]] == RowState.LIVE
+            self._note_tokens(flight, columns, now[stays])
+            self.usage.accepted_tokens += int(stays.sum()) if turn else 0
 
     def _note_tokens(
-        self, flight: Flight, columns: Sequence[NDArray[Any]], draws: NDArray[np.int64]
+        self,
+        flight: Flight,
+        columns: Sequence[NDArray[Any]],
+        draws: NDArray[np.int64],
+        is_last: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Note one token for each of some rows. columns: of all draws of a flight.
+        """Note tokens of some rows, and end the rows that are over. columns: of a flight's draws.
 
-        draws: which of them these are.
+        draws: which of them these are, row by row.
+        is_last: which of these is the last of its row; None if each row has one.
         """
         rows, slots = self.run.rows, flight.slots[draws]
         tokens, logprobs, lse, *more = (column[draws] for column in columns)
         self._check_numbers(lse, lambda at: self._row_name(slots[at]))
         signals = more.pop() if flight.draws.signals_P2 is not None else None
         top_tokens, top_logprobs = more or (None, None)
-        rows.append(slots, tokens, logprobs, top_tokens, top_logprobs, signals)
         self.usage.decoded_tokens += len(slots)
+        if is_last is None:
+            rows.append(slots, tokens, logprobs, top_tokens, top_logprobs, signals)
+        else:
+            place = flight.guesses.place_T[draws] if flight.guesses is not None else None
+            rows.append(slots, tokens, logprobs, top_tokens, top_logprobs, signals, place)
+            slots, tokens = slots[is_last], tokens[is_last]
         may_end = self.run.param_sets.may_end(rows.params[slots], tokens)
         over = may_end | (rows.count[slots] >= rows.limit[slots])
         if rows.watches:

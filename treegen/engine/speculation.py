@@ -95,6 +95,10 @@ class Speculation:
         limits = np.minimum(self._run.rows.limit[order], self._live.budgets.due(order, counts))
         return np.maximum(limits - counts - 1, 0)
 
+    def work(self) -> None:
+        """Learn what was noted; called while the device computes a pass."""
+        self._options.drafter.work()
+
     def note(self, flight: Flight, tokens_N: Ints, alive_N: NDArray[np.bool_]) -> None:
         """Learn the draws of a flight, before they are added to the rows. alive_N: which count."""
         rows, guesses = self._run.rows, flight.guesses
