@@ -112,8 +112,12 @@ class _Forced(ThinkingBudgets):
                 rows.limit[slot] = max(len(tokens), 1)
 
 
-def measure(llm: LLM, trace: Trace, jobs: Sequence[Job], repeats: int) -> Iterator[Gain]:
-    """Run each job without guesses and with them, in turn, after a run of each that is not timed.
+def measure(
+    llm: LLM, trace: Trace, jobs: Sequence[Job], repeats: int, *, warm_ups: int = 2
+) -> Iterator[Gain]:
+    """Run each job without guesses and with them, in turn.
+
+    warm_ups: pairs of runs that are not timed. Some sizes are captured only when they come again.
 
     Raises:
         CapacityError: a job does not fit.
@@ -123,10 +127,10 @@ def measure(llm: LLM, trace: Trace, jobs: Sequence[Job], repeats: int) -> Iterat
         tree, samples = _tree(trace, job, llm.spec.vocab_size)
         run = partial(_run, llm, tree, samples)
         pairs: list[tuple[Usage, Usage]] = []
-        for turn in range(2 + repeats):
+        for turn in range(warm_ups + repeats):
             hows = ("off", "ngram") if turn % 2 else ("ngram", "off")
             found = {how: run(how) for how in hows}
-            if turn >= 2:
+            if turn >= warm_ups:
                 pairs.append((found["off"], found["ngram"]))
         speeds = [[_speed(usage, job.samples) for usage in pair] for pair in pairs]
         off, on = pairs[-1]
