@@ -77,6 +77,10 @@ _MODEL: Final = (
                  "if it were alone, a few percent slower."),
     click.option("--eager", is_flag=True, help="On a GPU, start at once: no compiling, no CUDA "
                  "graphs. Longer runs are slower so."),
+    click.option("--speculate", metavar="HOW", help="ngram: guess tokens by other samples and the "
+                 "prompt, so that a pass draws several. Samples stay the same."),
+    click.option("--draft-tokens", type=int, metavar="N", help="Tokens of a sample that are "
+                 "guessed for a pass at most. Default: 8."),
 )  # fmt: skip
 _CLUSTER: Final = (
     click.option("--gpus", metavar="all|N|0,2", help="Several GPUs, each with the model and a part "

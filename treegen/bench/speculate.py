@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from treegen.bench.table import TextTable
 from treegen.bench.timing import Spread
 from treegen.engine.budgets import ThinkingBudgets
 from treegen.errors import InputError
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from treegen.llm import LLM
     from treegen.outputs import Usage
 
-_RECORDED: Final = Path(__file__).parent / "recorded.json"
+RECORDED: Final = Path(__file__).parent / "recorded.json"
 _Samples = dict[str, Sequence[Sequence[int]]]
 _STEP: Final = 7919  # between the tokens of copies of a problem, which have none in common
 
@@ -46,7 +47,7 @@ class Trace:
     samples: Sequence[Sequence[Sequence[int]]]
 
     @staticmethod
-    def read(path: Path = _RECORDED) -> Trace:
+    def read(path: Path = RECORDED) -> Trace:
         """The samples of a file: {"source": ..., "prompts": [[id]], "samples": [[[id]]]}.
 
         Raises:
@@ -93,6 +94,22 @@ class Gain:
     drafted: int
     accepted: int
     steps: tuple[int, int]
+
+
+def gain_table(gains: Sequence[Gain]) -> TextTable:
+    """A table with a line for each job."""
+    head = ("Rows", "Samples", "Prefix", "Own", "tok/s", "guessing", "ratio", "tokens a pass",
+            "drawn of guessed")  # fmt: skip
+    rows = []
+    for gain in gains:
+        job, share = gain.job, gain.accepted / max(gain.drafted, 1)
+        sizes = (job.rows, job.samples, job.prefix, job.own_tokens)
+        speeds = (gain.plain.median, gain.guessed.median)
+        cells = [*(f"{each:,}" for each in sizes), *(f"{each:,.0f}" for each in speeds)]
+        rows.append(
+            (*cells, f"{gain.ratio.median:.2f}", f"{gain.tokens_per_step:.2f}", f"{share:.0%}")
+        )
+    return TextTable(head, tuple(rows), tuple(range(len(head))), ())
 
 
 class _Forced(ThinkingBudgets):
