@@ -79,6 +79,8 @@ _MODEL: Final = (
                  "graphs. Longer runs are slower so."),
     click.option("--speculate", metavar="HOW", help="ngram: guess tokens by other samples and the "
                  "prompt, so that a pass draws several. Samples stay the same."),
+    click.option("--draft-model", metavar="DIR|NAME", help="A small model with the same tokenizer, "
+                 "which guesses tokens. Samples stay the same."),
     click.option("--draft-tokens", type=int, metavar="N", help="Tokens of a sample that are "
                  "guessed for a pass at most. Default: 8."),
 )  # fmt: skip

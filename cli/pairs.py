@@ -36,6 +36,7 @@ MODEL_ARGS: Final[Mapping[str, Reader]] = {
     "trust_remote_code": _bool,
     "tensor_parallel_size": int,
     "speculate": str,
+    "draft_model": str,
     "draft_tokens": int,
 }
 GEN_KWARGS: Final[Mapping[str, Reader]] = {

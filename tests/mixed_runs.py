@@ -103,7 +103,8 @@ class _Knowing:
         assert (accepted_R <= tried_R).all()
         self.noted += accepted_R.tolist()
 
-    def draft(self, slots: Ints, most: int) -> Drafts:
+    def draft(self, slots: Ints, room_R: Ints) -> Drafts:
+        most = int(room_R.max(initial=0))
         tokens = np.full((len(slots), most), NOTHING)
         for slot, mine in zip(slots.tolist(), tokens, strict=True):
             length = int(self.rng.integers(0, most + 1))
@@ -280,7 +281,7 @@ class MixedRun:
         max_rows, chunk = int(rng.integers(1, 9)), int(rng.choice([2, 4, 8, 30]))
         run_ahead = bool(rng.random() < 0.7)
         drafter = _Knowing(self.model, rng)
-        speculation = SpeculationOptions(drafter, int(rng.integers(1, 7)))
+        speculation = SpeculationOptions(lambda *_: drafter, int(rng.integers(1, 7)))
         wanted = [list(range(request.samples)) for request in self.plan.requests]
 
         def make_scheduler(

@@ -66,6 +66,7 @@ class EngineOptions:
     trust_remote_code: bool = False
     tensor_parallel_size: int = 1
     speculate: str | DraftFunction | None = None
+    draft_model: str | None = None
     draft_tokens: int = 8
 
     def __post_init__(self) -> None:
@@ -81,6 +82,14 @@ class EngineOptions:
             raise InputError(
                 "reproducible is for one GPU: ranks of a tensor-parallel model add up in another "
                 "order where rows are few; leave out one of the two"
+            )
+        if self.draft_model is not None and self.speculate is not None:
+            raise InputError(
+                "speculate and draft_model both guess tokens; leave out one of the two"
+            )
+        if self.draft_model is not None and self.tensor_parallel_size > 1:
+            raise InputError(
+                "draft_model does not go with tensor_parallel_size yet; speculate='ngram' does"
             )
         if self.quantization not in (None, *QUANTIZATIONS):
             raise InputError(
@@ -101,7 +110,7 @@ class EngineOptions:
     @property
     def speculates(self) -> bool:
         """Whether tokens are guessed."""
-        return self.speculate not in (None, "off")
+        return self.draft_model is not None or self.speculate not in (None, "off")
 
     @property
     def cache_bytes(self) -> int | None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_models
+import torch
 from guessing import Always, Knowing, guessed
+from safetensors.torch import load_file, save_file
 
 from treegen import LLM, Completion, Node, SamplingParams
 from treegen.drafting.types import DraftContext
@@ -136,11 +140,78 @@ def test_a_function_that_returns_something_else_is_told_so(checkpoint: Path, fou
     assert len(guessed(llm, "off").run(tree_of(2), PARAMS).completions) == 6
 
 
+@pytest.fixture(scope="module")
+def drafts(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint with noise on its weights, which draws much the same."""
+    path = tmp_path_factory.mktemp("drafts") / "model"
+    shutil.copytree(checkpoint, path)
+    weights = load_file(path / "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    for weight in weights.values():
+        weight.mul_(1 + 0.01 * torch.randn(weight.shape, generator=generator))
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+@pytest.mark.parametrize("options", _OPTIONS, ids=str)
+def test_a_draft_model_draws_what_the_model_will_draw(
+    checkpoint: Path, drafts: Path, options: dict[str, Any]
+) -> None:
+    plain = load(checkpoint).run(tree_of(), PARAMS)
+    llm = load(checkpoint, draft_model=str(drafts), **options)
+    again = llm.run(tree_of(), PARAMS)
+    assert_same(again.completions, plain.completions)
+    assert again.usage.tokens_per_step > 1.3
+    assert again.usage.accepted_tokens > 0.3 * again.usage.drafted_tokens
+    if "memory" in options:
+        assert again.usage.preemptions
+    llm.cache.pool.check([])
+
+
+def test_a_draft_model_knows_what_was_decoded_without_it(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model itself guesses, so all is right, also after steps in which it did not guess."""
+    turns = itertools.cycle([False] * 5 + [True])
+    monkeypatch.setattr(Always, "is_due", lambda *_: next(turns))
+    llm = load(checkpoint, draft_model=str(checkpoint))
+    with llm.keep(FEW_SHOT):
+        for _ in range(2):
+            usage = llm.run(tree_of(), PARAMS).usage
+            assert usage.accepted_tokens == usage.drafted_tokens > 30
+
+
+def test_a_search_with_a_draft_model_finds_what_it_finds_without(
+    checkpoint: Path, drafts: Path
+) -> None:
+    params = SamplingParams(max_tokens=9, seed=5, ignore_eos=True)
+    found = []
+    for options in ({}, {"draft_model": str(drafts)}, {"speculate": "ngram"}):
+        llm = load(checkpoint, **options)
+        with llm.session(params) as session:
+            level = [session.root(QUESTIONS[0])]
+            for _ in range(3):
+                asked = [session.ask(node.sample(3)) for node in level[:2]]
+                while not all(each.is_done for each in asked):
+                    session.tell()
+                level = [child for each in asked for child in each.result]
+            found.append([node.path_text for node in level])
+    assert found[0] == found[1] == found[2]
+
+
 def test_what_cannot_be_guessed_is_refused(tmp_path: Path, checkpoint: Path) -> None:
     with pytest.raises(InputError, match="speculate must be off or ngram, or a function; got 'ng"):
         load(checkpoint, speculate="ngrams")
     with pytest.raises(InputError, match="draft_tokens must be at least 1, got 0"):
         load(checkpoint, speculate="ngram", draft_tokens=0)
+    with pytest.raises(InputError, match="speculate and draft_model both guess"):
+        load(checkpoint, speculate="ngram", draft_model=str(checkpoint))
+    with pytest.raises(InputError, match="does not go with tensor_parallel_size"):
+        load(checkpoint, draft_model=str(checkpoint), tensor_parallel_size=2)
+    with pytest.raises(InputError, match="demo has another tokenizer"):
+        load(checkpoint, draft_model="demo")
     tiny_models.save_tiny_model(tmp_path, "qwen3_next")
+    with pytest.raises(InputError, match="recurrent layers, which cannot guess"):
+        load(checkpoint, draft_model=str(tmp_path))
     with pytest.raises(InputError, match="recurrent layers, whose states cannot go back"):
         load(tmp_path, speculate="ngram")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from treegen.drafting.chance import Chance
 from treegen.drafting.types import (
     NOTHING,
     DraftContext,
@@ -17,8 +18,6 @@ from treegen.drafting.types import (
 )
 from treegen.errors import InputError
 
-_TRUST = 8.0  # tokens tried that the first estimate counts for
-
 
 class FunctionDrafter:
     """Asks a function about all rows of a step at once."""
@@ -27,7 +26,7 @@ class FunctionDrafter:
         """No row is known."""
         self._function = function
         self._rows: dict[int, DraftContext] = {}
-        self._accepted, self._tried = 0.7 * _TRUST, _TRUST
+        self._chance = Chance(0.7)
 
     def note(self, new: NewTokens, request_of: Callable[[int], Prompted]) -> None:
         """Add to the tokens of rows."""
@@ -44,12 +43,13 @@ class FunctionDrafter:
     def work(self) -> None:
         """Nothing waits."""
 
-    def draft(self, slots: Ints, most: int) -> Drafts:
+    def draft(self, slots: Ints, room_R: Ints) -> Drafts:
         """What the function guesses.
 
         Raises:
             InputError: it returns something else than a list of token ids for each row.
         """
+        most = int(room_R.max(initial=0))
         tokens_RK = np.full((len(slots), most), NOTHING)
         found = self._function([self._rows[slot] for slot in slots.tolist()])
         try:
@@ -65,13 +65,12 @@ class FunctionDrafter:
                 f"speculate's function must return a list of token ids for each of {len(slots)} "
                 f"samples, got {_shortened(found)}"
             ) from None
-        chance = self._accepted / self._tried
-        return Drafts(tokens_RK, np.full(len(slots), chance), np.zeros(len(slots), dtype=np.int64))
+        chance_R = np.full(len(slots), self._chance.value)
+        return Drafts(tokens_RK, chance_R, np.zeros(len(slots), dtype=np.int64))
 
     def learn(self, kind_R: Ints, tried_R: Ints, accepted_R: Ints) -> None:
         """Adjust the chance that a guess is right."""
-        self._tried = 0.99 * self._tried + int(tried_R.sum())
-        self._accepted = 0.99 * self._accepted + int(accepted_R.sum())
+        self._chance.learn(tried_R, accepted_R)
 
 
 def _shortened(found: Sequence[Sequence[int]]) -> str:

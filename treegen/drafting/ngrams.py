@@ -104,7 +104,7 @@ class Ngrams:
         for entries in waiting:
             self._enter(*entries)
 
-    def draft(self, slots: Ints, most: int) -> Drafts:
+    def draft(self, slots: Ints, room_R: Ints) -> Drafts:
         """What came after the last tokens of rows."""
         place_RS, rest_RS = self._places(self._recent[slots], self._scope[slots])
         is_hit_RS = self._rest[place_RS] == rest_RS
@@ -114,7 +114,7 @@ class Ngrams:
         best_R = chance_RS.argmax(axis=1)
         rows = np.arange(len(slots))
         entry_R = np.where(is_hit_RS[rows, best_R], self._entry[place_RS[rows, best_R]], 0)
-        tokens_RK = np.empty((len(slots), most), dtype=np.int64)
+        tokens_RK = np.empty((len(slots), int(room_R.max(initial=0))), dtype=np.int64)
         for column in tokens_RK.T:
             column[:] = self._token[entry_R]
             entry_R = self._next[entry_R]

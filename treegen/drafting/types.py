@@ -94,8 +94,8 @@ class Drafter(Protocol):
         """Do what may wait until the device is busy."""
         ...
 
-    def draft(self, slots: Ints, most: int) -> Drafts:
-        """Guess the next tokens of rows, at most so many of each."""
+    def draft(self, slots: Ints, room_R: Ints) -> Drafts:
+        """Guess the next tokens of rows. room_R: how many of each can be used at most."""
         ...
 
     def learn(self, kind_R: Ints, tried_R: Ints, accepted_R: Ints) -> None:

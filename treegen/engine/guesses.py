@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from treegen.engine.layout import Ints
+from treegen.engine.layout import Ints, spread
 
 
 class Guesses:
@@ -24,10 +24,7 @@ class Guesses:
         """The first `num_R` of the tokens."""
         self.num_R, self.kind_R = num_R, kind_R
         self._tokens_RK = tokens_RK
-        width_R = num_R + 1
-        self.offsets = np.concatenate([[0], width_R.cumsum()])
-        self.row_T = np.repeat(np.arange(len(num_R)), width_R)
-        self.place_T = np.arange(len(self.row_T)) - self.offsets[self.row_T]
+        self.offsets, self.row_T, self.place_T = spread(num_R + 1)
 
     def inputs(self, last_R: Ints) -> Ints:
         """The token that goes in at each query row. last_R: the last token of each row."""

@@ -6,6 +6,7 @@ results of the step before.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,12 +37,12 @@ def check_speculation(options: EngineOptions, spec: ModelSpec) -> None:
 class SpeculationOptions:
     """How a run speculates.
 
-    drafter: guesses tokens.
+    make: makes what guesses tokens in a run.
     most: tokens of a row that a step verifies at most.
     pace: decides how many of the guesses are verified; None for all.
     """
 
-    drafter: Drafter
+    make: Callable[[RunState, LiveRows], Drafter]
     most: int
     pace: Pace | None = None
 
@@ -52,6 +53,7 @@ class Speculation:
     def __init__(self, run: RunState, live: LiveRows, options: SpeculationOptions) -> None:
         """Nothing is guessed yet."""
         self._run, self._live, self._options = run, live, options
+        self._drafter = options.make(run, live)
         self._keys = 0  # that the last step read in each layer
         self._vocab_size = len(run.param_sets[0].stopping.may_end)
 
@@ -74,13 +76,14 @@ class Speculation:
 
         The pages that it takes are added to the rows.
         """
-        drafts = self._options.drafter.draft(order, self._options.most)
+        room_R = np.minimum(self._room(order, counts), self._options.most)
+        drafts = self._drafter.draft(order, room_R)
         tokens_RK = drafts.tokens_RK
         if not tokens_RK.shape[1]:
             return None
         is_token_RK = (tokens_RK >= 0) & (tokens_RK < self._vocab_size)
         num_R = np.where(is_token_RK.all(axis=1), tokens_RK.shape[1], is_token_RK.argmin(axis=1))
-        num_R = np.minimum(num_R, self._room(order, counts))
+        num_R = np.minimum(num_R, room_R)
         if self._options.pace is not None:
             most = tokens_RK.shape[1]
             num_R = self._options.pace.choose(num_R, drafts.chance_R, self._keys, most)
@@ -97,7 +100,7 @@ class Speculation:
 
     def work(self) -> None:
         """Learn what was noted; called while the device computes a pass."""
-        self._options.drafter.work()
+        self._drafter.work()
 
     def note(self, flight: Flight, tokens_N: Ints, alive_N: NDArray[np.bool_]) -> None:
         """Learn the draws of a flight, before they are added to the rows. alive_N: which count."""
@@ -109,7 +112,7 @@ class Speculation:
             accepted_R = guesses.num_accepted(tokens_N)
             tried_R = np.minimum(accepted_R + 1, guesses.num_R)
             some = guesses.num_R > 0
-            self._options.drafter.learn(guesses.kind_R[some], tried_R[some], accepted_R[some])
+            self._drafter.learn(guesses.kind_R[some], tried_R[some], accepted_R[some])
             first = guesses.offsets[:-1]
             alive_R = alive_N[first]
             num_R, first = accepted_R[alive_R] + 1, first[alive_R]
@@ -120,4 +123,4 @@ class Speculation:
             new = NewTokens(
                 slots, rows.request[slots], rows.sample[slots], rows.count[slots], tokens_RA, num_R
             )
-            self._options.drafter.note(new, lambda number: self._run.requests[number].spec)
+            self._drafter.note(new, lambda number: self._run.requests[number].spec)
