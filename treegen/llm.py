@@ -198,7 +198,8 @@ class LLM(Calls):
         check_speculation(options, self.spec)
         self.speculate, self._draft_tokens = speculate, draft_tokens
         weights = sum(each.nbytes for each in self.model.module.parameters())
-        self._weight_keys = weights / self.spec.kv_bytes_per_token
+        weight_keys = weights / self.spec.kv_bytes_per_token
+        self._pace = Pace(_FREE_TOKENS[self.model.device.type], weight_keys)
         self._stoppings = Stoppings()
         self._graphs: DecodeGraphs | None = None
         on_gpu = self.model.device.type == "cuda"
@@ -347,8 +348,7 @@ class LLM(Calls):
                 return ModelDrafter(run, live, beside)
             return FunctionDrafter(how) if callable(how) else Ngrams()
 
-        pace = Pace(_FREE_TOKENS[self.model.device.type], self._weight_keys)
-        return SpeculationOptions(make, self._draft_tokens, pace)
+        return SpeculationOptions(make, self._draft_tokens, self._pace)
 
     def _load_draft(self, options: EngineOptions) -> Model | None:
         """The small model that guesses."""

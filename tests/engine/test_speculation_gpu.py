@@ -13,7 +13,7 @@ from treegen import LLM, Node, SamplingParams
 
 pytestmark = pytest.mark.gpu
 
-FEW_SHOT = "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 20
+FEW_SHOT = "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 8
 QUESTIONS = ["Q: Bob has 14 pens and 2 caps. How many?\nA:", "Q: Cy?\nA:", "Q: How many?\nA:"]
 
 

@@ -54,6 +54,7 @@ class Speculation:
         """Nothing is guessed yet."""
         self._run, self._live, self._options = run, live, options
         self._drafter = options.make(run, live)
+        self._expected = 0.0  # guesses of the last step that should be right
         self._keys = 0  # that the last step read in each layer
         self._vocab_size = len(run.param_sets[0].stopping.may_end)
 
@@ -86,7 +87,9 @@ class Speculation:
         num_R = np.minimum(num_R, room_R)
         if self._options.pace is not None:
             most = tokens_RK.shape[1]
-            num_R = self._options.pace.choose(num_R, drafts.chance_R, self._keys, most)
+            num_R, self._expected = self._options.pace.choose(
+                num_R, drafts.chance_R, self._keys, most
+            )
         num_R = self._live.extended(order, counts, num_R)
         return Guesses(tokens_RK, num_R, drafts.kind_R) if num_R.any() else None
 
@@ -112,6 +115,8 @@ class Speculation:
             accepted_R = guesses.num_accepted(tokens_N)
             tried_R = np.minimum(accepted_R + 1, guesses.num_R)
             some = guesses.num_R > 0
+            if self._options.pace is not None:
+                self._options.pace.fared(self._expected, int(accepted_R.sum()))
             self._drafter.learn(guesses.kind_R[some], tried_R[some], accepted_R[some])
             first = guesses.offsets[:-1]
             alive_R = alive_N[first]
