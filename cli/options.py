@@ -85,6 +85,12 @@ _MODEL: Final = (
                  "if it were alone, a few percent slower."),
     click.option("--eager", is_flag=True, help="On a GPU, start at once: no compiling, no CUDA "
                  "graphs. Longer runs are slower so."),
+    click.option("--speculate", metavar="HOW", help="ngram: guess tokens by other samples and the "
+                 "prompt, so that a pass draws several. Samples stay the same."),
+    click.option("--draft-model", metavar="DIR|NAME", help="A small model with the same tokenizer, "
+                 "which guesses tokens. Samples stay the same."),
+    click.option("--draft-tokens", type=int, metavar="N", help="Tokens of a sample that are "
+                 "guessed for a pass at most. Default: 8."),
 )  # fmt: skip
 # For commands that have another option -a.
 _MODEL_WITHOUT_A: Final = (_MODEL[0], _model_args(), *_MODEL[2:])

@@ -36,6 +36,9 @@ MODEL_ARGS: Final[Mapping[str, Reader]] = {
     "revision": str,
     "trust_remote_code": _bool,
     "tensor_parallel_size": int,
+    "speculate": str,
+    "draft_model": str,
+    "draft_tokens": int,
 }
 GEN_KWARGS: Final[Mapping[str, Reader]] = {
     "temperature": float,

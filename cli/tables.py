@@ -5,7 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from treegen.cli.render import DOWN, PLUS_MINUS, UP, echo
-from treegen.evals.account import attention_line, sharing_line, workers_line
+from treegen.evals.account import (
+    attention_line,
+    sharing_line,
+    speculation_line,
+    workers_line,
+)
 from treegen.evals.tables import Cell, Grid, Table
 from treegen.evals.thinking import thinking_line
 from treegen.formats import safe_text
@@ -63,6 +68,8 @@ def report_tables(
     echo(sharing_line(usage))
     if told := attention_line(usage):
         echo(safe_text(told))
+    if told := speculation_line(usage):
+        echo(told)
     echo(_time(usage))
     if usage.get("eager_because"):
         echo(safe_text(f"decode steps ran without CUDA graphs: {usage['eager_because']}"))

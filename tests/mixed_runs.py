@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from fakes import (
     EOS,
     HistoryModel,
@@ -22,9 +23,11 @@ from fakes import (
 )  # fmt: skip
 
 from treegen.cache.kept import KeptPrefixes
+from treegen.drafting.types import NOTHING, Drafts, Ints, NewTokens, Prompted
 from treegen.engine.finish import Grown
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segment import LiveRequest
+from treegen.engine.speculation import SpeculationOptions
 from treegen.errors import CapacityError, TreegenError
 from treegen.outputs import Completion, Score
 from treegen.params import SamplingParams
@@ -32,6 +35,7 @@ from treegen.plan.compile import compile_plan
 from treegen.plan.cost import SHARING
 from treegen.plan.plan import Plan, Request
 from treegen.prompts.stops import Stopping
+from treegen.sampling.draw import SamplingBatch, draw
 from treegen.search.budget import BudgetReached
 from treegen.search.live.backend import LiveBackend
 from treegen.search.node import SearchNode
@@ -79,11 +83,60 @@ class _Call:
     texts: Sequence[str] = ()
 
 
-class MixedRun:
-    """One run, made of a seed. recurrent: on a model that keeps states too."""
+class _Knowing:
+    """A drafter that knows what rows draw next, and is wrong now and then."""
 
-    def __init__(self, seed: int, *, recurrent: bool = False) -> None:
+    def __init__(self, model: HistoryModel, rng: np.random.Generator) -> None:
+        self.model, self.rng = model, rng
+        self.scheduler: Scheduler | None = None
+        self.noted: list[int] = []
+
+    def note(self, new: NewTokens, request_of: Callable[[int], Prompted]) -> None:
+        assert (new.num_R > 0).all()
+        for request in set(new.request.tolist()):
+            assert len(request_of(request).tokens)
+
+    def work(self) -> None:
+        pass
+
+    def learn(self, kind_R: Ints, tried_R: Ints, accepted_R: Ints) -> None:
+        assert (accepted_R <= tried_R).all()
+        self.noted += accepted_R.tolist()
+
+    def draft(self, slots: Ints, room_R: Ints) -> Drafts:
+        most = int(room_R.max(initial=0))
+        tokens = np.full((len(slots), most), NOTHING)
+        for slot, mine in zip(slots.tolist(), tokens, strict=True):
+            length = int(self.rng.integers(0, most + 1))
+            mine[:length] = self._next(slot, length)
+            if length and self.rng.random() < 0.4:
+                mine[self.rng.integers(length)] = self.rng.integers(-1, self.model.vocab_size + 2)
+        return Drafts(tokens, np.full(len(slots), 0.5), np.zeros(len(slots), np.int64))
+
+    def _next(self, slot: int, num: int) -> list[int]:
+        assert self.scheduler is not None
+        run, rows = self.scheduler.run, self.scheduler.run.rows
+        request, each = run.requests[int(rows.request[slot])], run.param_sets[rows.params[slot]]
+        known = [*request.segment.path_tokens().tolist(), *rows.tokens(np.array([slot]))[0]]
+        begun = len(known) - int(rows.count[slot])
+        one = SamplingBatch.of([each.params], torch.zeros(1, dtype=torch.int64), [each.bias])
+        seed, start = torch.tensor([[int(rows.seed[slot])]]), len(known)
+        for _ in range(num):
+            step = torch.tensor([[len(known) - begun]])
+            logits = self.model.logits(known)[None]
+            known.append(int(draw(logits, seed, step, one).tokens_PN))
+        return known[start:]
+
+
+class MixedRun:
+    """One run, made of a seed. recurrent: on a model that keeps states too.
+
+    speculates: guesses tokens, most of them right.
+    """
+
+    def __init__(self, seed: int, *, recurrent: bool = False, speculates: bool = False) -> None:
         self.rng = rng = np.random.default_rng(seed)
+        self.speculates = speculates
         eos_bias = rng.choice([-20.0, -20.0, 0.0, 1.5])
         self.model = HistoryModel(eos_bias=eos_bias, recurrent=recurrent)
         self.params = SamplingParams(seed=seed % 7, max_tokens=12, **self._pick(_OVERRIDES))
@@ -227,6 +280,8 @@ class MixedRun:
             keep_prefix(f"k{index}", tokens.tolist(), self.model, cache, kept)
         max_rows, chunk = int(rng.integers(1, 9)), int(rng.choice([2, 4, 8, 30]))
         run_ahead = bool(rng.random() < 0.7)
+        drafter = _Knowing(self.model, rng)
+        speculation = SpeculationOptions(lambda *_: drafter, int(rng.integers(1, 7)))
         wanted = [list(range(request.samples)) for request in self.plan.requests]
 
         def make_scheduler(
@@ -236,6 +291,7 @@ class MixedRun:
                 self.plan, self.model, cache, kept, params=self.params, stopping=stopping,
                 samples=wanted, max_rows=max_rows, prefill_chunk=chunk, impl="reference",
                 run_ahead=run_ahead, on_grown=on_grown,
+                speculation=speculation if self.speculates else None,
             )  # fmt: skip
 
         vocab_size = self.model.vocab_size
@@ -249,6 +305,7 @@ class MixedRun:
             make_plan=self._plan,
         )
         assert isinstance(self.backend.scheduler, _Recorded)
+        drafter.scheduler, self.drafter = self.backend.scheduler, drafter
         return self.backend.scheduler
 
     # What must come of it

@@ -14,13 +14,22 @@ import numpy as np
 
 from treegen.attention.api import check_reads_fp8, choose
 from treegen.cache.kept import Kept, KeptPrefixes
+from treegen.cache.pool import PagedCache
 from treegen.calls import Calls
+from treegen.drafting.function import FunctionDrafter
+from treegen.drafting.ngrams import Ngrams
+from treegen.drafting.pace import Pace
+from treegen.drafting.types import Drafter, DraftFunction
 from treegen.engine.dealt import DealtStream
+from treegen.engine.draft_model import ModelDrafter, SameVocabulary, check_same_tokenizer
 from treegen.engine.execute import Executor
 from treegen.engine.graphs import DecodeGraphs
 from treegen.engine.keeping import check_room_to_keep, keep_prompt
+from treegen.engine.row_queue import LiveRows
+from treegen.engine.run_state import RunState
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segment import LiveRequest
+from treegen.engine.speculation import SpeculationOptions, check_speculation
 from treegen.engine.stream import Stream
 from treegen.errors import InputError
 from treegen.model.config import resolve_device
@@ -56,6 +65,8 @@ if TYPE_CHECKING:
     from treegen.search.session import Session
 
 
+# Tokens of a pass that reading the weights hides, about.
+_FREE_TOKENS: Final = {"cpu": 16.0, "cuda": 150.0}
 _HYBRID: Final = "the model has recurrent layers"  # whose steps find their states by slot
 
 
@@ -92,6 +103,9 @@ class LLM(Calls):
         revision: str | None = None,
         trust_remote_code: bool = False,
         tensor_parallel_size: int = 1,
+        speculate: str | DraftFunction | None = None,
+        draft_model: str | None = None,
+        draft_tokens: int = 8,
     ) -> None:
         """Load a model from a directory or by hub name, or take one that is loaded.
 
@@ -129,6 +143,13 @@ class LLM(Calls):
         trust_remote_code: whether code that comes with the model may run.
         tensor_parallel_size: GPUs (or on a CPU processes) that each have a part of every layer.
         Sizes such as memory are those of each.
+        speculate: guess tokens, so that a pass draws several of a row. "ngram" guesses by other
+        samples and the prompt; a function guesses for all samples of a step, given as
+        `DraftContext`. Samples stay what they are: a guess counts only if it is what the sample
+        draws. None, or "off", does not guess.
+        draft_model: a directory or hub name of a small model with the same tokenizer, which guesses
+        tokens instead. It is kept on the same device, and its keys take a part of `memory`.
+        draft_tokens: tokens that are guessed of a sample in a pass at most.
 
         Raises InputError for an option that cannot be used, ModelError for a model that cannot be
         loaded, CapacityError if no page fits or memory is more than the machine has.
@@ -153,6 +174,9 @@ class LLM(Calls):
             revision=revision,
             trust_remote_code=trust_remote_code,
             tensor_parallel_size=tensor_parallel_size,
+            speculate=speculate,
+            draft_model=draft_model,
+            draft_tokens=draft_tokens,
         )
         if isinstance(model, Model) != (tokenizer is not None):
             raise InputError("a loaded Model needs tokenizer=; a model's name must not have one")
@@ -177,6 +201,11 @@ class LLM(Calls):
         if ranks is not None and ranks.lead is not None:
             ranks.lead.tell("engine", options.engine())
         self.spec = self.model.spec
+        check_speculation(options, self.spec)
+        self.speculate, self._draft_tokens = speculate, draft_tokens
+        weights = sum(each.nbytes for each in self.model.module.parameters())
+        weight_keys = weights / self.spec.kv_bytes_per_token
+        self._pace = Pace(_FREE_TOKENS[self.model.device.type], weight_keys)
         self._stoppings = Stoppings()
         self._graphs: DecodeGraphs | None = None
         on_gpu = self.model.device.type == "cuda"
@@ -196,7 +225,10 @@ class LLM(Calls):
             self.model.watch_weights()
         _, self.max_rows, self.prefill_chunk = options.sizes(self.model.device.type)
         self.sharing: Sharing = sharing
-        self.cache = make_cache(self.model, options)
+        self._draft = self._load_draft(options)
+        beside = self._draft.spec.kv_bytes_per_token if self._draft is not None else 0
+        self.cache = make_cache(self.model, options, beside)
+        self._draft_executor = self._executor_beside(eager=eager)
         if ranks is not None and ranks.lead is not None:
             self.cache.on_copy = functools.partial(ranks.lead.tell, "copy_tokens")
         if on_gpu and (not eager if compile is None else compile):
@@ -304,16 +336,55 @@ class LLM(Calls):
                 prefill_chunk=self.prefill_chunk,
                 impl=self._impl,
                 executor=self.executor(),
+                speculation=self._speculation(),
                 **{"run_ahead": self._run_ahead, **options},
             )
             # The reference is weak, so that a run ends when nothing refers to it any more.
             self._running = weakref.ref(scheduler)
         return scheduler
 
+    def _speculation(self) -> SpeculationOptions | None:
+        """How a run guesses tokens."""
+        how, beside = self.speculate, self._draft_executor
+        if how == "off" or (how is None and beside is None):
+            return None
+
+        def make(run: RunState, live: LiveRows) -> Drafter:
+            if beside is not None:
+                return ModelDrafter(run, live, beside)
+            return FunctionDrafter(how) if callable(how) else Ngrams()
+
+        return SpeculationOptions(make, self._draft_tokens, self._pace)
+
+    def _load_draft(self, options: EngineOptions) -> Model | None:
+        """The small model that guesses."""
+        name = options.draft_model
+        if name is None:
+            return None
+        check_same_tokenizer(self.tokenizer, load_tokenizer(name), name)
+        draft = load_model(
+            name, device=str(self.model.device), dtype=str(self.model.dtype).removeprefix("torch."),
+            check=options.check, trust_remote_code=options.trust_remote_code,
+        )  # fmt: skip
+        if draft.spec.states:
+            raise InputError(f"draft_model {name} has recurrent layers, which cannot guess")
+        return draft
+
+    def _executor_beside(self, *, eager: bool) -> Executor | None:
+        """What computes the passes of the small model, whose pools lie under the cache's pages."""
+        if self._draft is None:
+            return None
+        num_pages, size = self.cache.pool.num_pages, self.cache.page_size
+        mine = PagedCache(self._draft.new_cache(num_pages + 1, size), num_pages, size)
+        self.cache.on_copy = mine.copy_tokens
+        model = SameVocabulary(self._draft, self.spec.vocab_size)
+        graphs = DecodeGraphs(model.forward) if self._graphs is not None and not eager else None
+        return Executor(model, mine, graphs, "auto")
+
     def executor(self) -> Executor:
         """What computes the passes of a run."""
-        ranks, size = self._ranks, self.spec.vocab_size
-        return Executor(self.model, self.cache, self._graphs, self._impl, ranks, size)
+        ranks, size, beside = self._ranks, self.spec.vocab_size, self._draft_executor
+        return Executor(self.model, self.cache, self._graphs, self._impl, ranks, size, beside)
 
     def close(self) -> None:
         """End the other ranks of a tensor-parallel model; without it they end with this process."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple
 
+from treegen.drafting.types import DraftFunction
 from treegen.errors import InputError
 from treegen.formats import parse_bytes
 from treegen.params import check_bool, check_int
@@ -17,6 +18,7 @@ LOADING: Final = (
 """The options that matter to loading alone."""
 QUANTIZATIONS: Final = ("fp8", "none")
 KV_CACHE_DTYPES: Final = ("auto", "fp8")
+SPECULATIONS: Final = ("off", "ngram")
 
 
 class Sizes(NamedTuple):
@@ -65,14 +67,31 @@ class EngineOptions:
     revision: str | None = None
     trust_remote_code: bool = False
     tensor_parallel_size: int = 1
+    speculate: str | DraftFunction | None = None
+    draft_model: str | None = None
+    draft_tokens: int = 8
 
     def __post_init__(self) -> None:
         check_sharing(self.sharing)
+        check_int("draft_tokens", self.draft_tokens, least=1)
+        if not callable(self.speculate) and self.speculate not in (None, *SPECULATIONS):
+            raise InputError(
+                f"speculate must be {' or '.join(SPECULATIONS)}, or a function; got "
+                f"{self.speculate!r}"
+            )
         check_int("tensor_parallel_size", self.tensor_parallel_size, least=1)
         if self.tensor_parallel_size > 1 and self.reproducible:
             raise InputError(
                 "reproducible is for one GPU: ranks of a tensor-parallel model add up in another "
                 "order where rows are few; leave out one of the two"
+            )
+        if self.draft_model is not None and self.speculate is not None:
+            raise InputError(
+                "speculate and draft_model both guess tokens; leave out one of the two"
+            )
+        if self.draft_model is not None and self.tensor_parallel_size > 1:
+            raise InputError(
+                "draft_model does not go with tensor_parallel_size yet; speculate='ngram' does"
             )
         if self.quantization not in (None, *QUANTIZATIONS):
             raise InputError(
@@ -94,6 +113,11 @@ class EngineOptions:
                 check_bool(name, flag)
         if self.memory is not None:
             parse_bytes(self.memory)
+
+    @property
+    def speculates(self) -> bool:
+        """Whether tokens are guessed."""
+        return self.draft_model is not None or self.speculate not in (None, "off")
 
     @property
     def cache_bytes(self) -> int | None:

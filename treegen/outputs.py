@@ -158,6 +158,7 @@ class Usage:
     prompt_tokens_reused: prompt tokens whose keys and values were kept from an earlier call.
     prompt_tokens_unshared: prompt tokens if each sample had computed its own prompt.
     decoded_tokens: generated tokens of finished and live samples.
+    drafted_tokens, accepted_tokens: tokens that were guessed, and those of them that were drawn.
     recomputed_tokens: tokens that were computed again after their pages had been taken away.
     prefill_steps, decode_steps: passes of each kind.
     preemptions: how often a row lost its pages to other rows.
@@ -178,6 +179,8 @@ class Usage:
     prompt_tokens_reused: int = 0
     prompt_tokens_unshared: int = 0
     decoded_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     recomputed_tokens: int = 0
     prefill_steps: int = 0
     decode_steps: int = 0
@@ -200,6 +203,12 @@ class Usage:
     def tokens_per_second(self) -> float:
         """Decoded tokens over the whole run's time, prefill included."""
         return self.decoded_tokens / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a row draws in a pass on average: 1 without guesses that were accepted."""
+        passes = self.decoded_tokens - self.accepted_tokens
+        return self.decoded_tokens / passes if passes > 0 else 1.0
 
     def count_kernels(self, names: Sequence[str]) -> None:
         """Count a decode step. names: the kernel of each level, from the root to the rows' own."""

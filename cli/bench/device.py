@@ -69,13 +69,32 @@ _PARTS: Final = (
               "prefixes of 64 to 16,384 tokens and 1 to 4,096 rows.")  # fmt: skip
 @click.option("--refill", is_flag=True, help="Samples end at random, --new-tokens long on average, "
               "and others take their places: 8 times as many as rows.")  # fmt: skip
+@click.option(
+    "--speculate",
+    is_flag=True,
+    help="Guessed tokens against none, where rows are given "
+    "the tokens of recorded samples. Default: 16, 64 and 1024 rows, a prefix of 1000.",
+)
+@click.option("--own-tokens", default=0, metavar="N", help="With --speculate: prompt tokens that "
+              "each sample has for itself.")  # fmt: skip
+@click.option("--trace", metavar="FILE", help="With --speculate: other recorded samples, as JSON "
+              "{source, prompts, samples} of token ids.")  # fmt: skip
 @with_options(_MODEL)
 def decode(
     shape: str | None, rows: str | None, prefix: str | None, problems: int, problem_tokens: int,
     new_tokens: int | None, modes: str | None, grid: bool, refill: bool, against: str,
-    **options: Any,
+    speculate: bool, own_tokens: int, trace: str | None, **options: Any,
 ) -> None:  # fmt: skip
     """End to end: every level shared, one, none, and no attention at all, against the roofline."""
+    if speculate:
+        if grid or refill or against or modes or problem_tokens or problems != 1 or new_tokens:
+            raise InputError("--speculate takes --rows, --prefix, --own-tokens and --trace alone")
+        at_least("own-tokens", own_tokens, 0)
+        counts = numbers(rows or "16,64,1024", "rows")
+        _speculate(shape, counts, numbers(prefix or "1000", "prefix"), own_tokens, trace, options)
+        return
+    if own_tokens or trace:
+        raise InputError("--own-tokens and --trace are for --speculate")
     from treegen.bench.decode import DECODE_MODES, decode_cases, grid_cases, ratios
     from treegen.bench.modes import NO_ATTENTION
     from treegen.cli.render import json_line
@@ -114,6 +133,53 @@ def decode(
         click.echo("\nDecode speed with sharing over speed without")
         show(ratio_table(found))
     json_line({"bench": "grid" if grid else "decode", **document})
+
+
+def _speculate(
+    shape: str | None,
+    rows: list[int],
+    prefixes: list[int],
+    own_tokens: int,
+    path: str | None,
+    options: dict[str, Any],
+) -> None:
+    """Time jobs of recorded samples without guesses and with them, and print a table."""
+    from pathlib import Path
+
+    from treegen.bench.shapes import build_model, load, shape_of
+    from treegen.bench.speculate import RECORDED, Job, Trace, gain_table, measure
+
+    known = None if options["model"] else shape_of(shape or "llama3-8b")
+    if shape and options["model"]:
+        raise InputError("give --shape or --model, not both")
+    at_least("repeats", options["repeats"], 1)
+    check_device(options["dtype"], None)
+    trace = Trace.read(Path(path) if path else RECORDED)
+    jobs = [
+        Job(number, max(4 * number, 64) if number < 1024 else number, prefix, own_tokens)
+        for prefix in prefixes
+        for number in rows
+    ]
+
+    from treegen.bench.timing import machine
+    from treegen.cli.render import echo, json_line
+    from treegen.llm import LLM
+
+    kind = {name: options[name] for name in ("dtype", "device", "ranks", "quantization")}
+    model, tokenizer = build_model(known, **kind) if known else load(options["model"], **kind)
+    made = {name: options[name] for name in ("memory", "eager", "reproducible")}
+    llm = LLM(model, tokenizer=tokenizer, **made)
+    about = machine(model.device)
+    echo(f"{headline(about)}, {model.spec.name}\nrecorded samples: {trace.source}\n")
+    gains = list(measure(llm, trace, jobs, options["repeats"]))
+    model.close()
+    show(gain_table(gains))
+    json_line(
+        {
+            "bench": "speculate", "machine": about, "model": model.spec.name,
+            "trace": trace.source, "settings": made, "results": [asdict(gain) for gain in gains],
+        }
+    )  # fmt: skip
 
 
 @click.command(context_settings=CONTEXT)

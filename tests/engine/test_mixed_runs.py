@@ -14,3 +14,8 @@ def test_whatever_runs_together_comes_out_as_if_alone(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(14))
 def test_likewise_on_a_model_with_recurrent_layers(seed: int) -> None:
     MixedRun(seed, recurrent=True).run()
+
+
+@pytest.mark.parametrize("seed", range(14))
+def test_likewise_where_tokens_are_guessed(seed: int) -> None:
+    MixedRun(seed, speculates=True).run()

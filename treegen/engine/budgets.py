@@ -18,6 +18,7 @@ from treegen.engine.run_state import RunState
 from treegen.engine.segment import LiveRequest
 
 _NEVER: Final = -1
+_FAR: Final = 2**62
 
 
 class ThinkingBudgets:
@@ -68,6 +69,13 @@ class ThinkingBudgets:
             self._look(slot)
         going_on: NDArray[np.bool_] = ~due | ready
         return going_on
+
+    def due(self, order: Ints, counts: Ints) -> Ints | int:
+        """The number of tokens at which each row must be looked at; a large one if never."""
+        if not self.used:
+            return _FAR
+        due = self._due[order]
+        return np.where(due > counts, due, _FAR)
 
     def _look(self, slot: int) -> None:
         rows = self._run.rows

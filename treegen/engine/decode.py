@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from treegen.attention import Prepared
 from treegen.device import Fetch
 from treegen.engine.execute import StepInputs, StepRows
+from treegen.engine.guesses import Guesses
 from treegen.engine.layout import Ints, make_level, shared_levels
 from treegen.engine.passes import slots_of
 from treegen.engine.row_queue import LiveRows
@@ -21,25 +23,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """One draw for each of some rows, which may be under way.
+    """One draw for each of some rows, or several for each, which may be under way.
 
-    slots: the slots of the rows.
+    slots: the slots of the rows, of each draw.
     serials: their serial numbers, which tell whether a slot still has the same row.
     draws: the draws, on the device.
     fetch: the same draws on their way to the host.
+    guesses: what a row draws more than once for; None if each draws once.
+    keys: that were read in each layer.
     """
 
     slots: Ints
     serials: Ints
     draws: Draws
     fetch: Fetch
+    guesses: Guesses | None = None
+    keys: int = 0
 
     @classmethod
-    def of(cls, slots: Ints, serials: Ints, draws: Draws) -> Flight:
+    def of(
+        cls, slots: Ints, serials: Ints, draws: Draws, guesses: Guesses | None = None,
+        keys: int = 0,
+    ) -> Flight:  # fmt: skip
         """A flight that has begun to copy its draws to the host."""
         tensors = (draws.tokens_PN, draws.logprobs_PN, draws.lse_P, draws.top_tokens_PK,
                    draws.top_logprobs_PK, draws.signals_P2)  # fmt: skip
-        return cls(slots, serials, draws, Fetch([t for t in tensors if t is not None]))
+        fetch = Fetch([t for t in tensors if t is not None])
+        return cls(slots, serials, draws, fetch, guesses, keys)
 
 
 class DecodeSteps:
@@ -100,13 +110,62 @@ class DecodeSteps:
                 number=usage.decode_steps,
             )
         )
+        keys = shared_keys + int((ends - base).sum())
+        self._count(levels, len(order), keys, int(ends.sum()))
+        return Flight.of(order, rows.serial[order], draws, keys=keys)
+
+    def verify(self, order: Ints, counts: Ints, guesses: Guesses) -> Flight:
+        """Queue a step in which rows draw after guessed tokens too, as if each was drawn before.
+
+        It is a decode step with several consecutive query rows for each row. They attend to the
+        same levels; of the row's own keys each sees those up to its own.
+
+        order, counts: as `next_rows` gave them for tokens that are all known.
+        """
+        run, usage = self._run, self._run.usage
+        rows, page_size = run.rows, run.cache.page_size
+        row_T, slots_T = guesses.row_T, order[guesses.row_T]
+        counts_T = counts[row_T] + guesses.place_T
+        base, ends_T = rows.base[order], rows.stop[slots_T] + counts_T
+        stops = rows.stop[order] + counts + guesses.num_R
+        offsets = guesses.offsets
+        pages = rows.table[order, : int(rows.num_pages[order].max())]
+        chains, params = rows.chain[order], rows.params[slots_T]
+        levels = shared_levels(chains, offsets, run.store.keys_of)
+        own = make_level(offsets[:-1], offsets[1:], pages, stops - base, base, causal=True)
+        slots = slots_of(pages[row_T], ends_T - 1 - base[row_T], page_size)
+        forced = self._live.budgets.forced(slots_T, counts_T)
+        nowhere = np.full(len(row_T), -1)
+        inputs = np.stack(
+            [guesses.inputs(rows.last[order]), nowhere, ends_T - 1, slots, rows.seed[slots_T],
+             counts_T, forced]
+        )  # fmt: skip
+        sets, index = run.param_sets_of(params)
+        draws, prepared = run.executor.decode(
+            StepInputs(
+                inputs=inputs,
+                own=own,
+                rows=StepRows(levels, [s.params for s in sets], [s.bias for s in sets], index),
+                goes_on=False,
+                states=None,
+                graphs=self._graphs is not None and self._graphs.off is None,
+                number=usage.decode_steps,
+            )
+        )
+        keys = sum(int(level.kv_len_G.sum()) for level in levels) + int((stops - base).sum())
+        self._count(prepared, len(order), keys, int(ends_T.sum()))
+        usage.drafted_tokens += int(guesses.num_R.sum())
+        return Flight.of(slots_T, rows.serial[slots_T], draws, guesses, keys)
+
+    def _count(self, levels: Prepared, num_rows: int, read: int, unshared: int) -> None:
+        """Count a step: its rows, the keys it reads, and those it would read without levels."""
+        usage = self._run.usage
         usage.impl = levels.impl
         usage.count_kernels(levels.kernels)
-        usage.key_tokens_read += shared_keys + int((ends - base).sum())
-        usage.key_tokens_unshared += int(ends.sum())
-        usage.peak_rows = max(usage.peak_rows, len(order))
+        usage.key_tokens_read += read
+        usage.key_tokens_unshared += unshared
+        usage.peak_rows = max(usage.peak_rows, num_rows)
         usage.decode_steps += 1
-        return Flight.of(order, rows.serial[order], draws)
 
     def _same_rows(self, order: Ints) -> tuple[StepRows, int]:
         """What stays the same for these rows, and the keys of their levels; made for new rows."""

@@ -97,11 +97,14 @@ class Executor:
         impl: str,
         ranks: Ranks | None = None,
         vocab_size: int = 0,
+        beside: Executor | None = None,
     ) -> None:
         """graphs: replays decode steps. impl: the attention. ranks: of which this is one.
 
         vocab_size: logits of a row, where several ranks each have a part of them.
+        beside: of another model under the same pages, which computes the keys of prompts too.
         """
+        self._beside = beside
         self._model, self._cache, self._graphs, self._impl = model, cache, graphs, impl
         self._ranks, self._vocab_size = ranks, vocab_size
         self._rows: StepRows | None = None
@@ -116,6 +119,8 @@ class Executor:
 
     def prefill(self, given: PrefillInputs) -> tuple[Tensor, Prepared]:
         """The logits [wanted, V] of a prefill pass, and how it attended."""
+        if self._beside is not None:
+            self._beside.prefill(replace(given, wanted=given.wanted[:0]))
         with self._together("prefill", given):
             device, cache = self._model.device, self._cache
             arrays = [given.tokens, given.positions, given.slots, given.wanted]

@@ -52,6 +52,16 @@ def shared_levels(
     return levels
 
 
+def spread(num_R: Ints) -> tuple[Ints, Ints, Ints]:
+    """The query rows of items that have several each, one item after another.
+
+    Returns their offsets [R + 1], and of each query row its item and its place in the item.
+    """
+    offsets = np.concatenate([[0], num_R.cumsum()])
+    row_T = np.repeat(np.arange(len(num_R)), num_R)
+    return offsets, row_T, np.arange(len(row_T)) - offsets[row_T]
+
+
 def make_level(
     q_start: Ints, q_stop: Ints, pages: Pages, kv_len: Ints, kv_start: Ints, *, causal: bool
 ) -> HostLevel:

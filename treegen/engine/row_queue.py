@@ -249,6 +249,23 @@ class LiveRows:
             rows.add_pages(need, self._pool.allocate(len(need)))
         return 0
 
+    def extended(self, order: Ints, counts: Ints, more: Ints) -> Ints:
+        """How many further tokens each row has pages for, at most `more`.
+
+        Their pages are taken, unless that takes more than half of those that are free.
+        """
+        rows, size = self._run.rows, self._page_size
+        used = rows.stop[order] + counts - rows.base[order]
+        lacking = np.maximum(-(-(used + more) // size) - rows.num_pages[order], 0)
+        need = np.flatnonzero(lacking)
+        if len(need):
+            total = int(lacking.sum())
+            if 2 * total > self._pool.num_free:
+                found: Ints = np.minimum(more, rows.num_pages[order] * size - used)
+                return found
+            rows.add_pages(order[need], self._pool.allocate(total), lacking[need])
+        return more
+
     def preempt_last(self) -> bool:
         """Make the last active row ready again and free its pages. False if only one is active."""
         if self.num_active <= 1:

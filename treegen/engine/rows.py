@@ -165,11 +165,17 @@ class RowTable:
         top_tokens: NDArray[np.int64] | None = None,
         top_logprobs: NDArray[np.float32] | None = None,
         signals: NDArray[np.float32] | None = None,
+        place: NDArray[np.int64] | None = None,
     ) -> None:
-        """Record one generated token for each slot."""
+        """Record one generated token for each slot.
+
+        place: if a slot has several, one after another, the number of each among them.
+        """
         counts = self.count[slots]
+        if place is not None:
+            counts += place
         self.generated.append(slots, counts, tokens, logprobs, top_tokens, top_logprobs, signals)
-        self.last[slots] = tokens
+        self.last[slots] = tokens  # of a slot that is there several times, the last one stays
         self.count[slots] = counts + 1
 
     def unsure(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -35,12 +35,14 @@ from treegen.engine.admission import Admission
 from treegen.engine.decode import DecodeSteps, Flight
 from treegen.engine.execute import Executor
 from treegen.engine.finish import Endings, Grown
+from treegen.engine.guesses import Guesses
 from treegen.engine.param_table import ParamTable
 from treegen.engine.prefill import PrefillFlight, PrefillPasses
 from treegen.engine.row_queue import LiveRows
-from treegen.engine.rows import RowTable
+from treegen.engine.rows import RowState, RowTable
 from treegen.engine.run_state import RunState
 from treegen.engine.segment import LiveRequest, LiveSegment
+from treegen.engine.speculation import Speculation, SpeculationOptions
 from treegen.engine.store import SegmentStore
 from treegen.errors import (
     CapacityError,
@@ -91,6 +93,7 @@ class Scheduler:
         further: Sequence[ParamSet] = (),
         params_of: Sequence[int] | None = None,
         executor: Executor | None = None,
+        speculation: SpeculationOptions | None = None,
     ) -> None:
         """A scheduler for one run.
 
@@ -109,6 +112,7 @@ class Scheduler:
         before its pages are freed.
         on_grown: called with each sample of a search; says what its segment holds.
         executor: computes the passes, if other ranks do so too.
+        speculation: how tokens are guessed, so that one pass draws several of a row; None for not.
         """
         num_logprobs = max(params.logprobs, *(each.params.logprobs for each in further), 0)
         cache.pool.peak_used = cache.pool.num_used
@@ -144,11 +148,14 @@ class Scheduler:
         self._run_ahead = run_ahead
         self.flight: PrefillFlight | Flight | None = None
         self.closed = False
+        self._landed: list[PrefillFlight | Flight] = []  # passes noted in this step
+        self._guesses = False  # whether this step verifies guesses, if there are any
         self._num_noted = 0  # passes whose results are noted
         self._error: Exception | None = None  # raised once all samples that had ended are returned
         self.live = LiveRows(run)
         self._passes = PrefillPasses(run, self.live, chunk=prefill_chunk)
         self._steps = DecodeSteps(run, self.live, graphs)
+        self._speculation = Speculation(run, self.live, speculation) if speculation else None
         self._admission = Admission(run, self.live, on_prefilled)
         self._endings = Endings(run, self.live, self._admission, on_grown)
         self._num_requests = len(plan.requests)
@@ -274,6 +281,10 @@ class Scheduler:
     def _step(self) -> None:
         start = time.perf_counter()
         done_before = self._num_noted, len(self.run.requests)
+        self._landed.clear()
+        self._guesses = self._speculation is not None and self._speculation.is_due()
+        if isinstance(self.flight, Flight) and (self._guesses or self.flight.guesses is not None):
+            self._land()  # what is guessed next depends on its tokens
         self._admission.admit()
         launched: PrefillFlight | Flight | None
         if self._prefills_next:
@@ -281,6 +292,8 @@ class Scheduler:
         else:
             launched = self._decode()
         before, self.flight = self.flight, launched
+        if self._speculation is not None:
+            self._speculation.work()
         if before is not None:
             self._note(before)
         if not self._run_ahead:
@@ -289,9 +302,20 @@ class Scheduler:
             self._endings.report_some()
         else:
             self._endings.report_all()
-        self._count_seconds(before or launched, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        self._count_seconds(before or launched, seconds)
+        if self._speculation is not None and not isinstance(launched, PrefillFlight):
+            self._measure(self._speculation, seconds)
         if launched is None and (self._num_noted, len(self.run.requests)) == done_before:
             self._check_goes_on()
+
+    def _measure(self, speculation: Speculation, seconds: float) -> None:
+        """Note what a decode step took, if nothing else was done meanwhile."""
+        match self._landed:
+            case [Flight() as flight]:
+                # One that was waited for in vain took longer than one of those that run ahead.
+                if flight.guesses is not None or not (self._guesses and self._run_ahead):
+                    speculation.measure(flight, seconds)
 
     def _check_goes_on(self) -> None:
         """Raise InternalError if work is left: the next step would do as little as this one."""
@@ -373,6 +397,7 @@ class Scheduler:
 
     def _note(self, flight: PrefillFlight | Flight) -> None:
         self._num_noted += 1
+        self._landed.append(flight)
         if isinstance(flight, PrefillFlight):
             self._note_prefill(flight)
         else:
@@ -417,26 +442,84 @@ class Scheduler:
                 self._land()
             elif not self._admission.give_way():
                 raise CapacityError(f"the last row lacks {short} cache pages; give more memory")
-        return self._steps.launch(order, counts, source, before) if len(order) else None
+        if not len(order):
+            return None
+        if before is None and self._speculation is not None and self._guesses:
+            guesses = self._speculation.guesses(order, counts)
+            if guesses is not None:
+                return self._steps.verify(order, counts, guesses)
+        return self._steps.launch(order, counts, source, before)
 
     def _note_draws(self, flight: Flight) -> None:
         """Note the drawn tokens of rows that are still there; end the samples that are over."""
         rows, num = self.run.rows, len(flight.slots)
-        tokens, logprobs, lse, *more = flight.fetch.wait()
+        tokens, logprobs, *more = flight.fetch.wait()
         self.run.executor.check()
-        alive = rows.serial[flight.slots] == flight.serials
-        slots, tokens, logprobs = (
-            flight.slots[alive],
-            tokens.ravel()[alive],
-            logprobs.ravel()[alive],
-        )
         # Several draws may come from one distribution.
-        lse, *more = (np.repeat(array, num // len(array), axis=0)[alive] for array in (lse, *more))
+        more = [np.repeat(array, num // len(array), axis=0) for array in more]
+        columns = [tokens.ravel(), logprobs.ravel(), *more]
+        alive = rows.serial[flight.slots] == flight.serials
+        if self._speculation is not None:
+            self._speculation.note(flight, columns[0], alive)
+        if flight.guesses is None:
+            self._note_tokens(flight, columns, np.flatnonzero(alive))
+            return
+        self._note_rows(flight, flight.guesses, columns, alive)
+
+    def _note_rows(
+        self,
+        flight: Flight,
+        guesses: Guesses,
+        columns: Sequence[NDArray[Any]],
+        alive: NDArray[np.bool_],
+    ) -> None:
+        """Note all tokens that rows have drawn where the guess before each was accepted."""
+        rows, tokens, slots = self.run.rows, columns[0], flight.slots
+        draws, is_last = guesses.counted(tokens)
+        is_last, draws = is_last[alive[draws]], draws[alive[draws]]
+        may_end = self.run.param_sets.may_end(rows.params[slots[draws]], tokens[draws])
+        # A row that may end at a token before its last one is asked about after each token.
+        slow = np.zeros(len(rows.state), dtype=np.bool_)
+        slow[slots[draws[may_end & ~is_last]]] = True
+        if rows.watches:
+            slow[slots[draws]] = True
+        in_turn = slow[slots[draws]]
+        self._note_tokens(flight, columns, draws[~in_turn], is_last[~in_turn])
+        self.usage.accepted_tokens += int((~in_turn & ~is_last).sum())
+        rest = draws[in_turn]
+        place = guesses.place_T[rest]
+        for turn in range(int(place.max(initial=-1)) + 1):
+            now = rest[place == turn]
+            # Rows may be over after one of the tokens before.
+            stays = rows.serial[slots[now]] == flight.serials[now]
+            stays &= rows.state[slots[now]] == RowState.LIVE
+            self._note_tokens(flight, columns, now[stays])
+            self.usage.accepted_tokens += int(stays.sum()) if turn else 0
+
+    def _note_tokens(
+        self,
+        flight: Flight,
+        columns: Sequence[NDArray[Any]],
+        draws: NDArray[np.int64],
+        is_last: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Note tokens of some rows, and end the rows that are over. columns: of a flight's draws.
+
+        draws: which of them these are, row by row.
+        is_last: which of these is the last of its row; None if each row has one.
+        """
+        rows, slots = self.run.rows, flight.slots[draws]
+        tokens, logprobs, lse, *more = (column[draws] for column in columns)
         self._check_numbers(lse, lambda at: self._row_name(slots[at]))
         signals = more.pop() if flight.draws.signals_P2 is not None else None
         top_tokens, top_logprobs = more or (None, None)
-        rows.append(slots, tokens, logprobs, top_tokens, top_logprobs, signals)
         self.usage.decoded_tokens += len(slots)
+        if is_last is None:
+            rows.append(slots, tokens, logprobs, top_tokens, top_logprobs, signals)
+        else:
+            place = flight.guesses.place_T[draws] if flight.guesses is not None else None
+            rows.append(slots, tokens, logprobs, top_tokens, top_logprobs, signals, place)
+            slots, tokens = slots[is_last], tokens[is_last]
         may_end = self.run.param_sets.may_end(rows.params[slots], tokens)
         over = may_end | (rows.count[slots] >= rows.limit[slots])
         if rows.watches:

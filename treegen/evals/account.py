@@ -235,6 +235,18 @@ def workers_line(parts: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(told)
 
 
+def speculation_line(usage: Mapping[str, Any]) -> str:
+    """Return in one line how guessed tokens fared; "" if none were guessed."""
+    drafted, accepted = usage.get("drafted_tokens", 0), usage.get("accepted_tokens", 0)
+    if not drafted:
+        return ""
+    passes = usage["decoded_tokens"] - accepted
+    each = f"; {usage['decoded_tokens'] / passes:.2f} tokens a pass" if passes > 0 else ""
+    return (
+        f"guessed tokens: {accepted:,} of {drafted:,} were drawn ({accepted / drafted:.0%}){each}"
+    )
+
+
 def attention_line(usage: Mapping[str, Any]) -> str:
     """Return in one line which kernels read the levels in decode steps, and what sharing saved.
 

@@ -188,6 +188,7 @@ def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> Mode
     """
     import torch
 
+    from treegen.engine.speculation import check_speculation
     from treegen.model import memory
     from treegen.model.config import load_spec, read_config, resolve_device, resolve_dtype
     from treegen.model.files import load_tokenizer, locate
@@ -210,6 +211,7 @@ def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> Mode
         engine.model, dtype, device="cpu",  # dtype is settled
         kv_cache_dtype=engine.kv_cache_dtype, ranks=ranks, **source,
     )  # fmt: skip
+    check_speculation(engine, spec)
     if engine.reproducible:
         check_dtype(dtype, device)
         check_layers(spec, device)

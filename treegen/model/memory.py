@@ -163,8 +163,15 @@ def pages_in(memory: int, spec: ModelSpec, page_size: int) -> int:
     return int(pages)
 
 
-def make_cache(model: Model, options: EngineOptions) -> PagedCache:
+def less_beside(size: int, spec: ModelSpec, beside: int) -> int:
+    """What of the bytes of a cache is left to a model, if each token takes further bytes beside."""
+    return size * spec.kv_bytes_per_token // (spec.kv_bytes_per_token + beside)
+
+
+def make_cache(model: Model, options: EngineOptions, beside: int = 0) -> PagedCache:
     """The cache that options ask for; without a size, one that leaves a pass its memory.
+
+    beside: bytes of a token's keys and values in another model's cache under the same pages.
 
     Raises:
         CacheFullError: there is not one page, or there are too few slots to get on with.
@@ -175,6 +182,7 @@ def make_cache(model: Model, options: EngineOptions) -> PagedCache:
         activations = activation_bytes(model.module, prefill_chunk)
         activations += recurrence_bytes(model.spec, max_rows)
         size = default_bytes(model.device, activations)
+    size = less_beside(size, model.spec, beside)
     num_pages, num_states = cache_size(size, model.spec, page_size, max_rows)
     if model.ranks is not None:
         num_pages = model.ranks.least(num_pages)

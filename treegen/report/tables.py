@@ -68,6 +68,9 @@ def cards(view: RunView) -> list[Card]:
     if usage.get("decoded_tokens"):
         speed = f"{usage['tokens_per_second']:,.0f}"
         found.append(Card("tokens/s", speed, f"{usage['decoded_tokens']:,} tokens"))
+    if usage.get("accepted_tokens"):
+        share = usage["accepted_tokens"] / usage["decoded_tokens"]
+        found.append(Card("guessed", f"{share:.0%}", f"of {usage['decoded_tokens']:,} tokens"))
     if usage.get("prompt_tokens_computed") and usage["samples_accounted"] == usage["samples"]:
         computed, apart = usage["prompt_tokens_computed"], usage["prompt_tokens_unshared"]
         found.append(

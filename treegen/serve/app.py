@@ -232,6 +232,8 @@ class _Engine(Collector):
         for name, told in (
             ("prompt_tokens_computed", "Prompt tokens that went through the model."),
             ("decoded_tokens", "Generated tokens."),
+            ("drafted_tokens", "Tokens that were guessed."),
+            ("accepted_tokens", "Guessed tokens that were drawn."),
             ("recomputed_tokens", "Tokens computed again after their pages had been taken."),
             ("prefill_steps", "Prefill passes."),
             ("decode_steps", "Decode steps."),

@@ -1,0 +1,60 @@
+"""Guessed tokens on a GPU: the same samples, in CUDA graphs and eagerly, and to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+from guessing import Always, Knowing, guessed
+
+from treegen import LLM, Node, SamplingParams
+
+pytestmark = pytest.mark.gpu
+
+FEW_SHOT = "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 8
+QUESTIONS = ["Q: Bob has 14 pens and 2 caps. How many?\nA:", "Q: Cy?\nA:", "Q: How many?\nA:"]
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether guesses pay is not what is tested here."""
+    monkeypatch.setattr("treegen.llm.Pace", Always)
+
+
+def tree_of(samples: int) -> Node:
+    leaves = [Node(text, samples=samples, id=str(i)) for i, text in enumerate(QUESTIONS)]
+    return Node(FEW_SHOT, children=leaves)
+
+
+@pytest.mark.parametrize("options", [{}, {"eager": True}, {"sharing": "off"}, {"max_rows": 11}])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "deepseek_v3", "mistral_swa"])
+def test_samples_are_those_without_guesses(
+    family: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    tiny_models.save_tiny_model(tmp_path, family)
+    llm = LLM(str(tmp_path), dtype="float32", device="cuda", memory="64MiB", check=False, **options)
+    params = SamplingParams(max_tokens=40, seed=3, stop=["a"])
+    plain = llm.run(tree_of(20), params)
+    knowing = Knowing(plain.completions, strict=False)
+    again = guessed(llm, knowing).run(tree_of(20), params)
+    assert again.usage.tokens_per_step > 1.4
+    assert not again.usage.eager_because
+    pairs = zip(plain.completions, again.completions, strict=True)
+    # float32 sums in another order may flip a draw that lies on a boundary, rarely.
+    assert sum(one.tokens != other.tokens for one, other in pairs) <= 2
+
+
+def test_reproducible_samples_are_the_same_to_the_bit(tmp_path: Path) -> None:
+    tiny_models.save_tiny_model(tmp_path, "llama", head_dim=16)
+    llm = LLM(
+        str(tmp_path), dtype="bfloat16", device="cuda", memory="64MiB", check=False,
+        reproducible=True,
+    )  # fmt: skip
+    params = SamplingParams(max_tokens=40, seed=3)
+    plain = llm.run(tree_of(20), params)
+    again = guessed(llm, Knowing(plain.completions)).run(tree_of(20), params)
+    assert again.usage.tokens_per_step > 1.4
+    for one, other in zip(plain.completions, again.completions, strict=True):
+        assert (one.tokens, one.logprobs) == (other.tokens, other.logprobs)

@@ -1,0 +1,205 @@
+"""What guessing tokens gains where recorded samples are drawn again by a model of any shape.
+
+Random weights repeat nothing, so nothing could be guessed. So the rows are given the tokens of
+samples that a real model has drawn, by the way in which thinking budgets force tokens. What is
+guessed, and what of it is right, is then that of the real samples. The time is that of the shape.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from treegen.bench.table import TextTable
+from treegen.bench.timing import Spread
+from treegen.engine.budgets import ThinkingBudgets
+from treegen.errors import InputError
+from treegen.params import SamplingParams
+from treegen.prompts.tree import Node
+
+if TYPE_CHECKING:
+    from treegen.engine.layout import Ints
+    from treegen.engine.segment import LiveRequest
+    from treegen.llm import LLM
+    from treegen.outputs import Usage
+
+RECORDED: Final = Path(__file__).parent / "recorded.json"
+_Samples = dict[str, Sequence[Sequence[int]]]
+_STEP: Final = 7919  # between the tokens of copies of a problem, which have none in common
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Recorded samples.
+
+    source: where they are from.
+    prompts: the tokens of each problem. samples: the tokens of each of its samples.
+    """
+
+    source: str
+    prompts: Sequence[Sequence[int]]
+    samples: Sequence[Sequence[Sequence[int]]]
+
+    @staticmethod
+    def read(path: Path = RECORDED) -> Trace:
+        """The samples of a file: {"source": ..., "prompts": [[id]], "samples": [[[id]]]}.
+
+        Raises:
+            InputError: the file is none of these.
+        """
+        try:
+            found = json.loads(path.read_text())
+            return Trace(str(found["source"]), found["prompts"], found["samples"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path} holds no recorded samples: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is drawn.
+
+    rows: samples decoded at once.
+    samples: samples in all; they take their places as others end.
+    prefix: tokens that all prompts share.
+    own_tokens: tokens of a prompt for each sample alone.
+    """
+
+    rows: int
+    samples: int
+    prefix: int
+    own_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """A job without guesses and with them.
+
+    plain, guessed: tokens of decode steps per second.
+    ratio: the second over the first, pair by pair.
+    tokens_per_step: tokens of a row in a pass. drafted, accepted: guesses.
+    steps: decode steps without guesses, and with them.
+    """
+
+    job: Job
+    plain: Spread
+    guessed: Spread
+    ratio: Spread
+    tokens_per_step: float
+    drafted: int
+    accepted: int
+    steps: tuple[int, int]
+
+
+def gain_table(gains: Sequence[Gain]) -> TextTable:
+    """A table with a line for each job."""
+    head = ("Rows", "Samples", "Prefix", "Own", "tok/s", "guessing", "ratio", "tokens a pass",
+            "drawn of guessed")  # fmt: skip
+    rows = []
+    for gain in gains:
+        job, share = gain.job, gain.accepted / max(gain.drafted, 1)
+        sizes = (job.rows, job.samples, job.prefix, job.own_tokens)
+        speeds = (gain.plain.median, gain.guessed.median)
+        cells = [*(f"{each:,}" for each in sizes), *(f"{each:,.0f}" for each in speeds)]
+        rows.append(
+            (*cells, f"{gain.ratio.median:.2f}", f"{gain.tokens_per_step:.2f}", f"{share:.0%}")
+        )
+    return TextTable(head, tuple(rows), tuple(range(len(head))), ())
+
+
+class _Forced(ThinkingBudgets):
+    """Gives each row the tokens of a recorded sample, but for the first, which is drawn."""
+
+    samples: _Samples
+
+    def begin(self, requests: Sequence[LiveRequest], slots_PN: Ints) -> None:
+        """Note the tokens of new rows, which also say how long they become."""
+        self.used = True
+        rows = self._run.rows
+        self._grow(len(rows.state))
+        for request, slots in zip(requests, slots_PN, strict=True):
+            for slot in slots.tolist():
+                tokens = self.samples[request.spec.id][int(rows.sample[slot])]
+                self._force(np.array([slot]), tokens[1:], 1)
+                rows.limit[slot] = max(len(tokens), 1)
+
+
+def measure(
+    llm: LLM, trace: Trace, jobs: Sequence[Job], repeats: int, *, warm_ups: int = 2
+) -> Iterator[Gain]:
+    """Run each job without guesses and with them, in turn.
+
+    warm_ups: pairs of runs that are not timed. Some sizes are captured only when they come again.
+
+    Raises:
+        CapacityError: a job does not fit.
+    """
+    for job in jobs:
+        llm.max_rows = job.rows
+        tree, samples = _tree(trace, job, llm.spec.vocab_size)
+        run = partial(_run, llm, tree, samples)
+        pairs: list[tuple[Usage, Usage]] = []
+        for turn in range(warm_ups + repeats):
+            hows = ("off", "ngram") if turn % 2 else ("ngram", "off")
+            found = {how: run(how) for how in hows}
+            if turn >= warm_ups:
+                pairs.append((found["off"], found["ngram"]))
+        speeds = [[_speed(usage, job.samples) for usage in pair] for pair in pairs]
+        off, on = pairs[-1]
+        yield Gain(
+            job,
+            plain=Spread.of([plain for plain, _ in speeds]),
+            guessed=Spread.of([guessed for _, guessed in speeds]),
+            ratio=Spread.of([guessed / plain for plain, guessed in speeds]),
+            tokens_per_step=on.tokens_per_step,
+            drafted=on.drafted_tokens,
+            accepted=on.accepted_tokens,
+            steps=(off.decode_steps, on.decode_steps),
+        )
+
+
+def _speed(usage: Usage, samples: int) -> float:
+    return (usage.decoded_tokens - samples) / usage.decode_seconds
+
+
+def _run(llm: LLM, tree: Node, samples: _Samples, how: str) -> Usage:
+    llm.speculate = how
+    longest = max(len(tokens) for mine in samples.values() for tokens in mine)
+    params = SamplingParams(max_tokens=longest, ignore_eos=True)
+    with llm.stream(tree, params) as stream:
+        scheduler = stream.scheduler
+        scheduler.live.budgets = forced = _Forced(scheduler.run)
+        forced.samples = samples
+        for _ in stream:
+            pass
+        return stream.usage
+
+
+def _tree(trace: Trace, job: Job, vocab_size: int) -> tuple[Node, _Samples]:
+    """The prompts of a job, and the samples of each by its id."""
+    rng = np.random.default_rng(0)
+    leaves: list[Node] = []
+    recorded: _Samples = {}
+    left, number = job.samples, 0
+    while left:
+        copy, problem = divmod(number, len(trace.prompts))
+
+        def moved(tokens: Sequence[int], shift: int = copy * _STEP) -> list[int]:
+            return [(token + shift) % vocab_size for token in tokens]
+
+        mine = [moved(tokens) for tokens in trace.samples[problem][:left]]
+        text = moved(trace.prompts[problem])
+        left, number = left - len(mine), number + 1
+        # With tokens of its own each sample is a prompt.
+        for place, part in enumerate([[each] for each in mine] if job.own_tokens else [mine]):
+            name, own = f"{number}/{place}", rng.integers(2, vocab_size, job.own_tokens)
+            leaves.append(Node([*own.tolist(), *text], samples=len(part), id=name))
+            recorded[name] = part
+    return Node(
+        rng.integers(2, vocab_size, job.prefix).tolist(), children=leaves, samples=0
+    ), recorded

@@ -1,0 +1,211 @@
+"""Guesses by what other samples went on with after the same last tokens.
+
+Each token that a row draws is entered in a table, under the last n tokens before it, for some n: in
+one scope for the samples of its prompt, in another for all of the run. A row looks its own last
+tokens up. What it finds is a place in the log of all tokens, and it drafts what came after that.
+
+The log is linked: each entry knows the one after it in its row. So rows are noted together, a few
+array operations for all of them.
+
+Legend: R rows, A new tokens of a row, W tokens of a window, S keys (an n and a scope), N entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treegen.drafting.types import NOTHING, Drafts, Ints, NewTokens, Prompted
+
+
+class _Key(NamedTuple):
+    """Under what tokens are entered: their last n, those of the same prompt only or of the run."""
+
+    size: int
+    is_own: bool
+    chance: float  # of a guess to be right, before any was tried
+
+
+_KEYS: Final = (
+    _Key(8, True, 0.8), _Key(8, False, 0.7), _Key(5, True, 0.7), _Key(5, False, 0.6),
+    _Key(3, True, 0.6), _Key(2, True, 0.45), _Key(3, False, 0.45), _Key(2, False, 0.3),
+    _Key(1, True, 0.2),
+)  # fmt: skip
+_WINDOW: Final = max(key.size for key in _KEYS)
+_VOTES: Final = 4  # a guess that so many tokens agree on is of the best kind
+_MOST_VOTES: Final = 100
+_SLOT_BITS: Final = 21  # places of the table
+_MOST_ENTRIES: Final = 2**23  # tokens of the log; then all is forgotten
+_PROMPT: Final = 2048  # last tokens of a prompt that are entered
+_TRUST: Final = 8.0  # tokens tried that a first estimate counts for
+_MEMORY: Final = 0.99  # of what was learned at the step before
+
+_U64 = np.uint64
+_BASE: Final = 0x9E3779B97F4A7C15
+_MIX: Final = 0xD6E8FEB86659FD93
+
+
+class Ngrams:
+    """Drafts by the last tokens of rows."""
+
+    def __init__(self) -> None:
+        """Nothing is known."""
+        powers = [pow(_BASE, i + 1, 2**64) for i in range(_WINDOW)]
+        self._powers_W = np.array(powers, dtype=_U64)
+        self._at_S = np.array([key.size - 1 for key in _KEYS])
+        self._salt_S = np.array([pow(_MIX, key.size, 2**64) for key in _KEYS], dtype=_U64)
+        self._own_S = np.array([key.is_own for key in _KEYS], dtype=_U64)
+        # Where the continuation of a key is in the log, the rest of the key's hash, and by how many
+        # tokens that continuation leads. A place without an entry has entry 0, which is no token's.
+        self._entry = np.zeros(1 << _SLOT_BITS, dtype=np.int32)
+        self._rest = np.zeros(1 << _SLOT_BITS, dtype=np.uint32)
+        self._votes = np.zeros(1 << _SLOT_BITS, dtype=np.int8)
+        # The log: tokens, and the entry after each in its row, 0 while there is none.
+        self._token = np.full(4096, NOTHING, dtype=np.int32)
+        self._next = np.zeros(4096, dtype=np.int32)
+        self._size = 1
+        # By slot: the last tokens, the entry of the last one, and the number of the request.
+        self._recent = np.zeros((0, _WINDOW), dtype=np.int64)
+        self._last = np.zeros(0, dtype=np.int64)
+        self._scope = np.zeros(0, dtype=_U64)
+        # Windows, scopes and entries that `work` enters.
+        self._waiting: list[tuple[Ints, NDArray[_U64], Ints]] = []
+        # By request: the last tokens of the prompt, and the entry of the last one.
+        self._prompts: dict[int, tuple[Ints, int]] = {}
+        chances = np.array([key.chance for key in _KEYS])[:, None]
+        more = np.linspace(0.0, 0.5, _VOTES)
+        self._accepted = ((1 - (1 - chances) * (1 - more)) * _TRUST).reshape(-1)
+        self._tried = np.full(self._accepted.shape, _TRUST)
+
+    def note(self, new: NewTokens, request_of: Callable[[int], Prompted]) -> None:
+        """Log what rows have drawn. `work` enters it, too late for the guesses of the next step."""
+        self._make_room(int(new.slots.max(initial=-1)) + 1, int(new.num_R.sum()))
+        first = np.flatnonzero(new.count == 0)
+        if len(first):
+            self._begin(new.slots[first], new.request[first], request_of)
+        slots, num_R = new.slots, new.num_R
+        width = new.tokens_RA.shape[1]
+        text = np.concatenate([self._recent[slots], new.tokens_RA], axis=1)
+        windows_RAW = np.lib.stride_tricks.sliding_window_view(text, _WINDOW, axis=1)
+        is_new_RA = np.arange(width) < num_R[:, None]
+        row_N, at_N = np.nonzero(is_new_RA)
+        entry_N = self._append(new.tokens_RA[is_new_RA], num_R, self._last[slots])
+        self._waiting.append((windows_RAW[row_N, at_N], self._scope[slots][row_N], entry_N))
+        rows = np.arange(len(slots))
+        self._recent[slots] = windows_RAW[rows, num_R]
+        self._last[slots] = entry_N[num_R.cumsum() - 1]
+
+    def work(self) -> None:
+        """Enter what was logged."""
+        waiting, self._waiting = self._waiting, []
+        for entries in waiting:
+            self._enter(*entries)
+
+    def draft(self, slots: Ints, room_R: Ints) -> Drafts:
+        """What came after the last tokens of rows."""
+        place_RS, rest_RS = self._places(self._recent[slots], self._scope[slots])
+        is_hit_RS = self._rest[place_RS] == rest_RS
+        votes_RS = np.minimum(self._votes[place_RS], _VOTES).astype(np.int64)
+        kind_RS = np.arange(len(_KEYS)) * _VOTES + votes_RS - 1
+        chance_RS = np.where(is_hit_RS, (self._accepted / self._tried)[kind_RS], 0.0)
+        best_R = chance_RS.argmax(axis=1)
+        rows = np.arange(len(slots))
+        entry_R = np.where(is_hit_RS[rows, best_R], self._entry[place_RS[rows, best_R]], 0)
+        tokens_RK = np.empty((len(slots), int(room_R.max(initial=0))), dtype=np.int64)
+        for column in tokens_RK.T:
+            column[:] = self._token[entry_R]
+            entry_R = self._next[entry_R]
+        return Drafts(tokens_RK, chance_RS[rows, best_R], kind_RS[rows, best_R])
+
+    def learn(self, kind_R: Ints, tried_R: Ints, accepted_R: Ints) -> None:
+        """Adjust the chances of the kinds of guesses."""
+        size = len(self._tried)
+        self._tried = self._tried * _MEMORY + np.bincount(kind_R, tried_R, size)
+        self._accepted = self._accepted * _MEMORY + np.bincount(kind_R, accepted_R, size)
+
+    def _begin(self, slots: Ints, request: Ints, request_of: Callable[[int], Prompted]) -> None:
+        """Let rows begin after their prompts, which are entered if they are new."""
+        for number in np.unique(request).tolist():
+            if number not in self._prompts:
+                self._prompts[number] = self._enter_prompt(number, request_of(number).tokens)
+            mine = slots[request == number]
+            self._recent[mine], self._last[mine] = self._prompts[number]
+            self._scope[mine] = number + 1
+
+    def _enter_prompt(self, number: int, prompt: Any) -> tuple[Ints, int]:
+        tokens = np.asarray(prompt, dtype=np.int64)[-_PROMPT:]
+        num = len(tokens)
+        self._make_room(0, num)
+        text = np.concatenate([np.full(_WINDOW, NOTHING), tokens])
+        windows_NW = np.lib.stride_tricks.sliding_window_view(text, _WINDOW)
+        if not num:
+            return text[-_WINDOW:].copy(), 0
+        entry_N = self._append(tokens, np.array([num]), np.zeros(1, np.int64))
+        scope_N = np.full(num, number + 1, dtype=_U64)
+        self._waiting.append((windows_NW[:-1], scope_N, entry_N))
+        return text[-_WINDOW:].copy(), int(entry_N[-1])
+
+    def _append(self, tokens_N: Ints, num_R: Ints, before_R: Ints) -> Ints:
+        """Add rows' tokens to the log; returns their entries. before_R: the entry before each."""
+        entry_N = np.arange(self._size, self._size + len(tokens_N))
+        self._size += len(tokens_N)
+        self._token[entry_N] = tokens_N
+        self._next[entry_N] = entry_N + 1
+        stop_R = num_R.cumsum()
+        self._next[entry_N[stop_R - 1]] = 0
+        self._next[before_R] = entry_N[stop_R - num_R]
+        self._next[0] = 0
+        return entry_N
+
+    def _enter(self, windows_NW: Ints, scope_N: NDArray[_U64], entry_N: Ints) -> None:
+        """Enter tokens under the tokens before them.
+
+        Where they disagree, the token that leads stays. It is an older one, so that more is known
+        of what came after it.
+        """
+        place_NS, rest_NS = self._places(windows_NW, scope_N)
+        old_NS, votes_NS = self._entry[place_NS], self._votes[place_NS]
+        same_NS = self._rest[place_NS] == rest_NS
+        agree_NS = self._token[old_NS] == self._token[entry_N][:, None]
+        stays_NS = same_NS & (agree_NS | (votes_NS > 1))
+        change_NS = np.where(agree_NS, 1, -1).astype(np.int8)
+        self._votes[place_NS] = np.where(stays_NS, np.minimum(votes_NS, _MOST_VOTES) + change_NS, 1)
+        self._entry[place_NS] = np.where(stays_NS, old_NS, entry_N[:, None])
+        self._rest[place_NS] = rest_NS
+
+    def _places(self, windows_NW: Ints, scope_N: NDArray[_U64]) -> tuple[Ints, NDArray[np.uint32]]:
+        """Where in the table tokens after some windows are, by key, and the rest of the hash."""
+        ids_NW = (windows_NW[:, ::-1] + 1).astype(_U64)
+        hash_NS = (ids_NW * self._powers_W).cumsum(axis=1, dtype=_U64)[:, self._at_S]
+        hash_NS += self._salt_S + self._own_S * (scope_N * _U64(_BASE))[:, None]
+        hash_NS ^= hash_NS >> _U64(31)
+        hash_NS *= _U64(_MIX)
+        hash_NS ^= hash_NS >> _U64(29)
+        hash_NS *= _U64(_BASE)
+        places = (hash_NS >> _U64(64 - _SLOT_BITS)).astype(np.int64)
+        return places, (hash_NS & _U64(0xFFFFFFFF)).astype(np.uint32) | np.uint32(1)
+
+    def _make_room(self, num_slots: int, num_tokens: int) -> None:
+        more = num_slots - len(self._last)
+        if more > 0:
+            more = max(more, len(self._last))
+            self._recent = np.pad(self._recent, ((0, more), (0, 0)), constant_values=NOTHING)
+            self._last = np.pad(self._last, (0, more))
+            self._scope = np.pad(self._scope, (0, more))
+        needed = self._size + num_tokens
+        if needed > _MOST_ENTRIES:
+            self._waiting.clear()
+            self._entry[:] = self._last[:] = self._rest[:] = 0
+            self._next[:] = 0
+            self._prompts = {number: (text, 0) for number, (text, _) in self._prompts.items()}
+            self._size = 1
+        elif needed > len(self._token):
+            size = min(max(needed, 2 * len(self._token)), _MOST_ENTRIES)
+            for name in ("_token", "_next"):
+                array = getattr(self, name)
+                setattr(
+                    self, name, np.concatenate([array, np.zeros(size - len(array), array.dtype)])
+                )

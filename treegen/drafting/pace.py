@@ -1,0 +1,170 @@
+"""How long passes take, and how many guesses of rows it pays to verify in one.
+
+A pass reads the weights once, whatever the number of its tokens. So further tokens cost nothing
+until it is computing, not reading, that takes the time. This gives the shape of the curve. Passes
+that were measured give its height, for steps of one token a row and for steps that verify guesses
+each, near numbers of tokens that there were.
+
+Legend: R rows, K guesses of a row, M guesses of all rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treegen.drafting.types import Ints
+
+Floats = NDArray[np.float64]
+
+_GAIN: Final = 1.04  # guesses are verified where that is expected to be so much faster
+_LIKELY: Final = 0.85  # of guesses that are accepted at best, where none are at hand
+_UNKNOWN: Final = 1.05  # what verifying costs beside the further tokens, before it was measured
+_LAST: Final = 5  # passes of a size whose median counts
+_FEWEST: Final = 2  # passes of a size that make it known
+_PAUSE: Final = 8  # steps after which to look again for guesses that pay, at first
+_MOST_PAUSE: Final = 512
+_RELAX: Final = 0.85
+_TRUST: Final = 20.0  # right guesses that the chances count for as they are told
+_MEMORY: Final = 0.98  # of how guesses fared, at the next step
+_STREAK: Final = 32  # steps with guesses after which they are known to pay
+_PATIENCE: Final = 3  # steps without guesses that pay before a pause
+
+
+@dataclass(slots=True)
+class _Curve:
+    """How much longer passes took than the shape says, by size in half octaves."""
+
+    measured: dict[int, deque[float]] = field(default_factory=dict)
+    first: set[int] = field(default_factory=set)
+
+    def add(self, tokens: int, ratio: float) -> None:
+        size = _size(tokens)
+        if size in self.first:
+            self.measured.setdefault(size, deque(maxlen=_LAST)).append(ratio)
+        self.first.add(size)  # whose passes are captured or compiled
+
+    def relax(self, other: _Curve) -> None:
+        """Come closer to another curve: what was measured may have been disturbed."""
+        for size, last in self.measured.items():
+            mine, theirs = float(np.median(last)), other.ratios(np.array([2 ** (size / 2)]))
+            if theirs is not None and mine > theirs[0]:
+                nearer = mine**_RELAX * float(theirs[0]) ** (1 - _RELAX)
+                self.measured[size] = deque([nearer] * _FEWEST, maxlen=_LAST)
+
+    @property
+    def largest(self) -> float:
+        """The most tokens of a pass that was measured."""
+        return float(2 ** (max(self.first, default=0) / 2))
+
+    def ratios(self, tokens_M: Ints | Floats) -> Floats | None:
+        """The ratios at the nearest sizes that are known; None if none is."""
+        known = np.array([size for size, last in self.measured.items() if len(last) >= _FEWEST])
+        if not len(known):
+            return None
+        sizes_M = np.rint(2 * np.log2(tokens_M)).astype(np.int64)
+        sizes, index_M = np.unique(sizes_M, return_inverse=True)
+        nearest = known[np.abs(known - sizes[:, None]).argmin(axis=1)]
+        found = np.array([np.median(self.measured[size]) for size in nearest.tolist()])
+        return found[index_M]
+
+
+def _size(tokens: int) -> int:
+    return round(2 * math.log2(max(tokens, 1)))
+
+
+class Pace:
+    """Decides how many guesses of a run are verified, and when to look for any."""
+
+    def __init__(self, free_tokens: float, weight_keys: float) -> None:
+        """A curve that nothing was measured of.
+
+        free_tokens: tokens of a pass from which on computing them takes longer than reading the
+        weights. weight_keys: keys that take as long to read as the weights.
+        """
+        self._free, self._keys = free_tokens, weight_keys
+        self._plain, self._verified = _Curve(), _Curve()
+        self._pause = self._next_pause = _PAUSE
+        self._idle = self._streak = 0  # steps without guesses that pay, and with
+        # Guesses that were expected to be right, and those that were, of late.
+        self._expected = self._right = _TRUST
+
+    def fared(self, expected: float, right: int) -> None:
+        """Note how many guesses of a step were right, and how many had been expected to be."""
+        self._expected = _MEMORY * self._expected + expected
+        self._right = _MEMORY * self._right + right
+
+    def measure(self, tokens: int, keys: int, seconds: float, *, verified: bool) -> None:
+        """Note what a pass took. keys: that it read for each layer."""
+        curve = self._verified if verified else self._plain
+        curve.add(tokens, seconds / float(self._shape(np.array([tokens]), keys)[0]))
+
+    def is_due(self, num_rows: int, keys: int, most: int) -> bool:
+        """Whether to look for guesses before the next step of some rows."""
+        if self._pause > 0:
+            self._pause -= 1
+            return False
+        gains_M = np.full(num_rows * most, _LIKELY)
+        if self._best(num_rows, keys, gains_M):
+            return True
+        self._wait()
+        return False
+
+    def _wait(self) -> None:
+        """Look for guesses again after some steps, ever more of them."""
+        self._verified.relax(self._plain)
+        self._pause, self._idle, self._streak = self._next_pause, 0, 0
+        self._next_pause = min(2 * self._next_pause, _MOST_PAUSE)
+
+    def choose(self, num_R: Ints, chance_R: Floats, keys: int, most: int) -> tuple[Ints, float]:
+        """How many of its guesses to verify of each row, and how many should be right in all.
+
+        num_R: how many each has. chance_R: how likely each is right, if those before it were.
+        """
+        place_K = np.arange(1, most + 1)
+        gain_RK = np.where(place_K <= num_R[:, None], chance_R[:, None] ** place_K, 0.0)
+        gain_RK *= 1 - 1e-6 * np.arange(len(num_R))[:, None]  # so that no two are equal
+        gains_M = np.sort(gain_RK[gain_RK > 0])[::-1]
+        best = self._best(len(num_R), keys, gains_M * (self._right / self._expected))
+        if not best:
+            self._idle += 1
+            if self._idle >= _PATIENCE:
+                self._wait()
+            return np.zeros_like(num_R), 0.0
+        self._idle, self._streak = 0, self._streak + 1
+        if self._streak > _STREAK:
+            self._next_pause = _PAUSE
+        chosen: Ints = (gain_RK >= gains_M[best - 1]).sum(axis=1)
+        return chosen, float(gains_M[:best].sum())
+
+    def _best(self, num_rows: int, keys: int, gains_M: Floats) -> int:
+        """How many guesses to verify, those with the largest gains first; 0 if that does not pay.
+
+        gains_M: the tokens that each adds on average.
+        """
+        if not len(gains_M):
+            return 0
+        rows = np.array([num_rows])
+        # Passes are tried that are somewhat larger than those that were measured.
+        gains_M = gains_M[: max(int(2 * max(num_rows, self._verified.largest)) - num_rows, 1)]
+        tokens_M = num_rows + np.arange(1, len(gains_M) + 1)
+        plain, verified_M = self._plain.ratios(rows), self._verified.ratios(tokens_M)
+        if plain is None:
+            plain = np.ones(1) if verified_M is None else verified_M[:1] / _UNKNOWN
+        if verified_M is None:
+            like_M = self._plain.ratios(tokens_M)
+            verified_M = _UNKNOWN * (plain if like_M is None else like_M)
+        rate_M = (num_rows + gains_M.cumsum()) / (verified_M * self._shape(tokens_M, keys))
+        best = int(rate_M.argmax())
+        now = num_rows / float((plain * self._shape(rows, keys))[0])
+        return best + 1 if rate_M[best] > _GAIN * now else 0
+
+    def _shape(self, tokens: Ints, keys: int) -> Floats:
+        """What passes take, in times that the weights are read."""
+        found: Floats = np.maximum(1.0, tokens / self._free) + keys / self._keys
+        return found
