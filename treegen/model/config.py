@@ -193,6 +193,7 @@ def spec_of(
         windows=tuple(call.window for call in probe.calls),
         unreached=probed.unreached,
         states=probed.states,
+        delta=probed.delta,
     )
 
 

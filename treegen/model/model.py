@@ -19,7 +19,8 @@ from treegen.errors import CapacityError, InputError, ModelError
 from treegen.formats import format_bytes
 from treegen.model.batch import Batch
 from treegen.model.files import one_line
-from treegen.model.recurrent import StatePass, on_states, wrap_recurrent
+from treegen.model.gated_delta import delta_of, on_slots
+from treegen.model.recurrent import DeltaPass, StatePass, on_states, wrap_recurrent
 from treegen.model.reproducible import first_batch, fix_sums, with_rows
 from treegen.spec import ModelSpec
 
@@ -68,8 +69,10 @@ class Model:
         self._weights_at: tuple[int, ...] | None = None
         self.uncompiled_because = ""
         self._reproducible = False
+        self._by_delta = False
         if spec.states:
-            wrap_recurrent(module)
+            layers = [layer.module for layer in wrap_recurrent(module)]
+            self._by_delta = delta_of(layers, spec.states, dtype) is not None
 
     def reset(self) -> None:
         """Forget compiled layers and CUDA graphs, and with them the page pools they hold."""
@@ -163,8 +166,10 @@ class Model:
             "(memory=, --memory)"
         )
 
-    def new_states(self, num_slots: int) -> list[list[Tensor]]:
+    def new_states(self, num_slots: int, num_windows: int = 0) -> list[list[Tensor]]:
         """Return room for the states of each recurrent layer, so many slots, filled with zeros.
+
+        num_windows: slots that have a convolution's window alone, and come after the others.
 
         Raises:
             CapacityError: the device has no room for it.
@@ -172,7 +177,11 @@ class Model:
         try:
             return [
                 [
-                    _zeros((num_slots, *state.shape), getattr(torch, state.dtype), self.device)
+                    _zeros(
+                        (num_slots + num_windows * (state.kind == "conv"), *state.shape),
+                        getattr(torch, state.dtype),
+                        self.device,
+                    )
                     for state in states
                 ]
                 for states in self.spec.states
@@ -236,7 +245,10 @@ class Model:
     def _run_hybrid(self, batch: Batch) -> Tensor:
         """Logits of a batch of a model with recurrent layers."""
         assert batch.states is not None, "a model with recurrent layers is given no states"
-        with on_states(StatePass(batch.states, self.spec.states)):
+        on = (
+            DeltaPass(batch.states) if self._by_delta else StatePass(batch.states, self.spec.states)
+        )
+        with on_states(on), on_slots(batch.states):
             return self._run(batch, replace(batch, layers=_InOrder(batch.layers)))
 
     def _run(self, batch: Batch, passed: Batch | None) -> Tensor:

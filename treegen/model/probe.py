@@ -22,11 +22,12 @@ from transformers.integrations import hub_kernels
 from treegen.errors import ModelError
 from treegen.model.families import NO_ATTENTION, OWN_ATTENTION, recurrent_types
 from treegen.model.files import one_line
+from treegen.model.gated_delta import delta_of
 from treegen.model.hook import NO_NUMBER, PROBE, Probe
 from treegen.model.recurrent import StateProbe, on_states, wrap_recurrent
 from treegen.model.shards import shard
 from treegen.model.text_part import attention_of_text, auto_class, drop_parts, unreached_parts
-from treegen.spec import StateSpec
+from treegen.spec import DeltaSpec, StateSpec
 
 _NUM_TOKENS: Final = 3
 
@@ -86,12 +87,14 @@ class Probed:
     vocab_size: how many logits a row has.
     unreached: the parts that a text never reaches, which need no memory.
     states: what each recurrent layer keeps of a sequence.
+    delta: how rows list updates of these; None if they cannot.
     """
 
     probe: Probe
     vocab_size: int
     unreached: tuple[str, ...]
     states: tuple[tuple[StateSpec, ...], ...]
+    delta: DeltaSpec | None = None
 
 
 def probe_layers(
@@ -158,7 +161,8 @@ def probe_layers(
                 f"part fails with {one_line(error)}; use one GPU (tensor_parallel_size=1)"
             ) from None
     kept = tuple(states.found[index] for index in range(len(recurrent)))
-    return Probed(probe, vocab_size, unreached, kept)
+    delta = delta_of([layer.module for layer in recurrent], kept, dtype) if recurrent else None
+    return Probed(probe, vocab_size, unreached, kept, delta)
 
 
 def _does_without(model: nn.Module, parts: Sequence[str]) -> bool:
