@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -54,9 +54,6 @@ if TYPE_CHECKING:
     from treegen.search.problems import SearchProblem
     from treegen.search.run import SearchRun
     from treegen.search.session import Session
-
-
-_HYBRID: Final = "the model has recurrent layers"  # whose steps find their states by slot
 
 
 class LLM(Calls):
@@ -185,8 +182,6 @@ class LLM(Calls):
                 self.model.make_reproducible()
         if on_gpu and not eager:
             self._graphs = DecodeGraphs(self.model.forward)
-            if is_hybrid:
-                self._graphs.off = _HYBRID
             self.model.watch_weights()
         _, self.max_rows, self.prefill_chunk = options.sizes(self.model.device.type)
         self.sharing: Sharing = sharing
@@ -194,10 +189,8 @@ class LLM(Calls):
         if ranks is not None and ranks.lead is not None:
             self.cache.on_copy = functools.partial(ranks.lead.tell, "copy_tokens")
         if on_gpu and (not eager if compile is None else compile):
-            if is_hybrid:
-                self.model.uncompiled_because = _HYBRID
-            else:
-                self.model.compile_layers(self.cache.layers)
+            states = self.cache.states.layers if self.cache.states is not None else ()
+            self.model.compile_layers(self.cache.layers, states)
         self._run_ahead = on_gpu if run_ahead is None else run_ahead
         # A row that was run ahead of its end has lost the recurrent state that a search goes on
         # from, which is then computed anew.

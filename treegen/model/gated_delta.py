@@ -8,7 +8,7 @@ states in their slots, and rows of a decode step may share the states that they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple
@@ -98,7 +98,7 @@ _current: ContextVar[StateBatch] = ContextVar("treegen_delta_batch")
 
 
 @contextmanager
-def on_slots(batch: StateBatch) -> Any:
+def on_slots(batch: StateBatch) -> Iterator[None]:
     """While open, layers run on the states of this pass."""
     token = _current.set(batch)
     try:
@@ -107,12 +107,21 @@ def on_slots(batch: StateBatch) -> Any:
         _current.reset(token)
 
 
-def forward(layer: Any, hidden_1TD: Tensor, windows: Tensor, states: Tensor) -> Tensor:
-    """The output [1, T, D] of a layer on its states, which are those after the pass then."""
+def forward(
+    layer: Any,
+    hidden_1TD: Tensor,
+    windows: Tensor,
+    states: Tensor,
+    operator: Callable[..., Tensor] | None = None,
+) -> Tensor:
+    """The output [1, T, D] of a layer on its states, which are those after the pass then.
+
+    operator: `gated_delta`, in a form that the compiler does not look into.
+    """
     project, norm, last = _KNOWN[type(layer).__name__]
     given = project(layer, hidden_1TD[0])
     strength = 2.0 if getattr(layer, "allow_neg_eigval", False) else 1.0
-    core_THV = _gated_delta(
+    core_THV = (operator or gated_delta)(
         given.mixed_TC, given.b_TH, given.a_TH, layer.conv1d.weight, layer.A_log, layer.dt_bias,
         windows, states, layer.num_k_heads, strength,
     )  # fmt: skip
@@ -122,7 +131,7 @@ def forward(layer: Any, hidden_1TD: Tensor, windows: Tensor, states: Tensor) -> 
     return out_TD[None]
 
 
-def _gated_delta(
+def gated_delta(
     mixed_TC: Tensor,
     b_TH: Tensor,
     a_TH: Tensor,

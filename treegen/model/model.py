@@ -22,6 +22,7 @@ from treegen.model.files import one_line
 from treegen.model.gated_delta import delta_of, on_slots
 from treegen.model.recurrent import DeltaPass, StatePass, on_states, wrap_recurrent
 from treegen.model.reproducible import first_batch, fix_sums, with_rows
+from treegen.model.states import states_of_rows
 from treegen.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -89,23 +90,38 @@ class Model:
         fix_sums()
         self._reproducible = True
 
-    def compile_layers(self, pools: Sequence[LayerKV], *, backend: str = "inductor") -> None:
+    def compile_layers(
+        self,
+        pools: Sequence[LayerKV],
+        states: Sequence[Sequence[Tensor]] = (),
+        *,
+        backend: str = "inductor",
+    ) -> None:
         """Compile the layers. From now on the model takes batches on these page pools only.
 
         A model that cannot be compiled runs uncompiled; `uncompiled_because` then says why.
 
         pools: one for each attention layer, as from `new_cache`.
+        states: of each recurrent layer, as from `new_states`.
         backend: the compiler's backend, as in `torch.compile`.
         """
         from treegen.model.compiled import CompiledLayers
 
         self._uncompile()
+        if self.spec.states and not self._by_delta:
+            self.uncompiled_because = "its recurrent layers are transformers' own"
+            return
         try:
-            self._compiled = CompiledLayers(self.module, pools, backend=backend)
+            self._compiled = CompiledLayers(self.module, pools, states, backend=backend)
         except ModelError as error:
             self.uncompiled_because = str(error)
         self.watch_weights()
-        if self._compiled is not None and self._reproducible:
+        if self._compiled is not None and states:
+            # If the compiler fails in a later layer, no state must have moved on.
+            batch = first_batch(pools, self.device, self.impl)
+            nowhere = np.zeros((2, len(batch.tokens_T)), dtype=np.int64)
+            self.forward(replace(batch, states=states_of_rows(nowhere, states)))
+        elif self._compiled is not None and self._reproducible:
             self.forward(first_batch(pools, self.device))
 
     def _uncompile(self) -> None:
@@ -226,10 +242,16 @@ class Model:
             return self._forward(with_rows(batch) if self._reproducible else batch)
 
     def _forward(self, batch: Batch) -> Tensor:
-        if self.spec.states:
-            return self._run_hybrid(batch)
+        if batch.states is not None:
+            with on_slots(batch.states):
+                return self._run_compiled(batch)
+        assert not self.spec.states, "a model with recurrent layers is given no states"
+        return self._run_compiled(batch)
+
+    def _run_compiled(self, batch: Batch) -> Tensor:
+        """Logits of a batch by compiled layers, if they are and can be."""
         if self._compiled is None:
-            return self._run(batch, batch)
+            return self._run_stock(batch)
         assert self._compiled.serves(batch), "a compiled model is given other page pools"
         from treegen.model.compiled import CompileErrors, passing
 
@@ -240,15 +262,16 @@ class Model:
             # The layers that ran before the error write their keys and values once more.
             self._uncompile()
             self.uncompiled_because = f"the layers cannot be compiled: {one_line(error)}"
-            return self._run(batch, batch)
+            return self._run_stock(batch)
 
-    def _run_hybrid(self, batch: Batch) -> Tensor:
-        """Logits of a batch of a model with recurrent layers."""
-        assert batch.states is not None, "a model with recurrent layers is given no states"
+    def _run_stock(self, batch: Batch) -> Tensor:
+        """Logits of a batch by layers that are not compiled."""
+        if batch.states is None:
+            return self._run(batch, batch)
         on = (
             DeltaPass(batch.states) if self._by_delta else StatePass(batch.states, self.spec.states)
         )
-        with on_states(on), on_slots(batch.states):
+        with on_states(on):
             return self._run(batch, replace(batch, layers=_InOrder(batch.layers)))
 
     def _run(self, batch: Batch, passed: Batch | None) -> Tensor:

@@ -94,7 +94,11 @@ def states_of_rows(inputs: NDArray[np.int64], layers: Sequence[Sequence[Tensor]]
 
     inputs: [2, T] the slots that rows read and write, or [4 + P, T] as in `RowSlots`.
     """
-    rows = RowSlots(to_device(inputs, layers[0][0].device))
+    return states_in_slots(RowSlots(to_device(inputs, layers[0][0].device)), layers)
+
+
+def states_in_slots(rows: RowSlots, layers: Sequence[Sequence[Tensor]]) -> StateBatch:
+    """The same, of what is on the device; its runs read from the same memory."""
     runs: list[StateRun] = []
     if not rows.has_lists:
         most, (reads_N, writes_N) = _most_together(1, layers), rows.inputs_RT
