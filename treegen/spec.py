@@ -83,7 +83,7 @@ class DeltaSpec:
     @property
     def pages(self) -> int:
         """Pages that a slot can be cut into."""
-        for pages in (8, 4, 2):
+        for pages in (16, 8, 4, 2):
             if self._tokens_of(pages) >= _FEWEST_UPDATES:
                 return pages
         return 1
@@ -128,6 +128,13 @@ class DeltaSpec:
         """
         spared = self.state_bytes * (siblings - 1) // max(siblings, 1) // self.token_bytes
         return min(spared + self.own_tokens, (self.pages + self.own_pages) * self.page_tokens)
+
+    def row_slots(self, max_tokens: int, siblings: int) -> float:
+        """Slots that a row takes, which has so many tokens at most; pages are parts of one."""
+        to_come = max_tokens - 1  # the last token is never an input
+        if to_come > self.shared_tokens(siblings):
+            return 1 + self.own_pages / self.pages
+        return max(-(-to_come // self.page_tokens), 1) / self.pages
 
 
 _FEWEST_UPDATES = 8  # in a page

@@ -11,7 +11,6 @@ all layers.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -116,10 +115,14 @@ class _OnSlots(nn.Module):
         return forward(self, hidden_states, windows, states, torch.ops.treegen.gated_delta)
 
 
-@functools.cache
-def _on_slots(kind: type[nn.Module]) -> type[nn.Module]:
-    """The class of a layer, but on states that are its buffers."""
-    return type(kind.__name__, (_OnSlots, kind), {"__module__": __name__})
+_kinds: dict[type, Any] = {}
+
+
+def _on_slots(kind: type[nn.Module]) -> Any:
+    """The class of a layer, but on states that are its buffers; always the same one."""
+    if kind not in _kinds:
+        _kinds[kind] = type(kind.__name__, (_OnSlots, kind), {"__module__": __name__})
+    return _kinds[kind]
 
 
 class CompiledLayers:
@@ -156,12 +159,12 @@ class CompiledLayers:
         for attention, pool in zip(attentions, pools, strict=True):
             attention.register_buffer(KEYS, pool.keys, persistent=False)
             attention.register_buffer(VALUES, pool.values, persistent=False)
-        self._wrapped = [(layer, type(layer.module)) for layer in recurrent]
-        for (layer, kind), (windows, slots) in zip(self._wrapped, states, strict=True):
-            layer.module.register_buffer(WINDOWS, windows, persistent=False)
-            layer.module.register_buffer(STATES, slots, persistent=False)
-            del layer.module.forward
-            layer.module.__class__ = _on_slots(kind)
+        self._wrapped = [(each, type(each.module)) for each in recurrent]
+        for (each, kind), (windows, slots) in zip(self._wrapped, states, strict=True):
+            each.module.register_buffer(WINDOWS, windows, persistent=False)
+            each.module.register_buffer(STATES, slots, persistent=False)
+            del each.module.forward
+            each.module.__class__ = _on_slots(kind)
         for layer in self._layers:
             layer.compile(backend=backend, dynamic=True, fullgraph=True)
 
@@ -174,9 +177,9 @@ class CompiledLayers:
         self._joined.undo()
         for layer in self._layers:
             layer._compiled_call_impl = None
-        for layer, kind in self._wrapped:
-            layer.module.__class__ = kind
-            layer.module.forward = layer
+        for each, kind in self._wrapped:
+            each.module.__class__ = kind
+            each.module.forward = each
         for part in self._module.modules():
             for name in (KEYS, VALUES, WINDOWS, STATES):
                 part._buffers.pop(name, None)

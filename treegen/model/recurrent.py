@@ -281,8 +281,8 @@ class DeltaPass:
 
     def run(self, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any:
         """Run a layer on the whole pass."""
-        tensors = self._batch.layers[layer.index]
-        return forward(layer.module, arguments["hidden_states"], *tensors)
+        windows, states = self._batch.layers[layer.index]
+        return forward(layer.module, arguments["hidden_states"], windows, states)
 
 
 class StatePass:

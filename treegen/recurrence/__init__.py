@@ -14,7 +14,7 @@ share: one matrix product for all of them. A row folds its list into a state of 
 the list takes longer than to read that state.
 """
 
-from treegen.recurrence.api import fold, make_step, step
+from treegen.recurrence.api import fold, step
 from treegen.recurrence.types import DeltaInputs, DeltaStates, RowSlots
 
-__all__ = ["DeltaInputs", "DeltaStates", "RowSlots", "fold", "make_step", "step"]
+__all__ = ["DeltaInputs", "DeltaStates", "RowSlots", "fold", "step"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.util import find_spec
 
 from torch import Tensor
@@ -16,16 +15,11 @@ def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
 
     Windows and states, or lists, are those after the token then.
     """
-    return make_step(on)(given, on, rows)
-
-
-def make_step(on: DeltaStates) -> Callable[[DeltaInputs, DeltaStates, RowSlots], Tensor]:
-    """What computes steps where these states are."""
     if not _has_kernels(on):
-        return reference.step
+        return reference.step(given, on, rows)
     from treegen.recurrence import gpu
 
-    return gpu.step
+    return gpu.step(given, on, rows)
 
 
 def fold(

@@ -25,8 +25,10 @@ from treegen.recurrence.types import (
 
 _CHANNELS: Final = 512  # of a program
 _ROWS: Final = 32  # of a program that reads shared states
-_VALUES: Final = 64  # of a state's columns, of a program
-_UPDATES: Final = 16  # that are read at once
+_VALUES: Final = 64  # of a state's columns, of a program that takes products
+_OWN_VALUES: Final = 32  # of a program of a row's own state
+_UPDATES: Final = 16  # that are folded at once
+_READ: Final = 8  # updates that are read at once, by few threads, so that many programs run
 
 
 def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
@@ -49,6 +51,8 @@ def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
         given.dt_bias_H,
     )  # fmt: skip
     if not rows.has_lists:
+        block_v = min(block_v, _OWN_VALUES)
+        parts = triton.cdiv(spec.v_dim, block_v)
         kernels.step_states[spec.v_heads, num_rows, parts](
             mixed_TC, *gates, on.states, inputs[READS], inputs[WRITES], out, scale, given.strength,
             **heads, BLOCK_K=block_k, BLOCK_V=block_v,
@@ -57,12 +61,12 @@ def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
     reads_2THV = out.new_empty(2, *out.shape, dtype=torch.float32)
     kernels.read_bases[spec.v_heads, triton.cdiv(num_rows, _ROWS), parts](
         mixed_TC, on.states, inputs[BASE], reads_2THV, num_rows, scale, **heads,
-        BLOCK_T=_ROWS, BLOCK_K=block_k, BLOCK_V=block_v,
+        BLOCK_T=_ROWS, BLOCK_K=block_k, BLOCK_V=block_v, num_warps=8,
     )  # fmt: skip
     kernels.read_lists[spec.v_heads, num_rows](
         mixed_TC, *gates, reads_2THV, on.states, on.states.view(on.dtype), inputs[LISTED],
         inputs[PAGES:], out, num_rows, scale, given.strength, **heads, **_page(on),
-        BLOCK_N=_UPDATES, BLOCK_K=block_k, BLOCK_V=_padded(spec.v_dim),
+        BLOCK_N=_READ, BLOCK_K=block_k, BLOCK_V=_padded(spec.v_dim), num_warps=2,
     )  # fmt: skip
     return out
 
@@ -76,7 +80,7 @@ def fold(
     kernels.fold_lists[spec.v_heads, num_rows, triton.cdiv(spec.v_dim, block_v)](
         on.states, on.states, on.states.view(on.dtype), base_F, target_F, listed_F,
         pages_PF.contiguous(), num_rows, G=spec.k_heads, H=spec.v_heads, K=spec.k_dim, V=spec.v_dim,
-        **_page(on), BLOCK_N=_UPDATES, BLOCK_K=block_k, BLOCK_V=block_v,
+        **_page(on), BLOCK_N=_UPDATES, BLOCK_K=block_k, BLOCK_V=block_v, num_warps=8,
     )  # fmt: skip
 
 

@@ -99,8 +99,8 @@ def read_bases(
     inside = (k < K)[:, None] & (v < V)[None, :]
     while slot > 0:
         mine = slots == slot
-        at = states + (slot * H + head) * (K * V) + k[:, None] * V + v[None, :]
-        s_KV = tl.load(at, mask=inside, other=0.0)
+        place = states + (slot * H + head) * (K * V) + k[:, None] * V + v[None, :]
+        s_KV = tl.load(place, mask=inside, other=0.0)
         if tl.sum(mine.to(tl.int32), 0) == 1:
             one_q = tl.sum(tl.where(mine[:, None], q_TK, 0.0), 0)
             one_k = tl.sum(tl.where(mine[:, None], k_TK, 0.0), 0)
@@ -116,9 +116,9 @@ def read_bases(
         slots = tl.where(mine, 0, slots)
         slot = tl.max(slots, 0)
     store = live[:, None] & (v < V)[None, :]
-    at = out + (row.to(tl.int64)[:, None] * H + head) * V + v[None, :]
-    tl.store(at, by_k, mask=store)
-    tl.store(at + num_rows.to(tl.int64) * (H * V), by_q, mask=store)
+    target = out + (row.to(tl.int64)[:, None] * H + head) * V + v[None, :]
+    tl.store(target, by_k, mask=store)
+    tl.store(target + num_rows.to(tl.int64) * (H * V), by_q, mask=store)
 
 
 @triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=INPUTS)
@@ -146,48 +146,55 @@ def read_lists(
     k_K = _normed(at + G * K + key_head * K + k, k < K, 1.0)
     v_V = tl.load(at + 2 * G * K + head * V + v, mask=v < V, other=0.0).to(tl.float32)
     gate = _gate(tl.load(a + row * a_stride + head), tl.load(a_log + head), tl.load(dt_bias + head))
-    num = tl.load(listed + row)
+    num = tl.load(listed + row).to(tl.int32)
     last = tl.maximum(num - 1, 0)
     page = tl.load(pages + (last // N) * num_rows + row)
     block = (page * G + key_head) * PAGE
     sum_before = tl.load(gates + block // 4 + (last % N) * each + head % each)
     total = gate + tl.where(num > 0, sum_before, 0.0)
-    by_q = tl.zeros([BLOCK_V], tl.float32)
-    by_k = tl.zeros([BLOCK_V], tl.float32)
+    # Summed up at the end, because threads have to wait for each other to do so.
+    by_q_NV = tl.zeros([BLOCK_N, BLOCK_V], tl.float32)
+    by_k_NV = tl.zeros([BLOCK_N, BLOCK_V], tl.float32)
+    n = tl.arange(0, BLOCK_N)
+    page_N = tl.load(pages + (n // N) * num_rows + row, mask=n < num, other=0)
     for start in range(0, num, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         live = n < num
-        page = tl.load(pages + (n // N) * num_rows + row, mask=live, other=0)
-        block = (page * G + key_head) * PAGE
+        block_N = (page_N * G + key_head) * PAGE
         at_n = n % N
-        sums = tl.load(gates + block // 4 + at_n * each + head % each, mask=live, other=0.0)
+        # The pages of the next updates are there when these have been read.
+        ahead = n + BLOCK_N
+        page_N = tl.load(pages + (ahead // N) * num_rows + row, mask=ahead < num, other=0)
+        sums = tl.load(gates + block_N // 4 + at_n * each + head % each, mask=live, other=0.0)
         weight = tl.where(live, tl.exp(total - sums), 0.0)
         k_NK = tl.load(
-            numbers + (block + KEYS)[:, None] // SIZE + at_n[:, None] * K + k[None, :],
+            (numbers + (block_N + KEYS) // SIZE + at_n * K)[:, None] + k[None, :],
             mask=live[:, None] & (k < K)[None, :], other=0.0,
         ).to(tl.float32)  # fmt: skip
         u_NV = tl.load(
-            numbers + (block + VALUES)[:, None] // SIZE
-            + (at_n * each + head % each)[:, None] * V + v[None, :],
+            (numbers + (block_N + VALUES) // SIZE + (at_n * each + head % each) * V)[:, None]
+            + v[None, :],
             mask=live[:, None] & (v < V)[None, :], other=0.0,
         ).to(tl.float32)  # fmt: skip
-        by_q += tl.sum((weight * tl.sum(k_NK * q_K[None, :], 1))[:, None] * u_NV, 0)
-        by_k += tl.sum((weight * tl.sum(k_NK * k_K[None, :], 1))[:, None] * u_NV, 0)
-    at = reads + (row * H + head) * V + v
+        by_q_NV += (weight * tl.sum(k_NK * q_K[None, :], 1))[:, None] * u_NV
+        by_k_NV += (weight * tl.sum(k_NK * k_K[None, :], 1))[:, None] * u_NV
+    read = reads + (row * H + head) * V + v
+    second = read + num_rows.to(tl.int64) * (H * V)
     decay = tl.exp(total)
-    by_k += decay * tl.load(at, mask=v < V, other=0.0)
-    by_q += decay * tl.load(at + num_rows.to(tl.int64) * (H * V), mask=v < V, other=0.0)
+    by_k = decay * tl.load(read, mask=v < V, other=0.0) + tl.sum(by_k_NV, 0)
+    by_q = decay * tl.load(second, mask=v < V, other=0.0) + tl.sum(by_q_NV, 0)
     u_V = strength * _sigmoid(tl.load(b + row * b_stride + head).to(tl.float32)) * (v_V - by_k)
     by_q += tl.sum(k_K * q_K, 0) * u_V
     tl.store(out + (row * H + head) * V + v, by_q.to(out.dtype.element_ty), mask=v < V)
-    page = tl.load(pages + (num // N) * num_rows + row)
-    block = (page * G + key_head) * PAGE
-    tl.store(gates + block // 4 + (num % N) * each + head % each, total)
+    new_page = tl.load(pages + (num // N) * num_rows + row)
+    new_block = (new_page * G + key_head) * PAGE
+    tl.store(gates + new_block // 4 + (num % N) * each + head % each, total)
     kind = numbers.dtype.element_ty
-    at = numbers + (block + VALUES) // SIZE + ((num % N) * each + head % each) * V + v
-    tl.store(at, u_V.to(kind), mask=v < V)
+    new_u = numbers + (new_block + VALUES) // SIZE + ((num % N) * each + head % each) * V + v
+    tl.store(new_u, u_V.to(kind), mask=v < V)
     if head % each == 0:
-        tl.store(numbers + (block + KEYS) // SIZE + (num % N) * K + k, k_K.to(kind), mask=k < K)
+        new_k = numbers + (new_block + KEYS) // SIZE + (num % N) * K + k
+        tl.store(new_k, k_K.to(kind), mask=k < K)
 
 
 @triton.jit(do_not_specialize_on_alignment=("reads", "writes"))
@@ -233,7 +240,7 @@ def fold_lists(
     key_head = head // each
     k = tl.arange(0, BLOCK_K)
     v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
-    num = tl.load(listed + row)
+    num = tl.load(listed + row).to(tl.int32)
     last = tl.maximum(num - 1, 0)
     page = tl.load(pages + (last // N) * num_rows + row)
     block = (page * G + key_head) * PAGE
@@ -246,18 +253,18 @@ def fold_lists(
     for start in range(0, num, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         live = n < num
-        page = tl.load(pages + (n // N) * num_rows + row, mask=live, other=0)
-        block = (page * G + key_head) * PAGE
+        page_N = tl.load(pages + (n // N) * num_rows + row, mask=live, other=0)
+        block_N = (page_N * G + key_head) * PAGE
         at_n = n % N
-        sums = tl.load(gates + block // 4 + at_n * each + head % each, mask=live, other=0.0)
+        sums = tl.load(gates + block_N // 4 + at_n * each + head % each, mask=live, other=0.0)
         weight = tl.where(live, tl.exp(total - sums), 0.0)
         k_NK = tl.load(
-            numbers + (block + KEYS)[:, None] // SIZE + at_n[:, None] * K + k[None, :],
+            (numbers + (block_N + KEYS) // SIZE + at_n * K)[:, None] + k[None, :],
             mask=live[:, None] & (k < K)[None, :], other=0.0,
         ).to(tl.float32)  # fmt: skip
         u_NV = tl.load(
-            numbers + (block + VALUES)[:, None] // SIZE
-            + (at_n * each + head % each)[:, None] * V + v[None, :],
+            (numbers + (block_N + VALUES) // SIZE + (at_n * each + head % each) * V)[:, None]
+            + v[None, :],
             mask=live[:, None] & (v < V)[None, :], other=0.0,
         ).to(tl.float32)  # fmt: skip
         s_KV += tl.dot(tl.trans(k_NK), u_NV * weight[:, None], input_precision="tf32x3")
