@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ from transformers import AutoConfig
 from treegen import LLM, Node, SamplingParams
 from treegen.cache.kept import KeptPrefixes
 from treegen.cache.pool import PagedCache
+from treegen.cache.states import StateCache
+from treegen.engine import execute
 from treegen.errors import CacheFullError, CapacityError
 from treegen.model.memory import new_state_cache
+from treegen.model.states import fold_lists
 from treegen.model.text_part import auto_class
 from treegen.plan.requests import sample_requests
 
@@ -199,6 +203,38 @@ def test_whatever_runs_together_comes_out_as_if_alone(
         assert some.logprobs == pytest.approx(one[0].logprobs, abs=1e-3)
     assert small.cache.states is not None
     small.cache.states.check([small._kept.states()])
+
+
+@pytest.mark.parametrize(
+    ("family", "num_states"), [("qwen3_5", 60), ("qwen3_5", 17), ("olmo_hybrid", 23)]
+)
+def test_lists_of_updates_draw_what_states_draw(
+    family: str, num_states: int, saved: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows fold their lists once and again, with slots to spare or one after another."""
+    llm = load(saved(family))
+    assert llm.spec.delta is not None
+    params = SamplingParams(max_tokens=40, seed=5, ignore_eos=True)
+    tree = Node(TRUNK, children=[Node("Q", samples=7), Node("A", samples=1), Node("B", samples=3)])
+    parts: list[int] = []
+
+    def counted(cache: StateCache, folds: Sequence[Any]) -> None:
+        parts.append(len(folds))
+        fold_lists(cache, folds)
+
+    monkeypatch.setattr(execute, "fold_lists", counted)
+    small = with_room(llm, 200, num_states)
+    got = []
+    with small.stream(tree, params) as stream:
+        while stream.has_work:
+            got += stream.step()
+            stream.scheduler.check()
+    assert sum(each > 0 for each in parts) > 5
+    assert (max(parts) > 2) == (num_states < 30)
+    llm.model.spec = replace(llm.model.spec, delta=None)
+    own = LLM(llm.model, tokenizer=llm.tokenizer, memory="8MiB")
+    assert own.cache.states is not None and own.cache.states.delta is None
+    assert tokens_of(own.run(tree, params).completions) == tokens_of(got)
 
 
 def test_a_prompt_of_many_samples_is_computed_once(saved: Callable[[str], Path]) -> None:

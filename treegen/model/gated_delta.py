@@ -48,10 +48,11 @@ def _of_qwen3_5(layer: Any, hidden_TD: Tensor) -> Projected:
 
 def _of_olmo(layer: Any, hidden_TD: Tensor) -> Projected:
     mixed = [layer.q_proj(hidden_TD), layer.k_proj(hidden_TD), layer.v_proj(hidden_TD)]
-    z, b, a = layer.g_proj(hidden_TD), layer.b_proj(hidden_TD), layer.a_proj(hidden_TD)
-    return Projected(torch.cat(mixed, -1), z, b, a)
+    b, a = layer.b_proj(hidden_TD), layer.a_proj(hidden_TD)
+    return Projected(torch.cat(mixed, -1), layer.g_proj(hidden_TD), b, a)
 
 
+# Layers that are computed as one product are called in transformers' order.
 # How a layer of each class projects, and the names of its norm and of its last projection.
 _KNOWN: Final[dict[str, tuple[Callable[[Any, Tensor], Projected], str, str]]] = {
     "Qwen3NextGatedDeltaNet": (_of_qwen3_next, "norm", "out_proj"),
