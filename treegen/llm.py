@@ -67,7 +67,6 @@ if TYPE_CHECKING:
 
 # Tokens of a pass that reading the weights hides, about.
 _FREE_TOKENS: Final = {"cpu": 16.0, "cuda": 150.0}
-_HYBRID: Final = "the model has recurrent layers"  # whose steps find their states by slot
 
 
 class LLM(Calls):
@@ -220,8 +219,6 @@ class LLM(Calls):
                 self.model.make_reproducible()
         if on_gpu and not eager:
             self._graphs = DecodeGraphs(self.model.forward)
-            if is_hybrid:
-                self._graphs.off = _HYBRID
             self.model.watch_weights()
         _, self.max_rows, self.prefill_chunk = options.sizes(self.model.device.type)
         self.sharing: Sharing = sharing
@@ -232,10 +229,8 @@ class LLM(Calls):
         if ranks is not None and ranks.lead is not None:
             self.cache.on_copy = functools.partial(ranks.lead.tell, "copy_tokens")
         if on_gpu and (not eager if compile is None else compile):
-            if is_hybrid:
-                self.model.uncompiled_because = _HYBRID
-            else:
-                self.model.compile_layers(self.cache.layers)
+            states = self.cache.states.layers if self.cache.states is not None else ()
+            self.model.compile_layers(self.cache.layers, states)
         self._run_ahead = on_gpu if run_ahead is None else run_ahead
         # A row that was run ahead of its end has lost the recurrent state that a search goes on
         # from, which is then computed anew.

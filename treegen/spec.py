@@ -47,6 +47,100 @@ class StateSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaSpec:
+    """What a layer of the gated delta rule takes to list updates of a state without making them.
+
+    Rows that start from one state need no state of their own for a while: each keeps a list of its
+    updates, a key and a value of each token. Lists lie in pages. A slot for states can be cut into
+    `pages` of them, each with room for `page_tokens` updates.
+
+    k_heads: heads of keys and queries; each serves v_heads / k_heads heads of values.
+    k_dim, v_dim: numbers in a key and in a value.
+    itemsize: bytes of one number of a list.
+    """
+
+    k_heads: int
+    v_heads: int
+    k_dim: int
+    v_dim: int
+    itemsize: int
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one update in one layer: key, value and gate of all heads."""
+        return self.k_heads * self._head_token_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a state of float32 in one layer."""
+        return 4 * self.v_heads * self.k_dim * self.v_dim
+
+    @property
+    def _head_token_bytes(self) -> int:
+        values = self.v_heads // self.k_heads
+        return 4 * values + (self.k_dim + values * self.v_dim) * self.itemsize
+
+    @property
+    def pages(self) -> int:
+        """Pages that a slot can be cut into."""
+        for pages in (16, 8, 4, 2):
+            if self._tokens_of(pages) >= _FEWEST_UPDATES:
+                return pages
+        return 1
+
+    @property
+    def page_tokens(self) -> int:
+        """Updates that a page has room for; 0 where a list does not pay."""
+        return self._tokens_of(self.pages)
+
+    def _tokens_of(self, pages: int) -> int:
+        block = self.state_bytes // (pages * self.k_heads)
+        gates = 4 * (self.v_heads // self.k_heads)
+        tokens = block // self._head_token_bytes
+        # Keys start at a multiple of 16 bytes.
+        while (
+            tokens
+            and -(-tokens * gates // 16) * 16 + tokens * (self._head_token_bytes - gates) > block
+        ):
+            tokens -= 1
+        return tokens
+
+    @property
+    def own_tokens(self) -> int:
+        """Updates that a row with a state of its own lists before it makes them, by cost.
+
+        To make n updates takes to read the state and to write it. Meanwhile n / 2 of them are read
+        in each step. The sum of both is least at the square root of four states' worth of updates.
+        """
+        return max(math.isqrt(4 * self.state_bytes // self.token_bytes), 1)
+
+    @property
+    def own_pages(self) -> int:
+        """Pages for these."""
+        return max(round(self.own_tokens / self.page_tokens), 1)
+
+    def shared_tokens(self, siblings: int) -> int:
+        """Updates that a row lists before it gets a state of its own, by cost.
+
+        siblings: rows that start from the same state, and read it once for all of them.
+
+        With a state of its own a row reads that state, and own_tokens / 2 updates.
+        """
+        spared = self.state_bytes * (siblings - 1) // max(siblings, 1) // self.token_bytes
+        return min(spared + self.own_tokens, (self.pages + self.own_pages) * self.page_tokens)
+
+    def row_slots(self, max_tokens: int, siblings: int) -> float:
+        """Slots that a row takes, which has so many tokens at most; pages are parts of one."""
+        to_come = max_tokens - 1  # the last token is never an input
+        if to_come > self.shared_tokens(siblings):
+            return 1 + self.own_pages / self.pages
+        return max(-(-to_come // self.page_tokens), 1) / self.pages
+
+
+_FEWEST_UPDATES = 8  # in a page
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """One model: its layers, its vocabulary, its context.
 
@@ -62,6 +156,7 @@ class ModelSpec:
     states: what each recurrent layer keeps of a sequence; empty for a model without any.
     num_weights: numbers in all weights that a text reaches.
     num_in_linears: those of them in linear layers that may run in FP8.
+    delta: how rows list updates of these states; None where all of them have their own states.
     """
 
     name: str
@@ -76,6 +171,7 @@ class ModelSpec:
     states: tuple[tuple[StateSpec, ...], ...] = ()
     num_weights: int = 0
     num_in_linears: int = 0
+    delta: DeltaSpec | None = None
 
     @property
     def state_bytes(self) -> int:

@@ -57,7 +57,8 @@ _PARTS: Final = (
 
 @click.command(context_settings=CONTEXT)
 @click.option("--shape", metavar="NAME", help="Random weights of this shape: llama2-7b, llama3-8b, "
-              "llama3.2-1b, qwen3-4b, codellama-7b, codellama-13b, yi-6b or tiny.")  # fmt: skip
+              "llama3.2-1b, qwen3-4b, qwen3.5-9b, qwen3.6-35b-a3b, codellama-7b, codellama-13b, "
+              "yi-6b, tiny or tiny-delta.")  # fmt: skip
 @click.option("--rows", metavar="N,...", help="Samples decoded at once. Default: 1024.")
 @click.option("--prefix", metavar="N,...", help="Prompt tokens that all share. Default: 2048.")
 @click.option("--problems", default=1, show_default=True, help="Divide the rows among so many "
@@ -79,11 +80,13 @@ _PARTS: Final = (
               "each sample has for itself.")  # fmt: skip
 @click.option("--trace", metavar="FILE", help="With --speculate: other recorded samples, as JSON "
               "{source, prompts, samples} of token ids.")  # fmt: skip
+@click.option("--own-states", is_flag=True, help="Of a model with recurrent layers: also where "
+              "each row reads and writes a state of its own.")  # fmt: skip
 @with_options(_MODEL)
 def decode(
     shape: str | None, rows: str | None, prefix: str | None, problems: int, problem_tokens: int,
     new_tokens: int | None, modes: str | None, grid: bool, refill: bool, against: str,
-    speculate: bool, own_tokens: int, trace: str | None, **options: Any,
+    own_states: bool, speculate: bool, own_tokens: int, trace: str | None, **options: Any,
 ) -> None:  # fmt: skip
     """End to end: every level shared, one, none, and no attention at all, against the roofline."""
     if speculate:
@@ -96,9 +99,11 @@ def decode(
     if own_tokens or trace:
         raise InputError("--own-tokens and --trace are for --speculate")
     from treegen.bench.decode import DECODE_MODES, decode_cases, grid_cases, ratios
-    from treegen.bench.modes import NO_ATTENTION
+    from treegen.bench.modes import NO_ATTENTION, OWN_STATES
     from treegen.cli.render import json_line
 
+    if own_states and (grid or options["ranks"] > 1):
+        raise InputError("--own-states is for one GPU, and not for --grid")
     if grid and (problem_tokens or against or modes or problems != 1):
         raise InputError("--grid has modes of its own, no --problems, and no engines --against it")
     if refill and (grid or against or options["model"]):
@@ -122,7 +127,7 @@ def decode(
         cases = decode_cases(
             counts, prefixes, new_tokens, problems=problems, problem_tokens=problem_tokens,
             modes=DECODE_MODES if modes is None else _names(modes, "modes", DECODE_MODES),
-            against=_engines(against), refill=refill,
+            against=(*[OWN_STATES] * own_states, *_engines(against)), refill=refill,
         )  # fmt: skip
     results, document = _run(cases, shape or (None if options["model"] else "llama3-8b"), options)
     if grid:

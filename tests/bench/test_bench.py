@@ -19,7 +19,15 @@ from treegen.bench.modes import CONTINUOUS, GENERATE, NO_ATTENTION, SHARING_MODE
 from treegen.bench.no_attention import no_attention
 from treegen.bench.paper import EXPERIMENTS, cases_of
 from treegen.bench.result import Result, Settings
-from treegen.bench.roofline import LevelWork, ModelSize, levels_of, size_of, step_floor
+from treegen.bench.roofline import (
+    ExpertSize,
+    LevelWork,
+    ModelSize,
+    levels_of,
+    size_of,
+    state_bytes,
+    step_floor,
+)
 from treegen.bench.runs import Bench
 from treegen.bench.shapes import SHAPES, build_model, shape_of
 from treegen.bench.table import cascade_line, cascade_table, results_table
@@ -52,7 +60,7 @@ def test_a_shape_has_the_weights_that_it_says(tiny_model: tuple[Model, Any]) -> 
     assert sum(matrices.values()) == SHAPES["tiny"].num_weights
     # What the models are called after.
     published = {"llama2-7b": 6.74, "llama3-8b": 8.03, "llama3.2-1b": 1.24, "qwen3-4b": 4.02,
-                 "yi-6b": 6.06, "codellama-13b": 13.0}  # fmt: skip
+                 "yi-6b": 6.06, "codellama-13b": 13.0, "qwen3.6-35b-a3b": 34.66}  # fmt: skip
     for name, billions in published.items():
         assert SHAPES[name].num_weights / 1e9 == pytest.approx(billions, rel=5e-3)
     with pytest.raises(InputError, match="llama3-8b"):
@@ -220,11 +228,33 @@ def test_sizes_of_a_model(tiny_model: tuple[Model, Any]) -> None:
     assert (size.q_heads, size.itemsize, len(size.layers)) == (shape.q_heads, 4, shape.layers)
 
 
+def test_experts_and_states_are_in_the_roofline() -> None:
+    experts = ExpertSize(weights=100, num=8, per_row=2)
+    assert experts.read(1) == pytest.approx(200) and experts.read(1000) == pytest.approx(800)
+    model, tokenizer = build_model(SHAPES["tiny-delta"], device="cpu")
+    size = size_of(model)
+    assert isinstance(size, ModelSize) and size.experts is not None
+    assert (size.experts.num, size.experts.per_row) == (4, 2)
+    matrices = size.layer_weights + 2 * size.hidden * size.vocab_size
+    assert matrices + 4 * size.experts.weights == SHAPES["tiny-delta"].num_weights
+    tree = Node([5] * 9, samples=6)
+    llm = LLM(model, tokenizer=tokenizer, memory="4MiB")
+    plan, spec = llm.plan(tree, SamplingParams(max_tokens=8)), model.spec
+    assert spec.delta is not None and spec.delta.shared_tokens(6) > 8
+    windows = 3 * 2 * spec.states[0][0].num_bytes
+    assert state_bytes(spec, plan, 4, 3.5, own=True) == 2 * 4 * spec.state_bytes
+    # Three layers read the state of the prompt once, and each row the updates that it has.
+    listed = state_bytes(spec, plan, 4, 3.5, own=False) - 4 * windows
+    assert listed == 3 * (spec.delta.state_bytes + 4 * 3 * spec.delta.token_bytes)
+    floor = step_floor(size, CEILINGS, 4, [], 4e8)
+    assert floor.parts["states"] == pytest.approx(1.0)
+
+
 def test_models_without_a_roofline_say_why() -> None:
     import tiny_models
     from transformers import AutoModelForCausalLM
 
-    for family, why in (("mistral_swa", "sliding windows"), ("mixtral", "experts")):
+    for family, why in (("mistral_swa", "sliding windows"), ("dbrx", "experts")):
         model_type, settings = tiny_models.EXACT[family]
         module = AutoModelForCausalLM.from_config(tiny_models.config_of(model_type, **settings))
         reason = size_of(from_module(module, check=False))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from treegen.cache.states import NO_STATE, StateCache
 from treegen.model.states import Piece, StateBatch, states_of_pieces, states_of_rows
+from treegen.spec import DeltaSpec
 
 
 def cache_of(num_slots: int) -> StateCache:
@@ -37,6 +38,49 @@ def test_each_slot_has_one_owner() -> None:
     assert set(cache.allocate(2).tolist()) == {1, 2, 3, 4} - set(mine[1:])
     cache.reset(np.array(mine[1:]))
     cache.check([np.array(mine[1:])])
+
+
+DELTA = DeltaSpec(2, 4, 32, 32, 4)
+
+
+def test_pages_of_lists_are_cut_out_of_slots() -> None:
+    """Random takes and returns of slots, pages and windows; the account is checked each time."""
+    assert DELTA.pages == 2
+    rng, num_slots = np.random.default_rng(0), 9
+    layers = [[torch.zeros(num_slots + 2 + 5, 3, 4), torch.zeros(num_slots + 2, 4, 32, 32)]]
+    cache = StateCache(layers, num_slots, DELTA)
+    assert cache.num_windows == 5 and cache.spare == num_slots + 1
+    slots: list[int] = []
+    pages = windows = np.empty(0, dtype=np.int64)
+    was_cut = 0
+    for _ in range(300):
+        if rng.random() < 0.5:
+            slots += cache.allocate(int(rng.integers(cache.num_free + 1))).tolist()
+            room = cache.num_free * DELTA.pages + cache.num_cut_pages
+            pages = np.append(pages, cache.allocate_pages(int(rng.integers(room + 1))))
+            more = cache.allocate_windows(int(rng.integers(cache.num_free_windows + 1)))
+            windows = np.append(windows, more)
+        else:
+            gone = rng.permutation(slots)[: rng.integers(len(slots) + 1)].astype(int).tolist()
+            cache.free(gone)
+            slots = [slot for slot in slots if slot not in gone]
+            for name in ("pages", "windows"):
+                mine = rng.permutation(pages if name == "pages" else windows)
+                part = rng.integers(len(mine) + 1)
+                if name == "pages":
+                    cache.free_pages(mine[:part])
+                    pages = mine[part:]
+                else:
+                    cache.free_windows(mine[:part])
+                    windows = mine[part:]
+        was_cut += cache.num_cut_pages > 0
+        cache.check([np.array(slots, dtype=np.int64)], pages, windows)
+        assert not set(pages // DELTA.pages) & set(slots)
+    assert was_cut > 20
+    with pytest.raises(AssertionError):
+        cache.check([np.array(slots, dtype=np.int64)], pages[1:], windows)
+    cache.reset(np.array(slots[:1], dtype=np.int64))
+    cache.check([np.array(slots[:1], dtype=np.int64)])
 
 
 def test_a_copy_has_all_layers() -> None:
@@ -89,7 +133,7 @@ def test_rows_that_are_many_run_in_parts() -> None:
     """So that what is gathered at a time is bounded."""
     layers = [[torch.zeros(1, dtype=torch.uint8).expand(50, 2**24)]]
     reads, writes = np.arange(1, 41), np.arange(2, 42)
-    batch = states_of_rows(reads, writes, layers)
+    batch = states_of_rows(np.stack([reads, writes]), layers)
     assert [each.num for each in batch.runs] == [16, 16, 8]
     assert [each.rows for each in batch.runs] == [slice(0, 16), slice(16, 32), slice(32, 40)]
     assert torch.cat([each.writes_N for each in batch.runs]).tolist() == writes.tolist()

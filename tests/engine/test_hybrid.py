@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from treegen import LLM, Node, SamplingParams
 from treegen.cache.kept import KeptPrefixes
 from treegen.cache.pool import PagedCache
 from treegen.cache.states import StateCache
+from treegen.engine import execute
 from treegen.errors import CacheFullError, CapacityError
+from treegen.model.memory import new_state_cache
+from treegen.model.states import fold_lists
 from treegen.model.text_part import auto_class
 from treegen.plan.requests import sample_requests
 
@@ -114,7 +118,7 @@ def test_a_ragged_tree_decodes_like_generate(family: str, saved: Callable[[str],
 def with_room(llm: LLM, num_pages: int, num_states: int) -> LLM:
     """The same model, with room for so many pages of 4 tokens and so many states."""
     llm = LLM(llm.model, tokenizer=llm.tokenizer, memory="1MiB", page_size=4)
-    states = StateCache(llm.model.new_states(num_states + 1), num_states)
+    states = new_state_cache(llm.model, num_states, num_windows=llm.max_rows)
     layers = llm.model.new_cache(num_pages + 1, 4)
     llm.cache = PagedCache(layers, num_pages, 4, states)
     llm._kept = KeptPrefixes(llm.cache, num_pages // 2)
@@ -136,7 +140,9 @@ def test_samples_are_the_same_whatever_the_budget(
             {"sharing": "all", "run_ahead": True},
         )
     ]  # fmt: skip
-    others += [with_room(llm, pages, states) for pages, states in ((20, 5), (34, 40))]
+    # A row that lists updates may need a slot for these and one for the state made of them.
+    least = 5 if llm.spec.delta is None else 6
+    others += [with_room(llm, pages, states) for pages, states in ((20, least), (34, 40))]
     for other in others:
         got = other.run(ragged(3), params)
         assert len(got.completions) == len(want.completions)
@@ -197,6 +203,38 @@ def test_whatever_runs_together_comes_out_as_if_alone(
         assert some.logprobs == pytest.approx(one[0].logprobs, abs=1e-3)
     assert small.cache.states is not None
     small.cache.states.check([small._kept.states()])
+
+
+@pytest.mark.parametrize(
+    ("family", "num_states"), [("qwen3_5", 60), ("qwen3_5", 17), ("olmo_hybrid", 23)]
+)
+def test_lists_of_updates_draw_what_states_draw(
+    family: str, num_states: int, saved: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows fold their lists once and again, with slots to spare or one after another."""
+    llm = load(saved(family))
+    assert llm.spec.delta is not None
+    params = SamplingParams(max_tokens=40, seed=5, ignore_eos=True)
+    tree = Node(TRUNK, children=[Node("Q", samples=7), Node("A", samples=1), Node("B", samples=3)])
+    parts: list[int] = []
+
+    def counted(cache: StateCache, folds: Sequence[Any]) -> None:
+        parts.append(len(folds))
+        fold_lists(cache, folds)
+
+    monkeypatch.setattr(execute, "fold_lists", counted)
+    small = with_room(llm, 200, num_states)
+    got = []
+    with small.stream(tree, params) as stream:
+        while stream.has_work:
+            got += stream.step()
+            stream.scheduler.check()
+    assert sum(each > 0 for each in parts) > 5
+    assert (max(parts) > 2) == (num_states < 30)
+    llm.model.spec = replace(llm.model.spec, delta=None)
+    own = LLM(llm.model, tokenizer=llm.tokenizer, memory="8MiB")
+    assert own.cache.states is not None and own.cache.states.delta is None
+    assert tokens_of(own.run(tree, params).completions) == tokens_of(got)
 
 
 def test_a_prompt_of_many_samples_is_computed_once(saved: Callable[[str], Path]) -> None:

@@ -10,6 +10,7 @@ import tiny_models
 import torch
 from torch import Tensor
 
+from treegen import LLM, Node, SamplingParams
 from treegen.attention import Level, prepare
 from treegen.cache.pool import LayerKV
 from treegen.model.batch import Batch
@@ -19,6 +20,7 @@ from treegen.model.model import Model
 # Tokens of each pass and the position of the first; one token alone is a graph of its own.
 PASSES = [(5, 0), (9, 5), (1, 14), (20, 15), (1, 35), (3, 36)]
 FAMILIES = ["llama", "gemma2", "gpt2", "gpt_oss"]
+HYBRID = ["qwen3_next", "qwen3_5", "olmo_hybrid"]
 
 
 def batch_of(pools: Sequence[LayerKV], num_tokens: int, start: int) -> Batch:
@@ -122,3 +124,26 @@ def test_past_the_limit_of_graphs_layers_run_uncompiled(
         model.compile_layers(pools, backend="aot_eager")
         torch.testing.assert_close(run(model, pools), want, atol=1e-5, rtol=1e-5)
     assert "cannot be compiled" in model.uncompiled_because
+
+
+@pytest.mark.parametrize("family", HYBRID)
+def test_compiled_layers_of_the_gated_delta_rule_draw_the_same(family: str, tmp_path: Path) -> None:
+    """Prefill passes and decode steps, below a shared state and on states of their own."""
+    torch._dynamo.reset()
+    path = tiny_models.save_tiny_model(tmp_path, family)
+    llm = LLM(str(path), device="cpu", check=False, memory="8MiB", prefill_chunk=9)
+    tree = Node("Q: Bob has 14 pens", children=[Node(" a", samples=2), Node("b", samples=1)])
+    params = SamplingParams(max_tokens=11, seed=1, ignore_eos=True)
+    want = llm.run(tree, params).completions
+    torch._dynamo.utils.counters.clear()
+    assert llm.cache.states is not None
+    llm.model.compile_layers(llm.cache.layers, llm.cache.states.layers, backend="aot_eager")
+    got = llm.run(tree, params).completions
+    assert not llm.model.uncompiled_because
+    # Layers that attend and layers that do not, for one token and for all other numbers.
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 4
+    assert [c.tokens for c in got] == [c.tokens for c in want]
+    for mine, its in zip(got, want, strict=True):
+        assert mine.logprobs == pytest.approx(its.logprobs, abs=1e-4)
+    llm.model.reset()
+    assert [c.tokens for c in llm.run(tree, params).completions] == [c.tokens for c in want]

@@ -113,12 +113,12 @@ def spec_of(state_bytes: int, kv_bytes: int) -> ModelSpec:
 def test_the_memory_is_shared_out_between_keys_and_states() -> None:
     # As Qwen3.6-35B-A3B has them: most of it goes to states.
     large, memory = spec_of(60 << 20, 20 << 10), 64 << 30
-    pages, states = cache_size(memory, large, 64, 4096)
+    pages, states, _ = cache_size(memory, large, 64, 4096)
     assert states is not None and 900 < states < 1024
     taken = (states + 1) * large.state_bytes + (pages + 1) * 64 * large.kv_bytes_per_token
     assert memory * 0.98 < taken <= memory
     # As LFM2 has them: no more than max_rows asks for.
     assert cache_size(8 << 30, spec_of(60 << 10, 12 << 10), 64, 256).states == 2 * 256 + 64
-    assert cache_size(1 << 20, spec_of(0, 1 << 10), 16, 8) == (63, None)
+    assert cache_size(1 << 20, spec_of(0, 1 << 10), 16, 8) == (63, None, 0)
     with pytest.raises(CacheFullError, match=r"recurrent states of 60\.0 MiB"):
         cache_size(128 << 20, large, 64, 256)

@@ -25,7 +25,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[RunView]:
 
 def tree(problem: str, solved: bool | None, tokens: int, index: int = 0) -> StoredTree:
     usage = {"tokens_decoded": tokens, "calls": 2}
-    return StoredTree(problem, "beam", solved, None, None, (), usage=usage, index=index)
+    return StoredTree(problem, "beam", solved, None, None, (), usage=usage, repeat=index)
 
 
 def test_the_share_that_is_solved_is_that_of_the_report(runs: list[RunView]) -> None:

@@ -8,6 +8,8 @@ SHARING_MODES: Final = ("auto", "all", "one", "off")
 """treegen, with this `sharing`."""
 NO_ATTENTION: Final = "no-attention"
 """treegen, with attention replaced by zeros: the ceiling of all others."""
+OWN_STATES: Final = "own-states"
+"""treegen, where each row reads and writes a recurrent state of its own in each step."""
 GENERATE: Final = "generate"
 CONTINUOUS: Final = "continuous"
 """transformers' own engines: `generate` and continuous batching."""

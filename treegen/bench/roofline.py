@@ -9,6 +9,10 @@ device's best rate and what its bytes take at the memory's, whichever is longer:
     own keys   the same, where every row reads the keys that no level reads for it
     head       2 T d V FLOPs, d V numbers read, T V logits written
     sampling   T V logits read
+    states     of a model with recurrent layers: see `state_bytes`
+
+In a mixture of experts a row computes with some of them, and a step reads those that any row is
+sent to, if rows choose at random.
 
 H: query heads; k, v: widths of a key and a value; d: width of the model; V: vocabulary. T_i rows
 share a group of level i, which has K_i keys.
@@ -23,16 +27,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torch import nn
+import numpy as np
+from torch import Tensor, nn
 
 from treegen.bench.ceilings import Ceilings
 from treegen.plan.plan import Plan
-from treegen.spec import LayerSpec
+from treegen.spec import LayerSpec, ModelSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from treegen.model.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSize:
+    """The experts of all layers.
+
+    weights: numbers in the matrices of one expert, over all layers.
+    num: experts of a layer. per_row: those that a row is sent to.
+    """
+
+    weights: int
+    num: int
+    per_row: int
+
+    def read(self, rows: float) -> float:
+        """Numbers that so many rows read."""
+        return self.weights * self.num * float(1 - (1 - self.per_row / self.num) ** rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +69,7 @@ class ModelSize:
     itemsize: bytes of one number.
     weight_itemsize: bytes of one number in the matrices of the layers, if another; 1 is FP8.
     cache_itemsize: likewise in keys and values.
+    experts: of mixtures of experts, beside the matrices that all rows go through; None for none.
     """
 
     layer_weights: int
@@ -57,6 +80,7 @@ class ModelSize:
     itemsize: int
     weight_itemsize: int = 0
     cache_itemsize: int = 0
+    experts: ExpertSize | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +126,14 @@ def size_of(model: Model) -> ModelSize | str:
     inner = [part for part in module.modules() if isinstance(part, nn.Linear) and part is not head]
     numbers = sum(part.weight.numel() for part in inner)
     known = {id(part.weight) for part in (*inner, head, module.get_input_embeddings())}
+    convolutions = [part.weight for part in module.modules() if isinstance(part, nn.Conv1d)]
+    numbers += sum(weight.numel() for weight in convolutions)
+    known |= {id(weight) for weight in convolutions}
+    experts = _experts(module)
+    if experts is not None:
+        inside = {name: p for name, p in module.named_parameters() if _of_experts(name, p)}
+        numbers += sum(p.numel() for p in inside.values() if p.dim() == 2)
+        known |= {id(p) for p in inside.values()}
     others = [name for name, p in module.named_parameters() if p.dim() > 1 and id(p) not in known]
     if others:
         return f"{others[0]} is no plain matrix (a mixture of experts, say)"
@@ -118,7 +150,55 @@ def size_of(model: Model) -> ModelSize | str:
         itemsize=model.dtype.itemsize,
         weight_itemsize=min((part.weight.element_size() for part in inner), default=1),
         cache_itemsize=model.cache_dtype.itemsize,
+        experts=experts,
     )
+
+
+def _of_experts(name: str, weight: Tensor) -> bool:
+    """Whether a weight is one of experts, or of what sends rows to them."""
+    *_, above, own = name.split(".")
+    return (above == "experts" and weight.dim() == 3) or (above, own) == ("gate", "weight")
+
+
+def _experts(module: PreTrainedModel) -> ExpertSize | None:
+    """The experts of a model whose layers have all of theirs in one tensor; else None."""
+    text = module.config.get_text_config(decoder=True)
+    per_row = getattr(text, "num_experts_per_tok", None)
+    weights = [p for name, p in module.named_parameters() if _of_experts(name, p) and p.dim() == 3]
+    nums = {len(weight) for weight in weights}
+    if per_row is None or len(nums) != 1:
+        return None
+    num = nums.pop()
+    return ExpertSize(sum(weight.numel() for weight in weights) // num, num, per_row)
+
+
+def state_bytes(spec: ModelSpec, plan: Plan, rows: int, generated: float, *, own: bool) -> float:
+    """Bytes of recurrent states that the first rows of a plan read and write in a step.
+
+    A row with a state of its own reads it and writes it. Rows that list updates read the state
+    above them once for all that share it, and each its list, until that is folded. The lists are
+    those of rows that draw twice `generated` tokens, on average over these.
+
+    own: whether all rows have states of their own.
+    """
+    windows = sum(2 * each.num_bytes for layer in spec.states for each in layer[:1])
+    delta = spec.delta
+    if delta is None or own:
+        return 2 * rows * spec.state_bytes
+    steps = np.arange(max(round(2 * generated), 1))
+    total = 0.0
+    for request in plan.order.tolist():
+        mine = min(plan.requests[request].rows, rows)
+        rows -= mine
+        until = delta.shared_tokens(plan.requests[request].rows)
+        listed = np.where(steps < until, steps, (steps - until) % delta.own_tokens)
+        read = np.where(steps < until, 1, mine) * delta.state_bytes
+        read = read + mine * listed * delta.token_bytes
+        # A fold reads what a step reads, and writes a state.
+        folds = (steps >= until) & (listed == 0)
+        read = read + folds * mine * 2 * delta.state_bytes
+        total += (mine > 0) * float(read.mean()) * len(spec.states) + mine * windows
+    return total
 
 
 def levels_of(plan: Plan, rows: int, generated: float) -> list[LevelWork]:
@@ -156,11 +236,18 @@ def levels_of(plan: Plan, rows: int, generated: float) -> list[LevelWork]:
     return [*shared, LevelWork("own keys", own, own)]
 
 
-def step_floor(size: ModelSize, ceilings: Ceilings, rows: float, levels: list[LevelWork]) -> Floor:
+def step_floor(
+    size: ModelSize,
+    ceilings: Ceilings,
+    rows: float,
+    levels: list[LevelWork],
+    states: float = 0.0,
+) -> Floor:
     """Return the least time of a decode step.
 
     rows: live rows.
     levels: what attention reads; empty for a step without attention.
+    states: bytes of recurrent states that are read and written.
     """
 
     def part(flops: float, numbers: float, rate: float, itemsize: int = size.itemsize) -> float:
@@ -169,8 +256,14 @@ def step_floor(size: ModelSize, ceilings: Ceilings, rows: float, levels: list[Le
     weights, logits = size.layer_weights, rows * size.vocab_size
     head = size.hidden * size.vocab_size
     rate = ceilings.fp8 if size.weight_itemsize == 1 and ceilings.fp8 else ceilings.matmul
-    weight_bytes = weights * (size.weight_itemsize or size.itemsize)
-    parts = {"layers": max(2 * rows * weights / rate, weight_bytes / ceilings.memory)}
+    used, read = float(weights), float(weights)
+    if size.experts is not None:
+        used += size.experts.weights * size.experts.per_row
+        read += size.experts.read(rows)
+    weight_bytes = read * (size.weight_itemsize or size.itemsize)
+    parts = {"layers": max(2 * rows * used / rate, weight_bytes / ceilings.memory)}
+    if states:
+        parts["states"] = states / ceilings.memory
     for level in levels:
         parts[level.name] = sum(
             part(

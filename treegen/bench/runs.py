@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -12,10 +13,17 @@ import torch
 from treegen.bench import stock
 from treegen.bench.busy import watched
 from treegen.bench.ceilings import Ceilings
-from treegen.bench.modes import NO_ATTENTION, SHARING_MODES, STOCK_MODES
+from treegen.bench.modes import NO_ATTENTION, OWN_STATES, SHARING_MODES, STOCK_MODES
 from treegen.bench.no_attention import no_attention
 from treegen.bench.result import Result, Settings
-from treegen.bench.roofline import Floor, ModelSize, levels_of, size_of, step_floor
+from treegen.bench.roofline import (
+    Floor,
+    ModelSize,
+    levels_of,
+    size_of,
+    state_bytes,
+    step_floor,
+)
 from treegen.bench.timing import Spread, graph_bytes
 from treegen.bench.workloads import Case, Workload
 from treegen.errors import CapacityError
@@ -61,12 +69,18 @@ class Bench:
         self.size, self.no_roofline = (None, size) if isinstance(size, str) else (size, "")
         self._llm: LLM | None = None
         self._impl = ""
+        self._most_rows = 0
 
     def measure(self, cases: Sequence[Case]) -> Iterator[Result]:
         """Yield results as they come: treegen's first, then those of transformers' own engines."""
+        self._most_rows = max((case.workload.max_rows or 0 for case in cases), default=0)
         for case in cases:
             modes = [mode for mode in case.modes if mode in SHARING_MODES]
             yield from self._measure(case.workload, modes, "auto")
+        with self._own_states():
+            for case in cases:
+                if OWN_STATES in case.modes:
+                    yield from self._measure(case.workload, [OWN_STATES], "auto")
         with no_attention() as impl:
             for case in cases:
                 if NO_ATTENTION in case.modes:
@@ -89,6 +103,21 @@ class Bench:
 
     # treegen
 
+    @contextmanager
+    def _own_states(self) -> Iterator[None]:
+        """While open, rows do not list updates of states."""
+        model, spec = self.model, self.model.spec
+        if spec.delta is None:
+            yield
+            return
+        self.close()
+        model.spec = replace(spec, delta=None)
+        try:
+            yield
+        finally:
+            self.close()
+            model.spec = spec
+
     def _engine(self, impl: str) -> LLM:
         if self._llm is None or self._impl != impl:
             self.close()
@@ -97,6 +126,7 @@ class Bench:
                 self.model,
                 tokenizer=self.tokenizer,
                 memory=self.settings.memory,
+                max_rows=self._most_rows or None,
                 impl=impl,
                 eager=self.settings.eager,
                 reproducible=self.settings.reproducible,
@@ -181,6 +211,13 @@ class Bench:
 
     def _rows(self, llm: LLM, workload: Workload, mode: str) -> int:
         """Return how many rows to decode at once."""
+        if workload.max_rows is not None and mode == OWN_STATES:
+            llm.sharing, llm.max_rows = _sharing(mode), workload.max_rows
+            size = llm.spec.vocab_size
+            plan = llm.plan(workload.tree(self.tokenizer, size), workload.params(size))
+            pages = llm.cache.pool.num_pages
+            fit = plan.rows_that_fit(pages, llm.cache.page_size, llm.num_states)
+            return max(min(workload.max_rows, workload.rows, fit), 1)
         if workload.max_rows is not None:
             return min(workload.max_rows, workload.rows)
         pool = llm.cache.pool.num_pages
@@ -210,7 +247,9 @@ class Bench:
         if self.size is None:
             return None
         levels = [] if mode == NO_ATTENTION else levels_of(plan, rows, generated)
-        return step_floor(self.size, self.ceilings, rows, levels)
+        own = mode == OWN_STATES
+        states = state_bytes(self.model.spec, plan, rows, generated, own=own)
+        return step_floor(self.size, self.ceilings, rows, levels, states)
 
     def _device_peak(self, llm: LLM, usage: Usage) -> int:
         """Return the most bytes of GPU memory in use at a time; 0 on a CPU.
@@ -278,4 +317,4 @@ class Bench:
 
 
 def _sharing(mode: str) -> Sharing:
-    return "all" if mode == NO_ATTENTION else cast(Sharing, mode)
+    return "all" if mode in (NO_ATTENTION, OWN_STATES) else cast(Sharing, mode)

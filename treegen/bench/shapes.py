@@ -30,6 +30,7 @@ class Shape:
     model_type: what transformers calls the architecture.
     hidden, intermediate: widths of the model and of its feed-forward layers.
     tied: whether the output matrix is the embedding.
+    settings: what else its configuration says, of a model of another kind.
     """
 
     name: str
@@ -42,15 +43,22 @@ class Shape:
     head_dim: int
     vocab_size: int
     tied: bool = False
+    settings: tuple[tuple[str, int], ...] = ()
 
     @property
     def num_weights(self) -> int:
         """Numbers in its matrices."""
+        if self.settings:
+            return _num_weights(self)
         heads = 2 * (self.q_heads + self.kv_heads) * self.head_dim
         layer = self.hidden * (heads + 3 * self.intermediate)
         return self.layers * layer + (1 if self.tied else 2) * self.vocab_size * self.hidden
 
 
+_DELTA: Final = (
+    ("linear_num_key_heads", 16), ("linear_num_value_heads", 32),
+    ("linear_key_head_dim", 128), ("linear_value_head_dim", 128),
+)  # fmt: skip
 SHAPES: Final = {
     shape.name: shape
     for shape in (
@@ -63,8 +71,20 @@ SHAPES: Final = {
         Shape("llama3-70b", "llama", 8192, 28_672, 80, 64, 8, 128, 128_256),
         Shape("llama3.2-1b", "llama", 2048, 8192, 16, 32, 8, 64, 128_256, tied=True),
         Shape("qwen3-4b", "qwen3", 2560, 9728, 36, 32, 8, 128, 151_936, tied=True),
+        # Three of four layers are of the gated delta rule.
+        Shape("tiny-delta", "qwen3_5_moe_text", 64, 64, 4, 4, 2, 16, 512, settings=(
+            ("linear_num_key_heads", 2), ("linear_num_value_heads", 4),
+            ("linear_key_head_dim", 16), ("linear_value_head_dim", 16), ("num_experts", 4),
+            ("num_experts_per_tok", 2), ("moe_intermediate_size", 32),
+            ("shared_expert_intermediate_size", 32),
+        )),
+        Shape("qwen3.5-9b", "qwen3_5_text", 4096, 12_288, 32, 16, 4, 256, 248_320, settings=_DELTA),
+        Shape("qwen3.6-35b-a3b", "qwen3_5_moe_text", 2048, 6144, 40, 16, 2, 256, 248_320, settings=(
+            *_DELTA, ("num_experts", 256), ("num_experts_per_tok", 8),
+            ("moe_intermediate_size", 512), ("shared_expert_intermediate_size", 512),
+        )),
     )
-}
+}  # fmt: skip
 
 
 def shape_of(name: str) -> Shape:
@@ -109,25 +129,10 @@ def build_model(
     return model, byte_tokenizer()
 
 
-def _build(
-    shape: Shape,
-    *,
-    dtype: str,
-    device: str | torch.device,
-    ranks: Ranks | None = None,
-    quantization: str | None = None,
-    kv_cache_dtype: str = "auto",
-) -> Model:
-    """A model of a shape, or one rank's part of it."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+def _config(shape: Shape) -> Any:
+    from transformers import AutoConfig
 
-    from treegen.bench.timing import free_bytes
-    from treegen.model.config import resolve_device, resolve_dtype
-    from treegen.model.load import from_module
-    from treegen.model.memory import free_unused
-
-    config = AutoConfig.for_model(
+    return AutoConfig.for_model(
         shape.model_type,
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden,
@@ -140,7 +145,40 @@ def _build(
         tie_word_embeddings=shape.tied,
         bos_token_id=0,
         eos_token_id=1,
+        **dict(shape.settings),
     )
+
+
+@functools.cache
+def _num_weights(shape: Shape) -> int:
+    """Numbers in the matrices of a shape that has others than those of a plain decoder."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(_config(shape))
+    return sum(weight.numel() for weight in module.parameters() if weight.dim() > 1)
+
+
+def _build(
+    shape: Shape,
+    *,
+    dtype: str,
+    device: str | torch.device,
+    ranks: Ranks | None = None,
+    quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
+) -> Model:
+    """A model of a shape, or one rank's part of it."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from treegen.bench.timing import free_bytes
+    from treegen.model.config import resolve_device, resolve_dtype
+    from treegen.model.load import from_module
+    from treegen.model.memory import free_unused
+
+    config = _config(shape)
     target = resolve_device(device)
     kind = resolve_dtype(dtype, config, target)
     free_unused(target)

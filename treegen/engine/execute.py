@@ -22,7 +22,7 @@ from treegen.engine.layout import Ints
 from treegen.engine.step import POSITION, DecodeStep
 from treegen.errors import ModelError
 from treegen.model.batch import Batch, Forward
-from treegen.model.states import Piece, states_of_pieces, states_of_rows
+from treegen.model.states import Piece, fold_lists, states_of_pieces, states_of_rows
 from treegen.params import SamplingParams
 from treegen.sampling.draw import Bias, Draws, SamplingBatch
 
@@ -65,6 +65,20 @@ class StepRows:
 
 
 @dataclass(frozen=True, slots=True)
+class StateInputs:
+    """Where the recurrent states of a decode step of T rows are.
+
+    inputs: [2, T] the slots that the rows read and write, or [4 + P, T] as in `RowSlots`.
+    folds: [3 + P, F] each, the lists that are folded into states before the step, one after
+    another. By row: the slots of the states that F lists go on from, those of the new states, how
+    many updates there are, and their pages.
+    """
+
+    inputs: Ints
+    folds: Sequence[Ints] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """A decode step of T rows.
 
@@ -72,7 +86,7 @@ class StepInputs:
     own: the level of the rows' own tokens.
     rows: None if they are those of the step before.
     goes_on: whether some tokens are those that the step before draws.
-    states: [2, T] slots of the recurrent states that the rows read and write; None without any.
+    states: where the rows' recurrent states are; None for a model without any.
     graphs: whether it may be a CUDA graph.
     number: how many steps the run has had, from 0 on.
     """
@@ -81,7 +95,7 @@ class StepInputs:
     own: HostLevel
     rows: StepRows | None
     goes_on: bool
-    states: tuple[NDArray[np.int64], NDArray[np.int64]] | None
+    states: StateInputs | None
     graphs: bool
     number: int = 0
 
@@ -150,7 +164,8 @@ class Executor:
             prepared = prepare_host(levels, inputs_7T[POSITION], device, self._impl)
             states = None
             if given.states is not None and cache.states is not None:
-                states = states_of_rows(*given.states, cache.states.layers)
+                fold_lists(cache.states, given.states.folds)
+                states = states_of_rows(given.states.inputs, cache.states.layers)
             drawn_P1 = self._drawn_P1 if given.goes_on else None
             step = DecodeStep(
                 inputs_7T, drawn_P1, prepared, sampling, cache.layers, states, self._ranks,

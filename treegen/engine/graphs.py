@@ -26,6 +26,8 @@ from torch import Tensor
 from treegen.attention.gpu.state import StaticState, TritonState
 from treegen.engine.step import NUM_INPUTS, POSITION, DecodeStep
 from treegen.model.batch import Batch
+from treegen.model.states import states_in_slots
+from treegen.recurrence import RowSlots
 from treegen.sampling.draw import Draws, SamplingBatch
 
 _MAX_GRAPHS = 48
@@ -252,16 +254,31 @@ def _static_step(step: DecodeStep, size: int, state: StaticState, drawn_P1: Tens
     levels = replace(
         step.levels, positions_T=inputs_7T[POSITION], state=state, checked=False, seen=set()
     )
-    static = DecodeStep(inputs_7T, drawn_P1, levels, sampling, step.layers)
+    states = None
+    if step.states is not None:
+        # Rows past the live ones have the slot of no state, whatever they make of it.
+        live_RT = _inputs(step)[1]
+        inputs_RT = live_RT.new_zeros(len(live_RT), size)
+        inputs_RT[:, : step.num_rows] = live_RT
+        states = states_in_slots(RowSlots(inputs_RT), step.states.layers)
+    static = DecodeStep(inputs_7T, drawn_P1, levels, sampling, step.layers, states)
     return replace(static, ranks=step.ranks, vocab_size=step.vocab_size)
+
+
+def _inputs(step: DecodeStep) -> list[Tensor]:
+    """What a step is given by row, [..., T] each."""
+    if step.states is None or step.states.rows is None:
+        return [step.inputs_7T]
+    return [step.inputs_7T, step.states.rows.inputs_RT]
 
 
 def _fill(entry: _Graph, step: DecodeStep) -> None:
     """Put a step's inputs in the place of the last one's."""
-    num_rows, inputs_7T = step.num_rows, entry.step.inputs_7T
-    inputs_7T[:, :num_rows] = step.inputs_7T
-    if num_rows < entry.filled:
-        inputs_7T[:, num_rows : entry.filled] = 0
+    num_rows = step.num_rows
+    for target, source in zip(_inputs(entry.step), _inputs(step), strict=True):
+        target[:, :num_rows] = source
+        if num_rows < entry.filled:
+            target[:, num_rows : entry.filled] = 0
     entry.filled = num_rows
     if entry.sampling is not step.sampling:
         if step.sampling.is_plain:

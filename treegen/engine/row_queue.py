@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 
 from treegen.cache.pool import Pages
-from treegen.cache.states import NO_STATE
 from treegen.engine.budgets import ThinkingBudgets
 from treegen.engine.growth import Growth
 from treegen.engine.layout import Ints
+from treegen.engine.row_lists import RowLists
 from treegen.engine.row_states import RowStates
 from treegen.engine.rows import RowState
 from treegen.engine.run_state import RunState
@@ -50,8 +50,10 @@ class LiveRows:
         self.budgets = ThinkingBudgets(run)
         self._run = run
         self._pool, self._page_size = run.pool, run.cache.page_size
-        self.states: RowStates | None = None
-        if run.cache.states is not None:
+        self.states: RowStates | RowLists | None = None
+        if run.cache.states is not None and run.cache.states.delta is not None:
+            self.states = RowLists(run.rows, run.cache.states)
+        elif run.cache.states is not None:
             per_row = 2 if run.store.rewinds else 1
             self.states = RowStates(run.rows, run.cache.states, per_row=per_row)
         self.order: Ints = np.empty(0, dtype=np.int64)
@@ -160,6 +162,12 @@ class LiveRows:
         for start, stop in zip(starts, [*starts[1:], len(slots)], strict=True):
             yield self._run.requests[int(requests[start])].segment, slice(start, stop)
 
+    def _siblings(self, slots: Ints) -> Ints:
+        """How many rows the request of each slot has."""
+        indices, place = np.unique(self._run.rows.request[slots], return_inverse=True)
+        requests = (self._run.requests[index] for index in indices.tolist())
+        return np.array([request.num_rows for request in requests], dtype=np.int64)[place]
+
     def activate(self, max_rows: int) -> None:
         """Give ready rows their pages, depth first, while the pool is expected to last.
 
@@ -178,7 +186,7 @@ class LiveRows:
                 self._run.rows.base[slots[run]] = segment.base_below
             chosen = self._growth.startable(slots, self.active(), self._pool.num_free)
             if self.states is not None:
-                chosen = chosen[: self.states.num_free]
+                chosen = chosen[: self.states.startable(chosen, self._siblings(chosen))]
             if len(chosen):
                 self._start(chosen)
             else:
@@ -201,7 +209,7 @@ class LiveRows:
             mine, full = slots[run], int(num_shared[run.start])
             rows.set_chain(mine, segment.chain)
             if self.states is not None:
-                self.states.take(mine, segment.end_state)
+                self.states.take(mine, segment.end_state, int(self._siblings(mine[:1])[0]))
             if above[run.start]:
                 assert segment.table is not None
                 first = int(rows.base[mine[0]]) - segment.base + full * size
@@ -294,7 +302,8 @@ class LiveRows:
     def clear(self) -> None:
         """Forget all rows but those that have ended; the caller has freed their pages."""
         self.resuming.clear()
-        self._run.rows.state_now[:] = self._run.rows.state_before[:] = NO_STATE
+        if self.states is not None:
+            self.states.clear()
         self.release(np.flatnonzero(~np.isin(self._run.rows.state, [FREE, ENDED])))
         self._drop_moved()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from treegen.cache.states import NO_STATE, Slots, StateCache
+from treegen.engine.execute import StateInputs
 from treegen.engine.layout import Ints
 from treegen.engine.rows import RowTable
 from treegen.engine.segment_states import StateSpan
@@ -27,12 +28,11 @@ class RowStates:
         self._rows, self._cache = rows, cache
         self.per_row = per_row
 
-    @property
-    def num_free(self) -> int:
-        """Rows that there are slots for."""
+    def startable(self, slots: Ints, siblings: Ints) -> int:
+        """How many rows there are slots for."""
         return self._cache.num_free // self.per_row
 
-    def take(self, slots: Ints, source: int) -> None:
+    def take(self, slots: Ints, source: int, siblings: int) -> None:
         """Give rows their slots. source: where the state of their prompt is."""
         rows = self._rows
         taken = self._cache.allocate(len(slots) * self.per_row).reshape(self.per_row, -1)
@@ -42,16 +42,20 @@ class RowStates:
 
     def give_back(self, slots: Ints) -> None:
         """Take the slots of rows that leave."""
-        self._cache.free(self.of(slots).tolist())
+        self._cache.free(self.held(slots)[0].tolist())
         for array in (self._rows.state_from, self._rows.state_now, self._rows.state_before):
             array[slots] = NO_STATE
 
-    def of(self, slots: Ints) -> Slots:
-        """Slots that rows own; NO_STATE where they own none."""
+    def held(self, slots: Ints) -> tuple[Slots, None, None]:
+        """The slots that rows own; NO_STATE where they own none."""
         rows = self._rows
-        return np.concatenate([rows.state_now[slots], rows.state_before[slots]])
+        return np.concatenate([rows.state_now[slots], rows.state_before[slots]]), None, None
 
-    def step(self, order: Ints) -> tuple[Slots, Slots]:
+    def clear(self) -> None:
+        """Forget all rows; the caller has freed what they own."""
+        self._rows.state_now[:] = self._rows.state_before[:] = NO_STATE
+
+    def step(self, order: Ints) -> StateInputs:
         """The slots that a decode step of rows reads, and those that it writes."""
         rows = self._rows
         now, before = rows.state_now[order], rows.state_before[order]
@@ -61,7 +65,7 @@ class RowStates:
         writes = np.where(stays, now, before)
         rows.state_now[order], rows.state_before[order] = writes, np.where(stays, before, now)
         rows.inputs[order] += 1
-        return reads, writes
+        return StateInputs(np.stack([reads, writes]))
 
     def span(self, slot: int, num: int) -> StateSpan:
         """What computing the next `num` tokens of a row at once reads and writes."""

@@ -369,9 +369,9 @@ class Scheduler:
         self.run.pool.check(tables)
         if self.live.states is not None:
             assert self.run.cache.states is not None
-            mine = self.live.states.of(self.live.active())
-            kept = self.run.kept.states()
-            self.run.cache.states.check([self.run.store.owned_states(), mine, kept])
+            mine, pages, windows = self.live.states.held(self.live.active())
+            owned = [self.run.store.owned_states(), mine, self.run.kept.states()]
+            self.run.cache.states.check(owned, pages, windows)
         self._admission.check()
         if self._error is None:  # a pass that failed may have lost rows
             self._check_slots()

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,7 +21,7 @@ from treegen.model.batch import Batch
 from treegen.model.files import one_line
 from treegen.model.fp8 import smooth
 from treegen.model.hook import ATTENTION
-from treegen.model.states import Piece, states_of_pieces
+from treegen.model.states import Piece, states_of_pieces, states_of_rows
 from treegen.model.text_part import attention_of_text
 
 if TYPE_CHECKING:
@@ -144,8 +145,9 @@ def _tree_logits(model: "Model", sequences: Sequence[Tensor]) -> list[Tensor]:
     """Return the logits [N, V] of each sequence, computed as a tree, so each prefix row once."""
     # Page 0 holds the prefix, 1 and 2 the branches, 3 and 4 the decoded tokens.
     pools = model.new_cache(num_pages=5, page_size=_PAGE, dtype=model.dtype)
-    # Likewise the states after them, of which slot 0 is nobody's: decoding goes on in place.
-    states = model.new_states(num_slots=4)
+    # Likewise the states after them, of which slot 0 is nobody's: decoding goes on in place. Rows
+    # that list updates have windows in slots 4 and 5, and pages in slot 6 and beyond.
+    states = model.new_states(num_slots=10)
     ends = [PREFIX + n for n in BRANCHES]
     trunk = ([(0, sum(BRANCHES))], [0], [PREFIX], [0], False)
     first, rows = BRANCHES[0], sum(BRANCHES)
@@ -173,6 +175,7 @@ def _tree_logits(model: "Model", sequences: Sequence[Tensor]) -> list[Tensor]:
             ([(0, 1), (1, 2)], [1, 2], list(BRANCHES), [PREFIX] * 2, False),
             ([(0, 1), (1, 2)], [3, 4], [1, 1], ends, False),
         ],
+        decodes=True,
     )
     return [
         torch.cat([prefix_RV, branch_RV[:first], tail_RV[:1]]),
@@ -198,8 +201,12 @@ def _pass(
     cache: tuple[Sequence[LayerKV], Sequence[Sequence[Tensor]]],
     spans: Sequence[_Span],
     levels: Sequence[_Groups],
+    decodes: bool = False,
 ) -> Tensor:
-    """Run one forward pass over spans on page pools and states: logits [R, V]."""
+    """Run one forward pass over spans on page pools and states: logits [R, V].
+
+    decodes: whether it is a decode step, in which rows may list updates of their states.
+    """
     pools, states = cache
 
     def ints(values: Sequence[int]) -> Tensor:
@@ -231,6 +238,13 @@ def _pass(
         impl=model.impl,
     )
     counted = _Counted(pools)
+    batch = states_of_pieces(pieces, states) if states else None
+    delta = model.spec.delta
+    if decodes and delta is not None:
+        reads = np.array([span.reads for span in spans])
+        pages = 6 * delta.pages + np.arange(2 * (delta.pages + delta.own_pages))
+        rows = np.stack([reads, 0 * reads, reads, [4, 5]])
+        batch = states_of_rows(np.concatenate([rows, pages.reshape(-1, 2)]), states)
     logits_RV = model.forward(
         Batch(
             tokens_T=tokens_R,
@@ -239,7 +253,7 @@ def _pass(
             logits_at_S=torch.arange(len(tokens_R), device=model.device),
             levels=prepared,
             layers=counted,
-            states=states_of_pieces(pieces, states) if states else None,
+            states=batch,
         )
     )
     if sorted(counted.asked) != list(range(len(pools))):

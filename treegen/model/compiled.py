@@ -25,8 +25,10 @@ from treegen.cache.pool import LayerKV
 from treegen.errors import ModelError
 from treegen.model.batch import Batch
 from treegen.model.gated import GatedLinears
+from treegen.model.gated_delta import forward, gated_delta
 from treegen.model.hook import ATTENTION, KEYS, PROBE, VALUES, Probe, write_and_attend
 from treegen.model.joined import JoinedLinears
+from treegen.model.recurrent import wrap_recurrent
 from treegen.model.text_part import attention_of_text
 
 # T tokens, H query heads, G key-value heads, K key dim, V value dim
@@ -36,6 +38,7 @@ CompileErrors = (
     torch._dynamo.exc.FailOnRecompileLimitHit,
 )
 """Errors of the compiler. They come in the first pass, which is when layers are compiled."""
+WINDOWS, STATES = "treegen_windows", "treegen_states"
 _MOST_GRAPHS = 64  # dynamo counts the graphs of all layers of all models together
 
 _current: ContextVar[Batch] = ContextVar("treegen_batch")
@@ -78,15 +81,66 @@ def _(
     return q_THK.new_empty(q_THK.shape[0], q_THK.shape[1], values.shape[-1])
 
 
+@torch.library.custom_op("treegen::gated_delta", mutates_args=("windows", "states"))
+def _gated_delta(
+    mixed_TC: Tensor,
+    b_TH: Tensor,
+    a_TH: Tensor,
+    conv_C1W: Tensor,
+    a_log_H: Tensor,
+    dt_bias_H: Tensor,
+    windows: Tensor,
+    states: Tensor,
+    k_heads: int,
+    strength: float,
+) -> Tensor:
+    """`treegen.model.gated_delta.gated_delta` on the states of this pass."""
+    return gated_delta(
+        mixed_TC, b_TH, a_TH, conv_C1W, a_log_H, dt_bias_H, windows, states, k_heads, strength
+    ).contiguous()
+
+
+@_gated_delta.register_fake
+def _(
+    mixed_TC: Tensor, b_TH: Tensor, a_TH: Tensor, conv_C1W: Tensor, a_log_H: Tensor,
+    dt_bias_H: Tensor, windows: Tensor, states: Tensor, *options: Any,
+) -> Tensor:  # fmt: skip
+    return mixed_TC.new_empty(mixed_TC.shape[0], states.shape[1], states.shape[3])
+
+
+class _OnSlots(nn.Module):
+    """A recurrent layer whose states are its buffers. All layers of a class share this method."""
+
+    def forward(self, hidden_states: Tensor, *_args: Any, **_others: Any) -> Tensor:
+        windows, states = getattr(self, WINDOWS), getattr(self, STATES)
+        return forward(self, hidden_states, windows, states, torch.ops.treegen.gated_delta)
+
+
+_kinds: dict[type, Any] = {}
+
+
+def _on_slots(kind: type[nn.Module]) -> Any:
+    """The class of a layer, but on states that are its buffers; always the same one."""
+    if kind not in _kinds:
+        _kinds[kind] = type(kind.__name__, (_OnSlots, kind), {"__module__": __name__})
+    return _kinds[kind]
+
+
 class CompiledLayers:
-    """The layers of one transformers model, compiled for one set of page pools."""
+    """The layers of one transformers model, compiled for one set of page pools and states."""
 
     def __init__(
-        self, module: nn.Module, pools: Sequence[LayerKV], *, backend: str = "inductor"
+        self,
+        module: nn.Module,
+        pools: Sequence[LayerKV],
+        states: Sequence[Sequence[Tensor]] = (),
+        *,
+        backend: str = "inductor",
     ) -> None:
         """Prepare the layers; the first pass compiles them.
 
-        pools: the page pool of each layer.
+        pools: the page pool of each layer that attends.
+        states: of each layer of the gated delta rule, its windows and states.
         backend: the compiler's backend, as in `torch.compile`.
 
         Raises:
@@ -95,8 +149,9 @@ class CompiledLayers:
         limit = torch._dynamo.config.recompile_limit
         torch._dynamo.config.recompile_limit = max(limit, _MOST_GRAPHS)
         self._module, self._pools = module, pools
-        self._layers = _decoder_layers(module, len(pools))
-        attentions = _attention_modules(module, len(pools))
+        recurrent = wrap_recurrent(module) if states else []
+        self._layers = _decoder_layers(module, len(pools) + len(recurrent))
+        attentions = _attention_modules(module, len(pools), len(self._layers))
         self._joined = JoinedLinears(module, lambda: _probed(module))
         self._gated = GatedLinears(module, lambda: _probed(module))
         if pools[0].keys.device.type == "cuda":
@@ -106,6 +161,12 @@ class CompiledLayers:
         for attention, pool in zip(attentions, pools, strict=True):
             attention.register_buffer(KEYS, pool.keys, persistent=False)
             attention.register_buffer(VALUES, pool.values, persistent=False)
+        self._wrapped = [(each, type(each.module)) for each in recurrent]
+        for (each, kind), (windows, slots) in zip(self._wrapped, states, strict=True):
+            each.module.register_buffer(WINDOWS, windows, persistent=False)
+            each.module.register_buffer(STATES, slots, persistent=False)
+            del each.module.forward
+            each.module.__class__ = _on_slots(kind)
         for layer in self._layers:
             layer.compile(backend=backend, dynamic=True, fullgraph=True)
 
@@ -119,9 +180,12 @@ class CompiledLayers:
         self._joined.undo()
         for layer in self._layers:
             layer._compiled_call_impl = None
+        for each, kind in self._wrapped:
+            each.module.__class__ = kind
+            each.module.forward = each
         for part in self._module.modules():
-            part._buffers.pop(KEYS, None)
-            part._buffers.pop(VALUES, None)
+            for name in (KEYS, VALUES, WINDOWS, STATES):
+                part._buffers.pop(name, None)
 
 
 def _decoder_layers(module: nn.Module, num_layers: int) -> list[nn.Module]:
@@ -134,10 +198,11 @@ def _decoder_layers(module: nn.Module, num_layers: int) -> list[nn.Module]:
     return list(stacks[0])
 
 
-def _attention_modules(module: nn.Module, num_layers: int) -> list[nn.Module]:
-    """Return the module that calls attention, for each layer."""
+def _attention_modules(module: nn.Module, num: int, num_layers: int) -> list[nn.Module]:
+    """Return the modules that call attention, which are so many, each in another layer."""
     probe = _probed(module)
-    if [call.layer for call in probe.calls] != list(range(num_layers)):
+    layers = [call.layer for call in probe.calls]
+    if len(layers) != num or layers != sorted({*layers} & {*range(num_layers)}):
         raise ModelError("the model's layers do not call attention once each, in order")
     return probe.modules
 

@@ -218,6 +218,7 @@ def spec_of(
         states=probed.states,
         num_weights=probed.num_weights,
         num_in_linears=probed.num_in_linears,
+        delta=probed.delta,
     )
 
 

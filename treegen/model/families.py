@@ -100,11 +100,12 @@ RECURRENT: Final = {
     "linear attention": _names("minimax"),
     "short convolutions": _names("lfm2 lfm2_moe lfm2_vl lfm3 lfm3_vl zaya"),
 }
-"""Models whose layers are partly recurrent, by what these compute; they run uncompiled."""
+"""Models whose layers are partly recurrent, by what these compute."""
 WAYS: Final = {
     "exact": "compiled, with CUDA graphs",
     "exact on text": "likewise; images and sound are not taken",
-    "exact with recurrent layers": "not compiled, with a state kept at every node",
+    "exact with recurrent layers": "with CUDA graphs and a state kept at every node; the gated "
+    "delta rule compiled, and its samples below one state",
     "not tested": "as its layers allow, if the check on loading finds it exact",
     "refused": "not at all",
 }

@@ -113,10 +113,12 @@ class CacheSize(NamedTuple):
 
     pages: pages of keys and values.
     states: slots for recurrent states; None without recurrent layers.
+    windows: of convolutions, for rows that list updates of states.
     """
 
     pages: int
     states: int | None
+    windows: int = 0
 
 
 def cache_size(memory: int, spec: ModelSpec, page_size: int, max_rows: int) -> CacheSize:
@@ -131,6 +133,11 @@ def cache_size(memory: int, spec: ModelSpec, page_size: int, max_rows: int) -> C
     """
     if not spec.states:
         return CacheSize(pages_in(memory, spec, page_size), None)
+    windows = 0
+    if spec.delta is not None:
+        window = sum(each.num_bytes for layer in spec.states for each in layer[:1])
+        windows = max(min(max_rows, memory // 16 // window), 1)
+        memory -= windows * window + spec.state_bytes  # and the spare slot
     state, row = spec.state_bytes, spec.state_bytes + _ROW_TOKENS * spec.kv_bytes_per_token
     states = min(max(memory * state // row, memory // 4) // state - 1, _most_states(max_rows))
     if states < _FEWEST_STATES:
@@ -140,7 +147,7 @@ def cache_size(memory: int, spec: ModelSpec, page_size: int, max_rows: int) -> C
             f"{format_bytes(state)} beside the keys; give at least {format_bytes(least)}"
         )
     left = memory - (states + 1) * state
-    return CacheSize(pages_in(left, spec, page_size), states)
+    return CacheSize(pages_in(left, spec, page_size), states, windows)
 
 
 def _most_states(max_rows: int) -> int:
@@ -183,10 +190,21 @@ def make_cache(model: Model, options: EngineOptions, beside: int = 0) -> PagedCa
         activations += recurrence_bytes(model.spec, max_rows)
         size = default_bytes(model.device, activations)
     size = less_beside(size, model.spec, beside)
-    num_pages, num_states = cache_size(size, model.spec, page_size, max_rows)
+    num_pages, num_states, num_windows = cache_size(size, model.spec, page_size, max_rows)
     if model.ranks is not None:
         num_pages = model.ranks.least(num_pages)
     states = None
     if num_states is not None:
-        states = StateCache(model.new_states(num_states + 1), num_states)
+        states = new_state_cache(model, num_states, num_windows)
     return PagedCache(model.new_cache(num_pages + 1, page_size), num_pages, page_size, states)
+
+
+def new_state_cache(model: Model, num_states: int, num_windows: int) -> StateCache:
+    """Slots for the states of a model's recurrent layers.
+
+    num_windows: of convolutions, for rows that list updates of states.
+    """
+    delta = model.spec.delta
+    if delta is None:
+        return StateCache(model.new_states(num_states + 1), num_states)
+    return StateCache(model.new_states(num_states + 2, num_windows), num_states, delta)

@@ -20,8 +20,10 @@ from treegen.errors import CapacityError, InputError, ModelError
 from treegen.formats import format_bytes
 from treegen.model.batch import Batch
 from treegen.model.files import one_line
-from treegen.model.recurrent import StatePass, on_states, wrap_recurrent
+from treegen.model.gated_delta import delta_of, on_slots
+from treegen.model.recurrent import DeltaPass, StatePass, on_states, wrap_recurrent
 from treegen.model.reproducible import first_batch, fix_sums, with_rows
+from treegen.model.states import states_of_rows
 from treegen.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -71,8 +73,10 @@ class Model:
         self._weights_at: tuple[int, ...] | None = None
         self.uncompiled_because = ""
         self._reproducible = False
+        self._by_delta = False
         if spec.states:
-            wrap_recurrent(module)
+            layers = [layer.module for layer in wrap_recurrent(module)]
+            self._by_delta = delta_of(layers, spec.states, dtype) is not None
 
     def reset(self) -> None:
         """Forget compiled layers and CUDA graphs, and with them the page pools they hold."""
@@ -89,23 +93,38 @@ class Model:
         fix_sums()
         self._reproducible = True
 
-    def compile_layers(self, pools: Sequence[LayerKV], *, backend: str = "inductor") -> None:
+    def compile_layers(
+        self,
+        pools: Sequence[LayerKV],
+        states: Sequence[Sequence[Tensor]] = (),
+        *,
+        backend: str = "inductor",
+    ) -> None:
         """Compile the layers. From now on the model takes batches on these page pools only.
 
         A model that cannot be compiled runs uncompiled; `uncompiled_because` then says why.
 
         pools: one for each attention layer, as from `new_cache`.
+        states: of each recurrent layer, as from `new_states`.
         backend: the compiler's backend, as in `torch.compile`.
         """
         from treegen.model.compiled import CompiledLayers
 
         self._uncompile()
+        if self.spec.states and not self._by_delta:
+            self.uncompiled_because = "its recurrent layers are transformers' own"
+            return
         try:
-            self._compiled = CompiledLayers(self.module, pools, backend=backend)
+            self._compiled = CompiledLayers(self.module, pools, states, backend=backend)
         except ModelError as error:
             self.uncompiled_because = str(error)
         self.watch_weights()
-        if self._compiled is not None and self._reproducible:
+        if self._compiled is not None and states:
+            # If the compiler fails in a later layer, no state must have moved on.
+            batch = first_batch(pools, self.device, self.impl)
+            nowhere = np.zeros((2, len(batch.tokens_T)), dtype=np.int64)
+            self.forward(replace(batch, states=states_of_rows(nowhere, states)))
+        elif self._compiled is not None and self._reproducible:
             self.forward(first_batch(pools, self.device))
 
     def _uncompile(self) -> None:
@@ -170,8 +189,10 @@ class Model:
             "(memory=, --memory)"
         )
 
-    def new_states(self, num_slots: int) -> list[list[Tensor]]:
+    def new_states(self, num_slots: int, num_windows: int = 0) -> list[list[Tensor]]:
         """Return room for the states of each recurrent layer, so many slots, filled with zeros.
+
+        num_windows: slots that have a convolution's window alone, and come after the others.
 
         Raises:
             CapacityError: the device has no room for it.
@@ -179,7 +200,11 @@ class Model:
         try:
             return [
                 [
-                    _zeros((num_slots, *state.shape), getattr(torch, state.dtype), self.device)
+                    _zeros(
+                        (num_slots + num_windows * (state.kind == "conv"), *state.shape),
+                        getattr(torch, state.dtype),
+                        self.device,
+                    )
                     for state in states
                 ]
                 for states in self.spec.states
@@ -224,10 +249,16 @@ class Model:
             return self._forward(with_rows(batch) if self._reproducible else batch)
 
     def _forward(self, batch: Batch) -> Tensor:
-        if self.spec.states:
-            return self._run_hybrid(batch)
+        if batch.states is not None:
+            with on_slots(batch.states):
+                return self._run_compiled(batch)
+        assert not self.spec.states, "a model with recurrent layers is given no states"
+        return self._run_compiled(batch)
+
+    def _run_compiled(self, batch: Batch) -> Tensor:
+        """Logits of a batch by compiled layers, if they are and can be."""
         if self._compiled is None:
-            return self._run(batch, batch)
+            return self._run_stock(batch)
         assert self._compiled.serves(batch), "a compiled model is given other page pools"
         from treegen.model.compiled import CompileErrors, passing
 
@@ -238,12 +269,16 @@ class Model:
             # The layers that ran before the error write their keys and values once more.
             self._uncompile()
             self.uncompiled_because = f"the layers cannot be compiled: {one_line(error)}"
-            return self._run(batch, batch)
+            return self._run_stock(batch)
 
-    def _run_hybrid(self, batch: Batch) -> Tensor:
-        """Logits of a batch of a model with recurrent layers."""
-        assert batch.states is not None, "a model with recurrent layers is given no states"
-        with on_states(StatePass(batch.states, self.spec.states)):
+    def _run_stock(self, batch: Batch) -> Tensor:
+        """Logits of a batch by layers that are not compiled."""
+        if batch.states is None:
+            return self._run(batch, batch)
+        on = (
+            DeltaPass(batch.states) if self._by_delta else StatePass(batch.states, self.spec.states)
+        )
+        with on_states(on):
             return self._run(batch, replace(batch, layers=_InOrder(batch.layers)))
 
     def _run(self, batch: Batch, passed: Batch | None) -> Tensor:

@@ -23,11 +23,12 @@ from treegen.errors import ModelError
 from treegen.model.families import NO_ATTENTION, OWN_ATTENTION, recurrent_types
 from treegen.model.files import one_line
 from treegen.model.fp8 import linears
+from treegen.model.gated_delta import delta_of
 from treegen.model.hook import NO_NUMBER, PROBE, Probe
 from treegen.model.recurrent import StateProbe, on_states, wrap_recurrent
 from treegen.model.shards import shard
 from treegen.model.text_part import attention_of_text, auto_class, drop_parts, unreached_parts
-from treegen.spec import StateSpec
+from treegen.spec import DeltaSpec, StateSpec
 
 _NUM_TOKENS: Final = 3
 
@@ -89,6 +90,7 @@ class Probed:
     states: what each recurrent layer keeps of a sequence.
     num_weights: numbers in all weights, without parts that a text never reaches. num_in_linears:
     those in layers that may run in FP8.
+    delta: how rows list updates of these; None if they cannot.
     """
 
     probe: Probe
@@ -97,6 +99,7 @@ class Probed:
     states: tuple[tuple[StateSpec, ...], ...]
     num_weights: int
     num_in_linears: int
+    delta: DeltaSpec | None = None
 
 
 def probe_layers(
@@ -165,7 +168,8 @@ def probe_layers(
                 f"part fails with {one_line(error)}; use one GPU (tensor_parallel_size=1)"
             ) from None
     kept = tuple(states.found[index] for index in range(len(recurrent)))
-    return Probed(probe, vocab_size, unreached, kept, num_weights, num_in_linears)
+    delta = delta_of([layer.module for layer in recurrent], kept, dtype) if recurrent else None
+    return Probed(probe, vocab_size, unreached, kept, num_weights, num_in_linears, delta)
 
 
 def _does_without(model: nn.Module, parts: Sequence[str]) -> bool:

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from treegen.errors import ModelError
+from treegen.model.gated_delta import forward
 from treegen.model.states import StateBatch, StateRun
 from treegen.spec import StateSpec
 
@@ -144,13 +145,14 @@ _pass: ContextVar[_Pass | None] = ContextVar("treegen_recurrent_pass", default=N
 class RecurrentLayer:
     """A module of transformers that keeps a state; calling it is what its `forward` is.
 
+    module: the module.
     index: its place among the recurrent layers of the model.
     name: the name of its class.
     """
 
     def __init__(self, module: nn.Module, index: int, cache_name: str) -> None:
         """Take the place of the module's forward."""
-        self.index, self.name = index, type(module).__name__
+        self.module, self.index, self.name = module, index, type(module).__name__
         self._forward: Callable[..., Any] = module.forward
         self._signature = inspect.signature(self._forward)
         self._cache_name = cache_name
@@ -269,6 +271,18 @@ class _Used(TorchFunctionMode):
         if getattr(func, "__name__", "") != "__get__":  # its shape, its type
             self.found |= {id(each) for each in leaves} & self._watched
         return func(*args, **(kwargs or {}))
+
+
+class DeltaPass:
+    """A pass over tokens on states in slots, by the operator for the gated delta rule."""
+
+    def __init__(self, batch: StateBatch) -> None:
+        self._batch = batch
+
+    def run(self, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any:
+        """Run a layer on the whole pass."""
+        windows, states = self._batch.layers[layer.index]
+        return forward(layer.module, arguments["hidden_states"], windows, states)
 
 
 class StatePass:

@@ -114,12 +114,12 @@ def with_rows(batch: Batch) -> Batch:
     )  # fmt: skip
 
 
-def first_batch(layers: Sequence[LayerKV], device: torch.device) -> Batch:
+def first_batch(layers: Sequence[LayerKV], device: torch.device, impl: str = IMPL) -> Batch:
     """A pass over nothing but the padding page, for the compiler to see a usual number of rows."""
     zeros_T = torch.zeros(_COMPILED_ROWS, dtype=torch.int64, device=device)
     one, none = np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
     level = HostLevel(none, one * _COMPILED_ROWS, none[:, None], one, none, causal=False)
     return Batch(
         zeros_T, zeros_T, zeros_T, zeros_T[:_LEAST_ROWS],
-        prepare_host([level], zeros_T, device, IMPL), layers,
+        prepare_host([level], zeros_T, device, impl), layers,
     )  # fmt: skip

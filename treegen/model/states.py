@@ -17,8 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treegen.cache.states import NO_STATE
-from treegen.device import to_device_together
+from treegen.cache.states import NO_STATE, StateCache
+from treegen.device import to_device, to_device_together
+from treegen.recurrence import DeltaStates, RowSlots, fold
 
 # N sequences that run together, L tokens of each
 
@@ -64,12 +65,14 @@ class StateRun:
 class StateBatch:
     """What a pass does to recurrent states.
 
-    runs: its runs, in order.
+    runs: its runs, in order; none where the rows of a decode step have lists.
     layers: the tensors of each recurrent layer.
+    rows: where the states of a decode step's rows are; None for other passes.
     """
 
     runs: Sequence[StateRun]
     layers: Sequence[Sequence[Tensor]]
+    rows: RowSlots | None = None
 
 
 def states_of_pieces(pieces: Sequence[Piece], layers: Sequence[Sequence[Tensor]]) -> StateBatch:
@@ -86,17 +89,37 @@ def states_of_pieces(pieces: Sequence[Piece], layers: Sequence[Sequence[Tensor]]
     return StateBatch(runs, layers)
 
 
-def states_of_rows(
-    reads: NDArray[np.int64], writes: NDArray[np.int64], layers: Sequence[Sequence[Tensor]]
-) -> StateBatch:
-    """What a decode step does to states: each row has one token and reads and writes one slot."""
-    reads_N, writes_N = to_device_together([reads, writes], layers[0][0].device)
-    most, num = _most_together(1, layers), len(reads)
-    runs = []
-    for at in range(0, num, most):
-        part = slice(at, min(at + most, num))
-        runs.append(StateRun(part.stop - at, 1, part, reads_N[part], writes_N[part]))
-    return StateBatch(runs, layers)
+def states_of_rows(inputs: NDArray[np.int64], layers: Sequence[Sequence[Tensor]]) -> StateBatch:
+    """What a decode step does to states: each row has one token.
+
+    inputs: [2, T] the slots that rows read and write, or [4 + P, T] as in `RowSlots`.
+    """
+    return states_in_slots(RowSlots(to_device(inputs, layers[0][0].device)), layers)
+
+
+def states_in_slots(rows: RowSlots, layers: Sequence[Sequence[Tensor]]) -> StateBatch:
+    """The same, of what is on the device; its runs read from the same memory."""
+    runs: list[StateRun] = []
+    if not rows.has_lists:
+        most, (reads_N, writes_N) = _most_together(1, layers), rows.inputs_RT
+        for at in range(0, rows.num_rows, most):
+            part = slice(at, min(at + most, rows.num_rows))
+            runs.append(StateRun(part.stop - at, 1, part, reads_N[part], writes_N[part]))
+    return StateBatch(runs, layers, rows)
+
+
+@torch.inference_mode()
+def fold_lists(cache: StateCache, folds: Sequence[NDArray[np.int64]]) -> None:
+    """Make states of lists in all layers.
+
+    folds: [3 + P, F] each. By row: the slots of the states that F lists go on from, those of the
+    new states, how many updates there are, and the pages of the lists.
+    """
+    for each in folds:
+        assert cache.delta is not None
+        told = to_device(each, cache.layers[0][0].device)
+        for windows, states in cache.layers:
+            fold(DeltaStates(windows, states, cache.delta), told[0], told[1], told[2], told[3:])
 
 
 def state_bytes_together(layers: Sequence[int], num: int) -> int:

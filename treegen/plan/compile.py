@@ -9,6 +9,7 @@ import numpy as np
 from treegen.plan.cost import DEVICE_COSTS, CostModel, Sharing, check_sharing, keep_or_fold
 from treegen.plan.plan import Plan, Request, Segment
 from treegen.prompts import radix
+from treegen.spec import DeltaSpec
 
 
 def compile_plan(
@@ -22,6 +23,7 @@ def compile_plan(
     split_at: Sequence[radix.Tokens] = (),
     align: int = 1,
     state_bytes: int = 0,
+    delta: DeltaSpec | None = None,
 ) -> Plan:
     """Build the plan of some requests.
 
@@ -35,6 +37,7 @@ def compile_plan(
     align: attention parts begin at multiples of so many positions. The last tokens of a kept
     segment that fill no such block are folded.
     state_bytes: of one recurrent state, for a model with recurrent layers.
+    delta: how its rows list updates of states, if they do.
 
     Raises:
         InputError: `sharing` is none of these words.
@@ -87,6 +90,7 @@ def compile_plan(
         cost=cost,
         align=align,
         state_bytes=state_bytes,
+        delta=delta,
     )
 
 

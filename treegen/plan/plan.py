@@ -25,6 +25,7 @@ from treegen.formats import format_bytes
 from treegen.plan.cost import CostModel, Sharing
 from treegen.prompts import radix
 from treegen.prompts.expansion import LevelBound
+from treegen.spec import DeltaSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,7 @@ class Plan:
     generated: levels that are declared to be generated below the prompts, if any.
     align: attention parts begin at multiples of so many positions.
     state_bytes: bytes of one recurrent state; 0 for a model without any.
+    delta: how rows list updates of states; None where each row has a state of its own.
     """
 
     requests: tuple[Request, ...]
@@ -137,6 +139,7 @@ class Plan:
     generated: tuple[LevelBound, ...] = ()
     align: int = 1
     state_bytes: int = 0
+    delta: DeltaSpec | None = None
 
     def __str__(self) -> str:
         """The tree level by level, and what sharing saves, for people to read."""
@@ -161,10 +164,12 @@ class Plan:
             )
         if self.state_bytes:
             size = format_bytes(len(self.segments) * self.state_bytes)
-            lines.append(
-                f"recurrent states: one for each segment ({size}) and one for each row that is "
-                f"live ({format_bytes(self.state_bytes)} each)"
-            )
+            each = [self.row_slots(index) for index in range(len(self.requests))]
+            row = format_bytes(round(max(each, default=1) * self.state_bytes))
+            live = f"one for each row that is live ({row} each)"
+            if self.delta is not None:
+                live = f"for each row that is live a list of updates, or a state ({row} each)"
+            lines.append(f"recurrent states: one for each segment ({size}) and {live}")
         lines += [
             f"generated level {bound.level}: at most {bound.rows:,} rows, {bound.tokens:,} tokens"
             + (f"; {bound.kept:,} go on" if bound.kept < bound.rows else "")
@@ -266,9 +271,18 @@ class Plan:
     def alone_states(self, request: int) -> int:
         """Recurrent states that one row of a request needs with nothing else in memory.
 
-        Each segment above it has one at its end, and the row has its own.
+        Each segment above it has one at its end, and the row has its own. If it lists updates, it
+        may need a slot for its list and one for the state that is made of it.
         """
-        return sum(1 for _ in self.path(request)) + bool(self.requests[request].rows)
+        rows = bool(self.requests[request].rows) * (1 if self.delta is None else 2)
+        return sum(1 for _ in self.path(request)) + rows
+
+    def row_slots(self, request: int) -> float:
+        """Slots for recurrent states that each row of a request takes."""
+        if self.delta is None:
+            return 1
+        each = self.requests[request]
+        return self.delta.row_slots(each.max_tokens, each.rows)
 
     def rows_that_fit(self, num_pages: int, page_size: int, num_states: int | None = None) -> int:
         """Rows that a pool of pages holds at once, each at its full length.
@@ -277,7 +291,7 @@ class Plan:
         """
         seen: set[int] = set()
         used = rows = 0
-        states = num_states
+        states: float | None = num_states
         for request in self.order:
             new = [s for s in self.path(request) if s.index not in seen]
             used += sum(self.table_pages(segment, page_size) for segment in new)
@@ -286,8 +300,9 @@ class Plan:
             fit = min(self.requests[request].rows, (num_pages - used) // each)
             if states is not None:
                 states -= len(new)
-                fit = min(fit, states)
-                states -= max(fit, 0)
+                slots = self.row_slots(request)
+                fit = min(fit, int(states / slots))
+                states -= max(fit, 0) * slots
             rows += max(fit, 0)
             if fit < self.requests[request].rows:
                 break
@@ -320,7 +335,8 @@ class Plan:
             raise CapacityError(
                 f"prompt {request.id!r} needs {max(states):,} recurrent states of "
                 f"{format_bytes(self.state_bytes)} even alone, one for each level of its tree and "
-                f"one for a sample, but {num_states:,} fit; give more memory"
+                f"{'one' if self.delta is None else 'two'} for a sample, but {num_states:,} fit; "
+                "give more memory"
             )
 
 

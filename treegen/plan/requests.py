@@ -252,4 +252,5 @@ def plan_requests(
         split_at=list(split_at),
         align=align,
         state_bytes=spec.state_bytes,
+        delta=spec.delta,
     )

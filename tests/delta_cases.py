@@ -1,0 +1,173 @@
+"""Random steps of the gated delta rule, and what transformers makes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv1d, silu, softplus
+from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
+
+from treegen import recurrence
+from treegen.recurrence import DeltaInputs, DeltaStates, RowSlots
+from treegen.spec import DeltaSpec
+
+_WIDTH = 4
+
+
+def own_slots(reads: Tensor, writes: Tensor) -> RowSlots:
+    """Rows with states of their own."""
+    return RowSlots(torch.stack([reads, writes]))
+
+
+class Case:
+    """Rows below two states, in slots 1 and 2, with slots of their own and lists in others.
+
+    want: [tokens, T, H, V] what transformers reads. last: its states after all tokens.
+    windows: [tokens + 1, T, C, W] the inputs of the convolution before each token.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        num_rows: int,
+        num_tokens: int = 16,
+        dtype: torch.dtype = torch.float32,
+        heads: tuple[int, int, int, int] = (2, 6, 8, 12),
+        itemsize: int = 0,
+        device: str = "cpu",
+        by: Any = recurrence,
+    ) -> None:
+        """itemsize: of lists. by: what has the operator."""
+        generator = torch.Generator().manual_seed(seed)
+        self.spec = spec = DeltaSpec(*heads, itemsize or dtype.itemsize)
+        self._by = by
+        channels = 2 * spec.k_heads * spec.k_dim + spec.v_heads * spec.v_dim
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator)
+
+        length = spec.pages + spec.own_pages  # pages of a list
+        shared = -(-num_rows * spec.own_pages // spec.pages)
+        num_slots = 3 + 2 * num_rows + shared
+        self.base = torch.randint(1, 3, (num_rows,), generator=generator).sort().values
+        order = torch.randperm(num_rows, generator=generator)
+        self.own = 3 + order  # where a row's state is or will be
+        self.window = self.own
+        # A list begins in pages of its own, and goes on in a slot that is cut.
+        first = (3 + 2 * num_rows) * spec.pages
+        own_pages = first + torch.arange(num_rows * spec.own_pages).view(num_rows, -1)
+        cut = (3 + num_rows + order)[:, None] * spec.pages + torch.arange(spec.pages)
+        self.pages = torch.cat([own_pages, cut], 1).T.contiguous()
+        assert len(self.pages) == length
+        windows = normal(num_slots, channels, _WIDTH).to(dtype)
+        states = normal(num_slots, spec.v_heads, spec.k_dim, spec.v_dim) * 0.3
+        # Slots that are not in use may hold anything.
+        states[3:] = float("nan")
+        self.listed = torch.zeros(num_rows, dtype=torch.int64)
+        self.most = torch.randint(3, min(40, length * spec.page_tokens), (num_rows,),
+                                  generator=generator)  # fmt: skip
+        self.folds = 0
+        self.mixed = normal(num_tokens, num_rows, channels).to(dtype)
+        self.a = normal(num_tokens, num_rows, spec.v_heads)
+        self.b = normal(num_tokens, num_rows, spec.v_heads)
+        self.weights = normal(channels, _WIDTH).to(dtype)
+        self.a_log = torch.rand(spec.v_heads, generator=generator).mul(8).add(0.01).log()
+        self.dt_bias = normal(spec.v_heads) - 3
+        self._compute(windows[self.base], states[self.base].clone())
+        self.states = DeltaStates(windows.to(device), states.to(device), spec)
+        self.states.windows[self.own.to(device)] = self.states.windows[self.base.to(device)]
+        self.states.states[self.own.to(device)] = self.states.states[self.base.to(device)]
+        self.device = device
+
+    def _compute(self, window: Tensor, state: Tensor) -> None:
+        spec, outs, windows = self.spec, [], [window]
+        keys = spec.k_heads * spec.k_dim
+        self._steps = []
+        for mixed, a, b in zip(self.mixed, self.a, self.b, strict=True):
+            whole = torch.cat([windows[-1], mixed[..., None]], -1)
+            windows.append(whole[..., 1:])
+            out = conv1d(whole.float(), self.weights.float()[:, None], groups=mixed.shape[-1])[
+                ..., -1
+            ]
+            parts = silu(out).split([keys, keys, spec.v_heads * spec.v_dim], -1)
+            q, k = (
+                part.unflatten(-1, (spec.k_heads, -1)).repeat_interleave(
+                    spec.v_heads // spec.k_heads, 1
+                )
+                for part in parts[:2]
+            )
+            v = parts[2].unflatten(-1, (spec.v_heads, -1))
+            g = -self.a_log.exp() * softplus(a + self.dt_bias)
+            self._steps.append((q, k, v, g, b.sigmoid()))
+            got, state = _rule(self._steps[-1], state)
+            outs.append(got)
+        self.want, self.last, self.windows = torch.stack(outs), state, torch.stack(windows)
+
+    def rounded_states(self) -> float:
+        """The error of the same rule on states that are rounded to bfloat16 after each token."""
+        state = self.states.states[self.base].cpu()
+        outs = []
+        for given in self._steps:
+            out, state = _rule(given, state)
+            state = state.bfloat16().float()
+            outs.append(out)
+        got, want = torch.stack(outs).double(), self.want.double()
+        return float((got - want).norm() / want.norm())
+
+    def inputs(self, t: int) -> DeltaInputs:
+        """What token t gives the operator."""
+        mixed, a, b, weights, a_log, dt_bias = (
+            each.to(self.device)
+            for each in (
+                self.mixed[t],
+                self.a[t],
+                self.b[t],
+                self.weights,
+                self.a_log,
+                self.dt_bias,
+            )
+        )
+        return DeltaInputs(mixed, a, b, weights, a_log, dt_bias, strength=1.0)
+
+    def slots(self, t: int) -> RowSlots:
+        """Where the rows' states are before token t."""
+        window = self.base if t == 0 else self.window
+        rows = [self.base, self.listed, window, self.window, *self.pages]
+        return RowSlots(torch.stack(rows).to(self.device))
+
+    def list_step(self, t: int) -> Tensor:
+        """What token t reads, of rows that list their updates."""
+        out: Tensor = self._by.step(self.inputs(t), self.states, self.slots(t))
+        self.listed += 1
+        return out.cpu()
+
+    def fold(self, rows: Tensor) -> None:
+        """Give rows states of their own."""
+        device = self.device
+        self._by.fold(
+            self.states, self.base[rows].to(device), self.own[rows].to(device),
+            self.listed[rows].to(device), self.pages[:, rows].to(device),
+        )  # fmt: skip
+        self.base[rows], self.listed[rows] = self.own[rows], 0
+        self.folds += len(rows)
+
+    def decode(self, num_tokens: int) -> float:
+        """Decode all rows with lists; returns the largest error."""
+        worst = 0.0
+        for t in range(num_tokens):
+            due = (self.listed >= self.most).nonzero()[:, 0]
+            if len(due):
+                self.fold(due)
+            worst = max(worst, float((self.list_step(t) - self.want[t]).abs().max()))
+        return worst
+
+
+def _rule(given: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, Tensor]:
+    q, k, v, g, beta = (each[:, None] for each in given)
+    out, state = torch_recurrent_gated_delta_rule(
+        q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+    )  # fmt: skip
+    return out[:, 0], state

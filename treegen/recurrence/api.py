@@ -1,0 +1,41 @@
+"""One step of the gated delta rule, or the end of lists, by what the device has."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from torch import Tensor
+
+from treegen.recurrence import reference
+from treegen.recurrence.types import DeltaInputs, DeltaStates, RowSlots
+
+
+def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
+    """What each row reads from its state after its token, [T, H, V].
+
+    Windows and states, or lists, are those after the token then.
+    """
+    if not _has_kernels(on):
+        return reference.step(given, on, rows)
+    from treegen.recurrence import gpu
+
+    return gpu.step(given, on, rows)
+
+
+def fold(
+    on: DeltaStates, base_F: Tensor, target_F: Tensor, listed_F: Tensor, pages_PF: Tensor
+) -> None:
+    """Make F states of lists: what the first `listed_F` updates make of the states in `base_F`.
+
+    target_F: slots for them, which may be those in `base_F`.
+    pages_PF: pages of each list.
+    """
+    if not _has_kernels(on):
+        return reference.fold(on, base_F, target_F, listed_F, pages_PF)
+    from treegen.recurrence import gpu
+
+    return gpu.fold(on, base_F, target_F, listed_F, pages_PF)
+
+
+def _has_kernels(on: DeltaStates) -> bool:
+    return on.states.is_cuda and find_spec("triton") is not None

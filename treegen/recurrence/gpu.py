@@ -1,0 +1,99 @@
+"""Launches of the kernels of the gated delta rule."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+import triton
+from torch import Tensor
+
+from treegen.recurrence import kernels
+from treegen.recurrence.types import (
+    BASE,
+    LISTED,
+    NEXT_WINDOW,
+    PAGES,
+    READS,
+    WINDOW,
+    WRITES,
+    DeltaInputs,
+    DeltaStates,
+    RowSlots,
+    page_offsets,
+)
+
+_CHANNELS: Final = 512  # of a program
+_ROWS: Final = 32  # of a program that reads shared states
+_VALUES: Final = 64  # of a state's columns, of a program that takes products
+_OWN_VALUES: Final = 32  # of a program of a row's own state
+_UPDATES: Final = 16  # that are folded at once
+_READ: Final = 8  # updates that are read at once, by few threads, so that many programs run
+
+
+def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
+    """What each row reads from its state after its token, [T, H, V] in the type of `mixed_TC`."""
+    spec, inputs, num_rows = on.spec, rows.inputs_RT, rows.num_rows
+    width, seen = on.windows.shape[-1], given.conv_CW.shape[-1]
+    channels = given.mixed_TC.shape[-1]
+    mixed_TC = torch.empty_like(given.mixed_TC, memory_format=torch.contiguous_format)
+    reads, writes = (WINDOW, NEXT_WINDOW) if rows.has_lists else (READS, WRITES)
+    kernels.convolve[triton.cdiv(channels, _CHANNELS), num_rows](
+        given.mixed_TC, given.mixed_TC.stride(0), on.windows, inputs[reads], inputs[writes],
+        given.conv_CW.contiguous(), mixed_TC, channels, W=width, SEEN=seen, BLOCK=_CHANNELS,
+    )  # fmt: skip
+    heads = {"G": spec.k_heads, "H": spec.v_heads, "K": spec.k_dim, "V": spec.v_dim}
+    block_k, block_v = _padded(spec.k_dim), min(_padded(spec.v_dim), _VALUES)
+    parts, scale = triton.cdiv(spec.v_dim, block_v), spec.k_dim**-0.5
+    out = mixed_TC.new_empty(num_rows, spec.v_heads, spec.v_dim)
+    gates = (
+        given.a_TH, given.a_TH.stride(0), given.b_TH, given.b_TH.stride(0), given.a_log_H,
+        given.dt_bias_H,
+    )  # fmt: skip
+    if not rows.has_lists:
+        block_v = min(block_v, _OWN_VALUES)
+        parts = triton.cdiv(spec.v_dim, block_v)
+        kernels.step_states[spec.v_heads, num_rows, parts](
+            mixed_TC, *gates, on.states, inputs[READS], inputs[WRITES], out, scale, given.strength,
+            **heads, BLOCK_K=block_k, BLOCK_V=block_v,
+        )  # fmt: skip
+        return out
+    reads_2THV = out.new_empty(2, *out.shape, dtype=torch.float32)
+    kernels.read_bases[spec.v_heads, triton.cdiv(num_rows, _ROWS), parts](
+        mixed_TC, on.states, inputs[BASE], reads_2THV, num_rows, scale, **heads,
+        BLOCK_T=_ROWS, BLOCK_K=block_k, BLOCK_V=block_v, num_warps=8,
+    )  # fmt: skip
+    kernels.read_lists[spec.v_heads, num_rows](
+        mixed_TC, *gates, reads_2THV, on.states, on.states.view(on.dtype), inputs[LISTED],
+        inputs[PAGES:], out, num_rows, scale, given.strength, **heads, **_page(on),
+        BLOCK_N=_READ, BLOCK_K=block_k, BLOCK_V=_padded(spec.v_dim), num_warps=2,
+    )  # fmt: skip
+    return out
+
+
+def fold(
+    on: DeltaStates, base_F: Tensor, target_F: Tensor, listed_F: Tensor, pages_PF: Tensor
+) -> None:
+    """Make states of lists; see `treegen.recurrence.fold`."""
+    spec, num_rows = on.spec, len(base_F)
+    block_k, block_v = _padded(spec.k_dim), min(_padded(spec.v_dim), _VALUES)
+    kernels.fold_lists[spec.v_heads, num_rows, triton.cdiv(spec.v_dim, block_v)](
+        on.states, on.states, on.states.view(on.dtype), base_F, target_F, listed_F,
+        pages_PF.contiguous(), num_rows, G=spec.k_heads, H=spec.v_heads, K=spec.k_dim, V=spec.v_dim,
+        **_page(on), BLOCK_N=_UPDATES, BLOCK_K=block_k, BLOCK_V=block_v, num_warps=8,
+    )  # fmt: skip
+
+
+def _page(on: DeltaStates) -> dict[str, Any]:
+    """What kernels are told of the pages of lists."""
+    spec = on.spec
+    keys, values = page_offsets(spec)
+    size = spec.state_bytes // (spec.pages * spec.k_heads)
+    return {
+        "N": spec.page_tokens, "PAGE": size, "KEYS": keys, "VALUES": values, "SIZE": spec.itemsize,
+    }  # fmt: skip
+
+
+def _padded(size: int) -> int:
+    """A power of two that matrix products take."""
+    return max(1 << (size - 1).bit_length(), 16)

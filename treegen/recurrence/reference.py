@@ -1,0 +1,146 @@
+"""The gated delta rule a token at a time, in torch: what the kernels compute, and the CPU's way."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu, softplus
+
+from treegen.recurrence.types import (
+    BASE,
+    LISTED,
+    NEXT_WINDOW,
+    PAGES,
+    READS,
+    WINDOW,
+    WRITES,
+    DeltaInputs,
+    DeltaStates,
+    RowSlots,
+)
+
+# T rows, H value heads, G key heads, K key dim, V value dim, C channels, W width of a window,
+# N updates of a list
+
+_NORM = 1e-6
+
+
+def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
+    """What each row reads from its state after its token, [T, H, V] in the type of `mixed_TC`."""
+    inputs = rows.inputs_RT
+    window_at = (inputs[WINDOW], inputs[NEXT_WINDOW]) if rows.has_lists else (inputs[0], inputs[1])
+    mixed_TC = _convolve(given, on.windows, *window_at)
+    q_THK, k_TGK, k_THK, v_THV = _heads(mixed_TC, on)
+    gate_TH = -given.a_log_H.float().exp() * softplus(given.a_TH.float() + given.dt_bias_H.float())
+    b_TH = given.b_TH.float().sigmoid() * given.strength
+    if not rows.has_lists:
+        s_THKV = on.states[inputs[READS]] * gate_TH.exp()[..., None, None]
+        u_THV = b_TH[..., None] * (v_THV - _read(s_THKV, k_THK))
+        s_THKV += k_THK[..., None] * u_THV[..., None, :]
+        on.states[inputs[WRITES]] = s_THKV
+        return _read(s_THKV, q_THK).to(given.mixed_TC.dtype)
+    base_THKV = on.states[inputs[BASE]]
+    listed_T = inputs[LISTED]
+    k_TNHK, u_TNHV, sum_TNH = _lists(on, inputs[PAGES:], listed_T)
+    last_T = (listed_T - 1).clamp(min=0)
+    sum_TH = gate_TH.clone()
+    if k_TNHK.shape[1]:
+        before_TH = sum_TNH[torch.arange(len(last_T), device=last_T.device), last_T]
+        sum_TH += torch.where((listed_T > 0)[:, None], before_TH, 0.0)
+    index_N = torch.arange(k_TNHK.shape[1], device=listed_T.device)
+    live_TN1 = (index_N < listed_T[:, None])[..., None]
+    weight_TNH = torch.where(live_TN1, (sum_TH[:, None] - sum_TNH).exp(), 0.0)
+
+    def read(x_THK: Tensor) -> Tensor:
+        part_TNH = torch.einsum("tnhk,thk->tnh", k_TNHK, x_THK) * weight_TNH
+        listed_THV = torch.einsum("tnh,tnhv->thv", part_TNH, u_TNHV)
+        return sum_TH.exp()[..., None] * _read(base_THKV, x_THK) + listed_THV
+
+    u_THV = b_TH[..., None] * (v_THV - read(k_THK))
+    out_THV = read(q_THK) + (k_THK * q_THK).sum(-1, keepdim=True) * u_THV
+    _add(on, inputs, k_TGK, u_THV, sum_TH)
+    return out_THV.to(given.mixed_TC.dtype)
+
+
+def fold(
+    on: DeltaStates, base_F: Tensor, target_F: Tensor, listed_F: Tensor, pages_PF: Tensor
+) -> None:
+    """Write the states after the updates in lists, [slots F], into other slots or the same ones.
+
+    base_F: slots of the states that the lists go on from. pages_PF: those of each list.
+    """
+    k_FNHK, u_FNHV, sum_FNH = _lists(on, pages_PF, listed_F)
+    states_FHKV = on.states[base_F].clone()
+    if k_FNHK.shape[1]:
+        last_F = (listed_F - 1).clamp(min=0)
+        index_N = torch.arange(k_FNHK.shape[1], device=listed_F.device)
+        live_FN1 = (index_N < listed_F[:, None])[..., None]
+        last_FH = sum_FNH[torch.arange(len(last_F), device=last_F.device), last_F]
+        sum_FH = torch.where((listed_F > 0)[:, None], last_FH, 0.0)
+        weight_FNH = torch.where(live_FN1, (sum_FH[:, None] - sum_FNH).exp(), 0.0)
+        states_FHKV *= sum_FH.exp()[..., None, None]
+        states_FHKV += torch.einsum("fnhk,fnhv->fhkv", k_FNHK * weight_FNH[..., None], u_FNHV)
+    on.states[target_F] = states_FHKV
+
+
+def _convolve(given: DeltaInputs, windows: Tensor, reads_T: Tensor, writes_T: Tensor) -> Tensor:
+    """The convolution's outputs [T, C] at the new tokens; the windows have these afterwards."""
+    whole_TCW = torch.cat([windows[reads_T], given.mixed_TC[..., None].to(windows.dtype)], -1)
+    windows[writes_T] = whole_TCW[..., 1:]
+    seen = given.conv_CW.shape[-1]
+    out_TC = (whole_TCW[..., -seen:].float() * given.conv_CW.float()).sum(-1)
+    return silu(out_TC)
+
+
+def _heads(mixed_TC: Tensor, on: DeltaStates) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries [T, H, K], keys [T, G, K] and [T, H, K], and values [T, H, V]."""
+    spec = on.spec
+    keys = spec.k_heads * spec.k_dim
+    q, k, v = mixed_TC.float().split([keys, keys, spec.v_heads * spec.v_dim], -1)
+    q_TGK, k_TGK = (_norm(x.unflatten(-1, (spec.k_heads, spec.k_dim))) for x in (q, k))
+    per_head = spec.v_heads // spec.k_heads
+    q_THK = (q_TGK * spec.k_dim**-0.5).repeat_interleave(per_head, 1)
+    return q_THK, k_TGK, k_TGK.repeat_interleave(per_head, 1), v.unflatten(-1, (spec.v_heads, -1))
+
+
+def _norm(x: Tensor) -> Tensor:
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + _NORM)
+
+
+def _read(states_THKV: Tensor, x_THK: Tensor) -> Tensor:
+    return (x_THK[..., None, :] @ states_THKV).squeeze(-2)
+
+
+def _lists(on: DeltaStates, pages: Tensor, listed_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys [T, N, H, K], values [T, N, H, V] and sums of gates [T, N, H] of lists, in float32.
+
+    What is past the end of a list is zeros.
+    """
+    spec = on.spec
+    num = min(int(listed_T.max()) if len(listed_T) else 0, len(pages) * spec.page_tokens)
+    used = -(-num // spec.page_tokens)
+    pages_TP = pages[:used].T
+    gates, keys, values = (
+        # [T, P, G, n, ...] becomes [T, P * n, G, ...]
+        part[pages_TP].transpose(2, 3).flatten(1, 2)[:, :num].float()
+        for part in on.views()
+    )
+    dead_TN = torch.arange(num, device=pages.device) >= listed_T[:, None]
+    # Memory that was a state before may hold any bits, also those of no number.
+    for part in (gates, keys, values):
+        part[dead_TN] = 0.0
+    per_head = spec.v_heads // spec.k_heads
+    return keys.repeat_interleave(per_head, 2), values.flatten(2, 3), gates.flatten(2, 3)
+
+
+def _add(on: DeltaStates, inputs: Tensor, k_TGK: Tensor, u_THV: Tensor, sum_TH: Tensor) -> None:
+    """Add an update to each list."""
+    spec, listed_T = on.spec, inputs[LISTED]
+    gates, keys, values = on.views()
+    row = torch.arange(len(listed_T), device=listed_T.device)
+    page = inputs[PAGES:][listed_T // spec.page_tokens, row]
+    at = listed_T % spec.page_tokens
+    heads = (spec.k_heads, spec.v_heads // spec.k_heads)
+    gates[page, :, at] = sum_TH.unflatten(1, heads)
+    keys[page, :, at] = k_TGK.to(keys.dtype)
+    values[page, :, at] = u_THV.unflatten(1, heads).to(values.dtype)
