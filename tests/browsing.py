@@ -21,6 +21,10 @@ class Visit:
         """What the sample browser says of its number."""
         return self.page.locator(".samples .told").inner_text()
 
+    def place(self) -> str:
+        """What the address has after its #. Playwright's own note of it may lag behind."""
+        return str(self.page.evaluate("() => location.hash"))
+
     def wait(self, condition: Callable[[], bool]) -> None:
         """Wait for something; the page's own policy forbids asking it by evaluating text."""
         end = time.monotonic() + 120
