@@ -1,12 +1,35 @@
 """Pages in a real browser: what they ask for and complain of."""
 
+import os
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@contextmanager
+def launched() -> Iterator["Browser"]:
+    """A headless Chromium: that of TREEGEN_TEST_BROWSER, or the system's."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    given = os.environ.get("TREEGEN_TEST_BROWSER")
+    program = given or next(filter(None, map(shutil.which, NAMES)), None)
+    if program is None:
+        pytest.skip("no Chromium here; install one (Debian: apt-get install chromium)")
+    with playwright.sync_playwright() as driver:
+        # Its own sandbox is not to be had for root, nor in most containers.
+        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 @dataclass
@@ -20,6 +43,10 @@ class Visit:
     def told(self) -> str:
         """What the sample browser says of its number."""
         return self.page.locator(".samples .told").inner_text()
+
+    def place(self) -> str:
+        """What the address has after its #. Playwright's own note of it may lag behind."""
+        return str(self.page.evaluate("() => location.hash"))
 
     def wait(self, condition: Callable[[], bool]) -> None:
         """Wait for something; the page's own policy forbids asking it by evaluating text."""
@@ -38,3 +65,32 @@ class Visit:
         assert self.page.locator("script:not([id])").count() == 1
         assert self.page.locator("[onerror], [onload], article script, h2 script").count() == 0
         assert self.page.locator("img:not(figure > img), article > svg, iframe").count() == 0
+
+
+@contextmanager
+def visiting(browser: "Browser") -> Iterator[Callable[..., Visit]]:
+    """What opens pages, each of a given size in a fresh window.
+
+    at: what follows the name of a page in its address.
+    """
+    contexts = []
+
+    def open_page(
+        path: Path | str, *, at: str = "", width: int = 1280, height: int = 900, **options: Any
+    ) -> Visit:
+        context = browser.new_context(viewport={"width": width, "height": height}, **options)
+        contexts.append(context)
+        visit = Visit(context.new_page())
+        page = visit.page
+        page.on("console", lambda message: visit.complaints.append(message.text))
+        page.on("pageerror", lambda error: visit.complaints.append(str(error)))
+        page.on("dialog", lambda dialog: visit.complaints.append(dialog.message))
+        page.on("request", lambda request: visit.requests.append(request.url))
+        address = path if isinstance(path, str) else path.resolve().as_uri()
+        page.goto(f"{address}{at}")
+        page.wait_for_selector("article[data-ready]")
+        return visit
+
+    yield open_page
+    for context in contexts:
+        context.close()

@@ -7,9 +7,9 @@ import signal
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 # Read when the libraries are imported, so set before any test module is.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -24,8 +24,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
+from browsing import Visit, launched, visiting
 from cli_cases import SMALL, Command, build_checkpoint, run_command
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -133,3 +137,18 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield disk
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+# Of a module, because an event loop runs as long as there is a browser.
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    """A headless Chromium; where there is none, the test is skipped."""
+    with launched() as found:
+        yield found
+
+
+@pytest.fixture
+def visit(browser: "Browser") -> Iterator[Callable[..., Visit]]:
+    """Open pages in a browser; see `browsing.visiting`."""
+    with visiting(browser) as open_page:
+        yield open_page

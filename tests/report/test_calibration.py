@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +36,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunView:
     return load_run(make_run(tmp_path_factory.mktemp("runs") / "run", num_problems=15))
 
 
-def with_samples(run: RunView, samples: list[tuple[str, str, bool, float | None, int]]) -> RunView:
+def with_samples(
+    run: RunView, samples: Sequence[tuple[str, str, bool, float | None, int]]
+) -> RunView:
     """A run of samples, each with its problem, answer, whether it is right, logprob and tokens."""
     groups: dict[str, list[Sample]] = {}
     for name, answer, right, logprob, tokens in samples:

@@ -95,10 +95,29 @@ def test_a_problem_leads_to_its_samples(page_path: Path, visit: Open) -> None:
     page.locator(".problems .row", has_text="p12").first.click()
     opened.wait(lambda: opened.told() == "20 of 600 samples")
     opened.wait(lambda: page.locator(".samples h3").inner_text() == "p12 #0")
-    opened.wait(lambda: page.url.endswith("#problem=p12&sample=0"))
+    opened.wait(lambda: opened.place() == "#problem=p12&sample=0")
     # Who types another name is not held to this one.
     page.get_by_label("problem", exact=True).fill("p1")
     opened.wait(lambda: opened.told() == "220 of 600 samples")
+
+
+def test_problems_without_samples_or_verdicts_are_shown(tmp_path: Path, visit: Open) -> None:
+    run = make_run(tmp_path / "run", num_problems=3, num_samples=2, done=[2, 1, 0])
+    write_page([load_run(run)], run / "report.html", plots=False)
+    page = (opened := visit(run / "report.html", at="#problem=p2")).page
+    opened.wait(lambda: page.locator(".samples h3").count() == 1)
+    assert page.locator(".samples .detail .text").all_text_contents() == ["What is 2 + 0?", "2"]
+    (tmp_path / "run-data.jsonl").unlink()
+    write_page([load_run(run)], run / "report.html", plots=False)
+    page = (opened := visit(run / "report.html", at="#problem=p1")).page
+    opened.wait(lambda: opened.told() == "1 of 3 samples")
+    assert rows(page.locator(".problems")) == ["p0", "p1", "p2"]
+    empty = make_run(tmp_path / "empty", num_problems=2, num_samples=2, done=[0, 0])
+    write_page([load_run(empty), load_run(run)], tmp_path / "both.html", plots=False)
+    page = (both := visit(tmp_path / "both.html", at="#problem=p1")).page
+    both.wait(lambda: page.locator(".side").count() == 2)
+    for visited in (opened, both):
+        visited.check()
 
 
 # Links
@@ -201,6 +220,26 @@ def test_the_answer_is_marked_where_it_is_given(tmp_path: Path, visit: Open) -> 
         head = said.evaluate("text => text.firstChild.textContent")
         assert head.endswith(before), name
     opened.check()
+
+
+def test_an_answer_of_any_form_is_looked_for_in_any_text(page_path: Path, visit: Open) -> None:
+    page = visit(page_path).page
+    find = "([text, answer]) => answerSpan(text, answer)"
+    blanks = " " * 150
+    cases: list[tuple[str, str, list[int] | None]] = [
+        ("x" + " " * 100_000 + "z", f"x{blanks}y", None),
+        (f"x{blanks}y", "x y", [0, 152]),
+        ("1," * 100_000, "1" * 199 + "2", None),
+        ("a" * 300_000, "a" * 200, None),
+        ("is (A+B)*[c] ok", "(A+B)*[c]", [3, 12]),
+        ("The answer is -3.5.", "-3.5", [14, 18]),
+        ("costs 12,500.00 or 12", "12500", [6, 15]),
+        ("13 and 130 and 1.3", "3", None),
+        ("anything", "", None),
+        ("a" * 300, "a" * 300, None),
+    ]
+    for text, answer, wanted in cases:
+        assert page.evaluate(find, [text, answer]) == wanted, answer[:20]
 
 
 def test_what_is_listed_is_exported(page_path: Path, visit: Open) -> None:
@@ -378,7 +417,7 @@ def test_samples_of_two_runs_stand_side_by_side(
     opened.wait(lambda: texts() == [view.problems[5].samples[0].text for view in views])
     page.keyboard.press("j")
     opened.wait(lambda: texts() == [view.problems[5].samples[1].text for view in views])
-    opened.wait(lambda: page.url.endswith("#problem=p5&sample=1"))
+    opened.wait(lambda: opened.place() == "#problem=p5&sample=1")
     for _ in range(3):  # the second run has one sample more
         across.get_by_text("sample \u25b8").click()
     opened.wait(lambda: sides.nth(0).get_by_text("no sample here").count() == 1)
@@ -420,8 +459,8 @@ def test_hostile_text_stays_text_in_tables_and_pictures(tmp_path: Path, visit: O
     write_page(runs, tmp_path / "both.html", plots=False, comparison=found)
     page = (opened := visit(tmp_path / "both.html")).page
     opened.wait(lambda: page.locator(".searches .picture:visible").count() == 1)
-    for text in page.locator(".picture:visible text").all()[:40]:
-        assert text.evaluate("text => text.childElementCount") == 0
+    for label in page.locator(".picture:visible text").all()[:40]:
+        assert label.evaluate("label => label.childElementCount") == 0
     for key in ["n"] * len(HOSTILE):
         page.locator(".across .list").hover()
         page.keyboard.press(key)

@@ -48,7 +48,7 @@ class Across {
         const [a, b] = [of(0)(row), of(1)(row)];
         return a === null || b === null ? null : b - a;
       };
-      const signed = (value) => `${value < 0 ? "\u2212" : "+"}${Math.abs(value).toFixed(3)}`;
+      const signed = (value) => `${["\u2212", "", "+"][1 + Math.sign(value)]}${Math.abs(value).toFixed(3)}`;
       columns.push({ key: "difference", of: difference, show: signed, width: "6rem" });
     }
     columns.push({ key: "question", of: (row) => asked.get(ids[row]) ?? "", width: "minmax(14rem, 1fr)" });

@@ -12,8 +12,14 @@ const addressOf = (state) => {
   return `#${new URLSearchParams(known)}`;
 };
 
-// Notes where one is, so that the address can be copied. It adds nothing to the history.
+// Notes where one is, so that the address can be copied. It adds nothing to the history. Browsers
+// take only so many notes in a while, so the last of several is noted.
+let noting = 0;
 const noteAddress = (state) => {
-  const address = addressOf(state);
-  if (address !== location.hash) history.replaceState(null, "", address);
+  clearTimeout(noting);
+  noting = setTimeout(() => {
+    const address = addressOf(state);
+    if (address !== location.hash) history.replaceState(null, "", address);
+  }, 150);
 };
+window.addEventListener("hashchange", () => clearTimeout(noting));

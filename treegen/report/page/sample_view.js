@@ -19,9 +19,10 @@ const answerOf = (filter, sample) => {
 const answerSpan = (text, answer) => {
   if (!answer || answer.length > 200) return null;
   const from = Math.max(0, text.length - 200000);
-  const escape = (c) => (/\s/.test(c) ? "\\s+" : c.replace(/[.*+?^${}()|[\]\\/-]/g, "\\$&"));
-  const number = /^-?\d+(\.\d+)?$/.test(answer);
-  const body = [...answer].map(escape).join(number ? ",?" : "") + (number ? "(?:\\.0+)?" : "");
+  const escape = (text) => text.replace(/[.*+?^${}()|[\]\\/-]/g, "\\$&");
+  const body = /^-?\d+(\.\d+)?$/.test(answer)
+    ? `${[...answer].map(escape).join(",?")}(?:\\.0+)?`
+    : answer.trim().split(/\s+/).map(escape).join("\\s+"); // each blank once, or it takes forever
   const whole = new RegExp(`(?<![\\w.])${body}(?!\\w|[.,]\\d)`, "gi");
   let found = null;
   let told = false;

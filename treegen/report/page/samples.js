@@ -142,7 +142,20 @@ class Samples {
     this.exact.checked = true;
     await this.apply();
     const at = this.list.items.findIndex((i) => index === undefined || this.columns.index[i] === index);
-    await this.list.pick(Math.max(0, at));
+    if (this.list.items.length) await this.list.pick(Math.max(0, at));
+    else await this.openProblem(this.run.index.problems.id.indexOf(problem));
+  }
+
+  // Shows a problem that has no samples yet.
+  async openProblem(problem) {
+    const { run } = this;
+    this.opening = (this.opening ?? 0) + 1;
+    this.current = undefined;
+    this.detail.hidden = problem < 0;
+    if (problem < 0) return;
+    const texts = await run.problems.get(problem);
+    const name = make("bdi", "", run.index.problems.id[problem]);
+    this.detail.replaceChildren(heading(run, 2, name), ...problemText(run, ...texts));
   }
 
   async open(sample) {

@@ -10,7 +10,15 @@ class Spots {
     this.link = make("a", "spot", "", { href: "#" });
     this.place(0);
     figure.append(this.link);
-    figure.addEventListener("pointermove", (event) => this.onmove(event));
+    figure.addEventListener("pointermove", (event) => {
+      const found = this.find(event);
+      if (found >= 0) this.place(found);
+    });
+    // A finger does not hover: it touches the picture itself.
+    this.image.addEventListener("click", (event) => {
+      const found = this.find(event);
+      if (found >= 0) location.hash = addressOf(state(spots[found][4]));
+    });
     this.link.addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
       if (!step) return;
@@ -20,7 +28,8 @@ class Spots {
     this.link.addEventListener("focus", () => this.place(this.at));
   }
 
-  onmove(event) {
+  // The spot that the pointer is at, or -1.
+  find(event) {
     const box = this.image.getBoundingClientRect();
     const [x, y] = [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height];
     // Of those that lie over each other, the smallest.
@@ -31,7 +40,7 @@ class Spots {
       const area = (right - left) * (bottom - top);
       if (area < least) [found, least] = [at, area];
     });
-    if (found >= 0) this.place(found);
+    return found;
   }
 
   place(at) {
