@@ -5,6 +5,7 @@ import math
 import shutil
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -402,6 +403,37 @@ def test_results_add_up(whole: Path) -> None:
     }  # fmt: skip
     assert sum(results["stopped"].values()) == 5 and results["errors"] == {}
     assert results["seconds"] > 0 and results["method"] == "best-first"
+
+
+def test_pass_at_k_is_over_the_searches_of_each_problem(data: str, tmp_path: Path) -> None:
+    job = job_of(data, method="sample", width=1, repeats=5, budget={"tokens": 60})
+    path = tmp_path / "run"
+    with SearchRunDir.create(path, asked_by(job)) as run:
+        steps = steps_of(job, run)
+        assert steps[-1].done == steps[-1].planned == 25
+        assert all(step.estimate and step.estimate.num_problems <= 5 for step in steps)
+        results = write_search_results(job, run)
+    right: dict[str, list[bool]] = {}
+    for record in stored(path):
+        right.setdefault(record["problem_id"], []).append(record["solved"])
+    assert [len(each) for each in right.values()] == [5] * 5
+    assert len({tuple(sorted(each)) for each in right.values()}) > 1
+    assert list(results["pass@k"]) == ["1", "2", "4", "5"]
+    for k, found in results["pass@k"].items():
+        share = [
+            sum(any(group) for group in combinations(each, int(k))) / math.comb(5, int(k))
+            for each in right.values()
+        ]
+        assert found["value"] == pytest.approx(sum(share) / 5)
+    assert results["solved"]["value"] == pytest.approx(results["pass@k"]["1"]["value"])
+
+
+def test_names_of_searches_are_told_apart(tmp_path: Path) -> None:
+    rows = [{"id": name, "numbers": [1, 2, 3], "target": 6} for name in ("p", "p #2")]
+    file = str(write_jsonl(tmp_path / "d.jsonl", rows))
+    assert job_of(file).planned == 2
+    with pytest.raises(InputError, match="'p #2', which is the name of a search of another"):
+        job_of(file, repeats=2)
 
 
 def test_results_of_a_stopped_run_count_those_under_way_as_unknown(

@@ -22,6 +22,7 @@ from toy_search import hashed, run, run_all, start
 from treegen.errors import InputError
 from treegen.search.ask_tell import AskTell
 from treegen.search.detached import detach
+from treegen.search.found import leaving
 from treegen.search.node import SearchNode
 from treegen.search.result import Found, SearchResult, warn_if_all_failed
 from treegen.search.session import Session
@@ -84,6 +85,13 @@ def test_a_pickled_node_is_found_again() -> None:
     same = [session.root("acd", name="twice") for _ in range(2)]
     with pytest.raises(InputError, match="2 nodes of the key"):
         session.find(same[0].key)
+
+
+def test_nodes_are_not_sent_to_other_processes() -> None:
+    root = session_of().root("acde")
+    with leaving(), pytest.raises(InputError, match="cannot be sent to another process"):
+        pickle.dumps([root])
+    assert pickle.loads(pickle.dumps(root)) is root
 
 
 def test_keys_alone_are_enough_while_the_session_is_there() -> None:

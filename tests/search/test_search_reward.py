@@ -116,7 +116,7 @@ def test_searches_are_judged_together_as_they_are_alone(tmp_path: Path, reduce: 
             found = await best_of_n(root, 6, evaluate, max_tokens=9)
             return vote(found, lambda node: node.text[:1], lambda node: node.value or 0.0)
         how = beam if root.search.name in "23" else dvts
-        size = {"width" if how is beam else "subtrees": 2}
+        size: dict[str, Any] = {"width" if how is beam else "subtrees": 2}
         return await how(root, propose, evaluate, lambda n: n.depth == 3, depth=3, **size)
 
     backend = backend_of(HistoryModel(), max_rows=64)

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from treegen.errors import InputError
+from treegen.search.found import leaving
 
 
 def packed_job(job: object) -> bytes:
@@ -17,7 +18,8 @@ def packed_job(job: object) -> bytes:
     pickle: Any = cloudpickle  # partly without types
     _send_loose_modules(pickle.register_pickle_by_value)
     try:
-        data: bytes = pickle.dumps(job)
+        with leaving():
+            data: bytes = pickle.dumps(job)
     except Exception as error:
         told = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(

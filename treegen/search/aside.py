@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from treegen.errors import InputError
 Place = tuple[tuple[int, int], ...]
 
 _THREADS: Final = 32
+_MOMENT: Final = 0.0002  # seconds
 
 T = TypeVar("T")
 X = TypeVar("X")
@@ -45,16 +47,18 @@ class Placed(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Call:
     """Something that a search waits for, and the place of the node that it is about.
 
     turn: done when the search may go on with it.
+    is_new: whether it is a function for which no pass of the model was held up yet.
     """
 
     work: asyncio.Future[Any]
     turn: asyncio.Future[None]
     place: Place
+    is_new: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -98,15 +102,33 @@ class Aside:
             for call in sorted(self._calls.pop(search), key=lambda call: call.place):
                 if not call.turn.done():
                     call.turn.set_result(None)
-        return bool(ready)
+        return bool(ready) or (busy and self._linger())
 
-    async def answered(self, search: Asker, work: asyncio.Future[T], place: Place = ()) -> T:
+    def _linger(self) -> bool:
+        """Give new functions a moment, so that quick ones cost their searches no pass."""
+        new = [
+            call
+            for search, calls in self._calls.items()
+            if not search.num_asked
+            for call in calls
+            if call.is_new and not call.work.done()
+        ]
+        for call in new:
+            call.is_new = False
+        if new:
+            time.sleep(_MOMENT)
+        return bool(new)
+
+    async def answered(
+        self, search: Asker, work: asyncio.Future[T], place: Place, *, by_itself: bool
+    ) -> T:
         """The result of work, once the search has nothing else under way.
 
         place: of the node that it is about. Parts of a search go on in the order of their places,
         and those of equal places in the order in which they asked.
+        by_itself: whether the work goes on by itself, as a function in a thread does.
         """
-        call = _Call(work, asyncio.get_running_loop().create_future(), place)
+        call = _Call(work, asyncio.get_running_loop().create_future(), place, by_itself)
         self._calls.setdefault(search, []).append(call)
         try:
             await call.turn
@@ -154,7 +176,8 @@ class Together(Generic[X, Y]):
             return []
         if aside is None:  # nothing is waited for beside this
             return self._of(items)
-        return await aside.answered(node.search, aside.add(self, items), place_of(node))
+        future = aside.add(self, items)
+        return await aside.answered(node.search, future, place_of(node), by_itself=False)
 
     def answer(self, calls: Sequence[tuple[Sequence[X], asyncio.Future[list[Y]]]]) -> None:
         """Compute calls, and give each its results or its error."""
@@ -220,7 +243,7 @@ async def in_thread(
     if aside is None:
         return await loop.run_in_executor(threads, call)
     work = loop.run_in_executor(threads or aside.threads(), call)
-    return await aside.answered(node.search, work, place_of(node))
+    return await aside.answered(node.search, work, place_of(node), by_itself=True)
 
 
 def place_of(node: Placed) -> Place:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -17,6 +20,7 @@ class Findable(Protocol):
         ...
 
 
+_leaving: ContextVar[bool] = ContextVar("_leaving", default=False)
 _searches: WeakValueDictionary[str, Findable] = WeakValueDictionary()
 
 
@@ -25,6 +29,25 @@ def register(search: Findable) -> str:
     token = uuid.uuid4().hex
     _searches[token] = search
     return token
+
+
+@contextmanager
+def leaving() -> Iterator[None]:
+    """Inside, what is pickled goes to another process, where no node would be found."""
+    token = _leaving.set(True)
+    try:
+        yield
+    finally:
+        _leaving.reset(token)
+
+
+def check_stays(key: str) -> None:
+    """Raise InputError for a node that is pickled for another process."""
+    if _leaving.get():
+        raise InputError(
+            f"node {key!r} cannot be sent to another process: it lives in the memory of a model; "
+            "send its path_text or data"
+        )
 
 
 def node_of(token: str, key: str) -> object:

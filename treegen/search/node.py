@@ -28,7 +28,7 @@ from treegen.outputs import Completion, Score
 from treegen.params import SamplingParams
 from treegen.search.aside import in_thread
 from treegen.search.budget import Budget, BudgetReached, SearchUsage
-from treegen.search.found import node_of, register
+from treegen.search.found import check_stays, node_of, register
 from treegen.search.loop import check_loop
 from treegen.search.uncopied import Uncopied
 
@@ -302,6 +302,7 @@ class SearchNode(Uncopied):
         self._num_drawn = self._num_extended = 0
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        check_stays(self.key)
         return node_of, (self.search.token, self.key)
 
     def __repr__(self) -> str:

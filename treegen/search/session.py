@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 from weakref import WeakSet
 
 from treegen.closing import Closing
@@ -25,6 +25,8 @@ from treegen.search.node import Search, SearchNode
 from treegen.search.uncopied import Uncopied
 
 T = TypeVar("T")
+
+_MANY: Final = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +79,7 @@ class Session(Closing, Uncopied):
         self._num_roots = 0
         self._searches: WeakSet[Search] = WeakSet()
         self._live: list[Search] = []  # they stay, though nobody may hold their nodes
+        self._looks_at = _MANY
 
     def root(
         self,
@@ -115,7 +118,10 @@ class Session(Closing, Uncopied):
             origin=origin,
         )  # fmt: skip
         self._searches.add(search)
-        self._live = [each for each in self._live if each.root.is_live] + [search]
+        self._live.append(search)
+        if len(self._live) > self._looks_at:
+            self._live = [each for each in self._live if each.root.is_live]
+            self._looks_at = max(_MANY, 2 * len(self._live))
         return search.root
 
     def find(self, key: str) -> SearchNode:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
-from treegen.errors import CapacityError, ModelError, TreegenError
+from treegen.errors import CapacityError, ModelError, ModelWarning, TreegenError
 from treegen.model.scorer import CAUSAL, Scorer, load_scorer
 from treegen.model.verifier import Verifier
 
@@ -37,7 +38,7 @@ def load_verifier(
     name: a checkpoint directory or a hub name; safetensors only.
     device: by default a GPU if there is one. form: by default what config.json says.
     share: whether prefixes that texts share are computed once. Models that treegen cannot compute,
-    such as encoders, read each text whole.
+    such as encoders, read each text whole; a warning says so.
     memory: bytes of the cache.
     settings: those of `Verifier`.
 
@@ -56,14 +57,19 @@ def load_verifier(
         return Verifier(scorer=reader.scorer, reader=reader, **settings)
     verifier = Verifier(scorer=load_scorer(name, own=True, **where), **settings)
     try:
-        reader = _reader(verifier, os.fspath(name), memory)
+        reader = _in_use[key] = _reader(verifier, os.fspath(name), memory)
+        return replace(verifier, reader=reader)
     except CapacityError:
         raise
-    except (TreegenError, RuntimeError):
-        # The layers of the first may attend by treegen now.
-        return Verifier(scorer=load_scorer(name, **where), **settings)
-    _in_use[key] = reader
-    return replace(verifier, reader=reader)
+    except (TreegenError, RuntimeError) as error:
+        told = str(error).split("\n")[0]
+    del verifier  # its layers may attend by treegen now, and two models may not fit
+    warnings.warn(
+        f"{os.fspath(name)} reads each text whole, because treegen cannot compute it: {told}",
+        ModelWarning,
+        stacklevel=2,
+    )
+    return Verifier(scorer=load_scorer(name, **where), **settings)
 
 
 def _reader(verifier: Verifier, name: str, memory: int | str) -> TreeReader:

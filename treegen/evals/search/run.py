@@ -20,7 +20,7 @@ from treegen.evals.progress import Progress, RightSoFar
 from treegen.evals.run import results_head
 from treegen.evals.search.job import SearchJob
 from treegen.evals.search.settings import stored_search_choices
-from treegen.evals.stats import estimate, pass_at_k
+from treegen.evals.stats import Estimate, estimate, pass_at_k
 from treegen.runs import SearchRunDir
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def run_searches(
                 tokens += record["usage"]["tokens_decoded"]
                 parts.save()
                 unknown = results.num_unknown + len(found) - number
-                solved, status = tally.estimate(unknown), results.status()
+                solved, status = _solved(tally, unknown, settings.repeats), results.status()
                 yield Progress(
                     done=len(run.done),
                     planned=run.info.planned,
@@ -155,7 +155,7 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
     # A search that is solved ends early. So those that were under way when a run was stopped are
     # more often hard ones than those that have ended.
     unknown = min(max(run.missing, 0), job.settings.concurrency)
-    solved = tally.estimate(unknown)
+    solved = _solved(tally, unknown, job.settings.repeats)
     results = {
         **results_head(job, run, stored_search_choices(run.info)),
         "method": job.settings.method,
@@ -170,6 +170,14 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
     }
     run.write_results(results)
     return results
+
+
+def _solved(tally: RightSoFar, unknown: int, repeats: int) -> Estimate | None:
+    """The share of solved searches as a mean over problems.
+
+    unknown: searches under way. They are left open only if each problem has one search.
+    """
+    return tally.estimate(unknown if repeats == 1 else 0)
 
 
 def _pass_at(solved: Sequence[Sequence[bool]], repeats: int) -> dict[str, Any]:

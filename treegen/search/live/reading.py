@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Final
 
 import numpy as np
@@ -96,7 +97,7 @@ class TreeReader:
         """
         texts = [np.array(row, dtype=np.int32) for row in rows]
         keys = [
-            [text[: end + 1].tobytes() for end in own]
+            [blake2b(text[: end + 1].tobytes(), digest_size=16).digest() for end in own]
             for text, own in zip(texts, ends, strict=True)
         ]
         prefixes = {
@@ -124,7 +125,7 @@ class TreeReader:
     def _compute(self, prefixes: dict[bytes, Tokens]) -> dict[bytes, float]:
         scheduler, store = self._scheduler, self._scheduler.run.store
         before = scheduler.usage.prompt_tokens_computed
-        keys = sorted(prefixes, key=len)
+        keys = sorted(prefixes, key=lambda key: len(prefixes[key]))
         # Prefixes of one text come shortest first, so that each goes on from the one before.
         for number, key in enumerate(keys):
             tokens = prefixes[key]
