@@ -31,8 +31,10 @@ from treegen.plan.compile import compile_plan
 from treegen.plan.plan import Plan, Request
 from treegen.plan.seeds import row_seed
 from treegen.prompts.stops import Stopping
+from treegen.recurrence import DeltaStates
 from treegen.sampling.draw import SamplingBatch, draw
 from treegen.sampling.param_set import ParamSet
+from treegen.spec import DeltaSpec
 
 if TYPE_CHECKING:
     from treegen.engine.graphs import DecodeGraphs
@@ -64,9 +66,16 @@ class HistoryModel:
     device = torch.device("cpu")
 
     def __init__(
-        self, vocab_size: int = 24, eos_bias: float = 0.0, *, recurrent: bool = False
+        self,
+        vocab_size: int = 24,
+        eos_bias: float = 0.0,
+        *,
+        recurrent: bool = False,
+        delta: DeltaSpec | None = None,
     ) -> None:
+        """delta: how rows list updates of states; `fold_hashes` then has to stand for `fold`."""
         self.vocab_size, self.eos_bias, self.recurrent = vocab_size, eos_bias, recurrent
+        self.delta = delta
         self.tokens_computed = 0
         self.bad_at: int | None = None  # number of passes after which logits are NaN
 
@@ -75,7 +84,12 @@ class HistoryModel:
         shape = (num_pages + 1, page_size, 1, 2)
         layer = LayerKV(torch.full(shape, -7.0), torch.full(shape, -7.0))
         states = None
-        if self.recurrent:
+        if self.delta is not None:
+            size = self.delta.pages * self.delta.page_tokens
+            windows = torch.full((num_states + 2 + 8, 2), -7)
+            slots = torch.full((num_states + 2, size), -7)
+            states = StateCache([[windows, slots]], num_states, self.delta)
+        elif self.recurrent:
             states = StateCache([[torch.full((num_states + 1,), -7)]], num_states)
         return PagedCache([layer], num_pages, page_size, states)
 
@@ -89,7 +103,9 @@ class HistoryModel:
         # Of a CUDA graph, those that were put into it last.
         levels: Sequence[HostLevel] = getattr(batch.levels.state, "levels", batch.levels.levels)
         groups = [_group_of_rows(level, len(batch.tokens_T)) for level in levels]
-        hashes = _hashes(batch) if batch.states is not None else None
+        hashes = None
+        if batch.states is not None:
+            hashes = _hashes(batch) if self.delta is None else _listed_hashes(batch, self.delta)
         assert (hashes is None) != self.recurrent, "states are given to the wrong models"
         rows = []
         for row in batch.logits_at_S.tolist():
@@ -146,6 +162,70 @@ def _hashes(batch: Batch) -> list[int]:
             states[run.writes_N[at]] = state
     assert -1 not in hashes, "a token is in no sequence"
     return hashes
+
+
+class SmallLists(DeltaSpec):
+    """Lists that are soon folded. A state is a hash, the first number of its slot."""
+
+    pages = 2
+    page_tokens = 2
+    own_tokens = 2
+
+
+def _listed_hashes(batch: Batch, delta: DeltaSpec) -> list[int]:
+    """Likewise of a model that lists updates, which are tokens here.
+
+    A window has the state one token ago and the last one, so that the two can be compared.
+    """
+    assert batch.states is not None
+    ((windows, states),) = batch.states.layers
+    hashes = [-1] * len(batch.tokens_T)
+    if batch.states.rows is not None:
+        flat = states.view(-1)
+        for row, (base, listed, before, after, *pages) in enumerate(
+            batch.states.rows.inputs_RT.T.tolist()
+        ):
+            state = _folded(states, delta, base, listed, pages)
+            assert windows[before, 1] == state, "a window is that of another state"
+            token = int(batch.tokens_T[row])
+            hashes[row] = _hashed(state, token)
+            windows[after] = torch.tensor([state, hashes[row]])
+            size = delta.page_tokens
+            flat[pages[listed // size] * size + listed % size] = token
+        return hashes
+    for run in batch.states.runs:
+        rows = torch.arange(len(hashes))[run.rows].view(run.num, run.length)
+        reads = [0] * run.num if run.reads_N is None else run.reads_N.tolist()
+        found = [int(states[slot, 0]) if slot else 0 for slot in reads]
+        for slot, state, mine, writes in zip(
+            reads, found, rows.tolist(), run.writes_N.tolist(), strict=True
+        ):
+            assert not slot or windows[slot, 1] == state, "a window is that of another state"
+            before = -7
+            for row in mine:
+                before, state = state, _hashed(state, int(batch.tokens_T[row]))
+                hashes[row] = state
+            windows[writes], states[writes, 0] = torch.tensor([before, state]), state
+    assert -1 not in hashes, "a token is in no sequence"
+    return hashes
+
+
+def _folded(states: Tensor, delta: DeltaSpec, base: int, listed: int, pages: Sequence[int]) -> int:
+    """The state after the tokens of a list."""
+    state, size = int(states[base, 0]), delta.page_tokens
+    assert base and state >= 0, "a state is read that was never written"
+    for at in range(listed):
+        state = _hashed(state, int(states.view(-1)[pages[at // size] * size + at % size]))
+    return state
+
+
+def fold_hashes(
+    on: DeltaStates, base_F: Tensor, target_F: Tensor, listed_F: Tensor, pages_PF: Tensor
+) -> None:
+    """`treegen.recurrence.fold` of hashes; all is read before anything is written."""
+    given = zip(base_F.tolist(), listed_F.tolist(), pages_PF.T.tolist(), strict=True)
+    made = [_folded(on.states, on.spec, *each) for each in given]
+    on.states[target_F, 0] = torch.tensor(made)
 
 
 def _group_of_rows(level: HostLevel, num_rows: int) -> Tensor:

@@ -40,7 +40,7 @@ from treegen.search.budget import BudgetReached
 from treegen.search.live.backend import LiveBackend
 from treegen.search.node import SearchNode
 from treegen.search.session import Asked, Session
-from treegen.spec import LayerSpec, ModelSpec
+from treegen.spec import DeltaSpec, LayerSpec, ModelSpec
 
 _MOST_STEPS = 5_000
 
@@ -129,16 +129,24 @@ class _Knowing:
 
 
 class MixedRun:
-    """One run, made of a seed. recurrent: on a model that keeps states too.
+    """One run, made of a seed.
 
+    recurrent: on a model that keeps states too. delta: whose rows list updates of these.
     speculates: guesses tokens, most of them right.
     """
 
-    def __init__(self, seed: int, *, recurrent: bool = False, speculates: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        recurrent: bool = False,
+        delta: DeltaSpec | None = None,
+        speculates: bool = False,
+    ) -> None:
         self.rng = rng = np.random.default_rng(seed)
         self.speculates = speculates
         eos_bias = rng.choice([-20.0, -20.0, 0.0, 1.5])
-        self.model = HistoryModel(eos_bias=eos_bias, recurrent=recurrent)
+        self.model = HistoryModel(eos_bias=eos_bias, recurrent=recurrent, delta=delta)
         self.params = SamplingParams(seed=seed % 7, max_tokens=12, **self._pick(_OVERRIDES))
         self.page_size = int(rng.integers(1, 6))
         self.long = int(rng.choice([4, 20, 60]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from fakes import SmallLists, fold_hashes
 from mixed_runs import MixedRun
 
 
@@ -19,3 +20,11 @@ def test_likewise_on_a_model_with_recurrent_layers(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(14))
 def test_likewise_where_tokens_are_guessed(seed: int) -> None:
     MixedRun(seed, speculates=True).run()
+
+
+@pytest.mark.parametrize("seed", range(14))
+def test_likewise_where_rows_list_updates_of_states(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("treegen.model.states.fold", fold_hashes)
+    MixedRun(seed, recurrent=True, delta=SmallLists(1, 1, 8, 8, 4)).run()

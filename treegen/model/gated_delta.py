@@ -34,6 +34,9 @@ class Projected(NamedTuple):
     a_TH: Tensor
 
 
+# Linear layers are called in transformers' order, by which those of one input are joined.
+
+
 def _of_qwen3_next(layer: Any, hidden_TD: Tensor) -> Projected:
     qkvz, ba = layer.in_proj_qkvz(hidden_TD[None]), layer.in_proj_ba(hidden_TD[None])
     q, k, v, z, b, a = layer.fix_query_key_value_ordering(qkvz, ba)
@@ -52,7 +55,6 @@ def _of_olmo(layer: Any, hidden_TD: Tensor) -> Projected:
     return Projected(torch.cat(mixed, -1), layer.g_proj(hidden_TD), b, a)
 
 
-# Layers that are computed as one product are called in transformers' order.
 # How a layer of each class projects, and the names of its norm and of its last projection.
 _KNOWN: Final[dict[str, tuple[Callable[[Any, Tensor], Projected], str, str]]] = {
     "Qwen3NextGatedDeltaNet": (_of_qwen3_next, "norm", "out_proj"),

@@ -24,11 +24,11 @@ from treegen.recurrence.types import (
 )
 
 _CHANNELS: Final = 512  # of a program
-_ROWS: Final = 32  # of a program that reads shared states
+_ROWS: Final = 32  # of a program that reads shared states; half in float32
 _VALUES: Final = 64  # of a state's columns, of a program that takes products
 _OWN_VALUES: Final = 32  # of a program of a row's own state
-_UPDATES: Final = 16  # that are folded at once
-_READ: Final = 8  # updates that are read at once, by few threads, so that many programs run
+_UPDATES: Final = 32  # that are folded at once
+_READ: Final = 4  # updates that are read at once, by one warp, so that none waits for others
 
 
 def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
@@ -38,9 +38,12 @@ def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
     channels = given.mixed_TC.shape[-1]
     mixed_TC = torch.empty_like(given.mixed_TC, memory_format=torch.contiguous_format)
     reads, writes = (WINDOW, NEXT_WINDOW) if rows.has_lists else (READS, WRITES)
+    is_whole = width * on.windows.itemsize == torch.int64.itemsize and on.windows.itemsize == 2
+    whole = on.windows.view(torch.int64) if is_whole else on.windows
     kernels.convolve[triton.cdiv(channels, _CHANNELS), num_rows](
-        given.mixed_TC, given.mixed_TC.stride(0), on.windows, inputs[reads], inputs[writes],
+        given.mixed_TC, given.mixed_TC.stride(0), on.windows, whole, inputs[reads], inputs[writes],
         given.conv_CW.contiguous(), mixed_TC, channels, W=width, SEEN=seen, BLOCK=_CHANNELS,
+        WHOLE=is_whole,
     )  # fmt: skip
     heads = {"G": spec.k_heads, "H": spec.v_heads, "K": spec.k_dim, "V": spec.v_dim}
     block_k, block_v = _padded(spec.k_dim), min(_padded(spec.v_dim), _VALUES)
@@ -59,14 +62,16 @@ def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
         )  # fmt: skip
         return out
     reads_2THV = out.new_empty(2, *out.shape, dtype=torch.float32)
-    kernels.read_bases[spec.v_heads, triton.cdiv(num_rows, _ROWS), parts](
+    block_t = _ROWS // 2 if mixed_TC.dtype == torch.float32 else _ROWS
+    kernels.read_bases[spec.v_heads, triton.cdiv(num_rows, block_t), parts](
         mixed_TC, on.states, inputs[BASE], reads_2THV, num_rows, scale, **heads,
-        BLOCK_T=_ROWS, BLOCK_K=block_k, BLOCK_V=block_v, num_warps=8,
+        BLOCK_T=block_t, BLOCK_K=block_k, BLOCK_V=block_v, PRECISION=_precision(mixed_TC.dtype),
+        num_warps=8,
     )  # fmt: skip
     kernels.read_lists[spec.v_heads, num_rows](
-        mixed_TC, *gates, reads_2THV, on.states, on.states.view(on.dtype), inputs[LISTED],
-        inputs[PAGES:], out, num_rows, scale, given.strength, **heads, **_page(on),
-        BLOCK_N=_READ, BLOCK_K=block_k, BLOCK_V=_padded(spec.v_dim), num_warps=2,
+        mixed_TC, *gates, reads_2THV, on.states, on.states.view(on.dtype), inputs[BASE],
+        inputs[LISTED], inputs[PAGES:], out, num_rows, scale, given.strength, **heads, **_page(on),
+        BLOCK_N=_READ, BLOCK_K=block_k, BLOCK_V=_padded(spec.v_dim), num_warps=1,
     )  # fmt: skip
     return out
 
@@ -80,8 +85,17 @@ def fold(
     kernels.fold_lists[spec.v_heads, num_rows, triton.cdiv(spec.v_dim, block_v)](
         on.states, on.states, on.states.view(on.dtype), base_F, target_F, listed_F,
         pages_PF.contiguous(), num_rows, G=spec.k_heads, H=spec.v_heads, K=spec.k_dim, V=spec.v_dim,
-        **_page(on), BLOCK_N=_UPDATES, BLOCK_K=block_k, BLOCK_V=block_v, num_warps=8,
+        **_page(on), BLOCK_N=_UPDATES, BLOCK_K=block_k, BLOCK_V=block_v,
+        PRECISION=_precision(on.dtype), num_warps=8,
     )  # fmt: skip
+
+
+def _precision(dtype: torch.dtype) -> str:
+    """How products of float32 are taken whose factors come from numbers of a type.
+
+    One product in TF32 rounds less than 16 bits do.
+    """
+    return "tf32x3" if dtype == torch.float32 else "tf32"
 
 
 def _page(on: DeltaStates) -> dict[str, Any]:

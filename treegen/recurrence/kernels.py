@@ -26,28 +26,39 @@ def _softplus(x):
 
 @triton.jit(do_not_specialize_on_alignment=("reads", "writes"))
 def convolve(
-    mixed, mixed_stride, windows, reads, writes, weights, out, C,
-    W: tl.constexpr, SEEN: tl.constexpr, BLOCK: tl.constexpr,
+    mixed, mixed_stride, windows, whole_windows, reads, writes, weights, out, C,
+    W: tl.constexpr, SEEN: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """One program: some channels of one row. The window moves on by one token.
 
     A thread has whole channels, so it reads each place of a window before it writes there.
+    WHOLE: a channel's window is one number of `whole_windows`, its last token on top.
     """
     row = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = c < C
-    source = windows + (tl.load(reads + row) * C + c) * W
-    target = windows + (tl.load(writes + row) * C + c) * W
+    source = tl.load(reads + row) * C + c
+    target = tl.load(writes + row) * C + c
     x = tl.load(mixed + row * mixed_stride + c, mask=there, other=0.0)
     weight = tl.load(weights + c * SEEN + SEEN - 1, mask=there, other=0.0)
     total = x.to(tl.float32) * weight.to(tl.float32)
-    for at in tl.static_range(1, W):
-        before = tl.load(source + at, mask=there, other=0.0)
-        if at > W - SEEN:
+    if WHOLE:
+        window = tl.load(whole_windows + source, mask=there, other=0)
+        for at in tl.static_range(W - SEEN + 1, W):
+            before = (window >> (16 * at)).to(tl.int16).to(windows.dtype.element_ty, bitcast=True)
             weight = tl.load(weights + c * SEEN + at - (W - SEEN) - 1, mask=there, other=0.0)
             total += before.to(tl.float32) * weight.to(tl.float32)
-        tl.store(target + at - 1, before, mask=there)
-    tl.store(target + W - 1, x.to(target.dtype.element_ty), mask=there)
+        bits = x.to(windows.dtype.element_ty).to(tl.int16, bitcast=True).to(tl.int64)
+        window = ((window >> 16) & 0xFFFFFFFFFFFF) | (bits << 48)
+        tl.store(whole_windows + target, window, mask=there)
+    else:
+        for at in tl.static_range(1, W):
+            before = tl.load(windows + source * W + at, mask=there, other=0.0)
+            if at > W - SEEN:
+                weight = tl.load(weights + c * SEEN + at - (W - SEEN) - 1, mask=there, other=0.0)
+                total += before.to(tl.float32) * weight.to(tl.float32)
+            tl.store(windows + target * W + at - 1, before, mask=there)
+        tl.store(windows + target * W + W - 1, x.to(windows.dtype.element_ty), mask=there)
     total = total * _sigmoid(total)
     tl.store(out + row * C + c, total.to(out.dtype.element_ty), mask=there)
 
@@ -60,80 +71,103 @@ def _normed(pointer, there, scale):
 
 
 @triton.jit
-def _normed_rows(pointers, there, scale):
-    x = tl.load(pointers, mask=there, other=0.0).to(tl.float32)
-    return x * (scale / tl.sqrt(tl.sum(x * x, 1) + 1e-6))[:, None]
+def _gate(a, a_log, dt_bias):
+    return -tl.exp(a_log.to(tl.float32)) * _softplus(a.to(tl.float32) + dt_bias.to(tl.float32))
 
 
 @triton.jit
-def _gate(a, a_log, dt_bias):
-    return -tl.exp(a_log.to(tl.float32)) * _softplus(a.to(tl.float32) + dt_bias.to(tl.float32))
+def _base_of(base, row, num_rows):
+    """The slot of a row's base, or 0, and whether a row beside it has the same."""
+    live = row < num_rows
+    slot = tl.load(base + row, mask=live, other=0)
+    before = tl.load(base + row - 1, mask=live & (row > 0), other=-1)
+    after = tl.load(base + row + 1, mask=row + 1 < num_rows, other=-1)
+    return slot, (slot == before) | (slot == after)
 
 
 @triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=INPUTS)
 def read_bases(
     mixed, states, base, out, num_rows, scale,
     G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BLOCK_T: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program: what some rows read with keys and queries from one head of their states.
+    """One program: what some rows read with keys and queries from one head of states they share.
 
-    out: [2, T, H, V] float32. Rows with the same state are one matrix product, a row with a state
-    of its own is a sum.
+    out: [2, T, H, V] float32, what keys read and what queries read. It is zeros for other rows.
     """
     head = tl.program_id(0)
-    row = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
+    # First the queries of all these rows, then their keys.
+    index = tl.arange(0, 2 * BLOCK_T)
+    row = tl.program_id(1) * BLOCK_T + index % BLOCK_T
+    is_key = index // BLOCK_T == 1
     v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
     k = tl.arange(0, BLOCK_K)
     live = row < num_rows
-    there = live[:, None] & (k < K)[None, :]
-    at = mixed + row.to(tl.int64)[:, None] * (2 * G * K + H * V)
-    at += (head // (H // G)) * K + k[None, :]
-    q_TK = _normed_rows(at, there, scale)
-    k_TK = _normed_rows(at + G * K, there, 1.0)
-    by_q = tl.zeros([BLOCK_T, BLOCK_V], tl.float32)
-    by_k = tl.zeros([BLOCK_T, BLOCK_V], tl.float32)
+    source = row.to(tl.int64) * (2 * G * K + H * V) + tl.where(is_key, G * K, 0)
+    source += (head // (H // G)) * K
+    x = tl.load(
+        (mixed + source)[:, None] + k[None, :], mask=live[:, None] & (k < K)[None, :], other=0.0
+    ).to(tl.float32)
+    length = tl.sqrt(tl.sum(x * x, 1) + 1e-6)
+    x *= (tl.where(is_key, 1.0, scale) / length)[:, None]
+    total = tl.zeros([2 * BLOCK_T, BLOCK_V], tl.float32)
     # Slot 0 is nobody's: rows that fill up a graph have it.
-    slots = tl.load(base + row, mask=live, other=0)
+    slots, is_shared = _base_of(base, row, num_rows)
+    slots = tl.where(is_shared, slots, 0)
     slot = tl.max(slots, 0)
     inside = (k < K)[:, None] & (v < V)[None, :]
     while slot > 0:
         mine = slots == slot
         place = states + (slot * H + head) * (K * V) + k[:, None] * V + v[None, :]
         s_KV = tl.load(place, mask=inside, other=0.0)
-        if tl.sum(mine.to(tl.int32), 0) == 1:
-            one_q = tl.sum(tl.where(mine[:, None], q_TK, 0.0), 0)
-            one_k = tl.sum(tl.where(mine[:, None], k_TK, 0.0), 0)
-            read_q = tl.sum(one_q[:, None] * s_KV, 0)
-            read_k = tl.sum(one_k[:, None] * s_KV, 0)
-            by_q += tl.where(mine[:, None], read_q[None, :], 0.0)
-            by_k += tl.where(mine[:, None], read_k[None, :], 0.0)
-        else:
-            some_q = tl.where(mine[:, None], q_TK, 0.0)
-            some_k = tl.where(mine[:, None], k_TK, 0.0)
-            by_q += tl.dot(some_q, s_KV, input_precision="tf32x3")
-            by_k += tl.dot(some_k, s_KV, input_precision="tf32x3")
+        total += tl.dot(tl.where(mine[:, None], x, 0.0), s_KV, input_precision=PRECISION)
         slots = tl.where(mine, 0, slots)
         slot = tl.max(slots, 0)
-    store = live[:, None] & (v < V)[None, :]
-    target = out + (row.to(tl.int64)[:, None] * H + head) * V + v[None, :]
-    tl.store(target, by_k, mask=store)
-    tl.store(target + num_rows.to(tl.int64) * (H * V), by_q, mask=store)
+    plane = tl.where(is_key, 0, 1).to(tl.int64) * num_rows
+    target = ((plane + row) * H + head) * V
+    tl.store((out + target)[:, None] + v[None, :], total, mask=live[:, None] & (v < V)[None, :])
+
+
+@triton.jit
+def _updates(
+    gates, numbers, page_N, n, num, head, k, v,
+    G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, N: tl.constexpr,
+    PAGE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """Keys, values and sums of gates of some updates of a list; zeros past its end."""
+    each: tl.constexpr = H // G
+    live = n < num
+    block_N = (page_N * G + head // each) * PAGE
+    at_N = n % N
+    sums = tl.load(gates + block_N // 4 + at_N * each + head % each, mask=live, other=0.0)
+    k_NK = tl.load(
+        (numbers + (block_N + KEYS) // SIZE + at_N * K)[:, None] + k[None, :],
+        mask=live[:, None] & (k < K)[None, :], other=0.0,
+    )  # fmt: skip
+    u_NV = tl.load(
+        (numbers + (block_N + VALUES) // SIZE + (at_N * each + head % each) * V)[:, None]
+        + v[None, :],
+        mask=live[:, None] & (v < V)[None, :], other=0.0,
+    )  # fmt: skip
+    return k_NK, u_NV, sums
 
 
 @triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=INPUTS)
 def read_lists(
-    mixed, a, a_stride, b, b_stride, a_log, dt_bias, reads, gates, numbers, listed, pages, out,
-    num_rows, scale, strength,
+    mixed, a, a_stride, b, b_stride, a_log, dt_bias, reads, gates, numbers, base, listed, pages,
+    out, num_rows, scale, strength,
     G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     N: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """One program: one head of one row. It reads the row's list, and adds the token's update.
 
-    reads: what `read_bases` wrote. gates, numbers: the states' memory as float32 and as the type
-    of lists, which takes SIZE bytes. PAGE: bytes of a page's part for one key head. KEYS, VALUES:
-    where these begin in it.
+    It also reads a state that no row beside it has. What it reads of others is in `reads`, by
+    `read_bases`. gates, numbers: the states' memory as float32 and as the type of lists, which
+    takes SIZE bytes. PAGE: bytes of a page's part for one key head. KEYS, VALUES: where these begin
+    in it.
+
+    What waits for nothing is asked for first, and updates while those before are computed with.
     """
     head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
@@ -141,52 +175,78 @@ def read_lists(
     key_head = head // each
     k = tl.arange(0, BLOCK_K)
     v = tl.arange(0, BLOCK_V)
-    at = mixed + row * (2 * G * K + H * V)
-    q_K = _normed(at + key_head * K + k, k < K, scale)
-    k_K = _normed(at + G * K + key_head * K + k, k < K, 1.0)
-    v_V = tl.load(at + 2 * G * K + head * V + v, mask=v < V, other=0.0).to(tl.float32)
-    gate = _gate(tl.load(a + row * a_stride + head), tl.load(a_log + head), tl.load(dt_bias + head))
+    n = tl.arange(0, BLOCK_N)
     num = tl.load(listed + row).to(tl.int32)
+    slot, is_shared = _base_of(base, row, num_rows)
+    queries = mixed + row * (2 * G * K + H * V) + key_head * K
+    keys = queries + G * K
+    q_K = tl.load(queries + k, mask=k < K, other=0.0).to(tl.float32)
+    k_K = tl.load(keys + k, mask=k < K, other=0.0).to(tl.float32)
+    values = mixed + row * (2 * G * K + H * V) + 2 * G * K + head * V
+    v_V = tl.load(values + v, mask=v < V, other=0.0).to(tl.float32)
+    gate = _gate(tl.load(a + row * a_stride + head), tl.load(a_log + head), tl.load(dt_bias + head))
+    beta = strength * _sigmoid(tl.load(b + row * b_stride + head).to(tl.float32))
     last = tl.maximum(num - 1, 0)
-    page = tl.load(pages + (last // N) * num_rows + row)
-    block = (page * G + key_head) * PAGE
-    sum_before = tl.load(gates + block // 4 + (last % N) * each + head % each)
+    last_page = tl.load(pages + (last // N) * num_rows + row)
+    new_page = tl.load(pages + (num // N) * num_rows + row)
+    page_N = tl.load(pages + (n // N) * num_rows + row, mask=n < num, other=0)
+    last_block = (last_page * G + key_head) * PAGE
+    sum_before = tl.load(gates + last_block // 4 + (last % N) * each + head % each)
+    next_k, next_u, next_sums = _updates(
+        gates, numbers, page_N, n, num, head, k, v, G, H, K, V, N, PAGE, KEYS, VALUES, SIZE
+    )
+    ahead = n + BLOCK_N
+    page_N = tl.load(pages + (ahead // N) * num_rows + row, mask=ahead < num, other=0)
+    q_scale = scale / tl.sqrt(tl.sum(q_K * q_K, 0) + 1e-6)
+    k_scale = 1.0 / tl.sqrt(tl.sum(k_K * k_K, 0) + 1e-6)
+    q_K *= q_scale
+    k_K *= k_scale
     total = gate + tl.where(num > 0, sum_before, 0.0)
     # Summed up at the end, because threads have to wait for each other to do so.
     by_q_NV = tl.zeros([BLOCK_N, BLOCK_V], tl.float32)
     by_k_NV = tl.zeros([BLOCK_N, BLOCK_V], tl.float32)
-    n = tl.arange(0, BLOCK_N)
-    page_N = tl.load(pages + (n // N) * num_rows + row, mask=n < num, other=0)
     for start in range(0, num, BLOCK_N):
-        n = start + tl.arange(0, BLOCK_N)
-        live = n < num
-        block_N = (page_N * G + key_head) * PAGE
-        at_n = n % N
-        # The pages of the next updates are there when these have been read.
-        ahead = n + BLOCK_N
+        k_NK, u_NV, sums = next_k.to(tl.float32), next_u.to(tl.float32), next_sums
+        ahead = start + BLOCK_N + n
+        next_k, next_u, next_sums = _updates(
+            gates, numbers, page_N, ahead, num, head, k, v,
+            G, H, K, V, N, PAGE, KEYS, VALUES, SIZE,
+        )  # fmt: skip
+        ahead += BLOCK_N
         page_N = tl.load(pages + (ahead // N) * num_rows + row, mask=ahead < num, other=0)
-        sums = tl.load(gates + block_N // 4 + at_n * each + head % each, mask=live, other=0.0)
-        weight = tl.where(live, tl.exp(total - sums), 0.0)
-        k_NK = tl.load(
-            (numbers + (block_N + KEYS) // SIZE + at_n * K)[:, None] + k[None, :],
-            mask=live[:, None] & (k < K)[None, :], other=0.0,
-        ).to(tl.float32)  # fmt: skip
-        u_NV = tl.load(
-            (numbers + (block_N + VALUES) // SIZE + (at_n * each + head % each) * V)[:, None]
-            + v[None, :],
-            mask=live[:, None] & (v < V)[None, :], other=0.0,
-        ).to(tl.float32)  # fmt: skip
+        weight = tl.where(start + n < num, tl.exp(total - sums), 0.0)
         by_q_NV += (weight * tl.sum(k_NK * q_K[None, :], 1))[:, None] * u_NV
         by_k_NV += (weight * tl.sum(k_NK * k_K[None, :], 1))[:, None] * u_NV
-    read = reads + (row * H + head) * V + v
-    second = read + num_rows.to(tl.int64) * (H * V)
     decay = tl.exp(total)
+    own = tl.where(is_shared, 0, slot)
+    if own > 0:
+        state = gates + (own * H + head) * (K * V)
+        for start in range(0, K, 2 * BLOCK_N):
+            first = start + n
+            second = first + BLOCK_N
+            first_NV = tl.load(
+                state + first[:, None] * V + v[None, :],
+                mask=(first < K)[:, None] & (v < V)[None, :], other=0.0,
+            )  # fmt: skip
+            second_NV = tl.load(
+                state + second[:, None] * V + v[None, :],
+                mask=(second < K)[:, None] & (v < V)[None, :], other=0.0,
+            )  # fmt: skip
+            first_q = tl.load(queries + first, mask=first < K, other=0.0).to(tl.float32)
+            first_k = tl.load(keys + first, mask=first < K, other=0.0).to(tl.float32)
+            second_q = tl.load(queries + second, mask=second < K, other=0.0).to(tl.float32)
+            second_k = tl.load(keys + second, mask=second < K, other=0.0).to(tl.float32)
+            by_q_NV += (first_q * (q_scale * decay))[:, None] * first_NV
+            by_k_NV += (first_k * (k_scale * decay))[:, None] * first_NV
+            by_q_NV += (second_q * (q_scale * decay))[:, None] * second_NV
+            by_k_NV += (second_k * (k_scale * decay))[:, None] * second_NV
+    read = reads + (row * H + head) * V + v
     by_k = decay * tl.load(read, mask=v < V, other=0.0) + tl.sum(by_k_NV, 0)
-    by_q = decay * tl.load(second, mask=v < V, other=0.0) + tl.sum(by_q_NV, 0)
-    u_V = strength * _sigmoid(tl.load(b + row * b_stride + head).to(tl.float32)) * (v_V - by_k)
+    read += num_rows.to(tl.int64) * (H * V)
+    by_q = decay * tl.load(read, mask=v < V, other=0.0) + tl.sum(by_q_NV, 0)
+    u_V = beta * (v_V - by_k)
     by_q += tl.sum(k_K * q_K, 0) * u_V
     tl.store(out + (row * H + head) * V + v, by_q.to(out.dtype.element_ty), mask=v < V)
-    new_page = tl.load(pages + (num // N) * num_rows + row)
     new_block = (new_page * G + key_head) * PAGE
     tl.store(gates + new_block // 4 + (num % N) * each + head % each, total)
     kind = numbers.dtype.element_ty
@@ -232,6 +292,7 @@ def fold_lists(
     G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     N: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program: a part of one head of one state, made of another one and a list."""
     head = tl.program_id(0)
@@ -252,21 +313,13 @@ def fold_lists(
     s_KV = tl.load(source + place, mask=inside, other=0.0) * tl.exp(total)
     for start in range(0, num, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
-        live = n < num
-        page_N = tl.load(pages + (n // N) * num_rows + row, mask=live, other=0)
-        block_N = (page_N * G + key_head) * PAGE
-        at_n = n % N
-        sums = tl.load(gates + block_N // 4 + at_n * each + head % each, mask=live, other=0.0)
-        weight = tl.where(live, tl.exp(total - sums), 0.0)
-        k_NK = tl.load(
-            (numbers + (block_N + KEYS) // SIZE + at_n * K)[:, None] + k[None, :],
-            mask=live[:, None] & (k < K)[None, :], other=0.0,
-        ).to(tl.float32)  # fmt: skip
-        u_NV = tl.load(
-            (numbers + (block_N + VALUES) // SIZE + (at_n * each + head % each) * V)[:, None]
-            + v[None, :],
-            mask=live[:, None] & (v < V)[None, :], other=0.0,
-        ).to(tl.float32)  # fmt: skip
-        s_KV += tl.dot(tl.trans(k_NK), u_NV * weight[:, None], input_precision="tf32x3")
+        page_N = tl.load(pages + (n // N) * num_rows + row, mask=n < num, other=0)
+        k_NK, u_NV, sums = _updates(
+            gates, numbers, page_N, n, num, head, k, v, G, H, K, V, N, PAGE, KEYS, VALUES, SIZE
+        )
+        weight = tl.where(n < num, tl.exp(total - sums), 0.0)
+        u_NV = u_NV.to(tl.float32) * weight[:, None]
+        k_KN = tl.trans(k_NK.to(tl.float32))
+        s_KV += tl.dot(k_KN, u_NV, input_precision=PRECISION)
     target_at = states + (tl.load(target + row) * H + head) * (K * V)
     tl.store(target_at + place, s_KV, mask=inside)

@@ -46,7 +46,6 @@ class DeltaStates:
     windows: [slots, C, W] the last inputs of the convolution.
     states: [slots, H, K, V] float32. Pages of lists lie in it too, see `views`.
     spec: the sizes of the layer.
-    dtype: of the keys and values in lists.
     """
 
     windows: Tensor
