@@ -193,7 +193,8 @@ class LLM(Calls):
                 self.model = load_in_parts(model, tensor_parallel_size, impl=impl, **loading)
         self._ranks = ranks = self.model.ranks
         if ranks is not None and ranks.lead is not None:
-            ranks.lead.tell("engine", options.engine())
+            # Rank 0 alone guesses.
+            ranks.lead.tell("engine", {**options.engine(), "speculate": None})
         self.spec = self.model.spec
         check_speculation(options, self.spec)
         self.speculate, self._draft_tokens = speculate, draft_tokens
