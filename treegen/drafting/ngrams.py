@@ -46,6 +46,7 @@ _MEMORY: Final = 0.99  # of what was learned at the step before
 _U64 = np.uint64
 _BASE: Final = 0x9E3779B97F4A7C15
 _MIX: Final = 0xD6E8FEB86659FD93
+_SCOPE: Final = 0xA24BAED4963EE407
 
 
 class Ngrams:
@@ -184,7 +185,7 @@ class Ngrams:
         """Where in the table tokens after some windows are, by key, and the rest of the hash."""
         ids_NW = (windows_NW[:, ::-1] + 1).astype(_U64)
         hash_NS = (ids_NW * self._powers_W).cumsum(axis=1, dtype=_U64)[:, self._at_S]
-        hash_NS += self._salt_S + self._own_S * (scope_N * _U64(_BASE))[:, None]
+        hash_NS += self._salt_S + self._own_S * (scope_N * _U64(_SCOPE))[:, None]
         hash_NS ^= hash_NS >> _U64(31)
         hash_NS *= _U64(_MIX)
         hash_NS ^= hash_NS >> _U64(29)
