@@ -39,7 +39,8 @@ _VOTES: Final = 4  # a guess that so many tokens agree on is of the best kind
 _MOST_VOTES: Final = 100
 _SLOT_BITS: Final = 21  # places of the table
 _MOST_ENTRIES: Final = 2**23  # tokens of the log; then all is forgotten
-_PROMPT: Final = 2048  # last tokens of a prompt that are entered
+_PROMPT: Final = 1024  # last tokens of a prompt that are entered
+_MOST_PROMPTS: Final = 1024
 _TRUST: Final = 8.0  # tokens tried that a first estimate counts for
 _MEMORY: Final = 0.99  # of what was learned at the step before
 
@@ -136,6 +137,8 @@ class Ngrams:
         self.work()  # of rows that were in these slots
         for number in np.unique(request).tolist():
             if number not in self._prompts:
+                if len(self._prompts) >= _MOST_PROMPTS:  # rows of a request begin together
+                    self._prompts.clear()
                 self._prompts[number] = self._enter_prompt(number, request_of(number).tokens)
             mine = slots[request == number]
             self._recent[mine], self._last[mine] = self._prompts[number]

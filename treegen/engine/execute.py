@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from treegen.model.ranks import Lead, Ranks
 
 
-_MOST_ALIKE: Final = 256
+_MOST_ALIKE: Final = 256  # numbers of rows of which it is remembered how they are drawn
 
 
 @dataclass(frozen=True, slots=True)
