@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from treegen.async_llm import AsyncLLM
     from treegen.cache.kept import Kept
     from treegen.cluster.cluster import Cluster
+    from treegen.drafting.types import DraftContext
     from treegen.engine.stream import RunResult, ScoreStream, Stream
     from treegen.errors import (
         BusyError,
@@ -41,6 +42,7 @@ __all__ = [
     "Cluster",
     "Completion",
     "DataError",
+    "DraftContext",
     "Expand",
     "InputError",
     "InternalError",
@@ -79,6 +81,7 @@ _MODULE_OF: Final = {
     "Cluster": "treegen.cluster.cluster",
     "Completion": "treegen.outputs",
     "DataError": "treegen.errors",
+    "DraftContext": "treegen.drafting.types",
     "Expand": "treegen.prompts.expansion",
     "InputError": "treegen.errors",
     "InternalError": "treegen.errors",

@@ -21,7 +21,7 @@ from treegen.drafting.ngrams import Ngrams
 from treegen.drafting.pace import Pace
 from treegen.drafting.types import Drafter, DraftFunction
 from treegen.engine.dealt import DealtStream
-from treegen.engine.draft_model import ModelDrafter, SameVocabulary, check_same_tokenizer
+from treegen.engine.draft_model import ModelDrafter, SameVocabulary, look_at_draft
 from treegen.engine.execute import Executor
 from treegen.engine.graphs import DecodeGraphs
 from treegen.engine.keeping import check_room_to_keep, keep_prompt
@@ -198,7 +198,8 @@ class LLM(Calls):
                 self.model = load_in_parts(model, tensor_parallel_size, impl=impl, **loading)
         self._ranks = ranks = self.model.ranks
         if ranks is not None and ranks.lead is not None:
-            ranks.lead.tell("engine", options.engine())
+            # Rank 0 alone guesses.
+            ranks.lead.tell("engine", {**options.engine(), "speculate": None})
         self.spec = self.model.spec
         check_speculation(options, self.spec)
         self.speculate, self._draft_tokens = speculate, draft_tokens
@@ -356,14 +357,11 @@ class LLM(Calls):
         name = options.draft_model
         if name is None:
             return None
-        check_same_tokenizer(self.tokenizer, load_tokenizer(name), name)
-        draft = load_model(
+        look_at_draft(options, self.tokenizer, self.model.dtype)
+        return load_model(
             name, device=str(self.model.device), dtype=str(self.model.dtype).removeprefix("torch."),
             check=options.check, trust_remote_code=options.trust_remote_code,
         )  # fmt: skip
-        if draft.spec.states:
-            raise InputError(f"draft_model {name} has recurrent layers, which cannot guess")
-        return draft
 
     def _executor_beside(self, *, eager: bool) -> Executor | None:
         """What computes the passes of the small model, whose pools lie under the cache's pages."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import tiny_models
 from gathering_ranks import gather_one_column
+from guessing import Always, Knowing, guessed
 
 from treegen import LLM, Node, SamplingParams
 from treegen.errors import InputError, ModelError
@@ -134,6 +135,19 @@ def test_run_ahead_and_compiled_layers(group: Group, tmp_path: Path) -> None:
     model = group.load(partial(load_model, str(tmp_path)))
     llm = LLM(model, tokenizer=tiny_models.tiny_tokenizer(), memory="4MiB", run_ahead=True)
     assert tokens_of(llm.run(tree_of(3), params).completions) == tokens_of(want.completions)
+
+
+def test_guessed_tokens(group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treegen.llm.Pace", Always)
+    tiny_models.save_tiny_model(tmp_path, "llama")
+    params = SamplingParams(max_tokens=20, seed=3, ignore_eos=True)
+    plain = alone(tmp_path).run(tree_of(4), params)
+    two = load(group, tmp_path)
+    again = guessed(two, Knowing(plain.completions)).run(tree_of(4), params)
+    assert tokens_of(again.completions) == tokens_of(plain.completions)
+    assert again.usage.tokens_per_step > 1.4
+    ngrams = guessed(two, "ngram").run(tree_of(4), params)
+    assert tokens_of(ngrams.completions) == tokens_of(plain.completions)
 
 
 @pytest.mark.parametrize(

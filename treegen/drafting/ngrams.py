@@ -39,13 +39,15 @@ _VOTES: Final = 4  # a guess that so many tokens agree on is of the best kind
 _MOST_VOTES: Final = 100
 _SLOT_BITS: Final = 21  # places of the table
 _MOST_ENTRIES: Final = 2**23  # tokens of the log; then all is forgotten
-_PROMPT: Final = 2048  # last tokens of a prompt that are entered
+_PROMPT: Final = 1024  # last tokens of a prompt that are entered
+_MOST_PROMPTS: Final = 1024
 _TRUST: Final = 8.0  # tokens tried that a first estimate counts for
 _MEMORY: Final = 0.99  # of what was learned at the step before
 
 _U64 = np.uint64
 _BASE: Final = 0x9E3779B97F4A7C15
 _MIX: Final = 0xD6E8FEB86659FD93
+_SCOPE: Final = 0xA24BAED4963EE407
 
 
 class Ngrams:
@@ -71,8 +73,8 @@ class Ngrams:
         self._recent = np.zeros((0, _WINDOW), dtype=np.int64)
         self._last = np.zeros(0, dtype=np.int64)
         self._scope = np.zeros(0, dtype=_U64)
-        # Windows, scopes and entries that `work` enters.
-        self._waiting: list[tuple[Ints, NDArray[_U64], Ints]] = []
+        # What `work` logs: slots, scopes, texts, and how many tokens of each are new.
+        self._waiting: list[tuple[Ints, NDArray[_U64], Ints, Ints]] = []
         # By request: the last tokens of the prompt, and the entry of the last one.
         self._prompts: dict[int, tuple[Ints, int]] = {}
         chances = np.array([key.chance for key in _KEYS])[:, None]
@@ -82,27 +84,31 @@ class Ngrams:
 
     def note(self, new: NewTokens, request_of: Callable[[int], Prompted]) -> None:
         """Log what rows have drawn. `work` enters it, too late for the guesses of the next step."""
-        self._make_room(int(new.slots.max(initial=-1)) + 1, int(new.num_R.sum()))
+        self._make_room(int(new.slots.max(initial=-1)) + 1, 0)
         first = np.flatnonzero(new.count == 0)
         if len(first):
             self._begin(new.slots[first], new.request[first], request_of)
-        slots, num_R = new.slots, new.num_R
-        width = new.tokens_RA.shape[1]
-        text = np.concatenate([self._recent[slots], new.tokens_RA], axis=1)
-        windows_RAW = np.lib.stride_tricks.sliding_window_view(text, _WINDOW, axis=1)
-        is_new_RA = np.arange(width) < num_R[:, None]
-        row_N, at_N = np.nonzero(is_new_RA)
-        entry_N = self._append(new.tokens_RA[is_new_RA], num_R, self._last[slots])
-        self._waiting.append((windows_RAW[row_N, at_N], self._scope[slots][row_N], entry_N))
-        rows = np.arange(len(slots))
-        self._recent[slots] = windows_RAW[rows, num_R]
-        self._last[slots] = entry_N[num_R.cumsum() - 1]
+        text_RX = np.concatenate([self._recent[new.slots], new.tokens_RA], axis=1)
+        self._waiting.append((new.slots, self._scope[new.slots], text_RX, new.num_R))
+        places_W = np.arange(_WINDOW)
+        rows = np.arange(len(new.slots))[:, None]
+        self._recent[new.slots] = text_RX[rows, new.num_R[:, None] + places_W]
 
     def work(self) -> None:
         """Enter what was logged."""
         waiting, self._waiting = self._waiting, []
-        for entries in waiting:
-            self._enter(*entries)
+        for each in waiting:
+            self._log(*each)
+
+    def _log(self, slots: Ints, scope_R: NDArray[_U64], text_RX: Ints, num_R: Ints) -> None:
+        """Log the tokens of rows and enter them. text_RX: the last ones before them, and these."""
+        self._make_room(0, int(num_R.sum()))
+        windows_RAW = np.lib.stride_tricks.sliding_window_view(text_RX, _WINDOW, axis=1)
+        is_new_RA = np.arange(text_RX.shape[1] - _WINDOW) < num_R[:, None]
+        row_N, at_N = np.nonzero(is_new_RA)
+        entry_N = self._append(text_RX[:, _WINDOW:][is_new_RA], num_R, self._last[slots])
+        self._enter(windows_RAW[row_N, at_N], scope_R[row_N], entry_N)
+        self._last[slots] = entry_N[num_R.cumsum() - 1]
 
     def draft(self, slots: Ints, room_R: Ints) -> Drafts:
         """What came after the last tokens of rows."""
@@ -128,8 +134,11 @@ class Ngrams:
 
     def _begin(self, slots: Ints, request: Ints, request_of: Callable[[int], Prompted]) -> None:
         """Let rows begin after their prompts, which are entered if they are new."""
+        self.work()  # of rows that were in these slots
         for number in np.unique(request).tolist():
             if number not in self._prompts:
+                if len(self._prompts) >= _MOST_PROMPTS:  # rows of a request begin together
+                    self._prompts.clear()
                 self._prompts[number] = self._enter_prompt(number, request_of(number).tokens)
             mine = slots[request == number]
             self._recent[mine], self._last[mine] = self._prompts[number]
@@ -144,8 +153,7 @@ class Ngrams:
         if not num:
             return text[-_WINDOW:].copy(), 0
         entry_N = self._append(tokens, np.array([num]), np.zeros(1, np.int64))
-        scope_N = np.full(num, number + 1, dtype=_U64)
-        self._waiting.append((windows_NW[:-1], scope_N, entry_N))
+        self._enter(windows_NW[:-1], np.full(num, number + 1, dtype=_U64), entry_N)
         return text[-_WINDOW:].copy(), int(entry_N[-1])
 
     def _append(self, tokens_N: Ints, num_R: Ints, before_R: Ints) -> Ints:
@@ -180,7 +188,7 @@ class Ngrams:
         """Where in the table tokens after some windows are, by key, and the rest of the hash."""
         ids_NW = (windows_NW[:, ::-1] + 1).astype(_U64)
         hash_NS = (ids_NW * self._powers_W).cumsum(axis=1, dtype=_U64)[:, self._at_S]
-        hash_NS += self._salt_S + self._own_S * (scope_N * _U64(_BASE))[:, None]
+        hash_NS += self._salt_S + self._own_S * (scope_N * _U64(_SCOPE))[:, None]
         hash_NS ^= hash_NS >> _U64(31)
         hash_NS *= _U64(_MIX)
         hash_NS ^= hash_NS >> _U64(29)
@@ -197,7 +205,6 @@ class Ngrams:
             self._scope = np.pad(self._scope, (0, more))
         needed = self._size + num_tokens
         if needed > _MOST_ENTRIES:
-            self._waiting.clear()
             self._entry[:] = self._last[:] = self._rest[:] = 0
             self._next[:] = 0
             self._prompts = {number: (text, 0) for number, (text, _) in self._prompts.items()}

@@ -29,7 +29,7 @@ _LAST: Final = 5  # passes of a size whose median counts
 _FEWEST: Final = 2  # passes of a size that make it known
 _PAUSE: Final = 8  # steps after which to look again for guesses that pay, at first
 _MOST_PAUSE: Final = 512
-_RELAX: Final = 0.85
+_RELAX: Final = 0.85  # of what was measured of guesses is believed after a pause, as a power
 _TRUST: Final = 20.0  # right guesses that the chances count for as they are told
 _MEMORY: Final = 0.98  # of how guesses fared, at the next step
 _STREAK: Final = 32  # steps with guesses after which they are known to pay
@@ -106,6 +106,8 @@ class Pace:
 
     def is_due(self, num_rows: int, keys: int, most: int) -> bool:
         """Whether to look for guesses before the next step of some rows."""
+        if num_rows >= self._free:
+            return False
         if self._pause > 0:
             self._pause -= 1
             return False
@@ -151,7 +153,10 @@ class Pace:
             return 0
         rows = np.array([num_rows])
         # Passes are tried that are somewhat larger than those that were measured.
-        gains_M = gains_M[: max(int(2 * max(num_rows, self._verified.largest)) - num_rows, 1)]
+        largest = min(2 * max(num_rows, self._verified.largest), self._free)
+        gains_M = gains_M[: max(int(largest) - num_rows, 0)]
+        if not len(gains_M):
+            return 0
         tokens_M = num_rows + np.arange(1, len(gains_M) + 1)
         plain, verified_M = self._plain.ratios(rows), self._verified.ratios(tokens_M)
         if plain is None:

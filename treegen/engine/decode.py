@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -130,8 +130,11 @@ class DecodeSteps:
         stops = rows.stop[order] + counts + guesses.num_R
         offsets = guesses.offsets
         pages = rows.table[order, : int(rows.num_pages[order].max())]
-        chains, params = rows.chain[order], rows.params[slots_T]
-        levels = shared_levels(chains, offsets, run.store.keys_of)
+        same, shared_keys = self._same_rows(order)
+        levels = [
+            replace(level, start_G=offsets[level.start_G], stop_G=offsets[level.stop_G], memo={})
+            for level in same.levels
+        ]
         own = make_level(offsets[:-1], offsets[1:], pages, stops - base, base, causal=True)
         slots = slots_of(pages[row_T], ends_T - 1 - base[row_T], page_size)
         forced = self._live.budgets.forced(slots_T, counts_T)
@@ -140,19 +143,18 @@ class DecodeSteps:
             [guesses.inputs(rows.last[order]), nowhere, ends_T - 1, slots, rows.seed[slots_T],
              counts_T, forced]
         )  # fmt: skip
-        sets, index = run.param_sets_of(params)
         draws, prepared = run.executor.decode(
             StepInputs(
                 inputs=inputs,
                 own=own,
-                rows=StepRows(levels, [s.params for s in sets], [s.bias for s in sets], index),
+                rows=StepRows(levels, same.params, same.biases, same.index[row_T]),
                 goes_on=False,
                 states=None,
                 graphs=self._graphs is not None and self._graphs.off is None,
                 number=usage.decode_steps,
             )
         )
-        keys = sum(int(level.kv_len_G.sum()) for level in levels) + int((stops - base).sum())
+        keys = shared_keys + int((stops - base).sum())
         self._count(prepared, len(order), keys, int(ends_T.sum()))
         usage.drafted_tokens += int(guesses.num_R.sum())
         return Flight.of(slots_T, rows.serial[slots_T], draws, guesses, keys)

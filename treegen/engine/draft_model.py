@@ -30,21 +30,38 @@ from treegen.engine.row_queue import LiveRows
 from treegen.engine.run_state import RunState
 from treegen.errors import InputError
 from treegen.model.batch import Batch, Forward
+from treegen.model.config import load_spec
+from treegen.model.files import load_tokenizer
+from treegen.options import EngineOptions
+from treegen.spec import ModelSpec
 
 _LIKELY: Final = 0.3  # a token is guessed if it is so likely to be reached, and right
 _CHUNK: Final = 2048  # tokens of rows that are computed at once
 
 
-def check_same_tokenizer(mine: Any, other: Any, name: str) -> None:
-    """Raise InputError unless the tokenizer of a model that guesses is that of the other model.
+def look_at_draft(options: EngineOptions, tokenizer: Any, dtype: torch.dtype) -> ModelSpec:
+    """The shape of the model that is to guess, looked at before any weights are loaded.
 
-    name: what to call the model that guesses.
+    tokenizer: that of the model whose tokens it guesses. dtype: what both compute in.
+
+    Raises:
+        InputError: it has another tokenizer, or recurrent layers.
+        ModelError: it cannot be used.
     """
-    if mine.get_vocab() != other.get_vocab():
+    name = options.draft_model
+    assert name is not None
+    other = load_tokenizer(name, trust_remote_code=options.trust_remote_code)
+    if tokenizer.get_vocab() != other.get_vocab():
         raise InputError(
             f"draft_model {name} has another tokenizer; it must be that of the model whose tokens "
             "it guesses"
         )
+    spec = load_spec(
+        name, dtype, device="cpu", ranks=1, trust_remote_code=options.trust_remote_code
+    )
+    if spec.states:
+        raise InputError(f"draft_model {name} has recurrent layers, which cannot guess")
+    return spec
 
 
 class SameVocabulary:

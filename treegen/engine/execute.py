@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,9 @@ from treegen.sampling.draw import Bias, Draws, SamplingBatch
 if TYPE_CHECKING:
     from treegen.engine.graphs import DecodeGraphs
     from treegen.model.ranks import Lead, Ranks
+
+
+_MOST_ALIKE: Final = 256  # numbers of rows of which it is remembered how they are drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,10 @@ class Executor:
         self._ranks, self._vocab_size = ranks, vocab_size
         self._rows: StepRows | None = None
         self._sampling: SamplingBatch | None = None
+        # What rows that are all drawn alike are drawn by, by their number. `_kept` keeps the
+        # parameters, whose addresses they are known by.
+        self._alike: tuple[tuple[int, ...], dict[int, SamplingBatch]] = (), {}
+        self._kept: StepRows | None = None
         self._drawn_P1: Tensor | None = None
         self._agreement: Agreement | None = None
 
@@ -155,8 +162,7 @@ class Executor:
             device, cache, graphs = self._model.device, self._cache, self._graphs
             if given.rows is not None and given.rows is not self._rows:
                 self._rows = given.rows
-                index = to_device(given.rows.index, device)
-                self._sampling = SamplingBatch.of(given.rows.params, index, given.rows.biases)
+                self._sampling = self._sampling_of(given.rows)
             rows, sampling = self._rows, self._sampling
             assert rows is not None and sampling is not None
             inputs_7T = to_device(given.inputs, device)
@@ -182,6 +188,22 @@ class Executor:
             if self._ranks is not None:
                 self._agree(self._ranks, given.number, draws.tokens_PN)
             return draws, prepared
+
+    def _sampling_of(self, rows: StepRows) -> SamplingBatch:
+        """How rows are drawn; made once for each number of rows that are all drawn alike."""
+        num = len(rows.index)
+        kind = (*map(id, rows.params), *map(id, rows.biases))
+        if len(rows.params) > 1:
+            self._alike = (), {}
+        elif self._alike[0] == kind and num in self._alike[1]:
+            return self._alike[1][num]
+        index = to_device(rows.index, self._model.device)
+        sampling = SamplingBatch.of(rows.params, index, rows.biases)
+        if len(rows.params) == 1:
+            if self._alike[0] != kind or len(self._alike[1]) > _MOST_ALIKE:
+                self._kept, self._alike = rows, (kind, {})
+            self._alike[1][num] = sampling
+        return sampling
 
     def _agree(self, ranks: Ranks, number: int, tokens: Tensor) -> None:
         """Note the tokens of a step, and compare them now and then with what the others drew."""

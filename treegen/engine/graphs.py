@@ -32,6 +32,7 @@ from treegen.sampling.draw import Draws, SamplingBatch
 
 _MAX_GRAPHS = 48
 _PATIENCE = 8.0  # steps' worth of padding in larger graphs before one of the size is captured
+_SEVERAL = 32  # steps that verify guesses have a multiple of so many rows
 _FIRST_ROOM = 4096  # drawn tokens to have room for at first
 _capturing = threading.Lock()  # a capture fails if another one waits for the whole GPU meanwhile
 
@@ -95,7 +96,7 @@ class DecodeGraphs:
     def _take_drawn(self, step: DecodeStep) -> None:
         """Put the last step's tokens where graphs read them, unless a graph has done so."""
         drawn_P1 = step.drawn_P1
-        rows = max(padded_rows(step.num_rows), 0 if drawn_P1 is None else len(drawn_P1))
+        rows = max(_most_padded(step.num_rows), 0 if drawn_P1 is None else len(drawn_P1))
         if rows > len(self._drawn_P1):
             self._graphs.clear()
             self._pool = None  # torch takes a pool that no graph uses for a fault
@@ -109,7 +110,7 @@ class DecodeGraphs:
 
         Capturing takes as long as many steps, and at the end of a run sizes are soon left behind.
         """
-        keys, size = step.layers[0].keys, padded_rows(step.num_rows)
+        keys, size, several = step.layers[0].keys, _size_of(step, state), _draws_several(state)
         # Ranks must compute equally many rows, whichever graphs each of them has.
         exact = step.ranks is not None or self._padding[size] > _PATIENCE
         most = size if exact else 4 * size
@@ -117,6 +118,7 @@ class DecodeGraphs:
             each
             for each in self._graphs
             if size <= each.step.num_rows <= most
+            and _draws_several(each.state) == several
             and each.step.layers[0].keys is keys
             and each.step.sampling.is_plain == step.sampling.is_plain
         ]
@@ -130,7 +132,7 @@ class DecodeGraphs:
         return None
 
     def _capture(self, step: DecodeStep, state: TritonState) -> Draws:
-        size = padded_rows(step.num_rows)
+        size = _size_of(step, state)
         self._padding[size] = 0.0
         if self.num_graphs >= _MAX_GRAPHS:
             del self._graphs[0]
@@ -238,6 +240,23 @@ def padded_rows(num_rows: int) -> int:
     # Of many rows, matrix products take 128 or more at a time.
     step = 16 if num_rows <= 128 else 64 if num_rows <= 512 else 128
     return -(-num_rows // step) * step
+
+
+def _draws_several(state: TritonState) -> bool:
+    """Whether rows have several query rows each, of which one must not see the keys of the next."""
+    return any(level.causal for level in state.levels)
+
+
+def _size_of(step: DecodeStep, state: TritonState) -> int:
+    """The number of rows of the graph of a step."""
+    if not _draws_several(state):
+        return padded_rows(step.num_rows)
+    # Their number is another in each step. So there are few sizes.
+    return -(-step.num_rows // _SEVERAL) * _SEVERAL
+
+
+def _most_padded(num_rows: int) -> int:
+    return max(padded_rows(num_rows), -(-num_rows // _SEVERAL) * _SEVERAL)
 
 
 def _static_step(step: DecodeStep, size: int, state: StaticState, drawn_P1: Tensor) -> DecodeStep:

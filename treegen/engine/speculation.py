@@ -54,7 +54,10 @@ class Speculation:
         """Nothing is guessed yet."""
         self._run, self._live, self._options = run, live, options
         self._drafter = options.make(run, live)
-        self._expected = 0.0  # guesses of the last step that should be right
+        # How the guesses of the last step fared; and how many of them, and of those that are under
+        # way, should be right.
+        self._fared: list[tuple[Ints, Ints, Ints]] = []
+        self._told = self._expected = 0.0
         self._keys = 0  # that the last step read in each layer
         self._vocab_size = len(run.param_sets[0].stopping.may_end)
 
@@ -104,6 +107,12 @@ class Speculation:
     def work(self) -> None:
         """Learn what was noted; called while the device computes a pass."""
         self._drafter.work()
+        for fared in self._fared:
+            self._drafter.learn(*fared)
+            if self._options.pace is not None:
+                self._options.pace.fared(self._told, int(fared[2].sum()))
+        self._fared.clear()
+        self._told = self._expected
 
     def note(self, flight: Flight, tokens_N: Ints, alive_N: NDArray[np.bool_]) -> None:
         """Learn the draws of a flight, before they are added to the rows. alive_N: which count."""
@@ -115,9 +124,7 @@ class Speculation:
             accepted_R = guesses.num_accepted(tokens_N)
             tried_R = np.minimum(accepted_R + 1, guesses.num_R)
             some = guesses.num_R > 0
-            if self._options.pace is not None:
-                self._options.pace.fared(self._expected, int(accepted_R.sum()))
-            self._drafter.learn(guesses.kind_R[some], tried_R[some], accepted_R[some])
+            self._fared.append((guesses.kind_R[some], tried_R[some], accepted_R[some]))
             first = guesses.offsets[:-1]
             alive_R = alive_N[first]
             num_R, first = accepted_R[alive_R] + 1, first[alive_R]

@@ -19,11 +19,12 @@ from treegen.options import EngineOptions
 if TYPE_CHECKING:
     from treegen.runs import RunInfo
 
+_GUESSING: Final = ("speculate", "draft_model")
 # Two choices that exclude each other: if a user gives one, the stored other one is dropped.
-_EXCLUSIVE: Final = (("limit", "ids"), ("fewshot_file", "fewshot_data"))
+_EXCLUSIVE: Final = (("limit", "ids"), ("fewshot_file", "fewshot_data"), _GUESSING)
 # Paths are stored as absolute ones, so that a run can be resumed and scored from any directory. In
 # the second group a bare word may be a name that the task knows, such as train.
-_PATHS: Final = ("model", "fewshot_file")
+_PATHS: Final = ("model", "draft_model", "fewshot_file")
 _PATHS_OR_NAMES: Final = ("data", "fewshot_data")
 
 
@@ -67,7 +68,7 @@ def merged(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
                 given.pop(name, None)
     for name, value in asked.items():
         is_name = name in _PATHS_OR_NAMES and str(value).isidentifier()
-        is_name = is_name or (name == "model" and value == demo.NAME)
+        is_name = is_name or (name in ("model", "draft_model") and value == demo.NAME)
         is_path = name in (*_PATHS, *_PATHS_OR_NAMES) and not is_name
         given[name] = absolute(value) if is_path else value
     if "extra" in asked:

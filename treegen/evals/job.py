@@ -188,6 +188,7 @@ def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> Mode
     """
     import torch
 
+    from treegen.engine.draft_model import look_at_draft
     from treegen.engine.speculation import check_speculation
     from treegen.model import memory
     from treegen.model.config import load_spec, read_config, resolve_device, resolve_dtype
@@ -219,11 +220,15 @@ def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> Mode
     size = engine.cache_bytes
     if size is None and device.type == "cpu":
         size = memory.default_bytes(device)
+    tokenizer = load_tokenizer(engine.model, **source)
+    if engine.draft_model is not None:
+        beside = look_at_draft(engine, tokenizer, dtype)
+        size = None if size is None else memory.less_beside(size, spec, beside.kv_bytes_per_token)
     room = None if size is None else memory.cache_size(size, spec, page_size, max_rows)
     return ModelFacts(
         engine=engine,
         spec=spec,
-        tokenizer=load_tokenizer(engine.model, **source),
+        tokenizer=tokenizer,
         dtype=str(dtype).removeprefix("torch."),
         device_type=device.type,
         max_rows=max_rows,
