@@ -289,6 +289,7 @@ def test_nodes_are_generated_where_the_rules_say(
         values |= node.own
         todo += node.children
     assert {node.path_text: scores for node, scores in observed.items()} == values
+    assert all(each.visits == len(scores) for each, scores in observed.items())
     if len(arms) > 1:
         for each in observed:
             above = each.parent.path_text if each.parent is not None else ""

@@ -14,7 +14,14 @@ from treegen.search.node import SearchNode
 from treegen.search.propose import Step
 from treegen.search.result import Found
 from treegen.search.strategies.ab_rules import Rule, check_rule, deeper, generator
-from treegen.search.strategies.common import Done, State, check_counts, conclude, text_state
+from treegen.search.strategies.common import (
+    DUPLICATE,
+    Done,
+    State,
+    check_counts,
+    conclude,
+    text_state,
+)
 
 
 async def ab_mcts(
@@ -72,6 +79,7 @@ async def ab_mcts(
     def note(node: SearchNode, value: float) -> None:
         while node is not root:
             known[node].append(value)
+            node.visits += 1
             node = above[node]
 
     stopped, left = "", iterations
@@ -86,7 +94,8 @@ async def ab_mcts(
             for child, value in zip(new, await values_of(new, evaluate), strict=True):
                 child.value, known[child] = value, []
             for child in [each for each in fresh if each not in known]:
-                child.pruned = True  # its parent stays, even if it has no other child
+                # Its parent stays, even if it has no other child.
+                child.pruned, child.pruned_because = True, DUPLICATE
                 child.drop()
             for ((node, name), n), group in zip(asked.items(), drawn, strict=True):
                 for each in [*group, *[None] * (n - len(group))]:
@@ -95,6 +104,7 @@ async def ab_mcts(
                         children[node].append(each)
                         above[each] = node
                         known[each].append(value)
+                        each.visits = 1
                         if len(ways) > 1 and each.data is None:
                             each.data = {"by": name}
                     else:

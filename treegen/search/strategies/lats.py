@@ -10,6 +10,7 @@ from treegen.search.node import SearchNode
 from treegen.search.result import Found
 from treegen.search.strategies.arms import Arm
 from treegen.search.strategies.common import (
+    DEAD_END,
     Done,
     State,
     check_counts,
@@ -80,7 +81,7 @@ async def lats(
                 if path:
                     ways[path[-1]].remove(node)
                     if not arms[node].visits:  # nothing leads on from it
-                        prune([node], root)
+                        prune([node], root, DEAD_END)
         return path
 
     stopped = ""
@@ -94,7 +95,7 @@ async def lats(
             (worth,) = await values_of([end], reward)
             for node in path:
                 arms[node].add(worth)
-                node.value = arms[node].mean
+                node.value, node.visits = arms[node].mean, arms[node].visits
             if worth >= success:
                 break
             ways[path[-2]].remove(end)
