@@ -152,8 +152,8 @@ def test_a_plan_counts_recurrent_states(treegen: Command, tmp_path: Path) -> Non
     (plan,) = done.document["plans"]
     assert plan["model"]["layers"] == 1 and plan["model"]["recurrent_layers"] == 3
     assert plan["model"]["state_bytes"] == 3 * 4 * (64 * 4 + 4 * 8 * 8)
-    # A sixteenth of the memory is for windows of rows, and a slot is spare. A quarter of what is left
-    # is for states, one of which stands for none.
+    # A sixteenth of the memory is for windows of rows, and a slot is spare. A quarter of the
+    # remaining memory is for states, one of which stands for none.
     state, window = plan["model"]["state_bytes"], 3 * 4 * 64 * 4
     left = 2**20 - 2**16 // window * window - state
     assert plan["num_states"] == left // 4 // state - 1
