@@ -152,8 +152,11 @@ def test_a_plan_counts_recurrent_states(treegen: Command, tmp_path: Path) -> Non
     (plan,) = done.document["plans"]
     assert plan["model"]["layers"] == 1 and plan["model"]["recurrent_layers"] == 3
     assert plan["model"]["state_bytes"] == 3 * 4 * (64 * 4 + 4 * 8 * 8)
-    # A quarter of the memory, and a slot that stands for no state.
-    assert plan["num_states"] == 2**18 // plan["model"]["state_bytes"] - 1
+    # A sixteenth of the memory is for windows of rows, and a slot is spare. A quarter of the
+    # remaining memory is for states, one of which stands for none.
+    state, window = plan["model"]["state_bytes"], 3 * 4 * 64 * 4
+    left = 2**20 - 2**16 // window * window - state
+    assert plan["num_states"] == left // 4 // state - 1
     assert 0 < plan["rows_that_fit"] < plan["num_states"]
     assert "1 layers that attend and 3 recurrent ones with 6.0 KiB of state" in done.out
     assert f"and {plan['num_states']} recurrent states, so" in done.out
