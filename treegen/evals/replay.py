@@ -20,7 +20,7 @@ import numpy.typing as npt
 from treegen.errors import InputError
 from treegen.evals.confidence import Confidence, group_confidences
 from treegen.evals.verdict import Verdict
-from treegen.evals.votes import tally
+from treegen.evals.votes import Tally, tally
 
 ORDERS: Final = 32
 
@@ -59,9 +59,9 @@ class Outcome:
     samples: float
 
 
-def plain(drawn: Drawn, k: int) -> Outcome:
-    """Return what a majority of k samples comes to, exactly."""
-    vote = tally(drawn.verdicts).maj_at_k(k)
+def plain(drawn: Drawn, k: int, votes: Tally | None = None) -> Outcome:
+    """Return what a majority of k samples comes to, exactly. votes: its tally, if it is known."""
+    vote = (votes or tally(drawn.verdicts)).maj_at_k(k)
     return Outcome(vote, k * drawn.mean_tokens, k)
 
 

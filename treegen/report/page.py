@@ -16,17 +16,13 @@ from treegen.errors import InputError
 from treegen.formats import safe_text
 from treegen.report.blobs import blobs
 from treegen.report.compare import Comparison
-from treegen.report.comparison_plots import comparison_plots
 from treegen.report.comparison_table import comparison_listing
-from treegen.report.curves import k_curves
-from treegen.report.figures import Plot, Spot
-from treegen.report.plots import curves_plot, metric_plot, run_plots
-from treegen.report.searched import cost_listing, methods_plot
+from treegen.report.pictures import Picture, draw_all
+from treegen.report.searched import cost_listing
 from treegen.report.tables import (
     Card,
     Listing,
     cards,
-    headline_of,
     metrics,
     other_tables,
     settings,
@@ -40,47 +36,6 @@ _SCRIPTS: Final = (
     "picture.js", "sample_view.js", "samples.js", "problems.js", "searches.js", "prompts.js",
     "across.js", "live.js", "main.js",
 )  # fmt: skip
-_DPI: Final = 96  # of a browser's pixels
-
-
-@dataclass(frozen=True, slots=True)
-class _Picture:
-    """A plot that was drawn, as the template takes it.
-
-    drawn: its SVG.
-    spots: its parts that lead to problems.
-    width, height: in pixels of a browser.
-    """
-
-    plot: Plot
-    drawn: bytes
-    spots: Sequence[Spot]
-    width: int
-    height: int
-
-    @classmethod
-    def of(cls, plot: Plot) -> "_Picture":
-        width, height = (round(inches * _DPI) for inches in plot.size)
-        return cls(plot, *plot.svg_and_spots(), width, height)
-
-    @property
-    def name(self) -> str:
-        return self.plot.name
-
-    @property
-    def title(self) -> str:
-        return self.plot.title
-
-    @property
-    def told(self) -> str:
-        return self.plot.told
-
-    @property
-    def svg(self) -> str:
-        return base64.b64encode(self.drawn).decode("ascii")
-
-    def save(self, folder: Path) -> list[Path]:
-        return self.plot.save(folder, self.drawn)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +47,7 @@ class _Section:
     subtitle: str
     notices: Sequence[str]
     cards: Sequence[Card]
-    plots: Sequence[_Picture]
+    plots: Sequence[Picture]
     metrics: Listing
     more_metrics: Listing
     tables: Sequence[Listing]
@@ -141,7 +96,7 @@ def write_page(
         InputError: jinja2 or matplotlib is missing, or the files cannot be written.
     """
     views = _named_apart(views)
-    drawn, across = _drawn(views, comparison)
+    drawn, across = draw_all(views, comparison)
     page = _render(views, drawn, across, comparison=comparison)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -168,7 +123,7 @@ def render_page(views: Sequence[RunView], *, live: Live | None = None) -> str:
         InputError: jinja2 or matplotlib is missing.
     """
     views = _named_apart(views)
-    return "".join(_render(views, *_drawn(views, None), live=live))
+    return "".join(_render(views, *draw_all(views, None), live=live))
 
 
 def _named_apart(views: Sequence[RunView]) -> list[RunView]:
@@ -181,22 +136,10 @@ def _named_apart(views: Sequence[RunView]) -> list[RunView]:
     return found
 
 
-def _drawn(
-    views: Sequence[RunView], comparison: Comparison | None
-) -> tuple[dict[str, list[_Picture]], list[_Picture]]:
-    """Return the pictures of each run, and those of all together."""
-    drawn = {
-        _key(number): [_Picture.of(plot) for plot in run_plots(view)]
-        for number, view in enumerate(views)
-    }
-    plots = _across(views) if comparison is None else comparison_plots(comparison)
-    return drawn, [_Picture.of(plot) for plot in plots]
-
-
 def _render(
     views: Sequence[RunView],
-    drawn: dict[str, list[_Picture]],
-    across: Sequence[_Picture],
+    drawn: dict[str, list[Picture]],
+    across: Sequence[Picture],
     *,
     comparison: Comparison | None = None,
     live: Live | None = None,
@@ -257,11 +200,7 @@ def _hash(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
 
 
-def _key(number: int) -> str:
-    return f"run-{number + 1}"
-
-
-def _section(view: RunView, key: str, plots: Sequence[_Picture]) -> _Section:
+def _section(view: RunView, key: str, plots: Sequence[Picture]) -> _Section:
     done = f"{view.num_done:,} {view.unit} of {len(view.problems):,} problems"
     source = f" from {view.source}" if view.source else ""
     return _Section(
@@ -287,29 +226,7 @@ def _section(view: RunView, key: str, plots: Sequence[_Picture]) -> _Section:
     )
 
 
-def _across(views: Sequence[RunView]) -> list[Plot]:
-    """Return the pictures that show several runs together."""
-    if len(views) < 2:
-        return []
-    plots = []
-    rows = [(view.name, row) for view in views if (row := headline_of(view)) is not None]
-    known = [(n, r.value, r.low, r.high) for n, r in rows if r.value is not None]
-    if known:
-        names = {row.metric for _, row in rows}
-        plots.append(metric_plot(names.pop() if len(names) == 1 else "headline metric", known))
-    curves = {
-        view.name: k_curves(view.verdicts(view.filters[0]), votes=bool(view.report.majority))
-        for view in views
-        if view.filters and view.report is not None
-    }
-    if curves := {name: found for name, found in curves.items() if found}:
-        plots.append(curves_plot(curves))
-    if (methods := methods_plot(views)) is not None:
-        plots.append(methods)
-    return plots
-
-
-def _overview(views: Sequence[RunView], across: Sequence[_Picture]) -> dict[str, Any]:
+def _overview(views: Sequence[RunView], across: Sequence[Picture]) -> dict[str, Any]:
     labels = list(dict.fromkeys(card.label for view in views for card in cards(view)))
     rows = []
     for view in views:

@@ -9,6 +9,7 @@ from treegen.errors import InputError
 from treegen.evals.confidence import STOPPED
 from treegen.evals.replay import Drawn, Outcome, plain, until_each_decided
 from treegen.evals.stats import Estimate, estimate, mean_interval
+from treegen.evals.votes import tally
 from treegen.report.curves import some_ks
 from treegen.report.view import RunView
 
@@ -102,6 +103,7 @@ class _Replayed:
 
     def __init__(self, drawn: Mapping[str, Drawn], batch: int, chances: Sequence[float]) -> None:
         self.drawn = drawn
+        self._votes = {i: tally(each.verdicts) for i, each in drawn.items()}
         self._plain: dict[tuple[str, int], Outcome] = {}
         self._decided: dict[tuple[str, float], Outcome] = {}
         for i, each in drawn.items():
@@ -111,7 +113,7 @@ class _Replayed:
     def plain(self, ids: Sequence[str], k: int) -> list[Outcome]:
         for i in ids:
             if (i, k) not in self._plain:
-                self._plain[i, k] = plain(self.drawn[i], k)
+                self._plain[i, k] = plain(self.drawn[i], k, self._votes[i])
         return [self._plain[i, k] for i in ids]
 
     def decided(self, ids: Sequence[str], chance: float) -> list[Outcome]:

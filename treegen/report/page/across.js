@@ -8,7 +8,7 @@ class Across {
   }
 
   constructor(page, box, runs) {
-    Object.assign(this, { page, box, runs, at: [0, 0] });
+    Object.assign(this, { page, box, runs });
     this.places = runs.map((run) => new Map(run.index.problems.id.map((id, place) => [id, place])));
     this.ids = [...new Set(runs.flatMap((run) => run.index.problems.id))];
     this.table = new Table(box, {

@@ -1,0 +1,96 @@
+"""The pictures of a page, drawn: those of each run, and those of all together."""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from treegen.report.compare import Comparison
+from treegen.report.comparison_plots import comparison_plots
+from treegen.report.curves import k_curves
+from treegen.report.figures import Plot, Spot
+from treegen.report.plots import curves_plot, metric_plot, run_plots
+from treegen.report.searched import methods_plot
+from treegen.report.tables import headline_of
+from treegen.report.view import RunView
+
+_DPI: Final = 96  # of a browser's pixels
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A plot that was drawn, as the template takes it.
+
+    drawn: its SVG.
+    spots: its parts that lead to problems.
+    width, height: in pixels of a browser.
+    """
+
+    plot: Plot
+    drawn: bytes
+    spots: Sequence[Spot]
+    width: int
+    height: int
+
+    @classmethod
+    def of(cls, plot: Plot) -> "Picture":
+        width, height = (round(inches * _DPI) for inches in plot.size)
+        return cls(plot, *plot.svg_and_spots(), width, height)
+
+    @property
+    def name(self) -> str:
+        return self.plot.name
+
+    @property
+    def title(self) -> str:
+        return self.plot.title
+
+    @property
+    def told(self) -> str:
+        return self.plot.told
+
+    @property
+    def svg(self) -> str:
+        return base64.b64encode(self.drawn).decode("ascii")
+
+    def save(self, folder: Path) -> list[Path]:
+        return self.plot.save(folder, self.drawn)
+
+
+def draw_all(
+    views: Sequence[RunView], comparison: Comparison | None
+) -> tuple[dict[str, list[Picture]], list[Picture]]:
+    """Return the pictures of each run by its key on the page, and those of all together."""
+    drawn = {
+        _key(number): [Picture.of(plot) for plot in run_plots(view)]
+        for number, view in enumerate(views)
+    }
+    plots = _across(views) if comparison is None else comparison_plots(comparison)
+    return drawn, [Picture.of(plot) for plot in plots]
+
+
+def _key(number: int) -> str:
+    return f"run-{number + 1}"
+
+
+def _across(views: Sequence[RunView]) -> list[Plot]:
+    """Return the pictures that show several runs together."""
+    if len(views) < 2:
+        return []
+    plots = []
+    rows = [(view.name, row) for view in views if (row := headline_of(view)) is not None]
+    known = [(n, r.value, r.low, r.high) for n, r in rows if r.value is not None]
+    if known:
+        names = {row.metric for _, row in rows}
+        plots.append(metric_plot(names.pop() if len(names) == 1 else "headline metric", known))
+    curves = {
+        view.name: k_curves(view.verdicts(view.filters[0]), votes=bool(view.report.majority))
+        for view in views
+        if view.filters and view.report is not None
+    }
+    if curves := {name: found for name, found in curves.items() if found}:
+        plots.append(curves_plot(curves))
+    if (methods := methods_plot(views)) is not None:
+        plots.append(methods)
+    return plots
