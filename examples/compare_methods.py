@@ -64,7 +64,7 @@ def main(folder: Path, budgets: str, methods: str, more: tuple[str, ...]) -> Non
             if method != "sample" and low is not None and high is not None:
                 mark = "**" if low > 0 or high < 0 else ""
                 cells[-1] += f": {mark}{row.value:+.2f}{mark} ({low:+.2f} to {high:+.2f})"
-        print(f"|`{method}`|{'|'.join(cells)}|", flush=True)
+        print(f"|{method}|{'|'.join(cells)}|", flush=True)
 
 
 if __name__ == "__main__":
