@@ -60,10 +60,9 @@ def main(folder: Path, budgets: str, methods: str, more: tuple[str, ...]) -> Non
             run = load_run(search(method, limit, folder, list(more)))
             (row,) = compare_runs(plain[limit], run).differences
             cells.append(f"{row.b:.2f}")
-            low, high = row.low, row.high
-            if method != "sample" and low is not None and high is not None:
-                mark = "**" if low > 0 or high < 0 else ""
-                cells[-1] += f": {mark}{row.value:+.2f}{mark} ({low:+.2f} to {high:+.2f})"
+            if method != "sample" and row.low is not None and row.high is not None:
+                mark = "**" if row.low > 0 or row.high < 0 else ""
+                cells[-1] += f": {mark}{row.value:+.2f}{mark} ({row.low:+.2f} to {row.high:+.2f})"
         print(f"|{method}|{'|'.join(cells)}|", flush=True)
 
 
