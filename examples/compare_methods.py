@@ -63,7 +63,7 @@ def main(folder: Path, budgets: str, methods: str, more: tuple[str, ...]) -> Non
             if method != "sample" and row.low is not None and row.high is not None:
                 mark = "**" if row.low > 0 or row.high < 0 else ""
                 cells[-1] += f": {mark}{row.value:+.2f}{mark} ({row.low:+.2f} to {row.high:+.2f})"
-        print(f"|`{method}`|{'|'.join(cells)}|", flush=True)
+        print(f"|{method}|{'|'.join(cells)}|", flush=True)
 
 
 if __name__ == "__main__":

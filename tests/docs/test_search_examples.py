@@ -52,5 +52,5 @@ def test_methods_are_compared_at_equal_tokens(repository: Path, tmp_path: Path) 
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     _, _, plain, other = done.stdout.splitlines()
-    assert plain.startswith("|`sample`|0.") and other.startswith("|`ab-mcts rule=a`|0.")
+    assert plain.startswith("|sample|0.") and other.startswith("|ab-mcts rule=a|0.")
     assert " to " in other
