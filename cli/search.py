@@ -217,7 +217,7 @@ def _share_arguments(given: dict[str, Any], methods: list[str]) -> None:
     from treegen.evals.search.own_method import find_method
     from treegen.evals.selection import did_you_mean
 
-    if not methods or not given.get("arguments"):
+    if not given.get("arguments"):
         return
     known = sorted({each.name for name in methods for each in find_method(name).arguments})
     for name in given["arguments"]:

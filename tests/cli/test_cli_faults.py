@@ -32,8 +32,8 @@ FEW = ["-n", "2", "--max-tokens", "3", "-f", "1"]
         (["--device", "meta"], "device must be auto, cpu, cuda or cuda:N, got 'meta'"),
         (["--device", "cpu:1"], "device must be auto, cpu, cuda or cuda:N, got 'cpu:1'"),
         (["--device", "cpu", "--memory", "500TiB"], "memory 500.0 TiB is more than all that cpu"),
-        (["-a", "impl=foo"], "impl must be auto or one of cpu, flash, invariant, reference"),
-        (["--device", "cpu", "-a", "impl=triton"], "attention impl 'triton' cannot run on cpu"),
+        (["--model-args", "impl=foo"], "impl must be auto or one of cpu, flash, invariant, reference"),
+        (["--device", "cpu", "--model-args", "impl=triton"], "attention impl 'triton' cannot run on cpu"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("command", ["eval gsm8k", "search countdown"])
@@ -132,7 +132,7 @@ def test_a_reward_model_that_is_none_is_found_before_weights_are_loaded(
     treegen: Command, tiny: Path, no_weights: None
 ) -> None:
     given = ["-M", tiny, *SEARCH, "--evaluate", f"reward:{tiny}", "-o", "run"]
-    assert "is no sequence classifier" in treegen("search", "countdown", *given).error
+    assert "a language model judges steps at a mark" in treegen("search", "countdown", *given).error
     assert not Path("run").exists()
 
 

@@ -46,7 +46,7 @@ WRONG = [
     (["--gpus", "2", "--workers", "2"], "not both"),
     (["--gpus", "2", "--device", "cpu"], "contradict each other"),
     (["--gpus", "2", "--device", "cuda:1"], "contradict each other"),
-    (["--gpus", "2", "-a", "device=cpu"], "contradict each other"),
+    (["--gpus", "2", "--model-args", "device=cpu"], "contradict each other"),
     (["--gpus", "0,1", "--ray", "auto"], "are those of this machine"),
     (["--workers", "0"], "workers must be at least 1"),
     (["--workers", "2", "--device", "cuda"], "run on CPUs"),

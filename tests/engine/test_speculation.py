@@ -227,6 +227,8 @@ def test_what_cannot_be_guessed_is_refused(tmp_path: Path, checkpoint: Path) -> 
         load(checkpoint, speculate="ngram", draft_tokens=0)
     with pytest.raises(InputError, match="speculate and draft_model both guess"):
         load(checkpoint, speculate="ngram", draft_model=str(checkpoint))
+    with pytest.raises(InputError, match="do not go with reproducible yet"):
+        LLM(str(tmp_path), speculate="ngram", reproducible=True)
     with pytest.raises(InputError, match="does not go with tensor_parallel_size"):
         load(checkpoint, draft_model=str(checkpoint), tensor_parallel_size=2)
     with pytest.raises(InputError, match="demo has another tokenizer"):

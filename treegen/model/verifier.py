@@ -74,7 +74,7 @@ class Verifier:
         if form == CAUSAL and not self.mark:
             raise InputError(
                 "a language model judges steps at a mark: give the text that it was trained with "
-                "(--mark), and the two tokens that it says there (--tokens)"
+                "(mark), and the two tokens that it says there (tokens)"
             )
         if form == SEQUENCE and self.mark:
             raise InputError("a sequence classifier reads the whole text; leave the mark out")
