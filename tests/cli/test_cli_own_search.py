@@ -63,6 +63,7 @@ def test_what_is_refused_before_weights_are_loaded(
     assert not list(Path().rglob("run.json"))
 
 
+@pytest.mark.soak
 def test_workers_search_by_a_file(treegen: Command, tiny: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     own = shutil.copy(EXAMPLES / "search_own.py", tmp_path / "mine.py")

@@ -33,7 +33,7 @@ def attention_implementations() -> None:
 
 _SCALE = pytest.param(
     "docs/scale.md",
-    marks=[pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")],
+    marks=[pytest.mark.soak, pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")],
 )
 
 

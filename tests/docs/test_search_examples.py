@@ -42,7 +42,7 @@ def test_example_runs(
     assert all(text in printed for text in shown), printed
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_methods_are_compared_at_equal_tokens(repository: Path, tmp_path: Path) -> None:
     script = repository / "examples" / "compare_methods.py"
     args = ["--budgets", "60", "--methods", "sample,ab-mcts rule=a", "--", "-L", "2"]

@@ -20,7 +20,7 @@ from treegen.model.model import Model
 # Tokens of each pass and the position of the first; one token alone is a graph of its own.
 PASSES = [(5, 0), (9, 5), (1, 14), (20, 15), (1, 35), (3, 36)]
 FAMILIES = ["llama", "gemma2", "gpt2", "gpt_oss"]
-HYBRID = ["qwen3_next", "qwen3_5"]
+HYBRID = ["qwen3_next", pytest.param("qwen3_5", marks=pytest.mark.soak)]
 
 
 def batch_of(pools: Sequence[LayerKV], num_tokens: int, start: int) -> Batch:

@@ -111,7 +111,7 @@ def test_steps_become_one_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("form", "options", "told"),
     [
-        ("causal", {}, "--mark"),
+        ("causal", {}, "judges steps at a mark"),
         ("sequence", {"mark": "#"}, "leave the mark out"),
         ("sequence", {"label": 2}, "label must be less than 2"),
         ("token", {"reduce": "max"}, "reduce must be one of"),

@@ -189,6 +189,7 @@ def test_the_command_serves_until_it_is_stopped(run: Path) -> None:
     assert not os.path.exists(run / "report.html")
 
 
+@pytest.mark.soak
 def test_the_page_in_a_browser_goes_on(run: Path, visit: Callable[..., Visit]) -> None:
     with served(Watched([run], every=1)) as port:
         opened = visit(f"http://localhost:{port}/", at="#problem=p0&sample=1")
