@@ -21,6 +21,7 @@ from treegen.attention import HostLevel
 from treegen.cache.kept import KeptPrefixes
 from treegen.cache.pool import LayerKV, PagedCache
 from treegen.cache.states import StateCache
+from treegen.engine.execute import Executor
 from treegen.engine.keeping import keep_prompt
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segment import LiveRequest
@@ -38,6 +39,7 @@ from treegen.spec import DeltaSpec
 
 if TYPE_CHECKING:
     from treegen.engine.graphs import DecodeGraphs
+    from treegen.engine.prefill_graphs import PrefillGraphs
 
 EOS = 1
 
@@ -268,7 +270,9 @@ def scheduler_of(
     on_prefilled: Callable[[LiveRequest], None] | None = None,
     run_ahead: bool = False,
     graphs: DecodeGraphs | None = None,
+    prefills: PrefillGraphs | None = None,
 ) -> Scheduler:
+    impl = "reference" if graphs is None else "triton"
     return Scheduler(
         plan,
         model,
@@ -279,10 +283,11 @@ def scheduler_of(
         samples=samples or [range(request.samples) for request in plan.requests],
         max_rows=max_rows,
         prefill_chunk=prefill_chunk,
-        impl="reference" if graphs is None else "triton",
+        impl=impl,
         run_ahead=run_ahead,
         graphs=graphs,
         on_prefilled=on_prefilled,
+        executor=Executor(model, cache, graphs, impl, prefills=prefills),
     )
 
 

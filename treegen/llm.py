@@ -25,6 +25,7 @@ from treegen.engine.draft_model import ModelDrafter, SameVocabulary, look_at_dra
 from treegen.engine.execute import Executor
 from treegen.engine.graphs import DecodeGraphs
 from treegen.engine.keeping import check_room_to_keep, keep_prompt
+from treegen.engine.prefill_graphs import PrefillGraphs
 from treegen.engine.row_queue import LiveRows
 from treegen.engine.run_state import RunState
 from treegen.engine.scheduler import Scheduler
@@ -208,6 +209,7 @@ class LLM(Calls):
         self._pace = Pace(_FREE_TOKENS[self.model.device.type], weight_keys)
         self._stoppings = Stoppings()
         self._graphs: DecodeGraphs | None = None
+        self._prefills: PrefillGraphs | None = None
         on_gpu = self.model.device.type == "cuda"
         is_hybrid = bool(self.spec.states)
         self._impl = self.model.impl if impl == "auto" else impl
@@ -220,6 +222,8 @@ class LLM(Calls):
                 self.model.make_reproducible()
         if on_gpu and not eager:
             self._graphs = DecodeGraphs(self.model.forward)
+            if ranks is None:
+                self._prefills = PrefillGraphs(self.model.forward)
             self.model.watch_weights()
         _, self.max_rows, self.prefill_chunk = options.sizes(self.model.device.type)
         self.sharing: Sharing = sharing
@@ -376,8 +380,10 @@ class LLM(Calls):
 
     def executor(self) -> Executor:
         """What computes the passes of a run."""
-        ranks, size, beside = self._ranks, self.spec.vocab_size, self._draft_executor
-        return Executor(self.model, self.cache, self._graphs, self._impl, ranks, size, beside)
+        return Executor(
+            self.model, self.cache, self._graphs, self._impl, self._ranks, self.spec.vocab_size,
+            self._draft_executor, self._prefills,
+        )  # fmt: skip
 
     def close(self) -> None:
         """End the other ranks of a tensor-parallel model; without it they end with this process."""

@@ -149,6 +149,7 @@ def test_a_loaded_model_and_a_plan_know_it(tmp_path: Path, treegen: Command) -> 
     model = load_model(tmp_path, device="cpu", kv_cache_dtype="fp8")
     assert (model.dtype, model.cache_dtype, model.spec.itemsize) == (torch.float32, FP8, 1)
     asked = ["plan", "gsm8k", "--model", "demo", "--limit", "2", "--memory", "16MiB"]
+    asked += ["--dtype", "float32"]
     each = []
     for more in ([], ["--kv-cache-dtype", "fp8"]):
         done = treegen(*asked, *more, "-q")

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny_models
 import torch
@@ -65,7 +66,17 @@ def test_greedy_tokens_equal_stock_generation(family: str, tmp_path: Path) -> No
             assert [list(c.tokens) for c in result.of(str(index))] == [want] * 3
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5", "olmo_hybrid", "lfm2", "bamba"])
+@pytest.mark.parametrize("family", ["qwen3_next", "gpt_oss", "deepseek_v3", "qwen3_moe"])
+def test_steps_of_experts_are_replayed(family: str, tmp_path: Path) -> None:
+    """In 16 bits. In float32 torch computes their products by way of the CPU."""
+    tiny_models.save_tiny_model(tmp_path, family)
+    llm = LLM(str(tmp_path), dtype="bfloat16", device="cuda", memory="32MiB", check=False)
+    result = llm.run(tree_of(20), SamplingParams(max_tokens=20, seed=3))
+    assert result.usage.eager_because == ""
+    assert llm._graphs is not None and llm._graphs.num_graphs > 0
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "olmo_hybrid", "lfm2", "bamba"])
 def test_steps_of_recurrent_layers_are_replayed(family: str, tmp_path: Path) -> None:
     """Rows come and go, list updates and fold them, in graphs of several sizes."""
     tiny_models.save_tiny_model(tmp_path, family)
@@ -82,6 +93,26 @@ def test_steps_of_recurrent_layers_are_replayed(family: str, tmp_path: Path) -> 
             compiled = family not in ("lfm2", "bamba")
             assert (llm.model.uncompiled_because == "") == compiled
     assert sum(a != b for a, b in zip(*drawn, strict=True)) <= 4
+
+
+@pytest.mark.parametrize("how", [{}, {"reproducible": True, "dtype": "bfloat16"}])
+def test_small_prefill_passes_are_replayed(how: dict[str, Any], tmp_path: Path) -> None:
+    """Prompts of many lengths, alone and several in a pass: as if each pass was computed eagerly."""
+    tiny_models.save_tiny_model(tmp_path, "llama", head_dim=16)
+    rng = np.random.default_rng(0)
+    options: dict[str, Any] = {"dtype": "float32", "device": "cuda", "memory": "32MiB"} | how
+    llms = [LLM(str(tmp_path), eager=eager, **options) for eager in (False, True)]
+    params = SamplingParams(max_tokens=6, temperature=0, logprobs=1)
+    for _ in range(40):
+        lengths = rng.integers(1, int(rng.choice([9, 60, 300])), int(rng.integers(1, 5)))
+        prompts = [rng.integers(3, 250, length).tolist() for length in lengths]
+        mine, eager = (llm.generate(prompts, params) for llm in llms)
+        for one, other in zip(mine, eager, strict=True):
+            assert one[0].tokens == other[0].tokens
+            assert np.allclose(one[0].logprobs, other[0].logprobs, atol=1e-4)
+    prefills = llms[0]._prefills
+    assert prefills is not None and prefills.off is None and prefills.num_graphs > 2
+    assert llms[1]._prefills is None
 
 
 def test_models_with_recurrent_layers_are_not_reproducible(tmp_path: Path) -> None:

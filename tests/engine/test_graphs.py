@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+
+pytest.importorskip("triton")
+
+from faked_graphs import FakeGraph, faked
 from fakes import HistoryModel, drain, expected, scheduler_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,8 +23,8 @@ from treegen import device as transfer
 from treegen.attention.gpu.state import WorkShape
 from treegen.attention.level import HostLevel
 from treegen.cache.pool import LayerKV
-from treegen.engine import decode as decoding
 from treegen.engine import graphs
+from treegen.engine.prefill_graphs import PrefillGraphs
 from treegen.engine.step import FORCED, NUM_INPUTS, DecodeStep
 from treegen.model.batch import Batch
 from treegen.outputs import Completion
@@ -30,84 +33,9 @@ from treegen.plan.compile import compile_plan
 from treegen.plan.plan import Request
 from treegen.sampling.draw import Draws, SamplingBatch
 
-triton = pytest.importorskip("treegen.attention.gpu.attend")
-
 CPU = torch.device("cpu")
 POOL = LayerKV(torch.zeros(2, 64, 2, 8), torch.zeros(2, 64, 2, 8))
 GREEDY = SamplingParams(temperature=0)
-
-
-class FakeGraph:
-    """Replays by computing again, into the tensors that were there when it was captured."""
-
-    again: Callable[[], None]
-    pools: ClassVar[list[Any]] = []  # that graphs were captured with
-
-    def replay(self) -> None:
-        self.again()
-
-
-def tensors_of(out: Draws | Tensor) -> list[Tensor]:
-    if isinstance(out, Tensor):
-        return [out]
-    return [out.tokens_PN, out.logprobs_PN, out.lse_P]
-
-
-@contextlib.contextmanager
-def faked() -> Iterator[pytest.MonkeyPatch]:
-    """Capturing computes nothing, as on a GPU; what is captured holds garbage until replayed."""
-    capturing: list[FakeGraph] = []
-    last: list[Draws | Tensor] = []
-    numbers = itertools.count()
-    compute = graphs.DecodeGraphs._compute
-
-    @contextlib.contextmanager
-    def capture(
-        graph: FakeGraph, pool: Any, stream: Any, capture_error_mode: str
-    ) -> Iterator[None]:
-        assert stream == "stream"
-        capturing.append(graph)
-        FakeGraph.pools.append(pool)
-        yield
-        capturing.clear()
-
-    def compute_or_capture(self: graphs.DecodeGraphs, static: DecodeStep) -> Draws | Tensor:
-        if not capturing:
-            last[:] = [compute(self, static)]
-            return last[0]
-        (before,) = last
-        out = before.clone() if isinstance(before, Tensor) else before.first(static.num_rows)
-        if isinstance(out, Draws):
-            tokens_PN, logprobs_PN, lse_P = (each.clone() for each in tensors_of(out))
-            out = Draws(tokens_PN, logprobs_PN, lse_P, None, None)
-
-        def again() -> None:
-            for place, tensor in zip(
-                tensors_of(out), tensors_of(compute(self, static)), strict=True
-            ):
-                place.copy_(tensor)
-
-        for tensor in tensors_of(out):
-            tensor.fill_(-(2**30))
-        capturing[0].again = again
-        return out
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
-        patch.setattr(torch.cuda, "synchronize", lambda: None)
-        patch.setattr(torch.cuda, "Stream", lambda device: "stream")
-        patch.setattr(torch.cuda, "current_stream", lambda device: "current")
-        patch.setattr(torch.cuda, "set_stream", lambda stream: None)
-        patch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, next(numbers)))
-        patch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *_: None, raising=False)
-        patch.setattr(torch.cuda, "graph", capture)
-        patch.setattr(graphs.DecodeGraphs, "_compute", compute_or_capture)
-        patch.setattr(graphs, "_borrowed", lambda tensor: tensor)
-        patch.setattr(triton, "_INTERPRETED", True)  # so that it plans on a CPU
-        patch.setattr(
-            decoding, "Fetch", lambda tensors: transfer.Fetch([t.clone() for t in tensors])
-        )
-        yield patch
 
 
 @pytest.fixture
@@ -283,12 +211,13 @@ def test_replayed_steps_draw_what_steps_without_graphs_draw(
         return model.forward(batch)
 
     with faked():
-        found = graphs.DecodeGraphs(planned)
+        found, passes = graphs.DecodeGraphs(planned), PrefillGraphs(planned)
         scheduler = scheduler_of(
-            plan, model, cache, params, max_rows=max_rows, run_ahead=run_ahead, graphs=found
-        )
+            plan, model, cache, params, max_rows=max_rows, run_ahead=run_ahead, graphs=found,
+            prefills=passes,
+        )  # fmt: skip
         got = samples_of(drain(scheduler))
-    assert found.off is None
+    assert found.off is None and passes.off is None
     assert got == expected(model, plan, params)
 
 

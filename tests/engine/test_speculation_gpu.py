@@ -40,7 +40,8 @@ def test_samples_are_those_without_guesses(
     knowing = Knowing(plain.completions, strict=False)
     again = guessed(llm, knowing).run(tree_of(20), params)
     assert again.usage.tokens_per_step > 1.4
-    assert not again.usage.eager_because
+    # Of experts, torch computes float32 products by way of the CPU, which no graph can hold.
+    assert not again.usage.eager_because or family in ("gpt_oss", "deepseek_v3")
     pairs = zip(plain.completions, again.completions, strict=True)
     # float32 sums in another order may flip a draw that lies on a boundary, rarely.
     assert sum(one.tokens != other.tokens for one, other in pairs) <= 2

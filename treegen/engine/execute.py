@@ -28,6 +28,7 @@ from treegen.sampling.draw import Bias, Draws, SamplingBatch
 
 if TYPE_CHECKING:
     from treegen.engine.graphs import DecodeGraphs
+    from treegen.engine.prefill_graphs import PrefillGraphs
     from treegen.model.ranks import Lead, Ranks
 
 
@@ -115,15 +116,17 @@ class Executor:
         ranks: Ranks | None = None,
         vocab_size: int = 0,
         beside: Executor | None = None,
+        prefills: PrefillGraphs | None = None,
     ) -> None:
         """graphs: replays decode steps. impl: the attention. ranks: of which this is one.
 
         vocab_size: logits of a row, where several ranks each have a part of them.
         beside: of another model under the same pages, which computes the keys of prompts too.
+        prefills: replays small prefill passes, of a model that one process computes.
         """
         self._beside = beside
         self._model, self._cache, self._graphs, self._impl = model, cache, graphs, impl
-        self._ranks, self._vocab_size = ranks, vocab_size
+        self._ranks, self._vocab_size, self._prefills = ranks, vocab_size, prefills
         self._rows: StepRows | None = None
         self._sampling: SamplingBatch | None = None
         # What rows that are all drawn alike are drawn by, by their number. `_kept` keeps the
@@ -151,7 +154,8 @@ class Executor:
                 states = states_of_pieces(given.pieces, cache.states.layers)
             levels = prepare_host(given.levels, positions_T, device, self._impl)
             batch = Batch(tokens_T, positions_T, slots_T, wanted_S, levels, cache.layers, states)
-            return self._model.forward(batch), levels
+            forward = self._model.forward if self._prefills is None else self._prefills.run
+            return forward(batch), levels
 
     def decode(self, given: StepInputs) -> tuple[Draws, Prepared]:
         """The draws of a decode step, which are valid until the next one, and how it attended."""

@@ -12,18 +12,15 @@ alternatives take much memory, which each graph would keep.
 
 from __future__ import annotations
 
-import functools
-import threading
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from treegen.attention.gpu.state import StaticState, TritonState
+from treegen.engine.capture import Captures, borrowed
 from treegen.engine.step import NUM_INPUTS, POSITION, DecodeStep
 from treegen.model.batch import Batch
 from treegen.model.states import states_in_slots
@@ -34,7 +31,6 @@ _MAX_GRAPHS = 48
 _PATIENCE = 8.0  # steps' worth of padding in larger graphs before one of the size is captured
 _SEVERAL = 32  # steps that verify guesses have a multiple of so many rows
 _FIRST_ROOM = 4096  # drawn tokens to have room for at first
-_capturing = threading.Lock()  # a capture fails if another one waits for the whole GPU meanwhile
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +63,7 @@ class DecodeGraphs:
         self._forward = forward
         self._graphs: list[_Graph] = []
         self._padding: defaultdict[int, float] = defaultdict(float)  # by size, in steps' worth
-        self._pool: Any = None  # memory that all graphs share; only one runs at a time
+        self._captures = Captures()
         # `_drawn_P1` has the tokens of the last step where the next step's graph reads them.
         # `_known_as` is the tensor under which the caller knows these tokens.
         self._drawn_P1 = self._known_as = torch.empty(0, 1, dtype=torch.int64)
@@ -99,7 +95,7 @@ class DecodeGraphs:
         rows = max(_most_padded(step.num_rows), 0 if drawn_P1 is None else len(drawn_P1))
         if rows > len(self._drawn_P1):
             self._graphs.clear()
-            self._pool = None  # torch takes a pool that no graph uses for a fault
+            self._captures.forget()
             self._drawn_P1 = step.inputs_7T.new_zeros(max(2 * rows, _FIRST_ROOM), 1)
             self._known_as = self._drawn_P1
         if drawn_P1 is not None and drawn_P1 is not self._known_as:
@@ -141,44 +137,19 @@ class DecodeGraphs:
         draws = self._draws(self._compute(static), step)
         state.kernels = static_state.kernels
         try:
-            graph, out = self._captured(static, state.device)
+            graph, out = self._captures.capture(lambda: self._compute(static), state.device)
         except RuntimeError as error:
             # A model cannot be captured if it asks the device for a number in the middle of a
             # layer, as some mixtures of experts do. Or no memory is left for the capture.
             self._graphs.clear()
-            self._pool = None
+            self._captures.forget()
             self.off = f"the step cannot be captured: {str(error).splitlines()[0]}"
             torch.cuda.synchronize()
             return draws
         if isinstance(out, Tensor):
-            out = _borrowed(out)
+            out = borrowed(out)
         self._graphs.append(_Graph(static, static_state, graph, out, step.num_rows, step.sampling))
         return draws
-
-    def _captured(
-        self, static: DecodeStep, device: torch.device
-    ) -> tuple[torch.cuda.CUDAGraph, Draws | Tensor]:
-        """A graph of a step, and its output. Raises RuntimeError, with nothing changed, if none."""
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        before = torch.cuda.current_stream(device)
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with _capturing:
-                torch.cuda.synchronize()
-                with torch.cuda.graph(
-                    graph,
-                    pool=self._pool,
-                    stream=_stream(device),
-                    capture_error_mode="thread_local",
-                ):
-                    out = self._compute(static)
-        except RuntimeError:
-            # If even the end of a capture fails, torch leaves its stream current, the pool open.
-            torch.cuda.set_stream(before)
-            with suppress(RuntimeError):
-                torch._C._cuda_endAllocateToPool(device.index, self._pool)
-            raise
-        return graph, out
 
     def _compute(self, static: DecodeStep) -> Draws | Tensor:
         """What the graph of a step computes."""
@@ -196,40 +167,6 @@ class DecodeGraphs:
         draws = out.first(step.num_rows)
         self._known_as = draws.tokens_PN
         return draws
-
-
-@functools.cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream on which steps are captured on a GPU.
-
-    Torch's own capture stream belongs to whichever GPU was the first to capture. All models of a
-    GPU share this one, because cuBLAS keeps a workspace for every stream that it was ever used on.
-    """
-    return torch.cuda.Stream(device)
-
-
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    """Memory of a GPU. Torch makes a tensor over it that does not own it."""
-
-    __cuda_array_interface__: dict[str, Any]
-
-
-def _borrowed(tensor: Tensor) -> Tensor:
-    """A view of a contiguous tensor that does not own its memory.
-
-    So the pool of all graphs may use the memory again. Otherwise each graph would keep logits of
-    its own, which may be a gigabyte. What reads them is queued before the next graph runs.
-    """
-    raw = _Memory(
-        {
-            "shape": tuple(tensor.shape),
-            "typestr": f"<i{tensor.itemsize}",
-            "data": (tensor.data_ptr(), False),
-            "version": 2,
-        }
-    )
-    return torch.as_tensor(raw, device=tensor.device).view(tensor.dtype)
 
 
 def padded_rows(num_rows: int) -> int:
