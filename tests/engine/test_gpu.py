@@ -97,7 +97,7 @@ def test_steps_of_recurrent_layers_are_replayed(family: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("how", [{}, {"reproducible": True, "dtype": "bfloat16"}])
 def test_small_prefill_passes_are_replayed(how: dict[str, Any], tmp_path: Path) -> None:
-    """Prompts of many lengths, alone and several in a pass: as if computed eagerly."""
+    """Prompts of many lengths, alone and several in a pass: as if each pass was computed eagerly."""
     tiny_models.save_tiny_model(tmp_path, "llama", head_dim=16)
     rng = np.random.default_rng(0)
     options: dict[str, Any] = {"dtype": "float32", "device": "cuda", "memory": "32MiB"} | how

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import triton
@@ -139,19 +138,11 @@ class _Call:
         arrays = parts, lses, dense, dense_lses, sinks, self.out_THV, self.lse_TH
         counts = num_rows, dense_rows, num_chunks
         merging = {"FOLD": fold, "HAS_SINKS": self.options.sinks_H is not None}
-        above = [each for each in zip(work.host.kinds, work.units, strict=True) if len(each[1])]
-        overlaps = bool(above) and len(work.last) > 0 and _overlaps(q_THD.device)
-        for kind, units in above:
-            self._launch(
-                units, kind, arrays, counts, FOLD=1, HAS_SINKS=False, LAST=False, OVERLAPS=overlaps
-            )
+        for kind, units in zip(work.host.kinds, work.units, strict=True):
+            if len(units):
+                self._launch(units, kind, arrays, counts, FOLD=1, HAS_SINKS=False, LAST=False)
         if len(work.last):
-            # Keys of the rows themselves were written before the launch that this one overlaps.
-            early = {"launch_pdl": True} if overlaps else {}
-            self._launch(
-                work.last, work.host.last_kind, arrays, counts, **merging, LAST=True,
-                OVERLAPS=overlaps, **early,
-            )  # fmt: skip
+            self._launch(work.last, work.host.last_kind, arrays, counts, **merging, LAST=True)
             return
         merge_parts[(triton.cdiv(num_rows * q_heads, _MERGED_PAIRS),)](
             *arrays, *counts, num_parts, H=q_heads, V=v_dim,
@@ -166,7 +157,7 @@ class _Call:
         counts: tuple[int, int, int],
         **merging: int,
     ) -> None:
-        """One launch of units of one height; merging: what else the kernel takes."""
+        """One launch of units of one height; merging: FOLD, HAS_SINKS and LAST of the kernel."""
         q_THD, keys, values, options = self.q_THD, self.keys, self.values, self.options
         _, q_heads, k_dim = q_THD.shape
         page_size, kv_heads, v_dim = keys.shape[1], keys.shape[2], values.shape[3]
@@ -190,16 +181,6 @@ class _Call:
             HAS_CAP=options.softcap is not None, **merging,
             **tuning(block_m, width_of(q_THD, values), q_THD.dtype, shared_memory(q_THD.device)),
         )  # fmt: skip
-
-
-@cache
-def _overlaps(device: torch.device) -> bool:
-    """Whether a launch can begin before the one ahead of it has ended (programmatic launches)."""
-    return (
-        device.type == "cuda"
-        and not _INTERPRETED
-        and torch.cuda.get_device_capability(device) >= (9, 0)
-    )
 
 
 def block_of(dim: int) -> int:

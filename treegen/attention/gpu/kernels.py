@@ -28,17 +28,20 @@ def _add_part(top, total, sum_MV, lse, part_MV):
 
 @triton.jit
 def _merged(
-    top, total, sum_MV, row, head, live, parts, part_lses, num_parts, dense, dense_lses, num_rows,
-    dense_rows, num_chunks, BLOCK_M: tl.constexpr,
+    row, head, live, parts, part_lses, num_parts, dense, dense_lses, num_rows, dense_rows,
+    num_chunks, BLOCK_M: tl.constexpr,
     H: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
-    """Add the first parts and what is dense to a running softmax of M rows (Hydragen, eq. 5).
+    """The running softmax of M rows over the first parts and what is dense (Hydragen, eq. 5).
 
     parts [P, T, H, V] and their LSEs [P, T, H] are float32. dense [C, R, FOLD, H / FOLD, V] has
     the type of the queries, its LSEs are [C, H / FOLD, R, FOLD]: the second of FOLD heads is a row.
     """
     e = tl.arange(0, BLOCK_V)
     there_MV = live[:, None] & (e < V)[None, :]
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    sum_MV = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     size = num_rows.to(tl.int64) * H
     at = row.to(tl.int64) * H + head
     for p in range(num_parts):
@@ -94,7 +97,7 @@ def attend_units(
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FOLD: tl.constexpr,
     HAS_POSITIONS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
-    HAS_SINKS: tl.constexpr, LAST: tl.constexpr, OVERLAPS: tl.constexpr,
+    HAS_SINKS: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     """One program: one unit of the work list and one key head.
 
@@ -103,11 +106,8 @@ def attend_units(
     heads of a key head are folded into rows, so a key is read once for all of them. Writes its part
     of parts [P, T, H, V] and part_lses [P, T, H] in float32. LAST: merges (Hydragen, eq. 5) with
     what is dense and with the first parts, as many as the unit's first number says, and writes out
-    [T, H, V] and lses [T, H]. OVERLAPS: the last launch begins when the one before has begun, and
-    waits for its end only to merge.
+    [T, H, V] and lses [T, H].
     """
-    if OVERLAPS and not LAST:
-        tl.extra.cuda.gdc_launch_dependents()
     # What is loaded from where something else was loaded waits twice: few steps of that.
     if LAST:
         # Programs of one row run together, for the heads of its keys lie side by side.
@@ -150,15 +150,16 @@ def attend_units(
             page = tl.load(table + low // PAGE, mask=low < high, other=0)
 
     part = tl.load(unit)
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    sum_MV = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
-    if LAST and not OVERLAPS:
+    if LAST:
         # First, while the queries are on their way: at the end nothing else would be.
         top, total, sum_MV = _merged(
-            top, total, sum_MV, row, q_at, live, parts, part_lses, part, dense, dense_lses,
-            num_rows, dense_rows, num_chunks, BLOCK_M, H, V, BLOCK_V, FOLD,
+            row, q_at, live, parts, part_lses, part, dense, dense_lses, num_rows, dense_rows,
+            num_chunks, BLOCK_M, H, V, BLOCK_V, FOLD,
         )  # fmt: skip
+    else:
+        top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        sum_MV = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     for first in range(low, high, BLOCK_N):
         n = first + tl.arange(0, BLOCK_N)
         there = n < high
@@ -205,12 +206,6 @@ def attend_units(
             sum_MV += tl.dot(weight.to(v_NV.dtype), v_NV, input_precision="ieee")
         top = new_top
 
-    if LAST and OVERLAPS:
-        tl.extra.cuda.gdc_wait()
-        top, total, sum_MV = _merged(
-            top, total, sum_MV, row, q_at, live, parts, part_lses, part, dense, dense_lses,
-            num_rows, dense_rows, num_chunks, BLOCK_M, H, V, BLOCK_V, FOLD,
-        )  # fmt: skip
     if LAST:
         _store_merged(
             top, total, sum_MV, row, q_at, live, sinks, out, lses, H, V, BLOCK_V, HAS_SINKS
@@ -239,12 +234,9 @@ def merge_parts(
     pair = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     row, head = pair // H, pair % H
     live = row < num_rows
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    sum_MV = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     top, total, sum_MV = _merged(
-        top, total, sum_MV, row, head, live, parts, part_lses, num_parts, dense, dense_lses,
-        num_rows, dense_rows, num_chunks, BLOCK_M, H, V, BLOCK_V, FOLD,
+        row, head, live, parts, part_lses, num_parts, dense, dense_lses, num_rows, dense_rows,
+        num_chunks, BLOCK_M, H, V, BLOCK_V, FOLD,
     )  # fmt: skip
     _store_merged(top, total, sum_MV, row, head, live, sinks, out, lses, H, V, BLOCK_V, HAS_SINKS)
 
