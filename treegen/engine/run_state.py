@@ -17,7 +17,7 @@ from treegen.engine.segment import LiveRequest, LiveSegment
 from treegen.engine.store import SegmentStore
 from treegen.model.batch import Forward
 from treegen.outputs import Score, Usage
-from treegen.sampling.draw import SamplingBatch
+from treegen.sampling.batch import SamplingBatch
 from treegen.sampling.param_set import ParamSet
 
 

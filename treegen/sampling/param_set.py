@@ -10,7 +10,7 @@ import numpy as np
 
 from treegen.params import SamplingParams
 from treegen.prompts.stops import Stopping
-from treegen.sampling.draw import NO_END, Bias
+from treegen.sampling.batch import NO_END, Bias
 
 
 @dataclass(frozen=True)
