@@ -375,7 +375,7 @@ class LiveBackend:
                 f"logprobs={params.logprobs} in a session that records {self.params.logprobs}; "
                 "ask for them when the session is opened"
             )
-        return self.scheduler.add_params(params, self._stopping_of(params))
+        return self.scheduler.run.add_params(params, self._stopping_of(params))
 
     def close(self) -> None:
         """End all searches and free their pages; searches that wait are stopped."""
