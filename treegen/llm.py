@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from treegen.attention.api import check_reads_fp8, choose
 from treegen.cache.kept import Kept, KeptPrefixes
 from treegen.cache.pool import PagedCache
 from treegen.calls import Calls
@@ -34,13 +33,13 @@ from treegen.engine.stream import Stream
 from treegen.errors import InputError
 from treegen.model.config import resolve_device
 from treegen.model.files import load_tokenizer
-from treegen.model.fp8 import check_device as check_fp8
-from treegen.model.leading import devices_of, load_in_parts
+from treegen.model.leading import load_in_parts
 from treegen.model.load import load_model
-from treegen.model.memory import check_cache_bytes, make_cache
+from treegen.model.machine import check_machine
+from treegen.model.memory import make_cache
 from treegen.model.model import Model
 from treegen.model.ranks import Ranks
-from treegen.model.reproducible import ALIGN, IMPL, check_dtype, check_layers, check_reproducible
+from treegen.model.reproducible import ALIGN, IMPL, check_dtype, check_layers
 from treegen.options import LOADING, EngineOptions
 from treegen.params import SamplingParams, check_tree_params
 from treegen.plan.cost import Sharing
@@ -55,8 +54,6 @@ from treegen.prompts.tree import Node
 from treegen.sampling.param_set import ParamSet
 
 if TYPE_CHECKING:
-    import torch
-
     from treegen.search.live.backend import LiveBackend
     from treegen.search.live.run import LiveRun
     from treegen.search.node import SearchFn
@@ -536,19 +533,3 @@ class LLM(Calls):
         if not self._kept.drop(name):
             names = ", ".join(sorted({kept for kept, _ in self.kept()})) or "none"
             raise InputError(f"no kept prefix is named {name!r}; kept: {names}")
-
-
-def check_machine(options: EngineOptions, device: torch.device) -> None:
-    """Raise InputError or CapacityError for options that a device cannot do with any model."""
-    choose(options.impl, device)
-    if options.quantization == "fp8":
-        check_fp8(device, "quantization")
-    if options.kv_cache_dtype == "fp8":
-        check_fp8(device, "kv_cache_dtype")
-        check_reads_fp8(options.impl)
-    if options.tensor_parallel_size > 1:
-        devices_of(options.tensor_parallel_size, options.device)
-    if options.reproducible:
-        check_reproducible(device, options.impl, options.sizes(device.type).page_size)
-    if options.cache_bytes is not None:
-        check_cache_bytes(options.cache_bytes, device)

@@ -15,7 +15,7 @@ from transformers import AutoConfig
 from treegen import LLM, Node, SamplingParams
 from treegen.attention import attend
 from treegen.errors import InputError
-from treegen.evals.job import look_at_model
+from treegen.evals.model import look_at_model
 from treegen.model.text_part import auto_class
 from treegen.options import EngineOptions
 from treegen.plan.cost import Sharing

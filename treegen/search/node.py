@@ -245,7 +245,7 @@ class SearchNode(TextNode):
             for offset, each in enumerate(drawn)
             if each is not None
         ]
-        self._add(children)
+        _add(self, children)
         if not self.is_live:  # It was dropped meanwhile, so its children are too.
             for child in children:
                 child.drop()
@@ -268,7 +268,7 @@ class SearchNode(TextNode):
             order=(1, self._num_extended),
         )
         self._num_extended += 1
-        self._add([child])
+        _add(self, [child])
         return child
 
     async def score(self, texts: Sequence[str], *, llm: str | None = None) -> list[Score]:
@@ -324,11 +324,12 @@ class SearchNode(TextNode):
             raise InputError(f"node {self.key!r} was dropped; nothing can be drawn from it")
         return self._context
 
-    def _add(self, children: list[SearchNode]) -> None:
-        self.search.usage.nodes += len(children)
-        self.children += children
-        # Calls that overlap may end in any order. The tree must not show it.
-        self.children.sort(key=lambda child: child.order)
+
+def _add(parent: SearchNode, children: list[SearchNode]) -> None:
+    parent.search.usage.nodes += len(children)
+    parent.children += children
+    # Calls that overlap may end in any order. The tree must not show it.
+    parent.children.sort(key=lambda child: child.order)
 
 
 def _check_count(n: int) -> None:
