@@ -77,8 +77,8 @@ def test_steps_of_recurrent_layers_are_replayed(family: str, tmp_path: Path) -> 
         result = llm.run(tree_of(60), params)
         drawn.append([c.tokens for c in result.completions])
         if not eager:
-            assert llm._graphs is not None and llm._graphs.off is None
-            assert 1 < llm._graphs.num_graphs < result.usage.decode_steps / 2
+            assert llm.engine.graphs is not None and llm.engine.graphs.off is None
+            assert 1 < llm.engine.graphs.num_graphs < result.usage.decode_steps / 2
             compiled = family not in ("lfm2", "bamba")
             assert (llm.model.uncompiled_because == "") == compiled
     assert sum(a != b for a, b in zip(*drawn, strict=True)) <= 4
@@ -106,7 +106,7 @@ def test_replayed_steps_draw_what_eager_steps_draw(tmp_path: Path) -> None:
         )  # fmt: skip
         result = llm.run(tree_of(60), params)
         tokens.append([c.tokens for c in result.completions])
-        graphs = llm._graphs
+        graphs = llm.engine.graphs
         assert (graphs is None) == eager
         if graphs is not None:
             assert graphs.off is None
