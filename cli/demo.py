@@ -41,8 +41,10 @@ class _Tour:
         """Run one evaluation as `treegen eval` would; returns results.json and the report."""
         from treegen.cli.judging import judge_rest, open_judging
         from treegen.cli.progress import show_progress
-        from treegen.evals.job import look_at_model, run_settings, weights_fingerprint
-        from treegen.evals.run import sample, write_results
+        from treegen.evals.identity import run_settings
+        from treegen.evals.model import look_at_model, weights_fingerprint
+        from treegen.evals.results import write_results
+        from treegen.evals.run import sample
         from treegen.runs import RunDir
 
         job = _job(asked)
@@ -69,7 +71,8 @@ class _Tour:
         """Search a task's problems as `treegen search` would; returns results.json."""
         from treegen import demo
         from treegen.cli.progress import show_progress
-        from treegen.evals.job import look_at_model, run_settings, weights_fingerprint
+        from treegen.evals.identity import run_settings
+        from treegen.evals.model import look_at_model, weights_fingerprint
         from treegen.evals.search.job import load_search_job
         from treegen.evals.search.run import run_searches, write_search_results
         from treegen.evals.search.settings import settle_search

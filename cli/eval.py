@@ -67,7 +67,7 @@ def command(
     from treegen.cli.render import demo_notice
     from treegen.errors import RunError
     from treegen.evals.job import load_job
-    from treegen.evals.run import look_back
+    from treegen.evals.scoring import look_back
     from treegen.runs import RunDir
     from treegen.tasks import get_task
 
@@ -137,7 +137,7 @@ def _steps(item: _Work, llm: "LLM", stop: Stop) -> "Iterator[Progress]":
 def _report(work: list[_Work], *, quiet: bool) -> None:
     from treegen.cli.render import echo, json_line, notice, pictures
     from treegen.cli.tables import report_tables
-    from treegen.evals.run import write_results
+    from treegen.evals.results import write_results
 
     documents = []
     for item in work:

@@ -7,7 +7,8 @@ import click
 from treegen.cli.options import CONTEXT, QUIET, WRITE_OUT, asked_for, options_of, task_names
 
 if TYPE_CHECKING:
-    from treegen.evals.job import Job, ModelFacts
+    from treegen.evals.job import Job
+    from treegen.evals.model import ModelFacts
     from treegen.plan.plan import LevelSummary, Plan
     from treegen.prompts.radix import Tokens
 
@@ -24,7 +25,8 @@ def command(write_out: bool, quiet: bool, **params: Any) -> None:
     from treegen import demo
     from treegen.cli.render import demo_notice, json_line, show_prompt, skipped_rows
     from treegen.errors import InputError
-    from treegen.evals.job import first_prompt, load_job, look_at_model, plan_job
+    from treegen.evals.job import first_prompt, load_job, plan_job
+    from treegen.evals.model import look_at_model
     from treegen.evals.settings import settle
 
     tasks = task_names(params)

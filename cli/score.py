@@ -26,8 +26,9 @@ def command(run: Path, quiet: bool, rejudge: bool, **params: Any) -> None:
     """Score the samples in the directory RUN again and rewrite its results.json."""
     from treegen.cli.render import echo, json_line, notice, pictures
     from treegen.cli.tables import report_tables
-    from treegen.evals.job import check_same_data, load_job
-    from treegen.evals.run import write_results
+    from treegen.evals.identity import check_same_data
+    from treegen.evals.job import load_job
+    from treegen.evals.results import write_results
     from treegen.evals.settings import settle, stored_choices
     from treegen.runs import RunDir
 

@@ -24,7 +24,7 @@ def command(num_problems: int, quiet: bool, **params: Any) -> None:
     from treegen.cli.render import echo, json_line, notice
     from treegen.cli.tables import markdown
     from treegen.errors import InputError
-    from treegen.evals.job import check_machine, look_at_model
+    from treegen.evals.model import check_machine, look_at_model
     from treegen.options import EngineOptions
 
     if num_problems < 3:

@@ -59,7 +59,8 @@ def command(run: Path, most: int | None, data: str | None, quiet: bool) -> None:
 
 def stored_job(run: Path, info: "RunInfo", data: str | None) -> "Job":
     """Return the job of a stored run, to be scored."""
-    from treegen.evals.job import check_same_data, load_job
+    from treegen.evals.identity import check_same_data
+    from treegen.evals.job import load_job
     from treegen.evals.settings import settle, stored_choices
 
     stored = {**stored_choices(info), "score": True}

@@ -10,7 +10,8 @@ from treegen.cli.interrupts import Interrupted, received
 if TYPE_CHECKING:
     from treegen.cli.destinations import Destination
     from treegen.cluster.places import Places
-    from treegen.evals.job import AnyJob, ModelFacts
+    from treegen.evals.job import AnyJob
+    from treegen.evals.model import ModelFacts
     from treegen.evals.progress import Progress
     from treegen.llm import LLM
     from treegen.options import EngineOptions
@@ -41,7 +42,7 @@ def look_at(job: "AnyJob", places: "Places | None" = None, *, quiet: bool) -> "M
     places: of workers. Each checks its own machine.
     """
     from treegen.cli.render import skipped_rows
-    from treegen.evals.job import check_machine, look_at_model
+    from treegen.evals.model import check_machine, look_at_model
 
     if not quiet:
         skipped_rows(job.data.skipped)
@@ -52,7 +53,8 @@ def look_at(job: "AnyJob", places: "Places | None" = None, *, quiet: bool) -> "M
 
 def wanted(job: "AnyJob", facts: "ModelFacts", flags: Mapping[str, str]) -> "RunSettings":
     """Return the settings of a job's run. flags: how the user sets each field."""
-    from treegen.evals.job import run_settings, weights_fingerprint
+    from treegen.evals.identity import run_settings
+    from treegen.evals.model import weights_fingerprint
 
     fingerprint = weights_fingerprint(job.settings.engine)
     return run_settings(
@@ -197,7 +199,7 @@ def load(
     """Load a model, or workers that have it, without what transformers says meanwhile."""
     from transformers.utils import logging
 
-    from treegen.evals.job import load_llm
+    from treegen.evals.model import load_llm
 
     # Progress bars and advice of transformers would mix with our own lines.
     logging.disable_progress_bar()

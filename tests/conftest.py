@@ -115,13 +115,13 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading weights fails the test, by whatever way they are loaded."""
-    from treegen import llm
-    from treegen.model import load
+    from treegen.engine import guesser
+    from treegen.model import leading, load
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         pytest.fail("the weights were loaded")
 
-    for module in (llm, load):
+    for module in (guesser, leading, load):
         monkeypatch.setattr(module, "load_model", refuse)
 
 

@@ -33,7 +33,8 @@ from treegen.plan.plan import Plan, Request
 from treegen.plan.seeds import row_seed
 from treegen.prompts.stops import Stopping
 from treegen.recurrence import DeltaStates
-from treegen.sampling.draw import SamplingBatch, draw
+from treegen.sampling.batch import SamplingBatch
+from treegen.sampling.draw import draw
 from treegen.sampling.param_set import ParamSet
 from treegen.spec import DeltaSpec
 

@@ -50,5 +50,5 @@ class Knowing:
 
 def guessed(llm: LLM, how: object) -> LLM:
     """The LLM, which guesses from now on."""
-    llm.speculate = how  # type: ignore[assignment]
+    llm.engine.guesser.how = how  # type: ignore[assignment]
     return llm

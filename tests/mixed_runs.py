@@ -35,7 +35,8 @@ from treegen.plan.compile import compile_plan
 from treegen.plan.cost import SHARING
 from treegen.plan.plan import Plan, Request
 from treegen.prompts.stops import Stopping
-from treegen.sampling.draw import SamplingBatch, draw
+from treegen.sampling.batch import SamplingBatch
+from treegen.sampling.draw import draw
 from treegen.search.budget import BudgetReached
 from treegen.search.live.backend import LiveBackend
 from treegen.search.node import SearchNode

@@ -18,9 +18,11 @@ from typing import Any
 from treegen.outputs import Completion, FinishReason, Score
 from treegen.params import SamplingParams
 from treegen.plan.seeds import row_seed
+from treegen.search.account import Account
+from treegen.search.backend import Context, Drawn
 from treegen.search.budget import Budget, SearchUsage
 from treegen.search.evaluate import Evaluate, by_function
-from treegen.search.node import Context, Drawn, Search, SearchNode
+from treegen.search.node import Search, SearchNode
 from treegen.search.propose import Propose
 from treegen.search.result import Found, SearchResult
 
@@ -96,7 +98,7 @@ class ToyBackend:
     drawn: list[tuple[str, int]] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     live: set[Context] = field(default_factory=set)
-    cancelled: set[Search] = field(default_factory=set)
+    cancelled: set[Account] = field(default_factory=set)
 
     def _context(self, text: str, num_tokens: int, to_compute: int) -> ToyContext:
         context = ToyContext(text, num_tokens, to_compute)
@@ -115,7 +117,7 @@ class ToyBackend:
         )
 
     async def sample(
-        self, context: Context, key: str, indices: range, params: SamplingParams, search: Search
+        self, context: Context, key: str, indices: range, params: SamplingParams, search: Account
     ) -> Sequence[Drawn | None]:
         assert isinstance(context, ToyContext) and context in self.live
         self._compute(context, search)
@@ -152,7 +154,7 @@ class ToyBackend:
                 break
         return [finished.get(index) for index in indices]
 
-    async def score(self, context: Context, texts: Sequence[str], search: Search) -> list[Score]:
+    async def score(self, context: Context, texts: Sequence[str], search: Account) -> list[Score]:
         assert isinstance(context, ToyContext) and context in self.live
         self._compute(context, search)
         await asyncio.sleep(0)
@@ -171,10 +173,10 @@ class ToyBackend:
     def release(self, context: Context) -> None:
         self.live.remove(context)
 
-    def cancel(self, search: Search) -> None:
+    def cancel(self, search: Account) -> None:
         self.cancelled.add(search)
 
-    def _compute(self, context: ToyContext, search: Search) -> None:
+    def _compute(self, context: ToyContext, search: Account) -> None:
         search.usage.tokens_prefilled += context.to_compute
         context.to_compute = 0
 

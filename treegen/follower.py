@@ -50,7 +50,7 @@ class Follower:
         assert self._model is not None
         self._llm = self._executor = None
         self._llm = llm = LLM(self._model, tokenizer=(), **options)
-        self._executor = llm.executor()
+        self._executor = llm.engine.executor()
 
     def do(self, name: str, arguments: tuple[Any, ...]) -> None:
         """Do a call of rank 0."""

@@ -2,72 +2,44 @@
 
 from __future__ import annotations
 
-import functools
-import gc
-import threading
-import weakref
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treegen.attention.api import check_reads_fp8, choose
-from treegen.cache.kept import Kept, KeptPrefixes
+from treegen.cache.kept import Kept
 from treegen.cache.pool import PagedCache
 from treegen.calls import Calls
-from treegen.drafting.function import FunctionDrafter
-from treegen.drafting.ngrams import Ngrams
-from treegen.drafting.pace import Pace
-from treegen.drafting.types import Drafter, DraftFunction
+from treegen.drafting.types import DraftFunction
 from treegen.engine.dealt import DealtStream
-from treegen.engine.draft_model import ModelDrafter, SameVocabulary, look_at_draft
-from treegen.engine.execute import Executor
-from treegen.engine.graphs import DecodeGraphs
-from treegen.engine.keeping import check_room_to_keep, keep_prompt
-from treegen.engine.prefill_graphs import PrefillGraphs
-from treegen.engine.row_queue import LiveRows
-from treegen.engine.run_state import RunState
-from treegen.engine.scheduler import Scheduler
+from treegen.engine.engine import Engine
+from treegen.engine.keeping import keep_prompt, plan_to_keep
 from treegen.engine.segment import LiveRequest
-from treegen.engine.speculation import SpeculationOptions, check_speculation
 from treegen.engine.stream import Stream
 from treegen.errors import InputError
 from treegen.model.config import resolve_device
 from treegen.model.files import load_tokenizer
-from treegen.model.fp8 import check_device as check_fp8
-from treegen.model.leading import devices_of, load_in_parts
-from treegen.model.load import load_model
-from treegen.model.memory import check_cache_bytes, make_cache
+from treegen.model.leading import load_named
+from treegen.model.machine import check_machine
 from treegen.model.model import Model
-from treegen.model.ranks import Ranks
-from treegen.model.reproducible import ALIGN, IMPL, check_dtype, check_layers, check_reproducible
 from treegen.options import LOADING, EngineOptions
 from treegen.params import SamplingParams, check_tree_params
 from treegen.plan.cost import Sharing
 from treegen.plan.plan import Plan, Request
-from treegen.plan.requests import (
-    plan_requests,
-    sample_requests,
-)
+from treegen.plan.requests import sample_requests
 from treegen.plan.unnamed import DrawnBefore
 from treegen.prompts.stops import Stopping, Stoppings
 from treegen.prompts.tree import Node
-from treegen.sampling.param_set import ParamSet
+from treegen.sampling.param_set import param_sets
 
 if TYPE_CHECKING:
-    import torch
-
     from treegen.search.live.backend import LiveBackend
     from treegen.search.live.run import LiveRun
     from treegen.search.node import SearchFn
     from treegen.search.problems import SearchProblem
     from treegen.search.run import SearchRun
     from treegen.search.session import Session
-
-
-# Tokens of a pass that reading the weights hides, about.
-_FREE_TOKENS: Final = {"cpu": 16.0, "cuda": 150.0}
 
 
 class LLM(Calls):
@@ -77,8 +49,6 @@ class LLM(Calls):
     return. A `stream`, `score_stream`, `search_stream` or `session` must be used up or closed
     before the next call.
     """
-
-    _ranks: Ranks | None = None
 
     def __init__(
         self,
@@ -192,60 +162,22 @@ class LLM(Calls):
             self.tokenizer = load_tokenizer(
                 model, revision=revision, trust_remote_code=trust_remote_code
             )
-            loading = options.loading()
-            if loading.pop("tensor_parallel_size") == 1:
-                self.model = load_model(model, impl=impl, **loading)
-            else:
-                self.model = load_in_parts(model, tensor_parallel_size, impl=impl, **loading)
-        self._ranks = ranks = self.model.ranks
-        if ranks is not None and ranks.lead is not None:
-            # Rank 0 alone guesses.
-            ranks.lead.tell("engine", {**options.engine(), "speculate": None})
+            self.model = load_named(options)
         self.spec = self.model.spec
-        check_speculation(options, self.spec)
-        self.speculate, self._draft_tokens = speculate, draft_tokens
-        weights = sum(each.nbytes for each in self.model.module.parameters())
-        weight_keys = weights / self.spec.kv_bytes_per_token
-        self._pace = Pace(_FREE_TOKENS[self.model.device.type], weight_keys)
+        self.engine = Engine(self.model, options, self.tokenizer)
         self._stoppings = Stoppings()
-        self._graphs: DecodeGraphs | None = None
-        self._prefills: PrefillGraphs | None = None
-        on_gpu = self.model.device.type == "cuda"
-        is_hybrid = bool(self.spec.states)
-        self._impl = self.model.impl if impl == "auto" else impl
-        self._align = 1
-        if reproducible:
-            check_dtype(self.model.dtype, self.model.device)
-            check_layers(self.spec, self.model.device)
-            if on_gpu:
-                self._impl, self._align = IMPL, ALIGN
-                self.model.make_reproducible()
-        if on_gpu and not eager:
-            self._graphs = DecodeGraphs(self.model.forward)
-            if ranks is None:
-                self._prefills = PrefillGraphs(self.model.forward)
-            self.model.watch_weights()
-        _, self.max_rows, self.prefill_chunk = options.sizes(self.model.device.type)
-        self.sharing: Sharing = sharing
-        self._draft = self._load_draft(options)
-        beside = self._draft.spec.kv_bytes_per_token if self._draft is not None else 0
-        self.cache = make_cache(self.model, options, beside)
-        self._draft_executor = self._executor_beside(eager=eager)
-        if ranks is not None and ranks.lead is not None:
-            self.cache.on_copy = functools.partial(ranks.lead.tell, "copy_tokens")
-        if on_gpu and (not eager if compile is None else compile):
-            states = self.cache.states.layers if self.cache.states is not None else ()
-            self.model.compile_layers(self.cache.layers, states)
-        self._run_ahead = on_gpu if run_ahead is None else run_ahead
-        # A row that was run ahead of its end has lost the recurrent state that a search goes on
-        # from, which is then computed anew.
-        self._searches_ahead = self._run_ahead and not (is_hybrid and run_ahead is None)
-        self._kept = KeptPrefixes(self.cache, max_pages=self.cache.pool.num_pages // 2)
         self._num_named = 0
-        self._version = self.model.weights_version()
         self._before = DrawnBefore()
-        self._starting = threading.Lock()
-        self._running: weakref.ref[Scheduler] | None = None
+
+    @property
+    def cache(self) -> PagedCache:
+        """The pages of keys and values, and the slots of recurrent states."""
+        return self.engine.cache
+
+    @property
+    def max_rows(self) -> int:
+        """Most samples that are decoded at once."""
+        return self.engine.max_rows
 
     @property
     def fingerprint(self) -> str:
@@ -257,22 +189,11 @@ class LLM(Calls):
     def _dealt(self, plan: Plan, params: Sequence[SamplingParams]) -> Stream:
         return self.follow(plan, params)
 
-    @property
-    def num_states(self) -> int | None:
-        """Recurrent states that there is room for; None for a model without recurrent layers."""
-        return None if self.cache.states is None else self.cache.states.num_slots
-
     def _plan(self, requests: Sequence[Request]) -> Plan:
-        return plan_requests(
-            requests,
-            self.spec,
-            device_type=self.model.device.type,
-            sharing=self.sharing,
-            max_rows=self.max_rows,
-            align=self._align,
-            # "one" level is the root as it is; a kept prefix then supplies a part of it.
-            split_at=[p.tokens for p in self._kept] if self.sharing != "one" else [],
-        )
+        return self.engine.plan(requests)
+
+    def _check_ready(self) -> None:
+        self.engine.check_ready()
 
     def _start(
         self,
@@ -282,21 +203,21 @@ class LLM(Calls):
         *,
         keep_as: str | None = None,
     ) -> Stream:
-        plan.check_fits(self.cache.pool.num_pages, self.cache.page_size, self.num_states)
+        self.engine.check_fits(plan)
 
         def keep(request: LiveRequest) -> None:
             assert keep_as is not None
-            keep_prompt(request, keep_as, self.cache, self._kept)
+            keep_prompt(request, keep_as, self.engine.cache, self.engine.kept)
 
         sets, params_of = self._param_sets(params)
-        scheduler = self._scheduler(
+        scheduler = self.engine.scheduler(
             plan,
             **sets,
             params_of=params_of,
             samples=samples,
             on_prefilled=keep if keep_as is not None else None,
         )
-        return Stream(plan, scheduler, self.model, self._graphs)
+        return Stream(plan, scheduler, self.model, self.engine.graphs)
 
     def follow(self, plan: Plan, params: Sequence[SamplingParams]) -> DealtStream:
         """Begin a run of which only what `DealtStream.deal` adds is done; for a cluster's workers.
@@ -306,84 +227,17 @@ class LLM(Calls):
         Raises CacheFullError for a prompt that the cache cannot hold even alone, InputError while
         another run of this LLM is not finished.
         """
-        plan.check_fits(self.cache.pool.num_pages, self.cache.page_size, self.num_states)
+        self.engine.check_fits(plan)
         sets, params_of = self._param_sets(params)
         nothing = np.empty(0, dtype=np.int64)
         empty = replace(plan, requests=(), segments=(), segment_of=nothing, order=nothing)
-        scheduler = self._scheduler(empty, **sets, samples=[])
-        return DealtStream(plan, scheduler, self.model, self._graphs, params_of)
+        scheduler = self.engine.scheduler(empty, **sets, samples=[])
+        return DealtStream(plan, scheduler, self.model, self.engine.graphs, params_of)
 
     def _param_sets(self, params: Sequence[SamplingParams]) -> tuple[dict[str, Any], list[int]]:
         """The sampling parameters of a scheduler, and the index of each request's among them."""
-        # Of equal ones, rows are drawn and ended together.
-        sets = {each.drawing: each for each in params or [SamplingParams()]}
-        place = {drawing: index for index, drawing in enumerate(sets)}
-        first, *further = (ParamSet(each, self.stopping_of(each)) for each in sets.values())
-        named = {"params": first.params, "stopping": first.stopping, "further": further}
-        return named, [place[each.drawing] for each in params]
-
-    def _scheduler(self, plan: Plan, **options: Any) -> Scheduler:
-        """The scheduler of a run, which has the cache until it is closed."""
-        with self._starting:  # two threads must not both find the cache free
-            self._check_ready()
-            scheduler = Scheduler(
-                plan,
-                self.model,
-                self.cache,
-                self._kept,
-                graphs=self._graphs,
-                max_rows=self.max_rows,
-                prefill_chunk=self.prefill_chunk,
-                impl=self._impl,
-                executor=self.executor(),
-                speculation=self._speculation(),
-                **{"run_ahead": self._run_ahead, **options},
-            )
-            # The reference is weak, so that a run ends when nothing refers to it any more.
-            self._running = weakref.ref(scheduler)
-        return scheduler
-
-    def _speculation(self) -> SpeculationOptions | None:
-        """How a run guesses tokens."""
-        how, beside = self.speculate, self._draft_executor
-        if how == "off" or (how is None and beside is None):
-            return None
-
-        def make(run: RunState, live: LiveRows) -> Drafter:
-            if beside is not None:
-                return ModelDrafter(run, live, beside)
-            return FunctionDrafter(how) if callable(how) else Ngrams()
-
-        return SpeculationOptions(make, self._draft_tokens, self._pace)
-
-    def _load_draft(self, options: EngineOptions) -> Model | None:
-        """The small model that guesses."""
-        name = options.draft_model
-        if name is None:
-            return None
-        look_at_draft(options, self.tokenizer, self.model.dtype)
-        return load_model(
-            name, device=str(self.model.device), dtype=str(self.model.dtype).removeprefix("torch."),
-            check=options.check, trust_remote_code=options.trust_remote_code,
-        )  # fmt: skip
-
-    def _executor_beside(self, *, eager: bool) -> Executor | None:
-        """What computes the passes of the small model, whose pools lie under the cache's pages."""
-        if self._draft is None:
-            return None
-        num_pages, size = self.cache.pool.num_pages, self.cache.page_size
-        mine = PagedCache(self._draft.new_cache(num_pages + 1, size), num_pages, size)
-        self.cache.on_copy = mine.copy_tokens
-        model = SameVocabulary(self._draft, self.spec.vocab_size)
-        graphs = DecodeGraphs(model.forward) if self._graphs is not None and not eager else None
-        return Executor(model, mine, graphs, "auto")
-
-    def executor(self) -> Executor:
-        """What computes the passes of a run."""
-        return Executor(
-            self.model, self.cache, self._graphs, self._impl, self._ranks, self.spec.vocab_size,
-            self._draft_executor, self._prefills,
-        )  # fmt: skip
+        (first, *further), index = param_sets(params, self.stopping_of)
+        return {"params": first.params, "stopping": first.stopping, "further": further}, index
 
     def close(self) -> None:
         """End the other ranks of a tensor-parallel model; without it they end with this process."""
@@ -398,7 +252,7 @@ class LLM(Calls):
         from treegen.search.live.run import LiveRun
 
         params = SamplingParams()
-        scheduler = self._scheduler(
+        scheduler = self.engine.scheduler(
             self._plan([]), params=params, stopping=self.stopping_of(params), samples=[]
         )
         return LiveRun(scheduler, self.spec, stopping_of=self.stopping_of, before=self._before)
@@ -415,23 +269,6 @@ class LLM(Calls):
                 f"logit_bias has token {token}, but the model's ids are 0 to {spec.vocab_size - 1}"
             )
         return self._stoppings.of(params, self.tokenizer, spec.eos_token_ids, spec.vocab_size)
-
-    def _check_ready(self) -> None:
-        if self._is_running():
-            gc.collect()  # a search and its event loop refer to each other
-        if self._is_running():
-            raise InputError("another run of this LLM is not finished; use it up or close() it")
-        if self._ranks is not None:
-            self._ranks.check()
-        self.model.check_weights()
-        version = self.model.weights_version()
-        if version != self._version:  # what is kept was computed by weights that are gone
-            self._kept.clear()
-            self._version = version
-
-    def _is_running(self) -> bool:
-        running = self._running() if self._running is not None else None
-        return running is not None and not running.closed
 
     # Search
 
@@ -471,13 +308,13 @@ class LLM(Calls):
             params=params,
             max_rows=self.max_rows,
             stopping_of=self.stopping_of,
-            make_scheduler=lambda stopping, on_grown: self._scheduler(
+            make_scheduler=lambda stopping, on_grown: self.engine.scheduler(
                 empty,
                 params=params,
                 stopping=stopping,
                 samples=[],
                 on_grown=on_grown,
-                run_ahead=self._searches_ahead,
+                run_ahead=self.engine.searches_ahead,
             ),
             make_plan=self._plan,
             before=self._before,
@@ -506,32 +343,21 @@ class LLM(Calls):
             name = f"prefix-{self._num_named}"
         if any(name == other for other, _ in self.kept()):
             raise InputError(f"a prefix named {name!r} is kept already; drop it or choose a name")
-        requests = [
-            Request(r.id, r.tokens, samples=0, rows=0, max_tokens=1)
-            for r in sample_requests(tree, self.tokenizer, SamplingParams(), self.spec)
-        ]
-        # With sharing off, the page table of a prompt begins at its first token.
-        plan = plan_requests(
-            requests,
-            self.spec,
-            device_type=self.model.device.type,
-            sharing="off",
-            split_at=[kept.tokens for kept in self._kept],
-        )
-        check_room_to_keep(name, plan, self.cache, self._kept)
+        requests = sample_requests(tree, self.tokenizer, SamplingParams(), self.spec)
+        kept, device_type = self.engine.kept, self.model.device.type
+        plan = plan_to_keep(name, requests, self.spec, device_type, self.cache, kept)
         try:
             params = [SamplingParams()] * len(requests)
             with self._start(plan, params, [[]] * len(requests), keep_as=name) as stream:
                 list(stream)
         except BaseException:
-            self._kept.drop(name)
+            kept.drop(name)
             raise
-        prefixes = [prefix for prefix in self._kept if prefix.name == name]
-        return Kept(self._kept, prefixes, stream.usage)
+        return Kept(kept, [prefix for prefix in kept if prefix.name == name], stream.usage)
 
     def kept(self) -> list[tuple[str, int]]:
         """Names and token counts of kept prefixes, least recently used first."""
-        return [(prefix.name, len(prefix.tokens)) for prefix in self._kept]
+        return [(prefix.name, len(prefix.tokens)) for prefix in self.engine.kept]
 
     def drop(self, name: str) -> None:
         """Forget a kept prefix; its pages are free once no run needs them.
@@ -539,22 +365,6 @@ class LLM(Calls):
         Raises:
             InputError: no prefix has the name.
         """
-        if not self._kept.drop(name):
+        if not self.engine.kept.drop(name):
             names = ", ".join(sorted({kept for kept, _ in self.kept()})) or "none"
             raise InputError(f"no kept prefix is named {name!r}; kept: {names}")
-
-
-def check_machine(options: EngineOptions, device: torch.device) -> None:
-    """Raise InputError or CapacityError for options that a device cannot do with any model."""
-    choose(options.impl, device)
-    if options.quantization == "fp8":
-        check_fp8(device, "quantization")
-    if options.kv_cache_dtype == "fp8":
-        check_fp8(device, "kv_cache_dtype")
-        check_reads_fp8(options.impl)
-    if options.tensor_parallel_size > 1:
-        devices_of(options.tensor_parallel_size, options.device)
-    if options.reproducible:
-        check_reproducible(device, options.impl, options.sizes(device.type).page_size)
-    if options.cache_bytes is not None:
-        check_cache_bytes(options.cache_bytes, device)

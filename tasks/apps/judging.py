@@ -1,114 +1,35 @@
 """Judges the samples of a run in the background and stores each verdict as it comes.
 
-Verdicts go to a file of their own in the run directory, one for each way of judging. So sampling,
-judging and judging in another way can each stop and go on at any time:
-
-    verdicts-strict-1f0c8a2d.jsonl      {"problem_id": ..., "sample_index": ..., "verdict": ...}
-
 A judge error is no verdict. It is not stored, and the sample is judged again next time.
 """
 
-import hashlib
-import json
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
 from treegen.evals.execution import Execution
 from treegen.evals.progress import Glance, Progress, RightSoFar
 from treegen.evals.stats import Estimate
 from treegen.evals.thinking import answer_of
-from treegen.runs import Key, RecordFile
-from treegen.runs.files import Lock
+from treegen.runs import Key
 from treegen.tasks.apps.by_difficulty import ProgramVerdict
+from treegen.tasks.apps.judged import JudgedTask, ProgramCases
 from treegen.tasks.apps.suite import PACKAGES
+from treegen.tasks.apps.verdict_file import VerdictFile
 from treegen.tasks.apps.verdicts import NO_OUTCOME, Outcome, outcome_of, program_hash
-from treegen.tasks.judge import (
-    Compare,
-    Judge,
-    JudgeError,
-    JudgeVerdict,
-    Limits,
-    Program,
-    ProgramResult,
-    Test,
-    TestResult,
-)
+from treegen.tasks.judge import Judge, JudgeError, JudgeVerdict, ProgramResult, TestResult
 
 if TYPE_CHECKING:
     from treegen.runs import RunDir
 
-_VERSION: Final = 2
 # Programs handed over for each that can run at once, so that no core waits for the next poll.
 _AHEAD: Final = 4
 # Tests of a program that are handed over at once. Ending a run waits for them.
 _SLICE: Final = 8
 _SHOWN_ERRORS: Final = 5
-
-
-class ProgramCases(Protocol):
-    """What the judge is given beside a program's source."""
-
-    @property
-    def tests(self) -> Sequence[Test]: ...
-
-    @property
-    def compare(self) -> Compare: ...
-
-    def program(self, source: str) -> Program:
-        """Return a program as the judge runs it."""
-        ...
-
-
-class JudgedTask(Protocol):
-    """What judging asks of a task whose samples are programs."""
-
-    @property
-    def judged_by(self) -> str:
-        """The name of the rule by which output counts as right."""
-        ...
-
-    @property
-    def limits(self) -> Limits:
-        """The limits of each program."""
-        ...
-
-    @property
-    def max_timeouts(self) -> int:
-        """After this many timeouts the other tests of a program fail without being run."""
-        ...
-
-    @property
-    def all_tests(self) -> bool:
-        """Whether the tests after the first that fails are run as well."""
-        ...
-
-    @property
-    def extract(self) -> str:
-        """How the program is found in a sample."""
-        ...
-
-    def program(self, problem_id: str, text: str) -> str | None:
-        """Return the program in a sample's text."""
-        ...
-
-    def cases(self, problem_id: str, judge: Judge) -> ProgramCases:
-        """Return the tests of a problem; the judge may run a reference solution to find them.
-
-        Raises:
-            JudgeError: that fails.
-        """
-        ...
-
-    def verdicts(self, problem_id: str, outcome: Outcome) -> dict[str, ProgramVerdict]:
-        """Return the verdict on a program by filter."""
-        ...
 
 
 @dataclass(slots=True)
@@ -157,11 +78,11 @@ class ProgramJudging:
         # Finding out that a problem's reference solution fails may take its whole time limit.
         self._no_cases: dict[str, str] = {}
         self._so_far = RightSoFar()
-        self._lock: Lock | None = None
-        self._path = run.path / self._file_name()
-        self._file = self._open(run.path)
-        for record in self._file.records() if self._file else ():
-            self._take_stored(record)
+        self._file = VerdictFile(task, run.path, execution)
+        for key, outcome in self._file.stored():
+            if outcome.program is not None:
+                outcome = self._known.setdefault((key[0], outcome.program), outcome)
+            self._outcomes[key] = outcome
 
     def prepare(self) -> list[str]:
         """Start the judge, which tries its sandbox out. Returns lines to tell the user.
@@ -250,8 +171,7 @@ class ProgramJudging:
                 started=started,
                 estimate=interval,
             )
-        if self._file is not None:
-            self._file.sync()
+        self._file.sync()
 
     def verdicts(self, record: Mapping[str, Any]) -> dict[str, ProgramVerdict] | None:
         """Return the verdict on a sample by filter; None as long as there is none."""
@@ -277,8 +197,8 @@ class ProgramJudging:
         tiers = sorted({outcome.sandbox for outcome in self._outcomes.values() if outcome.sandbox})
         shown = list(self._errors.items())[:_SHOWN_ERRORS]
         return {
-            **self._settings(),
-            "verdicts": self._path.name,
+            **self._file.settings(),
+            "verdicts": self._file.path.name,
             "sandbox": tiers,
             "unprotected": list(self._judge.report.missing) if self._judge else None,
             "judged": self._so_far.num_judged,
@@ -293,12 +213,7 @@ class ProgramJudging:
                 self._judge.close()
                 self._judge = None
         finally:
-            try:
-                if self._file is not None:
-                    self._file.close()
-            finally:
-                if self._lock is not None:
-                    self._lock.release()
+            self._file.close()
 
     def _submit(self, flight: _Flight) -> None:
         """Hand the next tests to the judge. Without tests the flight has no future afterwards."""
@@ -346,52 +261,9 @@ class ProgramJudging:
 
     def _settle(self, key: Key, outcome: Outcome) -> None:
         """Store a verdict."""
-        assert self._file is not None
-        record = {"problem_id": key[0], "sample_index": key[1], **asdict(outcome)}
-        self._file.append(record)
+        self._file.append(key, outcome)
         self._outcomes[key] = outcome
         self._count(key, outcome)
 
     def _count(self, key: Key, outcome: Outcome) -> None:
         self._so_far.count(key[0], outcome.verdict == JudgeVerdict.ACCEPTED)
-
-    def _take_stored(self, record: dict[str, Any]) -> None:
-        key = (record.pop("problem_id"), record.pop("sample_index"))
-        outcome = Outcome(**record)
-        if outcome.program is not None:
-            outcome = self._known.setdefault((key[0], outcome.program), outcome)
-        self._outcomes[key] = outcome
-
-    def _settings(self) -> dict[str, Any]:
-        """Return everything that a verdict depends on, beside the program and its tests."""
-        task, execution = self._task, self._execution
-        return {
-            "judge": _VERSION,
-            "comparer": task.judged_by,
-            "extract": task.extract,
-            "limits": {**asdict(task.limits), "wall_seconds": task.limits.wall},
-            "max_timeouts": task.max_timeouts,
-            "python": ".".join(map(str, sys.version_info[:2])),
-            # Without protection a program can forge its verdict, so such verdicts are kept apart.
-            "protected": execution is None or execution.sandbox != "none",
-        }
-
-    def _file_name(self) -> str:
-        settings = json.dumps(self._settings(), sort_keys=True)
-        digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
-        return f"verdicts-{self._task.judged_by}-{digest}.jsonl"
-
-    def _open(self, folder: Path) -> RecordFile | None:
-        """Open the stored verdicts. They are opened for writing if programs may run."""
-        if self._execution is None:
-            return RecordFile(self._path, writable=False) if self._path.exists() else None
-        self._lock = Lock(folder / "verdicts.lock")
-        try:
-            if self._execution.anew:
-                with suppress(FileNotFoundError):
-                    self._path.unlink()
-            self._path.touch()
-            return RecordFile(self._path, writable=True)
-        except BaseException:
-            self._lock.release()
-            raise

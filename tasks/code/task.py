@@ -23,7 +23,8 @@ from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.prompts.tree import Node
 from treegen.tasks.apps.by_difficulty import ProgramVerdict, report_programs
-from treegen.tasks.apps.judging import ProgramCases, ProgramJudging
+from treegen.tasks.apps.judged import ProgramCases
+from treegen.tasks.apps.judging import ProgramJudging
 from treegen.tasks.apps.verdicts import Outcome
 from treegen.tasks.common.files import Rows
 from treegen.tasks.common.limits import judge_limits

@@ -18,7 +18,7 @@ from cli_cases import (
 )
 
 from treegen.cli.interrupts import Interrupted
-from treegen.evals import job
+from treegen.evals import model
 from treegen.runs import RunDir
 
 OWN_TASK = """
@@ -34,7 +34,7 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any) -> None:
         pytest.fail("the weights were loaded")
 
-    monkeypatch.setattr(job, "load_llm", refuse)
+    monkeypatch.setattr(model, "load_llm", refuse)
 
 
 # treegen eval

@@ -125,7 +125,9 @@ def test_a_run_that_ends_early_says_so(
 def test_a_run_that_is_stopped_or_left_keeps_all_that_had_ended(
     treegen: Command, tiny: Path, tmp_path: Path
 ) -> None:
-    from treegen.evals.job import load_job, load_llm, run_settings, weights_fingerprint
+    from treegen.evals.identity import run_settings
+    from treegen.evals.job import load_job
+    from treegen.evals.model import load_llm, weights_fingerprint
     from treegen.evals.run import sample
     from treegen.evals.settings import settle
     from treegen.runs import RunDir
@@ -136,7 +138,8 @@ def test_a_run_that_is_stopped_or_left_keeps_all_that_had_ended(
     weights = weights_fingerprint(job.settings.engine)
     wanted = run_settings(job, dtype="float32", fingerprint=weights, flags={})
     llm = load_llm(job.settings.engine, weights)
-    llm._run_ahead = True  # as on a GPU, where samples that end together are stored bit by bit
+    # As on a GPU, where samples that end together are stored bit by bit.
+    llm.engine.run_ahead = True
     with RunDir.create(tmp_path / "run", wanted) as run:
         steps = [now.done for now in sample(job, run, llm, stop=lambda: len(run.done) > 24)]
         first = job.data.problems[0].id

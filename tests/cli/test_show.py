@@ -276,7 +276,9 @@ def test_what_is_under_way_may_turn_out_either_way() -> None:
 
 
 def test_a_real_run_knows_its_rows_by_level(treegen: Command, tiny: Path, tmp_path: Path) -> None:
-    from treegen.evals.job import load_job, load_llm, run_settings, weights_fingerprint
+    from treegen.evals.identity import run_settings
+    from treegen.evals.job import load_job
+    from treegen.evals.model import load_llm, weights_fingerprint
     from treegen.evals.run import sample
     from treegen.evals.settings import settle
     from treegen.runs import RunDir

@@ -16,8 +16,10 @@ from cli_cases import Command, assert_same_samples, copy_part, results_of
 
 from treegen import Cluster, WorkerError
 from treegen.cluster import crew
-from treegen.evals.job import load_job, run_settings
-from treegen.evals.run import sample, write_results
+from treegen.evals.identity import run_settings
+from treegen.evals.job import load_job
+from treegen.evals.results import write_results
+from treegen.evals.run import sample
 from treegen.evals.settings import settle, stored_choices
 from treegen.runs import RunDir
 

@@ -18,7 +18,8 @@ from treegen.outputs import Completion
 from treegen.plan.compile import compile_plan
 from treegen.plan.plan import Request
 from treegen.plan.requests import sample_requests
-from treegen.sampling.draw import SamplingBatch, draw
+from treegen.sampling.batch import SamplingBatch
+from treegen.sampling.draw import draw
 
 _K, _WINDOW = 4, 5
 

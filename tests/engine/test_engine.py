@@ -316,10 +316,10 @@ def test_of_threads_that_start_runs_at_once_one_does(
     both_are_here = threading.Barrier(2)
     check_weights = llm.model.check_weights
 
-    def meet() -> None:
+    def meet() -> tuple[int, ...]:
         with suppress(threading.BrokenBarrierError):
             both_are_here.wait(0.5)
-        check_weights()
+        return check_weights()
 
     monkeypatch.setattr(llm.model, "check_weights", meet)
     with ThreadPoolExecutor(2) as threads:
@@ -328,7 +328,7 @@ def test_of_threads_that_start_runs_at_once_one_does(
     (stream,) = [start.result() for start in starts if start.exception() is None]
     assert sum(isinstance(each, InputError) for each in failures) == 1
     stream.close()
-    llm.cache.pool.check(llm._kept.tables())
+    llm.cache.pool.check(llm.engine.kept.tables())
 
 
 def test_a_stream_yields_as_samples_finish_and_can_be_left(llm: LLM) -> None:
@@ -361,7 +361,7 @@ def test_the_account_says_why_graphs_were_not_used(
 ) -> None:
     assert llm.run(tree_of(2), GREEDY).usage.eager_because == ""
     graphs = SimpleNamespace(off="no capture", run=lambda step: step.compute(llm.model.forward))
-    monkeypatch.setattr(llm, "_graphs", graphs)
+    monkeypatch.setattr(llm.engine, "graphs", graphs)
     assert llm.run(tree_of(2), GREEDY).usage.eager_because == "no capture"
 
 

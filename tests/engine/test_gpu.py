@@ -16,7 +16,7 @@ from transformers import AutoConfig
 from treegen import LLM, Node, SamplingParams
 from treegen.attention import attend
 from treegen.errors import InputError
-from treegen.evals.job import look_at_model
+from treegen.evals.model import look_at_model
 from treegen.model.text_part import auto_class
 from treegen.options import EngineOptions
 from treegen.plan.cost import Sharing
@@ -73,7 +73,7 @@ def test_steps_of_experts_are_replayed(family: str, tmp_path: Path) -> None:
     llm = LLM(str(tmp_path), dtype="bfloat16", device="cuda", memory="32MiB", check=False)
     result = llm.run(tree_of(20), SamplingParams(max_tokens=20, seed=3))
     assert result.usage.eager_because == ""
-    assert llm._graphs is not None and llm._graphs.num_graphs > 0
+    assert llm.engine.graphs is not None and llm.engine.graphs.num_graphs > 0
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "olmo_hybrid", "lfm2", "bamba"])
@@ -88,8 +88,8 @@ def test_steps_of_recurrent_layers_are_replayed(family: str, tmp_path: Path) -> 
         result = llm.run(tree_of(60), params)
         drawn.append([c.tokens for c in result.completions])
         if not eager:
-            assert llm._graphs is not None and llm._graphs.off is None
-            assert 1 < llm._graphs.num_graphs < result.usage.decode_steps / 2
+            assert llm.engine.graphs is not None and llm.engine.graphs.off is None
+            assert 1 < llm.engine.graphs.num_graphs < result.usage.decode_steps / 2
             compiled = family not in ("lfm2", "bamba")
             assert (llm.model.uncompiled_because == "") == compiled
     assert sum(a != b for a, b in zip(*drawn, strict=True)) <= 4
@@ -97,7 +97,7 @@ def test_steps_of_recurrent_layers_are_replayed(family: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("how", [{}, {"reproducible": True, "dtype": "bfloat16"}])
 def test_small_prefill_passes_are_replayed(how: dict[str, Any], tmp_path: Path) -> None:
-    """Prompts of many lengths, alone and several in a pass: as if each pass was computed eagerly."""
+    """Prompts of many lengths, alone and several in a pass: as if computed eagerly."""
     tiny_models.save_tiny_model(tmp_path, "llama", head_dim=16)
     rng = np.random.default_rng(0)
     options: dict[str, Any] = {"dtype": "float32", "device": "cuda", "memory": "32MiB"} | how
@@ -110,9 +110,9 @@ def test_small_prefill_passes_are_replayed(how: dict[str, Any], tmp_path: Path) 
         for one, other in zip(mine, eager, strict=True):
             assert one[0].tokens == other[0].tokens
             assert np.allclose(one[0].logprobs, other[0].logprobs, atol=1e-4)
-    prefills = llms[0]._prefills
+    prefills = llms[0].engine.prefills
     assert prefills is not None and prefills.off is None and prefills.num_graphs > 2
-    assert llms[1]._prefills is None
+    assert llms[1].engine.prefills is None
 
 
 def test_models_with_recurrent_layers_are_not_reproducible(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_replayed_steps_draw_what_eager_steps_draw(tmp_path: Path) -> None:
         )  # fmt: skip
         result = llm.run(tree_of(60), params)
         tokens.append([c.tokens for c in result.completions])
-        graphs = llm._graphs
+        graphs = llm.engine.graphs
         assert (graphs is None) == eager
         if graphs is not None:
             assert graphs.off is None

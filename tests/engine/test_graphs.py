@@ -31,7 +31,8 @@ from treegen.outputs import Completion
 from treegen.params import SamplingParams
 from treegen.plan.compile import compile_plan
 from treegen.plan.plan import Request
-from treegen.sampling.draw import Draws, SamplingBatch
+from treegen.sampling.batch import SamplingBatch
+from treegen.sampling.draw import Draws
 
 CPU = torch.device("cpu")
 POOL = LayerKV(torch.zeros(2, 64, 2, 8), torch.zeros(2, 64, 2, 8))

@@ -8,7 +8,8 @@ import torch
 
 from treegen.engine.guesses import Guesses
 from treegen.params import SamplingParams
-from treegen.sampling.draw import SamplingBatch, draw
+from treegen.sampling.batch import SamplingBatch
+from treegen.sampling.draw import draw
 
 DRAWS = 100_000
 SIZE = 30

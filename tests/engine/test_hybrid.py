@@ -120,8 +120,8 @@ def with_room(llm: LLM, num_pages: int, num_states: int) -> LLM:
     llm = LLM(llm.model, tokenizer=llm.tokenizer, memory="1MiB", page_size=4)
     states = new_state_cache(llm.model, num_states, num_windows=llm.max_rows)
     layers = llm.model.new_cache(num_pages + 1, 4)
-    llm.cache = PagedCache(layers, num_pages, 4, states)
-    llm._kept = KeptPrefixes(llm.cache, num_pages // 2)
+    llm.engine.cache = PagedCache(layers, num_pages, 4, states)
+    llm.engine.kept = KeptPrefixes(llm.cache, num_pages // 2)
     return llm
 
 
@@ -161,8 +161,9 @@ def test_whatever_runs_together_comes_out_as_if_alone(
     rng = np.random.default_rng(seed)
     llm = load(saved(family), prefill_chunk=1000)
     small = with_room(llm, int(rng.integers(70, 90)), int(rng.integers(14, 18)))
-    small.prefill_chunk, small.max_rows = int(rng.integers(3, 30)), int(rng.integers(3, 9))
-    small._run_ahead = bool(seed % 2)
+    small.engine.prefill_chunk = int(rng.integers(3, 30))
+    small.engine.max_rows = int(rng.integers(3, 9))
+    small.engine.run_ahead = bool(seed % 2)
     trunk = rng.integers(3, 320, 40).tolist()
     prompts = [
         trunk[: rng.integers(0, 40)] + rng.integers(3, 320, rng.integers(1, 9)).tolist()
@@ -202,7 +203,7 @@ def test_whatever_runs_together_comes_out_as_if_alone(
     ):
         assert some.logprobs == pytest.approx(one[0].logprobs, abs=1e-3)
     assert small.cache.states is not None
-    small.cache.states.check([small._kept.states()])
+    small.cache.states.check([small.engine.kept.states()])
 
 
 @pytest.mark.parametrize(
@@ -278,7 +279,7 @@ def test_a_kept_prefix_is_gone_on_from(family: str, saved: Callable[[str], Path]
         # No state was kept within it, so what parts from it there is computed anew, and is right.
         inside = llm.generate([TRUNK[:20], TRUNK[:20] + "?"], GREEDY)
     assert llm.cache.states is not None
-    assert not llm.kept() and llm.cache.states.num_free == llm.num_states
+    assert not llm.kept() and llm.cache.states.num_free == llm.engine.num_states
     fresh = load(saved(family)).generate([TRUNK[:20], TRUNK[:20] + "?"], GREEDY)
     assert [c.tokens for each in inside for c in each] == [c.tokens for each in fresh for c in each]
 

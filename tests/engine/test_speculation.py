@@ -30,7 +30,7 @@ PARAMS = SamplingParams(max_tokens=24, seed=6, ignore_eos=True)
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether guesses pay is not what is tested here."""
-    monkeypatch.setattr("treegen.llm.Pace", Always)
+    monkeypatch.setattr("treegen.engine.guesser.Pace", Always)
 
 
 @pytest.fixture(scope="module")

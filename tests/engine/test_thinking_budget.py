@@ -15,7 +15,8 @@ from transformers import AddedToken, AutoModelForCausalLM
 
 from treegen import LLM, AsyncLLM, Completion, InputError, Node, SamplingParams
 from treegen.plan.seeds import row_seed
-from treegen.sampling.draw import SamplingBatch, draw
+from treegen.sampling.batch import SamplingBatch
+from treegen.sampling.draw import draw
 from treegen.sampling.param_set import ParamSet
 
 OPEN, CLOSE = "<think>", "</think>"

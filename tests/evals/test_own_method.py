@@ -10,7 +10,7 @@ from cli_cases import write_jsonl
 from puzzle_model import ToyLLM, puzzle_model
 
 from treegen.errors import InputError
-from treegen.evals.job import run_settings
+from treegen.evals.identity import run_settings
 from treegen.evals.search.job import SearchJob, load_search_job
 from treegen.evals.search.own_method import find_method
 from treegen.evals.search.run import make_record, run_searches

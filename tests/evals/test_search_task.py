@@ -15,7 +15,7 @@ from puzzle_model import ToyLLM, puzzle_model
 from toy_search import ToyModel
 
 from treegen.errors import InputError, RunError, TaskError
-from treegen.evals.job import run_settings
+from treegen.evals.identity import run_settings
 from treegen.evals.progress import Progress
 from treegen.evals.search.job import SearchJob, load_search_job
 from treegen.evals.search.methods import METHODS, having

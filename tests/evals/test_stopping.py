@@ -13,7 +13,9 @@ from cli_cases import Command
 from treegen.errors import InputError
 from treegen.evals.confidence import Confidence, group_confidences, stops_at, summary
 from treegen.evals.job import load_job
-from treegen.evals.run import look_back, sample, write_results
+from treegen.evals.results import write_results
+from treegen.evals.run import sample
+from treegen.evals.scoring import look_back
 from treegen.evals.settings import EvalSettings, settle
 from treegen.evals.stopping import Rounds, StopRule, decided_at
 from treegen.llm import LLM
@@ -40,7 +42,7 @@ def llm() -> LLM:
 
 
 def _open(path: Path, settings: EvalSettings) -> tuple[Any, RunDir]:
-    from treegen.evals.job import run_settings
+    from treegen.evals.identity import run_settings
 
     job = load_job(settings)
     asked = run_settings(job, dtype="float32", fingerprint="x", flags={})

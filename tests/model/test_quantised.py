@@ -17,7 +17,7 @@ from tiny_models import save_tiny_model
 from treegen import LLM, Node, SamplingParams
 from treegen.attention.types import FP8
 from treegen.errors import ModelError, ModelWarning
-from treegen.evals.job import look_at_model
+from treegen.evals.model import look_at_model
 from treegen.model import load, quantized
 from treegen.model.config import load_spec
 from treegen.model.fp8 import Fp8Linear

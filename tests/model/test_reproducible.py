@@ -102,7 +102,7 @@ def test_samples_do_not_depend_on_where_parts_begin(sharing: str) -> None:
     found = []
     for align in (1, ALIGN):
         llm = LLM("demo", device="cpu", dtype="float32", sharing=sharing, memory="4MiB")  # type: ignore[arg-type]
-        llm._align = align
+        llm.engine.align = align
         result = llm.run(tree, SamplingParams(max_tokens=12, seed=3))
         found.append([completion.tokens for completion in result.completions])
     assert found[0] == found[1]

@@ -73,7 +73,7 @@ def prefill_logits(llm: LLM) -> Tensor:
         pieces=None,
     )
     with torch.inference_mode():
-        logits, _ = llm.executor().prefill(given)
+        logits, _ = llm.engine.executor().prefill(given)
     return logits.float().cpu()
 
 

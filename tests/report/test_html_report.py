@@ -21,7 +21,7 @@ from report_cases import HOSTILE, make_run, make_search_run, make_timeline, make
 from treegen.evals.account import stored_parts
 from treegen.evals.metrics import ReportOptions
 from treegen.evals.problem import Problem
-from treegen.evals.run import write_results
+from treegen.evals.results import write_results
 from treegen.evals.stats import pass_at_k
 from treegen.evals.tables import Grid, Table, table_by
 from treegen.evals.timeline import read_timeline

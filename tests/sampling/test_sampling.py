@@ -16,7 +16,8 @@ from treegen.errors import InputError
 from treegen.params import SamplingParams
 from treegen.plan.seeds import row_seed
 from treegen.sampling import draw as sampling
-from treegen.sampling.draw import NO_END, Bias, SamplingBatch, draw, uniforms
+from treegen.sampling.batch import NO_END, Bias, SamplingBatch
+from treegen.sampling.draw import draw, uniforms
 
 
 def batch_of(params: SamplingParams, rows: int) -> SamplingBatch:

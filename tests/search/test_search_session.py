@@ -22,7 +22,8 @@ from treegen.model.batch import Batch
 from treegen.params import SamplingParams
 from treegen.plan.cost import Sharing
 from treegen.plan.seeds import row_seed
-from treegen.sampling.draw import SamplingBatch, draw
+from treegen.sampling.batch import SamplingBatch
+from treegen.sampling.draw import draw
 from treegen.search.budget import Budget, BudgetReached
 from treegen.search.live.backend import LiveBackend
 from treegen.search.node import SearchFn, SearchNode

@@ -9,8 +9,9 @@ import pytest
 from cli_cases import Command, build_checkpoint, results_of, write_jsonl
 
 from treegen.evals.execution import Execution
-from treegen.evals.job import Job, load_job, run_settings
-from treegen.evals.run import write_results
+from treegen.evals.identity import run_settings
+from treegen.evals.job import Job, load_job
+from treegen.evals.results import write_results
 from treegen.evals.settings import settle
 from treegen.runs import RecordFile, RunDir
 from treegen.tasks.apps.compare import Comparer

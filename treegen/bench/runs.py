@@ -189,7 +189,7 @@ class Bench:
         """
         if warm_up and workload.rows > rows and not workload.random_ends:
             workload = workload.first(rows, _WARM_TOKENS)
-        llm.sharing, llm.max_rows = _sharing(mode), rows
+        llm.engine.sharing, llm.engine.max_rows = _sharing(mode), rows
         if self.model.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.model.device)
         tree = workload.tree(self.tokenizer, self.model.spec.vocab_size)
@@ -212,11 +212,11 @@ class Bench:
     def _rows(self, llm: LLM, workload: Workload, mode: str) -> int:
         """Return how many rows to decode at once."""
         if workload.max_rows is not None and mode == OWN_STATES:
-            llm.sharing, llm.max_rows = _sharing(mode), workload.max_rows
+            llm.engine.sharing, llm.engine.max_rows = _sharing(mode), workload.max_rows
             size = llm.spec.vocab_size
             plan = llm.plan(workload.tree(self.tokenizer, size), workload.params(size))
             pages = llm.cache.pool.num_pages
-            fit = plan.rows_that_fit(pages, llm.cache.page_size, llm.num_states)
+            fit = plan.rows_that_fit(pages, llm.cache.page_size, llm.engine.num_states)
             return max(min(workload.max_rows, workload.rows, fit), 1)
         if workload.max_rows is not None:
             return min(workload.max_rows, workload.rows)
@@ -231,10 +231,11 @@ class Bench:
             raise CapacityError(
                 f"{length:,} tokens are more than the model's {llm.spec.context_length:,} at most"
             )
-        llm.sharing, llm.max_rows = _sharing(mode), rows
+        llm.engine.sharing, llm.engine.max_rows = _sharing(mode), rows
         size = llm.spec.vocab_size
         plan = llm.plan(workload.tree(self.tokenizer, size), workload.params(size))
-        fit = plan.rows_that_fit(llm.cache.pool.num_pages, llm.cache.page_size, llm.num_states)
+        cache, num_states = llm.cache, llm.engine.num_states
+        fit = plan.rows_that_fit(cache.pool.num_pages, cache.page_size, num_states)
         if fit < rows and workload.max_rows is not None:
             raise CapacityError(f"{fit:,} of {rows:,} rows fit in memory")
         floor = self._floor(plan, rows, workload.mean_generated, mode)

@@ -140,7 +140,7 @@ def measure(
         CapacityError: a job does not fit.
     """
     for job in jobs:
-        llm.max_rows = job.rows
+        llm.engine.max_rows = job.rows
         tree, samples = _tree(trace, job, llm.spec.vocab_size)
         run = partial(_run, llm, tree, samples)
         pairs: list[tuple[Usage, Usage]] = []
@@ -168,7 +168,7 @@ def _speed(usage: Usage, samples: int) -> float:
 
 
 def _run(llm: LLM, tree: Node, samples: _Samples, how: str) -> Usage:
-    llm.speculate = how
+    llm.engine.guesser.how = how
     longest = max(len(tokens) for mine in samples.values() for tokens in mine)
     params = SamplingParams(max_tokens=longest, ignore_eos=True)
     with llm.stream(tree, params) as stream:

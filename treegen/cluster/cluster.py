@@ -102,13 +102,18 @@ class Cluster(LLM, Closing):
         loaded = [slot.loaded for slot in self._crew.slots if slot.loaded is not None]
         first = loaded[0]
         self.spec, self._fingerprint = first.spec, first.fingerprint
-        self.max_rows, self.sharing = first.max_rows, options.sharing
+        self._max_rows, self._sharing = first.max_rows, options.sharing
         self._device, self._page_size = places.device, first.page_size
         self._align = ALIGN if options.reproducible and places.device == "cuda" else 1
         self._num_pages = min(each.num_pages for each in loaded)
         self._before = DrawnBefore()
         self._current: weakref.ref[Run] | None = None
         self._closed = False
+
+    @property
+    def max_rows(self) -> int:
+        """Most samples that each worker decodes at once."""
+        return self._max_rows
 
     @property
     def fingerprint(self) -> str:
@@ -148,8 +153,8 @@ class Cluster(LLM, Closing):
             requests,
             self.spec,
             device_type=self._device,
-            sharing=self.sharing,
-            max_rows=self.max_rows,
+            sharing=self._sharing,
+            max_rows=self._max_rows,
             align=self._align,
         )
 

@@ -116,7 +116,9 @@ class DealtStream(Stream):
         for segment in reversed(list(self.plan.path(place))):
             live = self._live.get(segment.index)
             if live is None or not self._can_use(live, parent, score_from):
-                live = self._live[segment.index] = store.add_planned(parent, segment)
+                live = self._live[segment.index] = store.new(
+                    parent, segment.tokens, kept=segment.kept
+                )
                 if score_from is None and segment.index in self._trunks:
                     store.hold(live)
             parent = live

@@ -24,7 +24,8 @@ from treegen.errors import ModelError
 from treegen.model.batch import Batch, Forward
 from treegen.model.states import Piece, fold_lists, states_of_pieces, states_of_rows
 from treegen.params import SamplingParams
-from treegen.sampling.draw import Bias, Draws, SamplingBatch
+from treegen.sampling.batch import Bias, SamplingBatch
+from treegen.sampling.draw import Draws
 
 if TYPE_CHECKING:
     from treegen.engine.graphs import DecodeGraphs

@@ -25,7 +25,8 @@ from treegen.engine.step import NUM_INPUTS, POSITION, DecodeStep
 from treegen.model.batch import Batch
 from treegen.model.states import states_in_slots
 from treegen.recurrence import RowSlots
-from treegen.sampling.draw import Draws, SamplingBatch
+from treegen.sampling.batch import SamplingBatch
+from treegen.sampling.draw import Draws
 
 _MAX_GRAPHS = 48
 _PATIENCE = 8.0  # steps' worth of padding in larger graphs before one of the size is captured

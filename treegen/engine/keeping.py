@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from treegen.cache.kept import KeptPrefix, KeptPrefixes
 from treegen.cache.pool import PagedCache
 from treegen.cache.states import NO_STATE, StateCache
 from treegen.engine.segment import LiveRequest
 from treegen.errors import CapacityError
-from treegen.plan.plan import Plan
+from treegen.plan.plan import Plan, Request
+from treegen.plan.requests import plan_requests
+from treegen.spec import ModelSpec
 
 
 def keep_prompt(
@@ -31,12 +35,33 @@ def keep_prompt(
     )  # fmt: skip
 
 
-def check_room_to_keep(name: str, plan: Plan, cache: PagedCache, kept: KeptPrefixes) -> None:
-    """Check that what a plan computes can be kept under one name.
+def plan_to_keep(
+    name: str,
+    requests: Sequence[Request],
+    spec: ModelSpec,
+    device_type: str,
+    cache: PagedCache,
+    kept: KeptPrefixes,
+) -> Plan:
+    """The plan that computes prompts, to keep them under one name.
+
+    requests: the prompts. spec, device_type: of the model.
 
     Raises:
         CapacityError: there are too many tokens, or too many recurrent states.
     """
+    plan = plan_requests(
+        [Request(r.id, r.tokens, samples=0, rows=0, max_tokens=1) for r in requests],
+        spec,
+        device_type=device_type,
+        sharing="off",  # then the page table of a prompt begins at its first token
+        split_at=[prefix.tokens for prefix in kept],
+    )
+    _check_room(name, plan, cache, kept)
+    return plan
+
+
+def _check_room(name: str, plan: Plan, cache: PagedCache, kept: KeptPrefixes) -> None:
     page_size, most = cache.page_size, kept.max_pages
     needed = sum(plan.table_pages(segment, page_size) for segment in plan.segments)
     if needed > most:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +18,10 @@ from treegen.engine.segment import LiveRequest, LiveSegment
 from treegen.engine.store import SegmentStore
 from treegen.model.batch import Forward
 from treegen.outputs import Score, Usage
-from treegen.sampling.draw import SamplingBatch
+from treegen.params import SamplingParams
+from treegen.plan.plan import Plan
+from treegen.prompts.stops import Stopping
+from treegen.sampling.batch import SamplingBatch
 from treegen.sampling.param_set import ParamSet
 
 
@@ -60,6 +64,20 @@ class RunState:
         """The pages of the cache."""
         return self.cache.pool
 
+    def add_params(self, params: SamplingParams, stopping: Stopping) -> int:
+        """The index of sampling parameters, for a request that is added at once.
+
+        Parameters that no request uses any more may lose their index when others are added.
+        """
+        self.rows.record(min(params.logprobs, len(stopping.may_end)))
+        if params.tells:
+            self.rows.record_signals()
+        return self.param_sets.add(ParamSet(params, stopping), self._params_in_use)
+
+    def _params_in_use(self) -> set[int]:
+        of_rows = np.unique(self.rows.params[self.rows.used()]).tolist()
+        return {request.params for request in self.requests.values()}.union(of_rows)
+
     def sampling_of(self, params: Ints) -> SamplingBatch:
         """How rows are drawn. params: [rows] the index of each row's parameters."""
         sets, index = self.param_sets_of(params)
@@ -73,3 +91,52 @@ class RunState:
         """The parameters of rows, each set once, and the place of each row's among them."""
         used, index = np.unique(params, return_inverse=True)
         return [self.param_sets[i] for i in used], index
+
+
+def new_run(
+    plan: Plan,
+    model: Forward,
+    cache: PagedCache,
+    kept: KeptPrefixes,
+    *,
+    param_sets: Sequence[ParamSet],
+    samples: Sequence[Sequence[int]],
+    executor: Executor,
+    impl: str,
+    max_rows: int,
+    rewinds: bool,
+) -> RunState:
+    """The state of a run that begins.
+
+    param_sets: the sampling parameters that are known now, at least one.
+    samples: for each request of the plan, the sample indices that are wanted.
+    rewinds: whether requests may come that have the last token of a segment computed again.
+    """
+    first, *further = param_sets
+    num_logprobs = max(each.params.logprobs for each in param_sets)
+    cache.pool.peak_used = cache.pool.num_used
+    run = RunState(
+        model=model,
+        executor=executor,
+        cache=cache,
+        kept=kept,
+        store=SegmentStore(plan, cache, kept, rewinds=rewinds),
+        rows=RowTable(min(num_logprobs, len(first.stopping.may_end))),
+        usage=Usage(
+            num_pages=cache.pool.num_pages,
+            page_size=cache.page_size,
+            impl=impl,
+            prompt_tokens_unshared=sum(
+                len(request.tokens) * (len(wanted) if request.rows else 1)
+                for request, wanted in zip(plan.requests, samples, strict=True)
+            ),
+        ),
+        param_sets=ParamTable(first),
+        impl=impl,
+        max_rows=max_rows,
+    )
+    if any(each.params.tells for each in param_sets):
+        run.rows.record_signals()
+    for each in further:
+        run.param_sets.add(each, lambda: range(len(run.param_sets)))
+    return run

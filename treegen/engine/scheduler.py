@@ -22,37 +22,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from treegen.cache.kept import KeptPrefixes
 from treegen.cache.pool import PagedCache
 from treegen.device import current
 from treegen.engine.admission import Admission
+from treegen.engine.checking import check_run
 from treegen.engine.decode import DecodeSteps, Flight
 from treegen.engine.execute import Executor
+from treegen.engine.failures import explained, stuck
 from treegen.engine.finish import Endings, Grown
-from treegen.engine.guesses import Guesses
-from treegen.engine.param_table import ParamTable
 from treegen.engine.prefill import PrefillFlight, PrefillPasses
+from treegen.engine.results import Results
 from treegen.engine.row_queue import LiveRows
-from treegen.engine.rows import RowState, RowTable
-from treegen.engine.run_state import RunState
+from treegen.engine.run_state import new_run
 from treegen.engine.segment import LiveRequest, LiveSegment
 from treegen.engine.speculation import Speculation, SpeculationOptions
-from treegen.engine.store import SegmentStore
-from treegen.errors import (
-    CapacityError,
-    InternalError,
-    NumericsError,
-    TreegenError,
-    WorkerError,
-)
+from treegen.errors import CapacityError
 from treegen.model.batch import Forward
-from treegen.outputs import Completion, Usage
+from treegen.outputs import Completion
 from treegen.params import SamplingParams
 from treegen.plan.plan import Plan, Request
 from treegen.prompts.stops import Stopping
@@ -60,8 +51,6 @@ from treegen.sampling.param_set import ParamSet
 
 if TYPE_CHECKING:
     from treegen.engine.graphs import DecodeGraphs
-
-_MOST_NAMED: Final = 5  # prompts in a message
 
 
 class Scheduler:
@@ -114,43 +103,25 @@ class Scheduler:
         executor: computes the passes, if other ranks do so too.
         speculation: how tokens are guessed, so that one pass draws several of a row; None for not.
         """
-        num_logprobs = max(params.logprobs, *(each.params.logprobs for each in further), 0)
-        cache.pool.peak_used = cache.pool.num_used
-        usage = Usage(
-            num_pages=cache.pool.num_pages,
-            page_size=cache.page_size,
-            impl=impl,
-            prompt_tokens_unshared=sum(
-                len(request.tokens) * (len(wanted) if request.rows else 1)
-                for request, wanted in zip(plan.requests, samples, strict=True)
-            ),
-        )
-        self.run = run = RunState(
-            model=model,
+        self.run = run = new_run(
+            plan,
+            model,
+            cache,
+            kept,
+            param_sets=[ParamSet(params, stopping), *further],
+            samples=samples,
             executor=executor or Executor(model, cache, graphs, impl),
-            cache=cache,
-            kept=kept,
-            # Whatever is kept may be drawn from again.
-            store=SegmentStore(
-                plan, cache, kept, rewinds=on_grown is not None or on_prefilled is not None
-            ),
-            rows=RowTable(min(num_logprobs, len(stopping.may_end))),
-            usage=usage,
-            param_sets=ParamTable(ParamSet(params, stopping)),
             impl=impl,
             max_rows=max_rows,
+            # Whatever is kept may be drawn from again.
+            rewinds=on_grown is not None or on_prefilled is not None,
         )
         self.usage, self.scores, self.grown = run.usage, run.scores, run.grown
-        if any(each.params.tells for each in (ParamSet(params, stopping), *further)):
-            run.rows.record_signals()
-        for each in further:
-            run.param_sets.add(each, lambda: range(len(run.param_sets)))
         self._run_ahead = run_ahead
         self.flight: PrefillFlight | Flight | None = None
         self.closed = False
         self._landed: list[PrefillFlight | Flight] = []  # passes noted in this step
         self._guesses = False  # whether this step verifies guesses, if there are any
-        self._num_noted = 0  # passes whose results are noted
         self._error: Exception | None = None  # raised once all samples that had ended are returned
         self.live = LiveRows(run)
         self._passes = PrefillPasses(run, self.live, chunk=prefill_chunk)
@@ -158,6 +129,7 @@ class Scheduler:
         self._speculation = Speculation(run, self.live, speculation) if speculation else None
         self._admission = Admission(run, self.live, on_prefilled)
         self._endings = Endings(run, self.live, self._admission, on_grown)
+        self._results = Results(run, self._admission, self._endings, self._speculation)
         self._num_requests = len(plan.requests)
         self._admission.add(
             [
@@ -177,21 +149,6 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether anything is left to do."""
         return self._admission.has_work or self._endings.has_more or self._error is not None
-
-    def add_params(self, params: SamplingParams, stopping: Stopping) -> int:
-        """The index of sampling parameters, for an `add` that follows at once.
-
-        Parameters that no request uses any more may lose their index when others are added.
-        """
-        self.run.rows.record(min(params.logprobs, len(stopping.may_end)))
-        if params.tells:
-            self.run.rows.record_signals()
-        return self.run.param_sets.add(ParamSet(params, stopping), self._params_in_use)
-
-    def _params_in_use(self) -> set[int]:
-        rows = self.run.rows
-        of_rows = np.unique(rows.params[rows.used()]).tolist()
-        return {request.params for request in self.run.requests.values()}.union(of_rows)
 
     def add(
         self,
@@ -243,7 +200,7 @@ class Scheduler:
                 with current(self.run.model.device):
                     self._step()
             except Exception as error:
-                self._error = self._explained(error)
+                self._error = explained(self.run, error)
                 with suppress(Exception):
                     if isinstance(error, torch.OutOfMemoryError):
                         self._land()  # the pass before was under way; its results are good
@@ -263,24 +220,9 @@ class Scheduler:
         self._endings.report_all()
         return self._endings.take()
 
-    def _explained(self, error: Exception) -> Exception:
-        if not isinstance(error, TreegenError | torch.OutOfMemoryError):
-            try:
-                self.run.executor.check()
-            except WorkerError as lost:
-                return lost  # which is why this process failed too
-        if not isinstance(error, torch.OutOfMemoryError):
-            return error
-        explained = CapacityError(
-            f"{self.run.model.device} has no memory left for a pass; leave it more beside the "
-            f"cache (memory=, --memory), or run fewer rows at a time (max_rows=, --max-rows)"
-        )
-        explained.__cause__ = error
-        return explained
-
     def _step(self) -> None:
         start = time.perf_counter()
-        done_before = self._num_noted, len(self.run.requests)
+        num_requests = len(self.run.requests)
         self._landed.clear()
         self._guesses = self._speculation is not None and self._speculation.is_due()
         if isinstance(self.flight, Flight) and (self._guesses or self.flight.guesses is not None):
@@ -306,8 +248,9 @@ class Scheduler:
         self._count_seconds(before or launched, seconds)
         if self._speculation is not None and not isinstance(launched, PrefillFlight):
             self._measure(self._speculation, seconds)
-        if launched is None and (self._num_noted, len(self.run.requests)) == done_before:
-            self._check_goes_on()
+        idle = launched is None and not self._landed and len(self.run.requests) == num_requests
+        if idle and self._admission.has_work and not self._endings.has_more:
+            raise stuck(self.run)  # the next step would do as little as this one
 
     def _measure(self, speculation: Speculation, seconds: float) -> None:
         """Note what a decode step took, if nothing else was done meanwhile."""
@@ -316,17 +259,6 @@ class Scheduler:
                 # One that was waited for in vain took longer than one of those that run ahead.
                 if flight.guesses is not None or not (self._guesses and self._run_ahead):
                     speculation.measure(flight, seconds)
-
-    def _check_goes_on(self) -> None:
-        """Raise InternalError if work is left: the next step would do as little as this one."""
-        if not self._admission.has_work or self._endings.has_more:
-            return
-        names = [repr(request.spec.id) for request in self.run.requests.values()]
-        more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
-        raise InternalError(
-            f"the scheduler cannot go on with prompts {', '.join(names[:_MOST_NAMED])}{more}; "
-            "samples that had finished are kept; please report this with the command or program"
-        )
 
     def _count_seconds(self, waited_for: PrefillFlight | Flight | None, seconds: float) -> None:
         usage = self.usage
@@ -365,29 +297,14 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert that pages, rows and requests are accounted for and that rows are depth first."""
-        tables = [*self.run.store.owned(), *self.live.tables(), *self.run.kept.tables()]
-        self.run.pool.check(tables)
-        if self.live.states is not None:
-            assert self.run.cache.states is not None
-            mine, pages, windows = self.live.states.held(self.live.active())
-            owned = [self.run.store.owned_states(), mine, self.run.kept.states()]
-            self.run.cache.states.check(owned, pages, windows)
         self._admission.check()
-        if self._error is None:  # a pass that failed may have lost rows
-            self._check_slots()
-        for ids in self.run.rows.chain[self.live.order].T:
-            runs = ids[np.flatnonzero(np.diff(ids, prepend=-2))]
-            assert len(np.unique(runs[runs >= 0])) == (runs >= 0).sum(), "rows are not depth first"
-
-    def _check_slots(self) -> None:
-        """Assert that each row is where its state says, and in its request until it ends."""
-        flight, rows = self.flight, self.run.rows
-        draws = [drawn for drawn, _ in flight.first] if isinstance(flight, PrefillFlight) else []
-        first = [drawn.slots[rows.serial[drawn.slots] == drawn.serials] for drawn in draws]
-        self.live.check(np.concatenate([np.empty(0, np.int64), *first]), self._endings.waiting)
-        owned = [slot for request in self.run.requests.values() for slot in request.slots or ()]
-        alive = np.setdiff1d(rows.used(), self._endings.waiting)
-        assert sorted(owned) == alive.tolist(), "a row and its request do not agree"
+        check_run(
+            self.run,
+            self.live,
+            self._endings.waiting,
+            self.flight,
+            failed=self._error is not None,
+        )
 
     def _land(self) -> None:
         """Wait for the pass under way, if there is one, and note its results."""
@@ -396,14 +313,8 @@ class Scheduler:
             self._note(flight)
 
     def _note(self, flight: PrefillFlight | Flight) -> None:
-        self._num_noted += 1
         self._landed.append(flight)
-        if isinstance(flight, PrefillFlight):
-            self._note_prefill(flight)
-        else:
-            self._note_draws(flight)
-
-    # Prefill
+        self._results.note(flight)
 
     @property
     def _prefills_next(self) -> bool:
@@ -414,20 +325,6 @@ class Scheduler:
         num_live = len(self.live.order)
         in_turn = self._run_ahead and isinstance(self.flight, PrefillFlight)
         return not (in_turn and num_live and 2 * num_live >= self.run.max_rows)
-
-    def _note_prefill(self, flight: PrefillFlight) -> None:
-        """Note the results of a prefill pass, and the first tokens that were drawn after it."""
-        (lse,) = flight.lse.wait()
-        self.run.executor.check()
-        self._check_numbers(lse, flight.name)
-        for scored in flight.scored:
-            scored.add()
-        self._admission.on_computed(flight.ended())
-        for drawn, requests in flight.first:
-            self._note_draws(drawn)
-            self._admission.add_rows(requests)
-
-    # Decode
 
     def _decode(self) -> Flight | None:
         """Launch a decode step, if rows are live."""
@@ -449,93 +346,3 @@ class Scheduler:
             if guesses is not None:
                 return self._steps.verify(order, counts, guesses)
         return self._steps.launch(order, counts, source, before)
-
-    def _note_draws(self, flight: Flight) -> None:
-        """Note the drawn tokens of rows that are still there; end the samples that are over."""
-        rows, num = self.run.rows, len(flight.slots)
-        tokens, logprobs, *more = flight.fetch.wait()
-        self.run.executor.check()
-        # Several draws may come from one distribution.
-        more = [np.repeat(array, num // len(array), axis=0) for array in more]
-        columns = [tokens.ravel(), logprobs.ravel(), *more]
-        alive = rows.serial[flight.slots] == flight.serials
-        if self._speculation is not None:
-            self._speculation.note(flight, columns[0], alive)
-        if flight.guesses is None:
-            self._note_tokens(flight, columns, np.flatnonzero(alive))
-            return
-        self._note_rows(flight, flight.guesses, columns, alive)
-
-    def _note_rows(
-        self,
-        flight: Flight,
-        guesses: Guesses,
-        columns: Sequence[NDArray[Any]],
-        alive: NDArray[np.bool_],
-    ) -> None:
-        """Note all tokens that rows have drawn where the guess before each was accepted."""
-        rows, tokens, slots = self.run.rows, columns[0], flight.slots
-        draws, is_last = guesses.counted(tokens)
-        is_last, draws = is_last[alive[draws]], draws[alive[draws]]
-        may_end = self.run.param_sets.may_end(rows.params[slots[draws]], tokens[draws])
-        # A row that may end at a token before its last one is asked about after each token.
-        slow = np.zeros(len(rows.state), dtype=np.bool_)
-        slow[slots[draws[may_end & ~is_last]]] = True
-        if rows.watches:
-            slow[slots[draws]] = True
-        in_turn = slow[slots[draws]]
-        self._note_tokens(flight, columns, draws[~in_turn], is_last[~in_turn])
-        self.usage.accepted_tokens += int((~in_turn & ~is_last).sum())
-        rest = draws[in_turn]
-        place = guesses.place_T[rest]
-        for turn in range(int(place.max(initial=-1)) + 1):
-            now = rest[place == turn]
-            # Rows may be over after one of the tokens before.
-            stays = rows.serial[slots[now]] == flight.serials[now]
-            stays &= rows.state[slots[now]] == RowState.LIVE
-            self._note_tokens(flight, columns, now[stays])
-            self.usage.accepted_tokens += int(stays.sum()) if turn else 0
-
-    def _note_tokens(
-        self,
-        flight: Flight,
-        columns: Sequence[NDArray[Any]],
-        draws: NDArray[np.int64],
-        is_last: NDArray[np.bool_] | None = None,
-    ) -> None:
-        """Note tokens of some rows, and end the rows that are over. columns: of a flight's draws.
-
-        draws: which of them these are, row by row.
-        is_last: which of these is the last of its row; None if each row has one.
-        """
-        rows, slots = self.run.rows, flight.slots[draws]
-        tokens, logprobs, lse, *more = (column[draws] for column in columns)
-        self._check_numbers(lse, lambda at: self._row_name(slots[at]))
-        signals = more.pop() if flight.draws.signals_P2 is not None else None
-        top_tokens, top_logprobs = more or (None, None)
-        self.usage.decoded_tokens += len(slots)
-        if is_last is None:
-            rows.append(slots, tokens, logprobs, top_tokens, top_logprobs, signals)
-        else:
-            place = flight.guesses.place_T[draws] if flight.guesses is not None else None
-            rows.append(slots, tokens, logprobs, top_tokens, top_logprobs, signals, place)
-            slots, tokens = slots[is_last], tokens[is_last]
-        may_end = self.run.param_sets.may_end(rows.params[slots], tokens)
-        over = may_end | (rows.count[slots] >= rows.limit[slots])
-        if rows.watches:
-            over |= rows.unsure(slots)
-        if over.any():
-            self._endings.end(slots[over])
-
-    def _check_numbers(self, lse_S: NDArray[Any], name: Callable[[int], str]) -> None:
-        bad = ~np.isfinite(lse_S)
-        if bad.any():
-            raise NumericsError(
-                f"the model's logits are not numbers for {name(int(bad.argmax()))}; "
-                "samples that had finished are kept; check the weights or use dtype float32"
-            )
-
-    def _row_name(self, slot: int) -> str:
-        rows = self.run.rows
-        request = self.run.requests[int(rows.request[slot])].spec
-        return f"prompt {request.id!r} sample {rows.sample[slot]} token {rows.count[slot]}"

@@ -95,6 +95,11 @@ class LiveSegment:
         """Whether its table begins with keys of the one above, which are folded into it."""
         return self.base < self.start
 
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nothing of it, nor of what is below it, was ever computed."""
+        return self.table is None and self.was_computed == self.start
+
     def path(self) -> Iterator[LiveSegment]:
         """This segment and all above it, root last."""
         segment: LiveSegment | None = self

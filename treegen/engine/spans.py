@@ -71,7 +71,7 @@ def _row_span(run: RunState, live: LiveRows, slot: int, start: int, room: int) -
 
 
 def _segment_span(store: SegmentStore, segment: LiveSegment, room: int, max_logits: int) -> Span:
-    store.continue_parent(segment)
+    store.tables.continue_parent(segment)
     start = segment.computed
     first_logit = max(start, segment.first_logit)
     stop = min(segment.stop, start + room, first_logit + max_logits)

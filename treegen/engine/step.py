@@ -17,7 +17,8 @@ from treegen.attention import Prepared
 from treegen.cache.pool import LayerKV
 from treegen.model.batch import Batch
 from treegen.model.states import StateBatch
-from treegen.sampling.draw import Draws, SamplingBatch, can_divide, draw, draw_divided
+from treegen.sampling.batch import SamplingBatch
+from treegen.sampling.draw import Draws, can_divide, draw, draw_divided
 
 if TYPE_CHECKING:
     from treegen.model.ranks import Ranks

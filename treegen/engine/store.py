@@ -12,18 +12,24 @@ from collections.abc import Iterator
 import numpy as np
 
 from treegen.cache.kept import KeptPrefixes
-from treegen.cache.pool import PagedCache, Pages, table_slots
+from treegen.cache.pool import PagedCache, Pages
 from treegen.cache.states import NO_STATE, Slots
 from treegen.engine.segment import LiveRequest, LiveSegment
 from treegen.engine.segment_states import SegmentStates
 from treegen.engine.supply import Supply
+from treegen.engine.tables import SegmentTables
 from treegen.plan.cost import keep_or_fold
-from treegen.plan.plan import Plan, Segment, segment_pages
+from treegen.plan.plan import Plan
 from treegen.prompts.radix import Tokens
 
 
 class SegmentStore:
-    """Segments of one run, by index, and their pages."""
+    """Segments of one run, by index, and their pages.
+
+    tables: makes their page tables whole.
+    states: their recurrent states; None for a model without recurrent layers.
+    rewinds: whether requests may come that have the last token of a segment computed again.
+    """
 
     def __init__(
         self, plan: Plan, cache: PagedCache, kept: KeptPrefixes, *, rewinds: bool = False
@@ -33,10 +39,10 @@ class SegmentStore:
         rewinds: whether requests may come that have the last token of a segment computed again.
         """
         self.cache, self.rewinds = cache, rewinds
-        # None for a model without recurrent layers.
         self.states = SegmentStates(cache.states, rewinds=rewinds) if cache.states else None
         self.segments: dict[int, LiveSegment] = {}
         self._plan, self._supply = plan, Supply(kept, self.states)
+        self.tables = SegmentTables(cache, self._supply, self.states)
         self._idle: dict[int, LiveSegment] = {}  # in memory, not needed; oldest first
         self._next_index = 0
         self.add_plan(plan)
@@ -48,17 +54,34 @@ class SegmentStore:
         live: list[LiveSegment] = []
         for segment in plan.segments:
             parent = live[segment.parent] if segment.parent >= 0 else None
-            live.append(self._add(parent, segment.tokens, kept=segment.kept))
+            live.append(self.new(parent, segment.tokens, kept=segment.kept))
         self._supply.match([segment for segment in live if segment.parent is None])
         return live
 
-    def add_planned(self, parent: LiveSegment | None, segment: Segment) -> LiveSegment:
-        """A segment of a plan; it goes when what is attached to it or below it does."""
-        return self._add(parent, segment.tokens, kept=segment.kept)
+    def new(self, parent: LiveSegment | None, tokens: Tokens, *, kept: bool = False) -> LiveSegment:
+        """A new segment; it goes when what is attached to it or below it does."""
+        start = parent.stop if parent is not None else 0
+        segment = LiveSegment(
+            index=self._next_index,
+            parent=parent,
+            start=start,
+            tokens=tokens,
+            kept=kept,
+            base=parent.base_below if parent is not None else 0,
+            above=parent.chain if parent is not None else (),
+            align=self._plan.align,
+            computed=start,
+            was_computed=start,
+        )
+        self._next_index += 1
+        self.segments[segment.index] = segment
+        if parent is not None:
+            self.hold(parent).children[segment.index] = segment
+        return segment
 
     def add(self, parent: LiveSegment | None, tokens: Tokens, *, rows: int = 1) -> LiveSegment:
         """A new segment, with one reference for the caller. rows: rows to expect below it."""
-        segment = self.hold(self._add(parent, tokens, kept=False))
+        segment = self.hold(self.new(parent, tokens))
         self.promote(segment, rows)
         self._supply.match_one(segment)
         return segment
@@ -82,7 +105,7 @@ class SegmentStore:
         states: for a model with recurrent layers, how many of the tokens a kept state has seen, the
         slot of that state and the slot of the state before it. The segment takes over the slots.
         """
-        segment = self.hold(self._add(parent, tokens, kept=False))
+        segment = self.hold(self.new(parent, tokens))
         if len(table):
             segment.base, segment.above = base, above
             segment.table, segment.continued = table, True
@@ -106,7 +129,7 @@ class SegmentStore:
         recurrent layers, it is computed for itself.
         """
         tokens = segment.tokens[: cut - segment.start]
-        part = self.hold(self._add(segment.parent, tokens, kept=False))
+        part = self.hold(self.new(segment.parent, tokens))
         part.base, part.above = segment.base, segment.above
         part.reuse = segment.reuse and (segment.reuse[0], min(segment.reuse[1], cut))
         whole = segment.continued or not segment.reads_on
@@ -121,84 +144,6 @@ class SegmentStore:
             self._idle[part.index] = part
         self.promote(part, rows)
         return part
-
-    def can_split(self, segment: LiveSegment) -> bool:
-        """Whether nothing of a segment, nor of what is below it, was ever computed."""
-        return segment.table is None and segment.was_computed == segment.start
-
-    def has_room_to_split(self, segment: LiveSegment) -> bool:
-        """Whether each request below a segment still fits the pool once the segment is in two.
-
-        Each segment of a path may end in a page that is not full, and the next one copies it. So
-        a split may take more pages.
-        """
-        size, most = self.cache.page_size, self.cache.pool.num_pages
-        above = sum(
-            segment_pages(s.base, s.start, s.stop, size) for s in segment.path() if s is not segment
-        )
-        below = [(segment, above + 1, sum(1 for _ in segment.path()))]  # for the two parts
-        while below:
-            each, pages, depth = below.pop()
-            # A segment below a kept one starts a table of its own, at another offset in a page.
-            pages += segment_pages(each.base, each.start, each.stop, size) + 1
-            depth += 1
-            if any(pages + request.row_pages(size) >= most for request in each.requests):
-                return False
-            if self.states is not None and not self.states.fit(depth, each.requests):
-                return False
-            below += ((child, pages, depth) for child in each.children.values())
-        return True
-
-    def split(self, segment: LiveSegment, cut: int, *, rows: int = 1) -> LiveSegment:
-        """Make the tokens up to position `cut` a segment of their own above the rest.
-
-        Returns the new segment, with one reference for the caller; `segment` keeps the rest. The
-        segment must be one that `can_split`, for pages and rows refer to what is above them.
-        """
-        assert self.can_split(segment) and segment.start < cut < segment.stop
-        parent, count = segment.parent, cut - segment.start
-        head = self.hold(self._add(parent, segment.tokens[:count], kept=False))
-        if parent is not None:
-            del parent.children[segment.index]
-            self.release(parent)
-        self.hold(head).children[segment.index] = segment
-        for name in ("first_logit", "scored"):
-            if getattr(segment, name) < cut:
-                setattr(head, name, getattr(segment, name))
-        if segment.reuse is not None:
-            prefix, covered = segment.reuse
-            head.reuse = prefix, min(covered, cut)
-            segment.reuse = segment.reuse if covered > cut else None
-        segment.parent, segment.start, segment.tokens = head, cut, segment.tokens[count:]
-        segment.computed = segment.was_computed = cut
-        self.promote(head, rows)
-        below = [segment]
-        while below:
-            each = below.pop()
-            assert each.parent is not None
-            each.base, each.above = each.parent.base_below, each.parent.chain
-            below += each.children.values()
-        return head
-
-    def _add(self, parent: LiveSegment | None, tokens: Tokens, *, kept: bool) -> LiveSegment:
-        start = parent.stop if parent is not None else 0
-        segment = LiveSegment(
-            index=self._next_index,
-            parent=parent,
-            start=start,
-            tokens=tokens,
-            kept=kept,
-            base=parent.base_below if parent is not None else 0,
-            above=parent.chain if parent is not None else (),
-            align=self._plan.align,
-            computed=start,
-            was_computed=start,
-        )
-        self._next_index += 1
-        self.segments[segment.index] = segment
-        if parent is not None:
-            self.hold(parent).children[segment.index] = segment
-        return segment
 
     def promote(self, segment: LiveSegment, rows: int) -> None:
         """Make a segment a kept one if that pays with so many rows below it.
@@ -219,7 +164,7 @@ class SegmentStore:
         """
         plan = self._plan
         can = self.states is None and plan.align == 1 and plan.sharing != "off"
-        if can and self.can_split(segment):
+        if can and segment.is_untouched:
             segment.kept = True
 
     def hold(self, segment: LiveSegment) -> LiveSegment:
@@ -291,7 +236,7 @@ class SegmentStore:
         for segment in reversed(request.opened):
             segment.openers[request] = None
             self._idle.pop(segment.index, None)
-            reused += self._place(segment)
+            reused += self.tables.place(segment)
             if segment.computed < segment.stop:
                 to_compute.append(segment)
         return to_compute, reused
@@ -316,40 +261,6 @@ class SegmentStore:
                 segment = self.segments[segment.above[-1]]
             else:
                 return needed
-
-    def _place(self, segment: LiveSegment) -> int:
-        """Complete a segment's page table; returns how many tokens kept prefixes supplied."""
-        page_size, pool = self.cache.page_size, self.cache.pool
-        missing = segment.missing_pages(page_size)
-        if segment.table is None:
-            segment.computed = segment.start
-        if self.states is not None:
-            self.states.place(segment)
-        if segment.table is not None:
-            if missing:
-                segment.table = np.concatenate([segment.table, pool.allocate(missing)])
-            return 0
-        shared = (segment.start - segment.base) // page_size
-        above = segment.parent.table if segment.parent is not None else None
-        head = above[:shared] if above is not None and shared else np.empty(0, dtype=np.int32)
-        prefix, covered = self._supply.covering(segment)
-        kept = prefix.pages if prefix is not None else None
-        whole = segment.base == 0 and covered == segment.stop
-        whole = whole and kept is not None and np.array_equal(head, kept[:shared])
-        if prefix is not None and kept is not None and whole:
-            # The segment can share the very pages of the prefix, as the segment above does.
-            segment.table = pool.share(kept[: -(-segment.stop // page_size)])
-            return self._supply.note_use(prefix, segment, covered)
-        fresh = pool.allocate(missing, contiguous=True)
-        segment.table = np.concatenate([pool.share(head), fresh])
-        if prefix is None or kept is None:
-            return 0
-        first = segment.base + shared * page_size
-        self.cache.copy_tokens(
-            table_slots(kept, first, covered, page_size),
-            table_slots(segment.table, first - segment.base, covered - segment.base, page_size),
-        )
-        return self._supply.note_use(prefix, segment, covered)
 
     def is_ready(self, segment: LiveSegment, reached: dict[int, int]) -> bool:
         """Whether a segment can be computed in the next pass.
@@ -376,19 +287,6 @@ class SegmentStore:
             return True
         above = self.segments[segment.above[-1]]
         return reached.get(above.index, above.computed) == above.stop
-
-    def continue_parent(self, segment: LiveSegment) -> None:
-        """Copy what is folded of the parent and fills no page into a segment's own page."""
-        if segment.continued or not segment.reads_on:
-            return
-        segment.continued = True
-        parent, size = segment.parent, self.cache.page_size
-        assert parent is not None and parent.table is not None and segment.table is not None
-        start = segment.start - (segment.start - segment.base) % size
-        self.cache.copy_tokens(
-            table_slots(parent.table, start - parent.base, segment.start - parent.base, size),
-            table_slots(segment.table, start - segment.base, segment.start - segment.base, size),
-        )
 
     def close(self, request: LiveRequest) -> list[LiveSegment]:
         """Undo `open`, if the request is open; returns segments that no open request needs now."""

@@ -30,6 +30,7 @@ from treegen.model.config import load_spec, resolve_device
 from treegen.model.load import load_model
 from treegen.model.model import Model
 from treegen.model.ranks import check_free, join, leave
+from treegen.options import EngineOptions
 
 _START: Final = "from treegen.follower import main; main()"
 _START_SECONDS: Final = 300.0  # for a follower to import what it needs
@@ -280,3 +281,16 @@ def load_in_parts(path: str, size: int, *, device: str = "auto", **loading: Any)
     devices_of(size, device)
     load_spec(path, device=device, ranks=size, **shape)
     return load_divided(functools.partial(load_model, path, **loading), size, device)
+
+
+def load_named(options: EngineOptions) -> Model:
+    """The model that options name, whole or each rank with its part of it.
+
+    Raises:
+        TreegenError: as `load_model` and `load_in_parts` do.
+    """
+    loading = options.loading()
+    size = loading.pop("tensor_parallel_size")
+    if size == 1:
+        return load_model(options.model, impl=options.impl, **loading)
+    return load_in_parts(options.model, size, impl=options.impl, **loading)

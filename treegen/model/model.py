@@ -134,32 +134,27 @@ class Model:
 
     def watch_weights(self) -> None:
         """Remember where the weights lie in memory, for `check_weights`."""
-        self._weights_at = self._addresses()
+        self._weights_at = _addresses(list(self.module.parameters()))
 
-    def check_weights(self) -> None:
+    def check_weights(self) -> tuple[int, ...]:
         """Check that the weights are still where joined layers and CUDA graphs read them.
 
-        New numbers that are written into the weights in place do no harm.
+        New numbers that are written into the weights in place do no harm. Returns numbers that are
+        others once a weight was replaced or written into. What is written by way of `.data` is not
+        seen.
 
         Raises:
             ModelError: a weight was replaced by another tensor.
         """
-        if self._weights_at not in (None, self._addresses()):
+        weights = list(self.module.parameters())  # to list them takes milliseconds
+        addresses = _addresses(weights)
+        if self._weights_at not in (None, addresses):
             raise ModelError(
                 "weights of the module were replaced after it was compiled or captured; write into "
                 "them in place, as load_state_dict does without assign, or make a new LLM of it"
             )
-
-    def _addresses(self) -> tuple[int, ...]:
-        return tuple(weight.data_ptr() for weight in self.module.parameters())
-
-    def weights_version(self) -> tuple[int, ...]:
-        """Numbers that are others once a weight was replaced or written into.
-
-        What is written by way of `.data` is not seen.
-        """
-        written = [0 if each.is_inference() else each._version for each in self.module.parameters()]
-        return (*self._addresses(), *written)
+        written = [0 if each.is_inference() else each._version for each in weights]
+        return (*addresses, *written)
 
     def new_cache(
         self, num_pages: int, page_size: int, dtype: torch.dtype | None = None
@@ -350,3 +345,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
         .view(dtype)
         .view(shape)
     )
+
+
+def _addresses(weights: Sequence[Tensor]) -> tuple[int, ...]:
+    return tuple(weight.data_ptr() for weight in weights)

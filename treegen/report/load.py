@@ -53,7 +53,7 @@ def load_run(path: Path, *, data: str | None = None) -> RunView:
         RunError: there is no run, or it is damaged.
         InputError: `data` are not the problems of the run.
     """
-    from treegen.evals.run import look_back
+    from treegen.evals.scoring import look_back
 
     if (path / TREES).exists() and not (path / "samples.jsonl").exists():
         return load_search_run(path, data=data)
@@ -88,7 +88,8 @@ def load_run(path: Path, *, data: str | None = None) -> RunView:
 
 
 def _job(run: RunDir, data: str | None, notices: list[str]) -> "Job | None":
-    from treegen.evals.job import check_same_data, load_job
+    from treegen.evals.identity import check_same_data
+    from treegen.evals.job import load_job
     from treegen.evals.settings import settle, stored_choices
 
     try:
@@ -108,7 +109,7 @@ _Judged = list[tuple[dict[str, Any], Mapping[str, Verdict] | None]]
 
 def _judge(run: RunDir, job: "Job | None", notices: list[str]) -> tuple[_Judged, Report | None]:
     from treegen.evals.execution import executing
-    from treegen.evals.run import aggregate, judged, look_back, sample_scores
+    from treegen.evals.scoring import aggregate, judged, look_back, sample_scores
     from treegen.evals.vote_tables import Votes
 
     if job is None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from treegen.params import SamplingParams
 from treegen.prompts.stops import Stopping
-from treegen.sampling.draw import NO_END, Bias
+from treegen.sampling.batch import NO_END, Bias
 
 
 @dataclass(frozen=True)
@@ -35,3 +36,17 @@ class ParamSet:
         return Bias(
             np.array(token, np.int64), np.array(value, np.float32), np.array(until, np.int64)
         )
+
+
+def param_sets(
+    params: Sequence[SamplingParams], stopping_of: Callable[[SamplingParams], Stopping]
+) -> tuple[list[ParamSet], list[int]]:
+    """The different parameters among those of some requests, and the place of each one's there.
+
+    stopping_of: what ends the samples of some parameters. Without requests there is one set too.
+    """
+    # Of equal ones, rows are drawn and ended together.
+    sets = {each.drawing: each for each in params or [SamplingParams()]}
+    place = {drawing: index for index, drawing in enumerate(sets)}
+    found = [ParamSet(each, stopping_of(each)) for each in sets.values()]
+    return found, [place[each.drawing] for each in params]

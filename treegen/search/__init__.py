@@ -9,6 +9,7 @@ step with `LLM.session`, or against a model of your own with `AskTell`.
 from treegen.prompts.expansion import Expand
 from treegen.search.aside import Together
 from treegen.search.ask_tell import MODEL_END, AskTell, SampleRequest, ScoreRequest
+from treegen.search.backend import Backend
 from treegen.search.budget import Budget, BudgetReached, SearchUsage
 from treegen.search.draw import draw_tree
 from treegen.search.evaluate import (
@@ -25,7 +26,7 @@ from treegen.search.evaluate import (
     vote_prompt,
 )
 from treegen.search.loop import gather
-from treegen.search.node import Backend, Search, SearchNode, ended
+from treegen.search.node import Search, SearchNode, ended
 from treegen.search.propose import (
     Propose,
     Step,

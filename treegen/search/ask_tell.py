@@ -19,9 +19,11 @@ from treegen.errors import InputError
 from treegen.outputs import Completion, FinishReason, Score
 from treegen.params import SamplingParams
 from treegen.plan.unnamed import DrawnBefore, origin_of
+from treegen.search.account import Account
+from treegen.search.backend import Context, Drawn
 from treegen.search.budget import Budget, SearchUsage
 from treegen.search.loop import IdleLoop, end_tasks, run_apart
-from treegen.search.node import Context, Drawn, Search, SearchFn
+from treegen.search.node import Search, SearchFn
 from treegen.search.problems import named
 from treegen.search.result import SearchResult, warn_if_all_failed
 from treegen.search.running import Running
@@ -89,7 +91,7 @@ class _Mailbox:
     count_tokens: Callable[[str], int] | None
     new: list[SearchRequest] = field(default_factory=list)
     # An answer of None is a request withdrawn.
-    waiting: dict[SearchRequest, tuple[Search, asyncio.Future[Any]]] = field(default_factory=dict)
+    waiting: dict[SearchRequest, tuple[Account, asyncio.Future[Any]]] = field(default_factory=dict)
 
     def prompt(self, content: str | Sequence[int], usage: SearchUsage) -> Context:
         if isinstance(content, str):
@@ -104,7 +106,7 @@ class _Mailbox:
         return context.extended(text, self._count(text))
 
     async def sample(
-        self, context: Context, key: str, indices: range, params: SamplingParams, search: Search
+        self, context: Context, key: str, indices: range, params: SamplingParams, search: Account
     ) -> Sequence[Drawn | None]:
         from treegen.plan.seeds import row_seed
 
@@ -119,7 +121,7 @@ class _Mailbox:
             for each in completions or ()
         ]
 
-    async def score(self, context: Context, texts: Sequence[str], search: Search) -> list[Score]:
+    async def score(self, context: Context, texts: Sequence[str], search: Account) -> list[Score]:
         assert isinstance(context, TextContext)
         asked = repr((context.tokens, context.text, list(texts))).encode()
         name = f"{search.name}/score {hashlib.blake2b(asked, digest_size=8).hexdigest()}"
@@ -129,7 +131,7 @@ class _Mailbox:
     def release(self, context: Context) -> None:
         """There is nothing to forget."""
 
-    def cancel(self, search: Search) -> None:
+    def cancel(self, search: Account) -> None:
         for owner, future in list(self.waiting.values()):
             if owner is search and not future.done():
                 future.set_result(None)
@@ -156,7 +158,7 @@ class _Mailbox:
     def _count(self, text: str) -> int:
         return 0 if self.count_tokens is None else self.count_tokens(text)
 
-    async def _answer(self, request: SearchRequest, search: Search) -> Any:
+    async def _answer(self, request: SearchRequest, search: Account) -> Any:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.waiting[request] = (search, future)
         self.new.append(request)

@@ -3,109 +3,41 @@
 A node is immutable text with a live cache behind it. `sample` draws children, whose keys and values
 stay where they were generated. `extend` appends given text. `score` gives log-likelihoods of texts
 that could follow. `drop` gives the memory back. A Backend computes the samples and scores. A Search
-is the account, the budget and the randomness of one problem.
+has the tree of one problem.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import (
     AsyncGenerator,
     Awaitable,
     Callable,
-    Iterator,
     Mapping,
     Sequence,
 )
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 from treegen.errors import InputError
 from treegen.outputs import Completion, Score
 from treegen.params import SamplingParams
+from treegen.search.account import Account
 from treegen.search.aside import in_thread
-from treegen.search.budget import Budget, BudgetReached, SearchUsage
+from treegen.search.backend import Backend, Context, SeveralContext
+from treegen.search.budget import Budget
 from treegen.search.found import check_stays, node_of, register
 from treegen.search.loop import check_loop
-from treegen.search.uncopied import Uncopied
+from treegen.search.text_node import TextNode
 
 T = TypeVar("T")
 
-NodeEnd = Literal["stop", "length", "confidence", "given"]
 
-
-class Context(Protocol):
-    """A backend's handle to the text up to and including a node."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens from the start of the prompt."""
-        ...
-
-
-@runtime_checkable
-class SeveralContext(Context, Protocol):
-    """The text up to a node that several LLMs can sample from."""
-
-    def on(self, llm: str) -> Context:
-        """The context for one of them; raises InputError for a name that is not known."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """One sample, and the context that ends with it."""
-
-    completion: Completion
-    context: Context
-
-
-class Backend(Protocol):
-    """What computes the samples and scores of nodes."""
-
-    def prompt(self, content: str | Sequence[int], usage: SearchUsage) -> Context:
-        """The context of a prompt."""
-        ...
-
-    def extend(self, context: Context, text: str) -> Context:
-        """The context with text appended."""
-        ...
-
-    async def sample(
-        self, context: Context, key: str, indices: range, params: SamplingParams, search: Search
-    ) -> Sequence[Drawn | None]:
-        """One sample per index, in that order.
-
-        A sample is a function of (search.origin_of(key), index, params).
-        It is None if the search was stopped before the sample had ended.
-        """
-        ...
-
-    async def score(self, context: Context, texts: Sequence[str], search: Search) -> list[Score]:
-        """Log-likelihood of each text after a context."""
-        ...
-
-    def release(self, context: Context) -> None:
-        """Forget a context; what other contexts share with it stays."""
-        ...
-
-    def cancel(self, search: Search) -> None:
-        """End all that a search waits for: its awaits return what they have."""
-        ...
-
-
-class Search(Uncopied):
+class Search(Account):
     """One problem's search: its tree, sampling parameters, budget and account.
 
-    origin: a text that the seeds of its samples follow from, beside their paths and the seed of the
-    params; by default the name.
-    usage: what the search has cost so far.
-    stopped: why nothing more may be asked for; None while it may.
     restart: how often the search began again at its root. Nodes remember it.
-    num_asked: calls for samples and scores that are under way.
     """
 
     def __init__(
@@ -120,14 +52,10 @@ class Search(Uncopied):
         origin: str | None = None,
     ) -> None:
         """A search whose tree has only its prompt. context: of the prompt, if it is known."""
-        self.backend, self.name = backend, name
-        self.origin = origin if origin is not None else name
+        super().__init__(name, budget, origin)
+        self.backend = backend
         self.params = params or SamplingParams()
-        self.budget = budget or Budget()
-        self.usage = SearchUsage()
-        self.stopped: BudgetReached | None = None
-        self.restart = self.num_asked = 0
-        self._num_prompts = self._num_drawing = 0
+        self.restart = self._num_prompts = 0
         self._others: list[SearchNode] = []
         context = context or backend.prompt(content, self.usage)
         self.root = SearchNode(self, None, f"{name}/", _text(content), context)
@@ -148,10 +76,6 @@ class Search(Uncopied):
         self._others = [other for other in self._others if other.is_live]
         self._others.append(node)
         return node
-
-    def origin_of(self, key: str) -> str:
-        """The origin of the seeds of a node's samples."""
-        return self.origin + key.removeprefix(self.name)
 
     @cached_property
     def token(self) -> str:
@@ -186,93 +110,17 @@ class Search(Uncopied):
 
     def stop(self, reason: str) -> None:
         """End the search: cancel what it waits for. Asking again raises BudgetReached."""
-        if self.stopped is None:
-            self.stopped = BudgetReached(reason)
+        super().stop(reason)
         self.backend.cancel(self)
 
-    def check(self) -> None:
-        """Raise BudgetReached if nothing more may be asked for.
 
-        Calls under way were within the budget when they began, and may come to their ends.
-        """
-        if self.stopped is None and (reason := self.budget.exceeded(self.usage)):
-            self.stopped = BudgetReached(reason)
-        if self.stopped is not None:
-            raise BudgetReached(*self.stopped.args)
-
-    def fitting(self, n: int, max_tokens: int) -> int:
-        """How many of n samples are sure to end within the budget of tokens; 0 if none is."""
-        if self.budget.tokens is None:
-            return n
-        left = self.budget.tokens - self.usage.tokens_decoded
-        return max(0, min(n, left // max_tokens))
-
-    @contextmanager
-    def drawing(self, n: int) -> Iterator[int]:
-        """Draw samples inside; yields how many of n the budget has room for.
-
-        Each sample takes a node and at least one token. Raises BudgetReached if there is no room
-        for one sample.
-        """
-        self.check()
-        granted = min(n, self.check_room("nodes", "tokens"))
-        self._num_drawing += granted
-        with self.asking():
-            try:
-                yield granted
-            finally:
-                self._num_drawing -= granted
-
-    @contextmanager
-    def asking(self) -> Iterator[None]:
-        """Inside, something is asked of the model."""
-        self.num_asked += 1
-        try:
-            yield
-        finally:
-            self.num_asked -= 1
-
-    def check_room(self, *names: Literal["nodes", "tokens"]) -> int:
-        """How many samples the named limits have room for beside those under way.
-
-        Raises BudgetReached if there is no room for one sample.
-        """
-        spent = {"nodes": self.usage.nodes, "tokens": self.usage.tokens_decoded}
-        room = sys.maxsize
-        for name in names:
-            limit = getattr(self.budget, name)
-            if limit is not None:
-                room = min(room, limit - spent[name] - self._num_drawing)
-            if room < 1:
-                raise BudgetReached(self.budget.reached(name))
-        return room
-
-
-class SearchNode(Uncopied):
-    """A piece of text in a search tree.
+class SearchNode(TextNode):
+    """A piece of text in a search tree, from which a model goes on.
 
     search: the search that it belongs to.
-    parent: the node above it; None for a root. children: the nodes right below it, in order.
-    depth: number of nodes above it.
-    key: its name, made of the search's name and its path; seeds follow from it.
-    order: its place among its siblings; samples come before given text.
-    text: its own text.
-    completion: the sample that it is; None for given text.
-    value: the number that an evaluation gave it, for strategies and reports; None if none did.
-    visits: how often a strategy has counted a value for it; 0 for strategies that do not count.
-    prior: how likely a strategy found it before it was visited; None if none did.
-    scores: what judged it, by name, and the number that each gave.
-    pruned: whether a strategy has given it up.
-    pruned_because: why, in a few words; empty if that is not known.
-    restart: how often the search had begun again at its root when the node was made.
-    data: anything that its user wants to keep with it. Records have it as JSON, or else as text.
     """
 
-    __slots__ = (
-        "_context", "_num_drawn", "_num_extended", "children", "completion", "data", "depth",
-        "key", "order", "parent", "prior", "pruned", "pruned_because", "restart", "scores",
-        "search", "text", "value", "visits",
-    )  # fmt: skip
+    __slots__ = ("_context", "_num_drawn", "_num_extended", "search")
 
     def __init__(
         self,
@@ -285,19 +133,9 @@ class SearchNode(Uncopied):
         order: tuple[int, int] = (0, 0),
     ) -> None:
         """Made by `Search.prompt`, `sample` and `extend`."""
-        self.search, self.parent, self.key, self.text = search, parent, key, text
-        self.depth: int = parent.depth + 1 if parent is not None else 0
-        self.completion = completion
-        self.order = order
-        self.children: list[SearchNode] = []
-        self.value: float | None = None
-        self.visits = 0
-        self.prior: float | None = None
-        self.scores: dict[str, float] = {}
-        self.pruned = False
-        self.pruned_because = ""
-        self.restart: int = search.restart if parent is not None else 0
-        self.data: Any = None
+        restart: int = search.restart if parent is not None else 0
+        super().__init__(parent, key, text, completion, order, restart)
+        self.search = search
         self._context: Context | None = context
         self._num_drawn = self._num_extended = 0
 
@@ -309,74 +147,15 @@ class SearchNode(Uncopied):
         text = self.text if len(self.text) <= 40 else f"{self.text[:37]}..."
         return f"SearchNode({self.key!r}, {text!r}, value={self.value})"
 
-    # What it is
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        """Generated token ids, those of the stop included."""
-        return self.completion.tokens if self.completion else ()
-
-    @property
-    def logprobs(self) -> tuple[float, ...]:
-        """Natural-log probability of each generated token under the model."""
-        return self.completion.logprobs if self.completion else ()
-
-    @property
-    def logprob(self) -> float:
-        """Natural-log probability of the node's own tokens; 0 for given text."""
-        return sum(self.logprobs)
-
-    @property
-    def finish_reason(self) -> NodeEnd:
-        """How the node's text ended: "given", "stop", "length" or "confidence"."""
-        return self.completion.finish_reason if self.completion else "given"
-
-    @property
-    def stop(self) -> str | int | None:
-        """The stop string or token id that ended it; None if neither did."""
-        return self.completion.stop if self.completion else None
-
     @property
     def is_live(self) -> bool:
         """Whether it can be sampled from, that is, was not dropped."""
         return self._context is not None
 
     @property
-    def is_leaf(self) -> bool:
-        """Whether nothing was drawn from it or appended to it."""
-        return not self.children
-
-    @property
-    def path(self) -> list[SearchNode]:
-        """Nodes from the root to this one."""
-        nodes, node = [self], self
-        while node.parent is not None:
-            node = node.parent
-            nodes.append(node)
-        return nodes[::-1]
-
-    @property
-    def path_text(self) -> str:
-        """Text after the prompt, up to and including this node."""
-        return "".join(node.text for node in self.path[1:])
-
-    @property
-    def path_logprobs(self) -> tuple[float, ...]:
-        """Log-probabilities of all generated tokens from the root to this node."""
-        return tuple(value for node in self.path for value in node.logprobs)
-
-    @property
     def num_context_tokens(self) -> int:
         """Tokens from the start of the prompt to the end of this node."""
         return self._live().num_tokens
-
-    def walk(self) -> Iterator[SearchNode]:
-        """This node and all below it, parents first, siblings in order."""
-        stack = [self]
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(reversed(node.children))
 
     # What may be asked of it
 
@@ -466,7 +245,7 @@ class SearchNode(Uncopied):
             for offset, each in enumerate(drawn)
             if each is not None
         ]
-        self._add(children)
+        _add(self, children)
         if not self.is_live:  # It was dropped meanwhile, so its children are too.
             for child in children:
                 child.drop()
@@ -489,7 +268,7 @@ class SearchNode(Uncopied):
             order=(1, self._num_extended),
         )
         self._num_extended += 1
-        self._add([child])
+        _add(self, [child])
         return child
 
     async def score(self, texts: Sequence[str], *, llm: str | None = None) -> list[Score]:
@@ -545,11 +324,12 @@ class SearchNode(Uncopied):
             raise InputError(f"node {self.key!r} was dropped; nothing can be drawn from it")
         return self._context
 
-    def _add(self, children: list[SearchNode]) -> None:
-        self.search.usage.nodes += len(children)
-        self.children += children
-        # Calls that overlap may end in any order. The tree must not show it.
-        self.children.sort(key=lambda child: child.order)
+
+def _add(parent: SearchNode, children: list[SearchNode]) -> None:
+    parent.search.usage.nodes += len(children)
+    parent.children += children
+    # Calls that overlap may end in any order. The tree must not show it.
+    parent.children.sort(key=lambda child: child.order)
 
 
 def _check_count(n: int) -> None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from treegen.errors import DataError
-from treegen.search.node import NodeEnd, SearchNode
+from treegen.search.node import SearchNode
+from treegen.search.text_node import NodeEnd
 
 _DECIMALS: Final = 3  # of a log-probability
 _DIGITS: Final = 4  # decimals of a value, or digits of a smaller one

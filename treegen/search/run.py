@@ -10,9 +10,10 @@ from treegen.closing import Closing
 from treegen.engine.stream import status_of
 from treegen.outputs import Status, WorkerStatus
 from treegen.params import SamplingParams
+from treegen.search.backend import Backend, Context
 from treegen.search.budget import Budget
 from treegen.search.loop import IdleLoop, end_tasks, run_apart
-from treegen.search.node import Backend, Context, Search, SearchFn
+from treegen.search.node import Search, SearchFn
 from treegen.search.problems import SearchProblem
 from treegen.search.result import SearchResult
 from treegen.search.running import Running

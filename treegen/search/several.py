@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from treegen.errors import InputError
 from treegen.outputs import Score
 from treegen.params import SamplingParams
+from treegen.search.account import Account
+from treegen.search.backend import Context, Drawn
 from treegen.search.budget import Budget, SearchUsage, check_budget
-from treegen.search.node import Context, Drawn, Search, SearchFn
+from treegen.search.node import SearchFn
 from treegen.search.problems import named
 from treegen.search.result import SearchResult, warn_if_all_failed
 
@@ -154,7 +156,7 @@ class SeveralBackends:
         return SharedContext(context, text, self._backends)
 
     async def sample(
-        self, context: Context, key: str, indices: range, params: SamplingParams, search: Search
+        self, context: Context, key: str, indices: range, params: SamplingParams, search: Account
     ) -> Sequence[Drawn | None]:
         shared, name = self._chosen(context)
         drawn = await self._backends[name].sample(shared.of(name), key, indices, params, search)
@@ -168,7 +170,7 @@ class SeveralBackends:
             for each in drawn
         ]
 
-    async def score(self, context: Context, texts: Sequence[str], search: Search) -> list[Score]:
+    async def score(self, context: Context, texts: Sequence[str], search: Account) -> list[Score]:
         shared, name = self._chosen(context)
         return await self._backends[name].score(shared.of(name), texts, search)
 
@@ -177,7 +179,7 @@ class SeveralBackends:
         for name, own in context.own.items():
             self._backends[name].release(own)
 
-    def cancel(self, search: Search) -> None:
+    def cancel(self, search: Account) -> None:
         for backend in self._backends.values():
             backend.cancel(search)
 

@@ -1,4 +1,4 @@
-"""One run of searches before weights are loaded: prompts, and what a resume must agree on."""
+"""One run of searches before weights are loaded: its problems and their prompts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from treegen.evals.search.task import SearchTask, get_search_task
 from treegen.prompts.tree import Node
 
 if TYPE_CHECKING:
-    from treegen.evals.job import ModelFacts
+    from treegen.evals.model import ModelFacts
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from treegen.errors import CacheFullError
 from treegen.evals.account import Parts, stored_parts
 from treegen.evals.calls import asked
 from treegen.evals.progress import Progress, RightSoFar
-from treegen.evals.run import results_head
+from treegen.evals.results import results_head
 from treegen.evals.search.job import SearchJob
 from treegen.evals.search.settings import stored_search_choices
 from treegen.evals.stats import Estimate, estimate, pass_at_k

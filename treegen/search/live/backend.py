@@ -28,9 +28,10 @@ from treegen.prompts.detokenize import Detokenizer
 from treegen.prompts.radix import Tokens
 from treegen.prompts.stops import Stopping
 from treegen.prompts.tokens import TAIL, Appender, Given, append_text, encode_texts
+from treegen.search.account import Account
+from treegen.search.backend import Context, Drawn
 from treegen.search.budget import SearchUsage
 from treegen.search.live.prompts import PromptIndex, check_fits
-from treegen.search.node import Context, Drawn, Search
 from treegen.spec import ModelSpec
 
 T = TypeVar("T")
@@ -77,7 +78,7 @@ class Ticket(Generic[T]):
     is_done: whether no more results come.
     """
 
-    search: Search
+    search: Account
     results: list[T | None]
     requests: dict[LiveRequest, int] = field(default_factory=dict)
     future: asyncio.Future[None] | None = None
@@ -201,7 +202,7 @@ class LiveBackend:
     # Calls
 
     async def sample(
-        self, context: Context, key: str, indices: range, params: SamplingParams, search: Search
+        self, context: Context, key: str, indices: range, params: SamplingParams, search: Account
     ) -> Sequence[Drawn | None]:
         """One sample per index, in that order."""
         self._check_open()
@@ -224,7 +225,7 @@ class LiveBackend:
         self._submit(ticket, spec, context.segment, param_set, indices)
         return await self._until_done(ticket)
 
-    async def score(self, context: Context, texts: Sequence[str], search: Search) -> list[Score]:
+    async def score(self, context: Context, texts: Sequence[str], search: Account) -> list[Score]:
         """Log-likelihood of each text after a context."""
         self._check_open()
         assert isinstance(context, LiveContext)
@@ -250,7 +251,7 @@ class LiveBackend:
                 store.release(segment)  # If it has a request, that one refers to it now.
         return [score for score in await self._until_done(ticket) if score is not None]
 
-    def cancel(self, search: Search) -> None:
+    def cancel(self, search: Account) -> None:
         """End all that a search waits for: its awaits return what they have."""
         for ticket in {id(t): t for t, _ in self._tickets.values() if t.search is search}.values():
             self._cancel(ticket)
@@ -361,7 +362,7 @@ class LiveBackend:
         rows, slots = self.scheduler.run.rows, self.scheduler.live.started()
         requests, place = np.unique(rows.request[slots], return_inverse=True)
         tokens = np.bincount(place, weights=rows.count[slots], minlength=len(requests))
-        live: Counter[Search] = Counter()
+        live: Counter[Account] = Counter()
         for index, count in zip(requests.tolist(), tokens.tolist(), strict=True):
             live[self._tickets[index][0].search] += int(count)
         for search in limited:
@@ -375,7 +376,7 @@ class LiveBackend:
                 f"logprobs={params.logprobs} in a session that records {self.params.logprobs}; "
                 "ask for them when the session is opened"
             )
-        return self.scheduler.add_params(params, self._stopping_of(params))
+        return self.scheduler.run.add_params(params, self._stopping_of(params))
 
     def close(self) -> None:
         """End all searches and free their pages; searches that wait are stopped."""

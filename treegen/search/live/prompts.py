@@ -12,6 +12,7 @@ from collections import OrderedDict
 
 from treegen.cache.pool import PagedCache
 from treegen.engine.segment import LiveSegment
+from treegen.engine.splitting import has_room_to_split, split
 from treegen.engine.store import SegmentStore
 from treegen.errors import CacheFullError
 from treegen.plan.plan import Plan, Request, row_pages, segment_pages
@@ -86,7 +87,7 @@ class PromptIndex:
     def _cut(self, segment: LiveSegment, shared: int) -> int:
         """The position at which a segment can be cut if its first `shared` tokens are shared."""
         cut = segment.start + shared
-        if cut == segment.stop or self._store.can_split(segment):
+        if cut == segment.stop or segment.is_untouched:
             return cut
         return self._aligned(segment, cut)
 
@@ -95,14 +96,14 @@ class PromptIndex:
         return cut - (cut - segment.base) % self._page_size
 
     def _can_split(self, segment: LiveSegment) -> bool:
-        return self._store.can_split(segment) and self._store.has_room_to_split(segment)
+        return segment.is_untouched and has_room_to_split(self._store, segment)
 
     def _part(self, segment: LiveSegment, cut: int) -> LiveSegment:
         """The part of a segment up to position `cut`, as a segment of its own that is held."""
         if not self._can_split(segment):
             return self._keep(self._store.view(segment, cut, rows=self._rows))
         self._below[self._key(segment.parent, segment.tokens)].remove(segment)
-        part = self._keep(self._store.split(segment, cut, rows=self._rows))
+        part = self._keep(split(self._store, segment, cut, rows=self._rows))
         self._note(segment)
         return part
 

@@ -113,7 +113,10 @@ class LiveRun(Closing, Uncopied):
                 below = sum(other.num_rows for other in segment.requests)
                 store.promote(segment, below + request.rows)
                 spec = replace(request, id=str(self._num_added), tokens=request.tokens[-TAIL:])
-                samples, index = range(request.samples), self.scheduler.add_params(own, stopping)
+                samples, index = (
+                    range(request.samples),
+                    self.scheduler.run.add_params(own, stopping),
+                )
                 live = self.scheduler.add(spec, segment, index, samples, grows=False)
                 numbers.append(self._note(live, request.samples))
             return numbers

@@ -1,0 +1,203 @@
+"""AsyncLLM: what callers call, and how much may wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from treegen.async_llm.call import Call, Prompt
+from treegen.async_llm.encoder import Encoder
+from treegen.async_llm.stepper import Stepper
+from treegen.closing import Closing
+from treegen.errors import BusyError, InputError
+from treegen.outputs import Completion, Score, Status, Usage
+from treegen.params import SamplingParams, check_int
+from treegen.prompts.tree import as_list, chat_arguments
+
+if TYPE_CHECKING:
+    from treegen.llm import LLM
+    from treegen.prompts.radix import Tokens
+
+_WAITING_PER_ROW: Final = 4
+
+
+class AsyncLLM(Closing):
+    """Takes calls from any event loop, at any time, and runs all of them in the same steps.
+
+    The samples of a call are those that `LLM.generate` would draw if the calls came one by one.
+    The LLM serves nobody else until `close`.
+    """
+
+    def __init__(self, llm: LLM, *, max_waiting: int | None = None) -> None:
+        """Start to serve.
+
+        max_waiting: samples that may wait beside those that are decoded; further calls raise
+        BusyError. By default four times the LLM's max_rows.
+
+        Raises:
+            InputError: max_waiting cannot be used, or another run of the LLM is not finished.
+        """
+        if max_waiting is not None:
+            check_int("max_waiting", max_waiting, least=1)
+        self.llm = llm
+        self.max_waiting = max_waiting or _WAITING_PER_ROW * llm.max_rows
+        self._stepper = Stepper(llm)
+        self._encoder = Encoder(llm, self._stepper.take)
+
+    async def generate(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        first: int = 0,
+    ) -> tuple[list[Tokens], list[list[Completion]]]:
+        """The token ids of each prompt, and its params.n completions; see `LLM.generate`.
+
+        If the caller is cancelled, so are its samples.
+
+        first: with a seed, how many samples of each prompt to leave out first.
+
+        Raises:
+            BusyError: too many samples wait.
+            TreegenError: as for `LLM.generate`.
+        """
+        params = params or SamplingParams()
+        call = self._call(prompts, params, False, tools, chat_template_kwargs, first)
+        found: list[list[Completion]] = []
+        async for place, result in self._results(call):
+            found = found or [[] for _ in call.prompts]
+            found[place].append(result)
+        for each in found:
+            each.sort(key=lambda completion: completion.sample_index)
+        return call.prompts, found
+
+    async def stream(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[tuple[int, Any], None]:
+        """As they come: (place of the prompt, its token ids), News of a sample, its Completion.
+
+        The token ids come first. A sample's News are the tokens that it has drawn since the last
+        News. Its Completion, with all tokens, comes last. Closing the iterator cancels the rest.
+
+        Raises what `generate` raises.
+        """
+        call = self._call(prompts, params or SamplingParams(), True, tools, chat_template_kwargs)
+        results = self._results(call)
+        try:
+            async for item in results:
+                yield item
+        finally:
+            await results.aclose()
+
+    async def score(self, prompts: Sequence[Sequence[int]]) -> list[Score]:
+        """Log-likelihoods of all tokens but the first of each prompt, given as token ids.
+
+        Raises:
+            BusyError: too many samples wait.
+            TreegenError: as for `LLM.score`.
+        """
+        call = self._call(prompts, None, False, None, None)
+        scores = {place: score async for place, score in self._results(call)}
+        return [scores[place] for place in range(len(scores))]
+
+    async def encode(self, prompts: Iterable[Prompt]) -> list[Tokens]:
+        """The token ids of prompts.
+
+        Raises:
+            TreegenError: as for `LLM.generate`.
+        """
+        contents = as_list("prompts", prompts)
+        self._check_open()
+        return [request.tokens for request in await self._encoder.encode(contents)]
+
+    @property
+    def num_waiting(self) -> int:
+        """Samples that wait to be decoded, about."""
+        return max(self._stepper.open_rows - self._stepper.status.rows, 0)
+
+    def status(self) -> Status:
+        """What was under way after the last step."""
+        return self._stepper.status
+
+    def usages(self) -> list[Usage]:
+        """What was computed so far; a run that failed has an account of its own."""
+        return self._stepper.usages()
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why no call can be served any more; None if they can."""
+        return self._stepper.failure
+
+    def _call(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | None,
+        streams: bool,
+        tools: Sequence[Any] | None,
+        chat_template_kwargs: Mapping[str, Any] | None,
+        first: int = 0,
+    ) -> Call:
+        contents = as_list("prompts", prompts)
+        template = chat_arguments(tools, chat_template_kwargs)
+        each = len(contents) * (1 if params is None or params.temperature == 0 else params.n)
+        due = len(contents) * (1 if params is None else params.n)
+        call = Call(params, streams, asyncio.get_running_loop(), each, due, first)
+        with self._stepper.lock:
+            self._check_open()
+            waiting, most = self.num_waiting, self.max_waiting + self.llm.max_rows
+            if due > most:
+                raise InputError(f"one call asks for {due:,} samples; ask for {most:,} at most")
+            if waiting and waiting + each > self.max_waiting:
+                raise BusyError(
+                    f"{waiting:,} samples wait, and at most {self.max_waiting:,} may; try again "
+                    "later"
+                )
+            self._stepper.expect(call)
+            self._encoder.submit(call, contents, template)
+        return call
+
+    async def _results(self, call: Call) -> AsyncGenerator[tuple[int, Any], None]:
+        """What the engine hands out for a call, until it is over."""
+        due = call.due
+        try:
+            while due:
+                batch = await call.queue.get()
+                if isinstance(batch, Exception):
+                    raise batch
+                for place, item in batch:
+                    due -= isinstance(item, Completion | Score)
+                    yield place, item
+        finally:
+            self._stepper.cancel(call)
+
+    def _check_open(self) -> None:
+        if self._stepper.failure is not None:
+            raise self._stepper.failure
+        if self._stepper.closing:
+            raise InputError("this AsyncLLM is closed, or about to be; make another")
+
+    def check(self) -> None:
+        """Assert that pages, rows and requests are accounted for.
+
+        Raises:
+            InputError: it is closed.
+        """
+        self._check_open()
+        self._stepper.check()
+
+    def close(self, *, drain: bool = True) -> None:
+        """Take no more calls and wait until those under way are done; the LLM is free then.
+
+        drain: False cancels the calls under way; who waits for them gets an InputError.
+        """
+        self._stepper.end()
+        self._encoder.close()
+        self._stepper.join(drain=drain)

@@ -1,0 +1,73 @@
+"""The thread that encodes prompts, in the order in which they come."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from treegen.async_llm.call import Call
+from treegen.params import SamplingParams
+from treegen.plan.requests import flat_requests
+from treegen.prompts.known import KnownPrompts, key_of
+
+if TYPE_CHECKING:
+    from treegen.llm import LLM
+    from treegen.plan.plan import Request
+
+
+class Encoder:
+    """Encodes the prompts of calls in a thread of its own."""
+
+    def __init__(self, llm: LLM, on_encoded: Callable[[Call, Exception | None], None]) -> None:
+        """A thread that waits for prompts.
+
+        on_encoded: called there with each call once it has its requests, or with what was wrong.
+        """
+        self._llm, self._on_encoded = llm, on_encoded
+        # An encoding tokenizer has settings that are not for two threads at once.
+        self._tokenizer = copy.deepcopy(llm.tokenizer)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="treegen-encode")
+        self._known = KnownPrompts()
+
+    def submit(self, call: Call, contents: list[Any], template: dict[str, Any]) -> None:
+        """Encode the prompts of a call. template: arguments of the chat template."""
+        self._thread.submit(self._encode, call, contents, template)
+
+    async def encode(self, contents: list[Any]) -> list[Request]:
+        """The requests of prompts, for who waits in an event loop."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._thread, self._requests, contents, SamplingParams(), {}
+        )
+
+    def close(self) -> None:
+        """Encode what was submitted, and end."""
+        self._thread.shutdown(wait=True)
+
+    def _requests(
+        self, contents: list[Any], params: SamplingParams, template: dict[str, Any]
+    ) -> list[Request]:
+        each = [params] * len(contents)
+        key = key_of(contents[0], template) if len(contents) == 1 else None
+        known = self._known.get(key)
+        if known is not None:
+            contents, template = [known.tolist()], {}
+        requests = flat_requests(contents, each, self._tokenizer, self._llm.spec, template)
+        if key is not None:
+            self._known.put(key, requests[0].tokens)
+        return requests
+
+    def _encode(self, call: Call, contents: list[Any], template: dict[str, Any]) -> None:
+        failure: Exception | None = None
+        try:
+            if not call.is_over:
+                params = call.params or SamplingParams()
+                self._llm.stopping_of(params)  # made here, because its table may take a while
+                call.requests = self._requests(contents, params, template)
+                call.prompts = [request.tokens for request in call.requests]
+        except Exception as error:
+            failure = error
+        self._on_encoded(call, failure)

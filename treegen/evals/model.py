@@ -1,0 +1,177 @@
+"""The model of a run: what its files tell before its weights are loaded, and loading it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treegen.closing import Closing
+from treegen.errors import ModelError
+from treegen.options import EngineOptions
+from treegen.plan.plan import Plan
+
+# Importing torch takes seconds. Reading and checking the data does not need it.
+if TYPE_CHECKING:
+    from treegen.cluster.places import Places
+    from treegen.llm import LLM
+    from treegen.plan.plan import Request
+    from treegen.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """A model's shape, tokenizer and cache size, found without its weights.
+
+    engine: the options that the rest follows from.
+    spec: the model's shape.
+    tokenizer: its tokenizer.
+    dtype: the name of the type to compute in, such as "bfloat16".
+    device_type: "cpu" or "cuda".
+    max_rows: most rows to decode at once.
+    page_size: tokens of a cache page.
+    memory: bytes of the cache. num_pages: its pages. Both are None if only the loaded model can
+    tell, as with a GPU's free memory.
+    num_states: its slots for recurrent states; None likewise, and for a model without any.
+    align: attention parts begin at multiples of so many positions.
+    quantization: how its matrices are computed, such as "fp8"; None for as dtype says.
+    """
+
+    engine: EngineOptions
+    spec: "ModelSpec"
+    tokenizer: Any
+    dtype: str
+    device_type: str
+    max_rows: int
+    page_size: int
+    memory: int | None
+    num_pages: int | None
+    num_states: int | None
+    align: int = 1
+    quantization: str | None = None
+
+    def plan(self, requests: "Sequence[Request]") -> Plan:
+        """Return the plan of requests; raise CacheFullError for one that can never fit."""
+        from treegen.plan.requests import plan_requests
+
+        plan = plan_requests(
+            requests,
+            self.spec,
+            device_type=self.device_type,
+            sharing=self.engine.sharing,
+            max_rows=self.max_rows,
+            align=self.align,
+        )
+        if self.num_pages is not None:
+            plan.check_fits(self.num_pages, self.page_size, self.num_states)
+        return plan
+
+
+def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> ModelFacts:
+    """Return the facts about a model that its configuration and tokenizer tell.
+
+    places: of workers that do the work, on devices that this machine need not have.
+    """
+    import torch
+
+    from treegen.engine.draft_model import look_at_draft
+    from treegen.engine.speculation import check_speculation
+    from treegen.model import memory
+    from treegen.model.config import load_spec, read_config, resolve_device, resolve_dtype
+    from treegen.model.files import load_tokenizer, locate
+    from treegen.model.load import stays_fp8
+    from treegen.model.quantized import quantisation_of
+    from treegen.model.reproducible import ALIGN, check_dtype, check_layers
+
+    source: dict[str, Any] = {
+        "revision": engine.revision,
+        "trust_remote_code": engine.trust_remote_code,
+    }
+    device = torch.device(places.device) if places else resolve_device(engine.device)
+    directory = locate(engine.model, engine.revision, weights=False)
+    config = read_config(engine.model, directory, **source)
+    dtype = resolve_dtype(engine.dtype, config, device)
+    asked = engine.loading()["quantization"]
+    in_fp8 = asked == "fp8" or stays_fp8(quantisation_of(config), asked, device)
+    ranks = engine.tensor_parallel_size
+    spec = load_spec(
+        engine.model, dtype, device="cpu",  # dtype is settled
+        kv_cache_dtype=engine.kv_cache_dtype, ranks=ranks, **source,
+    )  # fmt: skip
+    check_speculation(engine, spec)
+    if engine.reproducible:
+        check_dtype(dtype, device)
+        check_layers(spec, device)
+    page_size, max_rows, _ = engine.sizes(device.type)
+    size = engine.cache_bytes
+    if size is None and device.type == "cpu":
+        size = memory.default_bytes(device)
+    tokenizer = load_tokenizer(engine.model, **source)
+    if engine.draft_model is not None:
+        beside = look_at_draft(engine, tokenizer, dtype)
+        size = None if size is None else memory.less_beside(size, spec, beside.kv_bytes_per_token)
+    room = None if size is None else memory.cache_size(size, spec, page_size, max_rows)
+    return ModelFacts(
+        engine=engine,
+        spec=spec,
+        tokenizer=tokenizer,
+        dtype=str(dtype).removeprefix("torch."),
+        device_type=device.type,
+        max_rows=max_rows,
+        page_size=page_size,
+        memory=size,
+        num_pages=None if room is None else room.pages,
+        num_states=None if room is None else room.states,
+        align=ALIGN if engine.reproducible and device.type == "cuda" else 1,
+        quantization="fp8" if in_fp8 else None,
+    )
+
+
+def check_machine(engine: EngineOptions, places: "Places | None" = None) -> None:
+    """Raise InputError or CapacityError for what this machine cannot do, whatever the model.
+
+    Workers check their own machines.
+    """
+    from treegen.model import machine
+    from treegen.model.config import resolve_device
+
+    if places is None:
+        machine.check_machine(engine, resolve_device(engine.device))
+
+
+def weights_fingerprint(engine: EngineOptions) -> str:
+    """Return a hash that stands for a model's weights; raise ModelError if there are none."""
+    from treegen.model.files import check_weights, fingerprint, locate
+
+    directory: Path = locate(engine.model, engine.revision, weights=True)
+    check_weights(directory)
+    return fingerprint(directory)
+
+
+def load_llm(
+    engine: EngineOptions,
+    fingerprint: str,
+    places: "Places | None" = None,
+    before: Sequence[Callable[[], object]] = (),
+) -> "LLM":
+    """Load a model.
+
+    places: of workers. What is returned is then a Cluster, to be closed.
+    before: what each worker calls before it loads the model.
+
+    Raises:
+        ModelError: its files changed since `weights_fingerprint`, or it cannot be used.
+    """
+    from treegen.llm import LLM
+
+    llm: LLM
+    if places is None:
+        llm = LLM(**asdict(engine))
+    else:
+        from treegen.cluster.cluster import Cluster
+
+        llm = Cluster.at(places, engine, before)
+    if llm.fingerprint != fingerprint:
+        if isinstance(llm, Closing):
+            llm.close()
+        raise ModelError(f"the files of {engine.model} changed while they were read; start again")
+    return llm

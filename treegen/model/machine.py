@@ -1,0 +1,31 @@
+"""What a machine can do, before any model is looked at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treegen.attention.api import check_reads_fp8, choose
+from treegen.model.fp8 import check_device as check_fp8
+from treegen.model.leading import devices_of
+from treegen.model.memory import check_cache_bytes
+from treegen.model.reproducible import check_reproducible
+from treegen.options import EngineOptions
+
+if TYPE_CHECKING:
+    import torch
+
+
+def check_machine(options: EngineOptions, device: torch.device) -> None:
+    """Raise InputError or CapacityError for options that a device cannot do with any model."""
+    choose(options.impl, device)
+    if options.quantization == "fp8":
+        check_fp8(device, "quantization")
+    if options.kv_cache_dtype == "fp8":
+        check_fp8(device, "kv_cache_dtype")
+        check_reads_fp8(options.impl)
+    if options.tensor_parallel_size > 1:
+        devices_of(options.tensor_parallel_size, options.device)
+    if options.reproducible:
+        check_reproducible(device, options.impl, options.sizes(device.type).page_size)
+    if options.cache_bytes is not None:
+        check_cache_bytes(options.cache_bytes, device)
