@@ -11,6 +11,7 @@ from treegen.cli.bench.cluster import cluster
 from treegen.cli.bench.device import decode, monkeys, paper
 from treegen.cli.bench.options import at_least, check_checkpoint
 from treegen.cli.options import JSON
+from treegen.errors import InputError
 
 
 @click.group(name="bench")
@@ -93,6 +94,8 @@ def engine(model: str | None, samples: int, problems: int, max_tokens: int) -> N
 @click.option("--step-tokens", default=16, show_default=True, help="Tokens per thought.")
 @click.option("--methods", is_flag=True, help="A beam against Monte Carlo tree search instead, at "
               "equal tokens.")  # fmt: skip
+@click.option("--repeats", default=1, show_default=True, help="With --methods: seconds are the "
+              "medians of so many runs, which take turns.")  # fmt: skip
 @JSON
 def search(
     model: str | None,
@@ -102,13 +105,16 @@ def search(
     depth: int,
     step_tokens: int,
     methods: bool,
+    repeats: int,
 ) -> None:
     """Tree of thought with live caches, against prompting the text of every node anew."""
     for name, value in (
         ("problems", problems), ("samples", samples), ("breadth", breadth), ("depth", depth),
-        ("step-tokens", step_tokens),
+        ("step-tokens", step_tokens), ("repeats", repeats),
     ):  # fmt: skip
         at_least(name, value, 1)
+    if repeats > 1 and not methods:
+        raise InputError("--repeats is for --methods")
     check_checkpoint(model)
     import torch
 
@@ -124,16 +130,24 @@ def search(
 
         times = compare_methods(
             model, problems=problems, samples=samples, breadth=breadth, depth=depth,
-            step_tokens=step_tokens,
+            step_tokens=step_tokens, repeats=repeats,
         )  # fmt: skip
+        beam = times[0].seconds
         click.echo(
             markdown(
-                ["Method", "seconds", "forward passes", "tokens decoded", "nodes"],
+                ["Method", "seconds", "beam = 1", "forward passes", "tokens decoded", "nodes"],
                 [
-                    [r.name, f"{r.seconds:.2f}", f"{r.steps:,}", f"{r.decoded:,}", f"{r.nodes:,}"]
+                    [
+                        r.name,
+                        f"{r.seconds:.2f}",
+                        f"{r.seconds / beam:.2f}",
+                        f"{r.steps:,}",
+                        f"{r.decoded:,}",
+                        f"{r.nodes:,}",
+                    ]
                     for r in times
                 ],
-                [1, 2, 3, 4],
+                [1, 2, 3, 4, 5],
             )
         )
         json_line({"machine": machine, "methods": [asdict(row) for row in times]})

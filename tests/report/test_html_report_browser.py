@@ -236,6 +236,13 @@ def test_fifty_thousand_samples_stay_quick(tmp_path: Path, visit: Callable[..., 
     fields = {name: getattr(run, name) for name in RunView.__dataclass_fields__}
     many = RunView(**{**fields, "problems": tuple(problems), "tree": None})
     write_page([many], tmp_path / "report.html", plots=False)
+    # Its first rows need no more than the first parts of the file.
+    whole = (tmp_path / "report.html").read_text(encoding="utf-8")
+    begun = whole[: whole.index('id="run-1-problems-1"')].rpartition("<script")[0]
+    assert "run-1-texts-0" in begun and "run-1-texts-1" not in begun
+    (tmp_path / "begun.html").write_text(begun, encoding="utf-8")
+    first = visit(tmp_path / "begun.html").page.locator(".samples .row").first
+    assert "q0 0 thinks" in first.inner_text()
     page = (opened := visit(tmp_path / "report.html")).page
     page.wait_for_selector(".samples .row")
     # Only rows in sight exist; a bare list of so many takes most of a minute.

@@ -129,8 +129,10 @@ def test_models_that_share_nothing_read_whole_texts(tmp_path: Path) -> None:
     assert verifier.reader is None and 0 < verifier.scores([("a", "b")])[0] < 1
 
 
-def test_caps_of_a_language_model_are_not_put_on_a_classifier(tmp_path: Path) -> None:
-    changes = {"final_logit_softcapping": 2.0, "head_dim": 8}
+def test_caps_of_outputs_are_a_language_models_and_those_of_attention_a_classifiers_too(
+    tmp_path: Path,
+) -> None:
+    changes = {"final_logit_softcapping": 2.0, "attn_logit_softcapping": 1.0, "head_dim": 8}
     save(tmp_path, Gemma2ForSequenceClassification, Gemma2Config, **changes)
     shared, whole = both(tmp_path)
     pairs = tree_of_texts(random.Random(1), 9)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from treegen.search import Budget, Found, SearchNode, beam, by_function, mcts, s
 class MethodTime:
     """One method on all problems at once.
 
-    steps: forward passes. decoded: generated tokens. nodes: nodes of all trees.
+    seconds: the median of all repeats. steps: forward passes.
+    decoded: generated tokens. nodes: nodes of all trees.
     """
 
     name: str
@@ -40,8 +42,11 @@ def compare_methods(
     step_tokens: int = 16,
     shots: int = 8,
     batches: Sequence[int] = (1, 4, 8),
+    repeats: int = 1,
 ) -> list[MethodTime]:
     """Run a beam, and tree search with batches of several sizes that may decode as many tokens.
+
+    Repeats take turns, so that whatever else the machine does meets all methods alike.
 
     Each node gets `samples` children of `step_tokens` tokens; the beam keeps `breadth` of a level.
     A value of a node follows from its text alone, so that no method decodes for its values.
@@ -84,9 +89,13 @@ def compare_methods(
         timed("warm up", by_beam, None)
         ways: list[tuple[str, Callable[[SearchNode], Awaitable[Found]]]] = [("beam", by_beam)]
         ways += [(f"mcts, batches of {size}", partial(by_mcts, batch=size)) for size in batches]
-        rows: list[MethodTime] = []
-        for name, fn in ways:
-            limit = rows[0].decoded // problems if rows else None
-            decoded, nodes = [], []
-            rows.append(timed(name, fn, limit))
-        return rows
+        rows: dict[str, list[MethodTime]] = {name: [] for name, _ in ways}
+        for _ in range(repeats):
+            for name, fn in ways:
+                limit = rows["beam"][0].decoded // problems if rows["beam"] else None
+                decoded, nodes = [], []
+                rows[name].append(timed(name, fn, limit if name != "beam" else None))
+        return [
+            replace(own[0], seconds=statistics.median(row.seconds for row in own))
+            for own in rows.values()
+        ]

@@ -6,7 +6,6 @@ them. So whatever scores continuations can read them, on shared prefixes and pag
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -89,11 +88,14 @@ def as_tree_model(module: PreTrainedModel, head: nn.Module, column: int, name: s
 
 
 def _causal(module: PreTrainedModel) -> PreTrainedModel:
-    """The family's language model, on the layers of a classifier."""
+    """The family's language model, on the layers of a classifier.
+
+    It has the classifier's own configuration, which is changed. With a copy transformers before
+    5.20 would not tell the layers which function attends.
+    """
     config: Any = module.config
     for name, value in _PLAIN.items():
         if hasattr(config, name):
-            config = copy.deepcopy(config)
             setattr(config, name, value)
     with torch.device("meta"):
         causal: PreTrainedModel = auto_class(config).from_config(config, dtype=module.dtype)

@@ -163,9 +163,11 @@ def _read(
             config.pad_token_id = tokenizer.pad_token_id
             pooled = form == SEQUENCE
             return read_reward_model(directory, config, dtype, pooled=pooled).eval()
+        # Older releases of transformers choose sdpa for such models, which drops the cap.
+        capped = getattr(config, "attn_logit_softcapping", None)
         model, info = getattr(transformers, f"AutoModelFor{form}").from_pretrained(
             directory, dtype=dtype, use_safetensors=True, local_files_only=True,
-            output_loading_info=True,
+            output_loading_info=True, **({"attn_implementation": "eager"} if capped else {}),
         )  # fmt: skip
     except ModelError:
         raise

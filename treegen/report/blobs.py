@@ -54,7 +54,10 @@ class Blob:
 
 
 def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[Spot]]) -> Iterator[Blob]:
-    """Yield the parts of one run; the first is its index. spots: the links over its pictures."""
+    """Yield the parts of one run, those first that a page shows first. The very first is its index.
+
+    spots: the links over its pictures.
+    """
     samples = list(view.samples)
     texts = list(_parts([safe_text(sample.text) for sample in samples]))
     problems = list(_parts([[safe_text(p.question), safe_text(p.answer)] for p in view.problems]))
@@ -100,8 +103,12 @@ def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[Spot]]) -> Iter
             "tree_starts": [start for start, _ in trees],
         },
     )
-    for kind, parts in (("texts", texts), ("problems", problems), ("trees", trees)):
-        for number, (_, items) in enumerate(parts):
+    kinds = {"texts": texts, "problems": problems, "trees": trees}
+    for kind, parts in kinds.items():
+        for _, items in parts[:1]:
+            yield _blob(f"{name}-{kind}-0", items)
+    for kind in ("problems", "trees", "texts"):
+        for number, (_, items) in enumerate(kinds[kind][1:], start=1):
             yield _blob(f"{name}-{kind}-{number}", items)
 
 
@@ -138,17 +145,18 @@ def _names(values: Iterable[str]) -> list[str]:
 def _columns(view: RunView, samples: Sequence[Sample]) -> dict[str, Any]:
     """Return the samples' numbers as columns.
 
-    The column "first" says where each problem's samples begin.
+    The column "first" says where each problem's samples begin. The page itself counts which problem
+    each sample is of, and their indices where these go from 0 up; "index" is then None.
     """
     first = [0]
     for problem in view.problems:
         first.append(first[-1] + len(problem.samples))
+    counted = all(s.index == at for p in view.problems for at, s in enumerate(p.samples))
     finishes = list(dict.fromkeys(sample.ended for sample in samples))
     place = {reason: number for number, reason in enumerate(finishes)}
     return {
         "first": first,
-        "problem": [i for i, problem in enumerate(view.problems) for _ in problem.samples],
-        "index": [sample.index for sample in samples],
+        "index": None if counted else [sample.index for sample in samples],
         "tokens": [sample.num_tokens for sample in samples],
         "logprob": [None if s.logprob is None else round(s.logprob, 2) for s in samples],
         "finish": [place[sample.ended] for sample in samples],
@@ -204,7 +212,7 @@ def _filter(view: RunView, name: str) -> dict[str, Any]:
         "answers": [safe_text(text) for text in answers],
         "answer": answer,
         "outcomes": [safe_text(text) for text in outcomes],
-        "outcome": outcome,
+        "outcome": outcome if outcomes else [],
         "vote": votes,
         "best": best,
         "right": [None if share is None else round(share.right, 4) for share in found],

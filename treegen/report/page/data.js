@@ -1,10 +1,42 @@
 // What the page embeds: JSON, gzipped and in base64, one part for each script element. Parts are
-// decoded when they are first needed, so that a page of many megabytes opens at once.
+// decoded when they are first needed, and stand below this script, so that a page of many megabytes
+// shows its first rows while the rest comes in.
+
+// The element of a part, once it is whole.
+const embedded = async (id) => {
+  for (;;) {
+    const found = document.getElementById(id);
+    // What follows an element says that the browser has read all of it.
+    if (found?.nextSibling || document.readyState !== "loading") return found;
+    await new Promise((resume) => {
+      const watch = new MutationObserver(() => (watch.disconnect(), resume()));
+      watch.observe(document.body, { childList: true });
+      document.addEventListener("DOMContentLoaded", resume, { once: true });
+    });
+  }
+};
 
 const decode = async (id) => {
-  const packed = Uint8Array.from(atob(document.getElementById(id).textContent), (c) => c.charCodeAt(0));
+  const raw = atob((await embedded(id)).textContent);
+  const packed = new Uint8Array(raw.length);
+  for (let i = 0; i < raw.length; i++) packed[i] = raw.charCodeAt(i);
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
   return JSON.parse(await new Response(stream).text());
+};
+
+// Adds the columns of samples that follow from where each problem's samples begin.
+const countSamples = (samples) => {
+  const { first } = samples;
+  const total = first[first.length - 1];
+  const [problem, index] = [new Uint32Array(total), new Uint32Array(total)];
+  for (let i = 0; i + 1 < first.length; i++) {
+    for (let at = first[i]; at < first[i + 1]; at++) {
+      problem[at] = i;
+      index[at] = at - first[i];
+    }
+  }
+  samples.problem = problem;
+  samples.index ??= index;
 };
 
 // Items in parts: part k of `name` holds items starts[k] to starts[k + 1].

@@ -6,7 +6,9 @@ const make = (tag, className = "", content = "", more = {}) => {
   return element;
 };
 
-const count = (number) => number.toLocaleString("en-US");
+// Whole numbers without the browser's own formatting, which takes milliseconds to set up.
+const count = (number) =>
+  Number.isInteger(number) ? String(number).replace(/\B(?=(\d{3})+$)/g, ",") : number.toLocaleString("en-US");
 const short = (number) => (number === null ? "n/a" : number.toFixed(2).replace("-", "\u2212"));
 const button = (label, onclick, className = "") =>
   make("button", className, label, { type: "button", onclick });
@@ -60,11 +62,13 @@ class LongList {
     new ResizeObserver(() => this.draw()).observe(box);
   }
 
-  show(items) {
+  // chosen: the place of the item that is marked, if any.
+  show(items, chosen = -1) {
     this.items = items;
     this.chosen = -1;
     this.box.scrollTop = 0;
     this.draw();
+    if (chosen >= 0) this.mark(chosen);
   }
 
   // Draws what is in sight; also after items were added at the end.

@@ -3,6 +3,7 @@
 const readRun = async (article) => {
   const key = article.id;
   const index = await decode(`${key}-index`);
+  countSamples(index.samples);
   const { name, level } = article.dataset;
   return {
     key, name, level: Number(level), index,

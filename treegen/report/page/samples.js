@@ -6,7 +6,7 @@ class Samples {
     Object.assign(this, { run, box, shown, turn: 0 });
     const { samples, filters, finishes } = run.index;
     this.columns = samples;
-    this.all = Uint32Array.from(samples.problem, (_, i) => i);
+    this.all = samples.problem.map((_, i) => i);
     this.control = {};
     const controls = box.querySelector(".controls");
     this.add(controls, "filter", "read by", filters.map((f) => f.name), filters.length > 1);
@@ -77,8 +77,7 @@ class Samples {
         (votes === 0 || filter.vote[columns.problem[i]] === votes),
     );
     if (text === "") {
-      this.list.show(found);
-      this.list.mark(found.indexOf(this.current ?? -1));
+      this.list.show(found, found.indexOf(this.current ?? -1));
       this.tell(found.length);
       return;
     }

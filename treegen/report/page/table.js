@@ -119,9 +119,9 @@ class Table {
     const wanted = readFilter(this.query.value, this.columns, this.exact.checked);
     const rows = Array.from({ length: this.total }, (_, row) => row).filter(wanted);
     const chosen = this.list.items[this.list.chosen];
-    this.list.show(this.ordered(rows));
+    const ordered = this.ordered(rows);
+    this.list.show(ordered, chosen === undefined ? -1 : ordered.indexOf(chosen));
     this.list.box.setAttribute("aria-rowcount", rows.length + 1);
-    if (chosen !== undefined) this.list.mark(this.list.items.indexOf(chosen));
     this.told.textContent = `${count(rows.length)} of ${count(this.total)} ${this.unit}`;
   }
 
