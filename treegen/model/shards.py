@@ -7,6 +7,9 @@ compiling by region, CUDA graphs.
 
 The output matrix is cut over the vocabulary whatever the plan says, and the embedding is whole on
 each rank. Where both are one matrix, the part is a view.
+
+Experts are cut like other matrices where the plan says how and their widths divide. Otherwise each
+rank has some of them whole, if the family has a plan for that (`ep_plan`).
 """
 
 from __future__ import annotations
@@ -21,8 +24,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treegen.errors import ModelError
+from treegen.model.experts import (
+    ONE_OF_EXPERTS,
+    WHOLE_EXPERTS,
+    deal_experts,
+    divided_identity,
+    sum_output,
+    with_whole_experts,
+)
 from treegen.model.families import WHOLE
-from treegen.model.ranks import gather_columns, linear_over_ranks, sum_over_ranks
+from treegen.model.ranks import gather_columns, linear_over_ranks
 
 # E experts
 
@@ -30,6 +41,7 @@ _WHOLE: Final = frozenset(
     # What they change matters to training alone.
     {"replicated_with_grad_allreduce", "mla_kv_a_proj", "replicate", "local_params"}
 )
+_STRIDE: Final = 16  # bytes; of what grouped products read, strides are multiples of it
 
 
 class RowLinear(nn.Linear):
@@ -69,7 +81,7 @@ def check_plan(module: PreTrainedModel) -> None:
     """Raise ModelError if there is no plan for the model's family, or it is not right."""
     config = module.config
     reason = WHOLE.get(config.get_text_config(decoder=True).model_type)
-    if not any("layers" in name for name in module.tp_plan or {}):
+    if not any("layers" in name for name in {**(module.tp_plan or {}), **_ep_plan(module)}):
         reason = "transformers has no tensor-parallel plan for them"
     if reason is not None:
         raise ModelError(
@@ -106,7 +118,7 @@ class _Sharding:
     size: int
 
     def run(self) -> None:
-        plan: Mapping[str, str] = self.module.tp_plan
+        plan = self._plan()
         head = self.module.get_output_embeddings()
         if type(head) is not nn.Linear:
             raise self._refused("its output matrix is no plain linear layer")
@@ -123,6 +135,22 @@ class _Sharding:
         if head.weight is not self.module.get_input_embeddings().weight:
             self.cut_head(head)
 
+    def _plan(self) -> Mapping[str, str]:
+        plan: Mapping[str, str] = self.module.tp_plan or {}
+        styles = {
+            name: style
+            for name, _ in self.module.named_parameters()
+            if (style := plan.get(_pattern(name), "replicate")) not in _WHOLE
+        }
+        # Whether its parts are what kernels take, by the name of what has experts.
+        fits: dict[str, bool] = {}
+        for name, style in styles.items():
+            weight, owner = self.module.get_parameter(name), _pattern(name).rpartition(".")[0]
+            dim, pieces = _pieces(weight.data, style)
+            rest = pieces[0].shape[dim] * weight.itemsize % (_STRIDE * self.size)
+            fits[owner] = fits.get(owner, True) and not rest
+        return with_whole_experts(plan, _ep_plan(self.module), {n for n in fits if fits[n]})
+
     def _refused(self, reason: str) -> ModelError:
         return ModelError(
             f"{self.module.config.model_type} models cannot be divided among {self.size} GPUs: "
@@ -131,7 +159,14 @@ class _Sharding:
 
     def _cut(self, name: str, part: nn.Module, style: str) -> None:
         if style in ("moe_tp_experts", "all_reduce"):
-            part.register_forward_hook(_sum_output)
+            part.register_forward_hook(sum_output)
+            return
+        if style == WHOLE_EXPERTS:
+            experts = [weight for weight in part._parameters.values() if weight is not None]
+            deal_experts(part, self.rank, count=len(experts[0]))  # which are the rank's by now
+            return
+        if style == "moe_identity_expert":
+            part.register_forward_hook(divided_identity(self.size))
             return
         cut: Callable[[str, nn.Linear], None] | None = getattr(self, f"_cut_{style}", None)
         if cut is None or type(part) is not nn.Linear:
@@ -182,16 +217,15 @@ class _Sharding:
         kept = weight.data
         if style in _WHOLE:
             return weight
-        if style in ("packed_colwise", "packed_rowwise"):
-            dim = -2 if style == "packed_colwise" else -1
-            dim = max(dim, -kept.dim())
-            halves = kept.chunk(2, dim)
-            start, stop = self._range(name, halves[0].shape[dim])
-            kept = torch.cat([half.narrow(dim, start, stop - start) for half in halves], dim)
-        elif style in ("colwise", "rowwise"):
-            dim = 0 if kept.dim() == 1 else -2 if style == "colwise" else -1
-            start, stop = self._range(name, kept.shape[dim])
-            kept = kept.narrow(dim, start, stop - start).clone()
+        if style == ONE_OF_EXPERTS:
+            if len(kept) % self.size:
+                raise self._refused(f"{name} has {len(kept)} experts, which {self.size} does not "
+                                    "divide")  # fmt: skip
+            kept = kept.chunk(self.size)[self.rank].clone()
+        elif style in ("packed_colwise", "packed_rowwise", "colwise", "rowwise"):
+            dim, pieces = _pieces(kept, style)
+            start, stop = self._range(name, pieces[0].shape[dim])
+            kept = torch.cat([piece.narrow(dim, start, stop - start) for piece in pieces], dim)
         else:
             raise self._refused(f"{name} has the plan {style!r}, which is not supported")
         return nn.Parameter(kept, requires_grad=False)
@@ -259,9 +293,21 @@ class _Sharding:
         raise self._refused(f"{name} makes {heads} heads, which {self.size} does not divide")
 
 
+def _ep_plan(module: PreTrainedModel) -> Mapping[str, str]:
+    """The plan of expert parallelism, which older versions do not show under a public name."""
+    found: Mapping[str, str] | None = module._ep_plan
+    return found or {}
+
+
 def _pattern(name: str) -> str:
     """A name as plans have it, with * for numbers of layers."""
     return re.sub(r"\.\d+(?=\.|$)", ".*", name)
+
+
+def _pieces(weight: Tensor, style: str) -> tuple[int, tuple[Tensor, ...]]:
+    """The dimension that a style cuts, and what it cuts there: the whole, or gate and up."""
+    dim = 0 if weight.dim() == 1 else -2 if style.endswith("colwise") else -1
+    return dim, weight.chunk(2 if style.startswith("packed_") else 1, dim)
 
 
 def _keep(part: nn.Module, name: str, dim: int, start: int, stop: int) -> None:
@@ -272,10 +318,3 @@ def _keep(part: nn.Module, name: str, dim: int, start: int, stop: int) -> None:
             memory_format=torch.contiguous_format
         )
         part._parameters[name] = nn.Parameter(kept, requires_grad=False)
-
-
-def _sum_output(part: nn.Module, inputs: object, output: Any) -> Any:
-    """Add up over the ranks what a mixture of experts puts out."""
-    if isinstance(output, tuple):
-        return (sum_over_ranks(output[0].contiguous()), *output[1:])
-    return sum_over_ranks(output.contiguous())

@@ -1,0 +1,140 @@
+"""Mixtures of experts that two processes compute: they draw what one draws, or are refused by name.
+
+Most families divide each expert. Others keep experts whole, of which each process has some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+
+from treegen import LLM, Node, SamplingParams
+from treegen.errors import ModelError
+from treegen.model.config import load_spec
+from treegen.model.leading import Group
+from treegen.model.load import load_model
+
+TREE = Node(
+    "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 2,
+    children=[Node(text, id=text) for text in ("Q: Bob has 14 pens.\nA:", "Q: Cy?\nA:", "Q: How")],
+)
+GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=1)
+# Two parts of such an expert are no rows that grouped products take, so experts stay whole.
+NARROW = 20
+FAST = ["gpt_oss", "longcat_flash", "qwen2_moe"]
+DIVIDED = [
+    *FAST, "afmoe", "aria_text", "axk1", "cohere2_moe", "deepseek_v2", "deepseek_v3", "dots1",
+    "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe", "glm4_moe_lite", "granitemoe",
+    "granitemoe_swa", "granitemoeshared", "hunyuan_v1_moe", "hy_v3", "kolibri1", "laguna", "mellum",
+    "mimo_v2_flash", "minimax_m2", "mistral4", "mixtral", "olmoe", "phimoe", "qwen3_moe",
+    "solar_open", "aria_on_text", "qwen3_vl_moe_on_text",
+]  # fmt: skip
+NO_PLAN, RECURRENT = "transformers has no tensor-parallel plan for them", "have recurrent layers"
+REFUSED = {
+    "dbrx": NO_PLAN,
+    "jetmoe": NO_PLAN,
+    "bailing_hybrid": RECURRENT,
+    "granitemoehybrid": RECURRENT,
+    "jamba": RECURRENT,
+    "kimi_linear": RECURRENT,
+    "lfm2_moe": RECURRENT,
+    "minimax": RECURRENT,
+    "nemotron_h": RECURRENT,
+    "qwen3_5_moe": RECURRENT,
+    "qwen3_5_moe_on_text": RECURRENT,
+    "qwen3_next": RECURRENT,
+    "zaya": RECURRENT,
+}
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[Group]:
+    """Two processes, which load one model after another."""
+    with Group(2, "cpu") as group:
+        yield group
+
+
+def save(folder: Path, family: str, **settings: Any) -> None:
+    if not tiny_models.known((tiny_models.EXACT | tiny_models.HYBRID)[family][0]):
+        pytest.skip("the installed transformers does not know the family")
+    tiny_models.save_tiny_model(folder, family, **settings)
+
+
+def assert_same_draws(path: Path, group: Group) -> LLM:
+    """Compare greedy draws of two processes with those of one; returns rank 0's part."""
+    one = LLM(str(path), device="cpu", memory="4MiB", max_rows=16).run(TREE, GREEDY)
+    model = group.load(partial(load_model, str(path)))
+    llm = LLM(model, tokenizer=tiny_models.tiny_tokenizer(), memory="4MiB", max_rows=16)
+    two = llm.run(TREE, GREEDY)
+    for got, want in zip(two.completions, one.completions, strict=True):
+        assert got.tokens == want.tokens
+        assert got.logprobs == pytest.approx(want.logprobs, abs=1e-4)
+    return llm
+
+
+@pytest.mark.parametrize(
+    "family",
+    [name if name in FAST else pytest.param(name, marks=pytest.mark.soak) for name in DIVIDED],
+)
+def test_two_ranks_draw_what_one_process_draws(family: str, group: Group, tmp_path: Path) -> None:
+    save(tmp_path, family)
+    assert_same_draws(tmp_path, group)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "qwen3_moe",
+        *(pytest.param(name, marks=pytest.mark.soak)
+          for name in ("mixtral", "deepseek_v2", "olmoe", "granitemoe", "minimax_m2", "afmoe",
+                       "phimoe")),
+    ],
+)  # fmt: skip
+def test_experts_too_narrow_to_be_cut_stay_whole(family: str, group: Group, tmp_path: Path) -> None:
+    own = tiny_models.EXACT[family][1]
+    width = "moe_intermediate_size" if "moe_intermediate_size" in own else "intermediate_size"
+    save(tmp_path, family, **{width: NARROW})
+    llm = assert_same_draws(tmp_path, group)
+    shapes = [weight.shape for name, weight in llm.model.module.named_parameters()
+              if name.endswith("experts.gate_up_proj")]  # fmt: skip
+    assert shapes and all(shape[0] == 2 and 2 * NARROW in shape for shape in shapes)
+
+
+def test_each_rank_has_whole_experts_of_gpt_oss(group: Group, tmp_path: Path) -> None:
+    save(tmp_path, "gpt_oss")
+    module = assert_same_draws(tmp_path, group).model.module
+    weights = dict(module.named_parameters())
+    for name in ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias"):
+        assert len(weights[f"model.layers.0.mlp.experts.{name}"]) == 2
+    assert len(weights["model.layers.0.mlp.router.weight"]) == 4
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_what_cannot_be_divided_is_refused_by_name(family: str, tmp_path: Path) -> None:
+    save(tmp_path, family)
+    with pytest.raises(
+        ModelError, match=f"models cannot be divided among GPUs: .*{REFUSED[family]}"
+    ):
+        load_spec(tmp_path, ranks=2)
+
+
+def test_as_many_experts_as_ranks_do_not_divide_are_refused(tmp_path: Path) -> None:
+    save(tmp_path, "gpt_oss", num_local_experts=3)
+    with pytest.raises(ModelError, match=r"experts.gate_up_proj has 3 experts, which 2 does not"):
+        load_spec(tmp_path, ranks=2)
+
+
+def test_every_family_with_experts_is_in_a_list_here() -> None:
+    found = set()
+    for name, (model_type, settings) in (tiny_models.EXACT | tiny_models.HYBRID).items():
+        if tiny_models.known(model_type):
+            config = tiny_models.config_of(model_type, **settings).get_text_config(decoder=True)
+            asked = {**settings, **settings.get("ffn_config", {})}
+            if any("expert" in key for key in asked) or "expert" in repr(type(config)).lower():
+                found.add(name)
+    assert found <= {*DIVIDED, *REFUSED}, found - {*DIVIDED, *REFUSED}
