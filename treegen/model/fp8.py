@@ -23,6 +23,7 @@ MOST: Final = 448.0  # the largest number in e4m3
 LEAST: Final = 1e-12  # a row of zeros must not be divided by zero
 _MULTIPLE: Final = 16  # what the GPU's product takes inputs and outputs in
 _CAPABILITY: Final = (8, 9)
+_PIECE: Final = 2**24  # numbers of a matrix that are quantised at once
 
 
 class Fp8Linear(nn.Linear):
@@ -101,12 +102,26 @@ def linears(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
 
 
 def quantize_linears(module: nn.Module, device: torch.device) -> int:
-    """Turn the `linears` of a module into FP8 on a device; returns how many it turned."""
+    """Turn the `linears` of a module into FP8 on a device; returns how many it turned.
+
+    From elsewhere they come piece by piece, so the device needs no room for more than FP8.
+    """
     count = 0
     for _, part in linears(module):
-        install(part, *quantized(part.weight.data.to(device)))
+        install(part, *_moved(part.weight.data, device))
         count += 1
     return count
+
+
+def _moved(weight: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """`quantized` on a device, for a matrix [N, K] that may lie elsewhere."""
+    rounded = torch.empty(weight.shape, dtype=FP8, device=device)
+    scale_N = torch.empty(len(weight), dtype=torch.float32, device=device)
+    step = max(_PIECE // weight.shape[1], 1)
+    for at in range(0, len(weight), step):
+        rows = slice(at, at + step)
+        rounded[rows], scale_N[rows] = quantized(weight[rows].to(device))
+    return rounded, scale_N
 
 
 def install(part: nn.Linear, weight: Tensor, scale_N: Tensor) -> None:
