@@ -89,7 +89,7 @@ class _Held(TorchDispatchMode):
     """Counts the bytes of tensors on the meta device: `most` at a time."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's modes have no annotations
         self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
         self.most = 0
 
