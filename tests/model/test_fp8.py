@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_models
 import torch
 from cli_cases import Command
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from treegen import LLM, Node, SamplingParams
 from treegen.attention.types import FP8
 from treegen.errors import InputError
+from treegen.model import fp8
 from treegen.model.check import check_model
 from treegen.model.fp8 import Fp8Linear, fp8_linear, quantize_linears, quantized, smooth
 from treegen.model.joined import JoinedLinears
@@ -77,6 +83,57 @@ def test_what_is_quantised_and_what_stays(tmp_path: Path) -> None:
     assert kinds["lm_head"] is nn.Linear
     assert kinds["model.layers.0.self_attn.q_proj"] is Fp8Linear
     assert not any(kind is Fp8Linear for name, kind in kinds.items() if "gate" in name)
+
+
+class _Held(TorchDispatchMode):
+    """Counts the bytes of tensors on the meta device: `most` at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's modes have no annotations
+        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.most = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for each in tree_leaves(out):
+            if isinstance(each, torch.Tensor) and each.is_meta:
+                storage = StorageWeakRef(each.untyped_storage())
+                self._alive[storage.cdata] = storage, each.untyped_storage().nbytes()
+        self._alive = {key: one for key, one in self._alive.items() if not one[0].expired()}
+        self.most = max(self.most, sum(size for _, size in self._alive.values()))
+        return out
+
+
+def test_the_device_never_holds_more_than_the_quantised_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    piece = 2**13
+    monkeypatch.setattr(fp8, "_PIECE", piece)
+    config = AutoConfig.for_model(
+        "llama", vocab_size=256, hidden_size=128, intermediate_size=512, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2,
+    )  # fmt: skip
+    module = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    device, held = torch.device("meta"), _Held()
+    whole = sum(p.nbytes for p in module.parameters())
+    with held:
+        quantize_linears(module, device)
+        module.to(device)
+    rounded = sum(p.nbytes for p in module.parameters())
+    assert rounded < 0.6 * whole
+    # A piece is held in 16 bits, and as floats a few times over.
+    assert rounded <= held.most <= rounded + 20 * piece
+
+
+def test_a_matrix_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = nn.Linear(48, 32)
+    whole = quantized(part.weight.data)
+    monkeypatch.setattr(fp8, "_PIECE", 5 * 48)
+    quantize_linears(nn.Sequential(part), torch.device("cpu"))
+    assert isinstance(part, Fp8Linear)
+    assert part.weight.float().equal(whole[0].float()) and part.scale.equal(whole[1])
 
 
 def test_joined_layers_give_the_same_numbers() -> None:

@@ -22,6 +22,7 @@ from treegen.model import load, quantized
 from treegen.model.config import load_spec
 from treegen.model.fp8 import Fp8Linear
 from treegen.model.fp8_checkpoint import by_row
+from treegen.model.fp8_experts import Fp8Experts, fused_experts
 from treegen.model.load import load_model
 from treegen.model.model import Model
 from treegen.model.quantized import FP8_METHODS, REFUSED_METHODS
@@ -117,8 +118,31 @@ def test_it_finds_matrices_in_several_files(tmp_path: Path) -> None:
     assert len(weights_of(model)) == 14
 
 
-def test_experts_in_fp8_are_expanded_and_counted(tmp_path: Path) -> None:
-    save_tiny_model(tmp_path / "source", "qwen3_moe")
+@pytest.mark.parametrize("layout", ["channel", "fine"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+def test_experts_stay_as_they_are_stored(family: str, layout: str, tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "source", family)
+    plain = store_in_fp8(tmp_path / "source", tmp_path / "fp8", layout)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = load_model(tmp_path / "fp8", device="cpu", quantization="fp8")
+    told = [str(each.message) for each in caught if each.category is ModelWarning]
+    # 4 of attention and 3 x 4 of experts, in each of two layers
+    assert told == [] if layout == "channel" else "32 matrices stay" in told[0]
+    assert not any("others were expanded" in each for each in told)
+    want = load_model(plain, device="cpu").module
+    found = [part for part in model.module.modules() if isinstance(part, Fp8Experts)]
+    assert len(found) == 2
+    for part, (_, other) in zip(found, fused_experts(want), strict=True):
+        for name in other[1:]:
+            weight = getattr(part, name).float() * getattr(part, f"{name}_scale")[..., None]
+            stored = getattr(other.module, name)
+            off = 0 if layout == "channel" else stored.abs() / 16 + 1e-4
+            assert ((weight - stored).abs() <= off + stored.abs() * 1e-6).all()
+
+
+def test_experts_in_fp8_that_cannot_be_multiplied_are_expanded_and_counted(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "source", "qwen3_moe", moe_intermediate_size=24)
     store_in_fp8(tmp_path / "source", tmp_path / "fp8", "channel")
     with pytest.warns(ModelWarning, match=r"8 matrices stay .*; 24 others were expanded"):
         model = load_model(tmp_path / "fp8", device="cpu", quantization="fp8")

@@ -211,7 +211,7 @@ def _filled(
     """
     import torch
 
-    from treegen.model.fp8 import quantize_linears
+    from treegen.model.fp8_experts import quantize_matrices
     from treegen.model.shards import shard, tie_head
 
     if ranks is not None:
@@ -229,7 +229,10 @@ def _filled(
             else:
                 weight.data.fill_(1.0)
         if quantization == "fp8" and part is not head:
-            quantize_linears(part, device)
+            quantize_matrices(part, device)
+            if device.type == "cuda":
+                # A place of 16 bits that a smaller matrix lies in is lost to all others.
+                torch.cuda.empty_cache()
     module.tie_weights()
     if ranks is not None:
         tie_head(module, ranks.rank, ranks.size)

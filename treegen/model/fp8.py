@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +21,9 @@ from treegen.errors import InputError
 
 MOST: Final = 448.0  # the largest number in e4m3
 LEAST: Final = 1e-12  # a row of zeros must not be divided by zero
-_MULTIPLE: Final = 16  # what the GPU's product takes inputs and outputs in
+MULTIPLE: Final = 16  # what the GPU's product takes inputs and outputs in
 _CAPABILITY: Final = (8, 9)
+_PIECE: Final = 2**24  # numbers of a matrix that are quantised at once
 
 
 class Fp8Linear(nn.Linear):
@@ -50,7 +51,7 @@ def smooth(module: nn.Module) -> Iterator[None]:
     A rounded input may jump where one bit of it changes. In a deep model such jumps hide whether
     two ways to compute attention agree.
     """
-    parts = [part for part in module.modules() if isinstance(part, Fp8Linear)]
+    parts: list[Any] = [part for part in module.modules() if hasattr(type(part), "rounds_inputs")]
     for part in parts:
         part.rounds_inputs = False
     try:
@@ -86,8 +87,8 @@ def can_multiply(device: torch.device) -> bool:
 def linears(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     """Yield the linear layers of a module that may run in FP8, each with its name.
 
-    The output matrix, routers of experts, and layers whose sizes are no multiples of 16 may not. So
-    may not experts that are no linear layers of their own.
+    The output matrix, routers of experts, and layers whose sizes are no multiples of 16 may not.
+    Experts that are no linear layers of their own: see `treegen.model.fp8_experts`.
     """
     head, num_experts = None, None
     if isinstance(module, PreTrainedModel):
@@ -96,17 +97,31 @@ def linears(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     for name, part in module.named_modules():
         if type(part) is not nn.Linear or part is head or part.out_features == num_experts:
             continue
-        if not any(size % _MULTIPLE for size in part.weight.shape):
+        if not any(size % MULTIPLE for size in part.weight.shape):
             yield name, part
 
 
 def quantize_linears(module: nn.Module, device: torch.device) -> int:
-    """Turn the `linears` of a module into FP8 on a device; returns how many it turned."""
+    """Turn the `linears` of a module into FP8 on a device; returns how many it turned.
+
+    From elsewhere they come piece by piece, so the device needs no room for more than FP8.
+    """
     count = 0
     for _, part in linears(module):
-        install(part, *quantized(part.weight.data.to(device)))
+        install(part, *in_pieces(part.weight.data, device))
         count += 1
     return count
+
+
+def in_pieces(weight: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """`quantized` on a device, for a matrix [N, K] that may lie elsewhere, in pieces of rows."""
+    rounded = torch.empty(weight.shape, dtype=FP8, device=device)
+    scale_N = torch.empty(len(weight), dtype=torch.float32, device=device)
+    step = max(_PIECE // weight.shape[1], 1)
+    for at in range(0, len(weight), step):
+        rows = slice(at, at + step)
+        rounded[rows], scale_N[rows] = quantized(weight[rows].to(device))
+    return rounded, scale_N
 
 
 def install(part: nn.Linear, weight: Tensor, scale_N: Tensor) -> None:

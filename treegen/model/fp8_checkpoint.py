@@ -11,9 +11,10 @@ Legend: N outputs, K inputs, n and k numbers of blocks along them.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from safetensors import safe_open
@@ -22,8 +23,10 @@ from torch import Tensor, nn
 from treegen.attention.types import FP8
 from treegen.model.files import weight_files
 from treegen.model.fp8 import install, linears
+from treegen.model.fp8_experts import Fused, fused_experts, install_experts
 
 _SCALES: Final = ("weight_scale_inv", "weight_scale", "qscale_weight", "scale")
+_EXPERTS: Final = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 _CHECKED: Final = 8  # rows of a matrix that are compared with what transformers made of it
 
 
@@ -33,7 +36,7 @@ class Restored:
 
     count: matrices in FP8. rounded: those of them whose blocks got one scale for each output.
     error: what that changed in these, as a share of their spread.
-    expanded: FP8 matrices of the checkpoint that stay expanded, such as those of experts.
+    expanded: FP8 matrices of the checkpoint that stay expanded.
     """
 
     count: int
@@ -52,18 +55,64 @@ def restore_fp8(module: nn.Module, directory: Path, device: torch.device) -> Res
     stored = _Stored(directory)
     count = rounded = 0
     before = after = torch.zeros((), dtype=torch.float64)
-    for name, part in linears(module):
-        found = stored.read(f"{name}.weight", part.weight)
-        if found is None:
-            continue
+
+    def put(found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """A matrix by row, on the device."""
+        nonlocal count, rounded, before, after
         weight, scale_N, changed, whole = by_row(*(each.to(device) for each in found))
-        install(part, weight, scale_N)
         count += 1
         if changed:
             rounded += 1
             after, before = after + changed, before + whole
+        return weight, scale_N
+
+    for name, part in linears(module):
+        found = stored.read(f"{name}.weight", part.weight)
+        if found is not None:
+            install(part, *put(found))
+    for name, experts in [*fused_experts(module)]:
+        sides = _experts(stored, name, experts)
+        if sides is not None:
+            install_experts(experts, *(_stacked(side, put) for side in sides))
     error = float(after / before) ** 0.5 if rounded else 0.0
     return Restored(count, rounded, error, stored.num_matrices - count)
+
+
+_Grids = list[tuple[Tensor, Tensor]]
+
+
+def _experts(stored: _Stored, name: str, found: Fused) -> list[list[_Grids]] | None:
+    """The matrices of both tensors of experts, by expert and from top to bottom; None if not all
+    are known.
+    """
+    up, down = (getattr(found.module, each) for each in found[1:])
+    halves = 2 if found.module.has_gate else 1
+    for above in _EXPERTS:
+        names = above[2 - halves :]
+        sides: list[list[_Grids]] = [[], []]
+        for at in range(len(up)):
+            parts = [*up[at].chunk(halves), down[at]]
+            read = [
+                stored.read(f"{name}.{at}.{own}.weight", part)
+                for own, part in zip(names, parts, strict=True)
+            ]
+            if any(each is None for each in read):
+                break
+            *ups, last = cast(_Grids, read)
+            sides[0].append(ups)
+            sides[1].append([last])
+        else:
+            return sides
+    return None
+
+
+def _stacked(
+    side: list[_Grids], put: Callable[[tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """One tensor [E, N, K] of matrices, and its scales [E, N]."""
+    made = [[put(each) for each in parts] for parts in side]
+    weights = torch.stack([torch.cat([weight for weight, _ in parts]) for parts in made])
+    return weights, torch.stack([torch.cat([scale_N for _, scale_N in parts]) for parts in made])
 
 
 def by_row(weight: Tensor, grid: Tensor) -> tuple[Tensor, Tensor, float, float]:
@@ -152,6 +201,12 @@ class _Stored:
 
 
 def _end(name: str) -> str:
-    """The part of a tensor's name from its layer's number on, which models and files share."""
+    """What models and files share of a tensor's name: its layer's number, and what comes after.
+
+    What the layer calls the part with experts is left out.
+    """
     _, layers, end = name.rpartition(".layers.")
+    above, experts, own = end.partition(".experts.")
+    if experts:
+        return f"{above.partition('.')[0]}{experts}{own}"
     return end if layers else name

@@ -29,8 +29,9 @@ from treegen.model.config import (
 )
 from treegen.model.families import refuse_family
 from treegen.model.files import check_weights, fingerprint, locate
-from treegen.model.fp8 import can_multiply, quantize_linears
+from treegen.model.fp8 import can_multiply
 from treegen.model.fp8_checkpoint import Restored, fp8_tensors, restore_fp8
+from treegen.model.fp8_experts import quantize_matrices
 from treegen.model.gguf_file import gguf_arguments, is_gguf, read_header
 from treegen.model.hook import ATTENTION
 from treegen.model.load_report import check_complete, loading_error, quiet_loading, warn_unused
@@ -135,7 +136,7 @@ def from_module(
     )  # fmt: skip
     prepare(module)
     if quantization == "fp8":
-        quantize_linears(module, module.device)
+        quantize_matrices(module, module.device)
     module.set_attn_implementation(attention_of_text(config, ATTENTION))
     model = Model(module, spec, module.dtype, fingerprint="", impl=impl, ranks=ranks)
     if check:
@@ -198,7 +199,7 @@ def _load_weights(
         # One after another, so that they need not fit before.
         restored = restore_fp8(module, directory, device) if stays else None
         if quantization == "fp8":
-            quantize_linears(module, device)
+            quantize_matrices(module, device)
         module = module.to(device)
         if ranks is not None:
             tie_head(module, ranks.rank, ranks.size)

@@ -23,6 +23,7 @@ from treegen.errors import ModelError
 from treegen.model.families import NO_ATTENTION, OWN_ATTENTION, recurrent_types
 from treegen.model.files import one_line
 from treegen.model.fp8 import linears
+from treegen.model.fp8_experts import fused_experts
 from treegen.model.gated_delta import delta_of
 from treegen.model.hook import NO_NUMBER, PROBE, Probe
 from treegen.model.recurrent import StateProbe, on_states, wrap_recurrent
@@ -138,6 +139,8 @@ def probe_layers(
             unreached = ()
         num_weights = sum(weight.numel() for weight in model.parameters())
         num_in_linears = sum(part.weight.numel() for _, part in linears(model))
+        for _, (part, *names) in fused_experts(model):
+            num_in_linears += sum(getattr(part, name).numel() for name in names)
     except ModelError as error:
         raise ModelError(f"{config.model_type} models cannot be used: {error}") from None
     except Exception as error:
