@@ -23,7 +23,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from treegen.attention.gpu.kernels import LISTS, LOG2E
+from treegen.attention.gpu.kernel_steps import (
+    LOG2E,
+    load_block,
+    reach_of,
+    rows_of,
+    seen_by,
+    slots_of,
+    store_rows,
+    unit_of,
+)
+from treegen.attention.gpu.kernels import LISTS
 
 # A number between 512 and 1,024 in float32 is a multiple of 2^-14.
 _GRID: tl.constexpr = tl.constexpr(768.0)
@@ -37,23 +47,13 @@ def _write(
     H: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Write out [T, H, V] and natural lses [T, H]; sinks [H] take their share of the softmax."""
-    e = tl.arange(0, BLOCK_V)
-    at = row.to(tl.int64) * H + head
     if HAS_SINKS:
         sink = tl.load(sinks + head, mask=live, other=float("-inf")).to(tl.float32) * LOG2E
         new_top = tl.maximum(top, tl.ceil(sink))
         keep = tl.exp2(top - new_top)
         total, sum_MV, top = total * keep, sum_MV * keep[:, None], new_top
         total += tl.exp2(sink - new_top)
-    some = total > 0
-    divisor = tl.where(some, total, 1.0)
-    tl.store(
-        out + at[:, None] * V + e[None, :],
-        (sum_MV / divisor[:, None]).to(out.dtype.element_ty),
-        mask=live[:, None] & (e < V)[None, :],
-    )
-    lse = tl.where(some, (top + tl.log2(divisor)) / LOG2E, float("-inf"))
-    tl.store(lses + at, lse, mask=live)
+    store_rows(top, total, sum_MV, row, head, live, out, lses, H, V, BLOCK_V)
 
 
 @triton.jit(do_not_specialize=_COUNTS, do_not_specialize_on_alignment=LISTS[:3])
@@ -75,43 +75,21 @@ def fold_units(
     of 0 for none), are read, unless FIRST, and written again. LAST: there is one part, and out and
     LSEs are written in place of its sums.
     """
-    if LAST:
-        # Programs of one row run together, for the heads of its keys lie side by side.
-        heads: tl.constexpr = H // PER_HEAD
-        unit, head = units + tl.program_id(0) // heads * 9, tl.program_id(0) % heads
-    else:
-        # Programs of one head run together, for rows share its keys.
-        unit, head = units + tl.program_id(0) % num_units * 9, tl.program_id(0) // num_units
+    unit, head = unit_of(units, num_units, H, PER_HEAD, LAST)
     start, stop = tl.load(unit + 1), tl.load(unit + 2)
     table = pages + tl.load(unit + 3)
     low, high = tl.load(unit + 4), tl.load(unit + 5)
     if start >= stop:
         return
 
-    m = tl.arange(0, BLOCK_M)
-    row = start + m // PER_HEAD
-    q_at = head * PER_HEAD + m % PER_HEAD
-    live = row < stop
-    d = tl.arange(0, BLOCK_D)
-    e = tl.arange(0, BLOCK_V)
-    q_MD = tl.load(
-        q + row[:, None].to(tl.int64) * q_row + q_at[:, None] * q_head + d[None, :],
-        mask=live[:, None] & (d < D)[None, :],
-        other=0.0,
+    row, q_at, live, q_MD = rows_of(
+        q, start, stop, head, q_row, q_head, PER_HEAD, D, BLOCK_D, BLOCK_M
     )
-    # Keys that a row sees lie from oldest to newest, as indices into the unit's page table.
-    newest = tl.zeros([BLOCK_M], tl.int32) + high
-    oldest = tl.zeros([BLOCK_M], tl.int32)
+    e = tl.arange(0, BLOCK_V)
     first = low // BLOCK_N * BLOCK_N
-    if HAS_POSITIONS:
-        origin, causal = tl.load(unit + 6), tl.load(unit + 7)
-        position = tl.load(positions + row, mask=live, other=0).to(tl.int32) - origin
-        newest = tl.where(causal != 0, position, newest)
-        high = tl.minimum(high, tl.max(tl.where(live, newest, -1)) + 1)
-        if HAS_WINDOW:
-            oldest = position - window + 1
-            nearest = tl.min(tl.where(live, oldest, high)) // BLOCK_N * BLOCK_N
-            first = tl.maximum(first, nearest)
+    newest, oldest, first, high = reach_of(
+        unit, positions, row, live, first, high, window, BLOCK_M, BLOCK_N, HAS_POSITIONS, HAS_WINDOW
+    )
     page = tl.load(table + first // PAGE, mask=first < high, other=0)
 
     at = (tl.load(unit) * num_rows.to(tl.int64) + row) * H + q_at
@@ -131,17 +109,9 @@ def fold_units(
     for begin in range(first, high, BLOCK_N):
         n = begin + tl.arange(0, BLOCK_N)
         there = (n >= low) & (n < high)
-        if PAGE % BLOCK_N == 0:
-            # One page holds the whole block; where the next block lies is asked for early.
-            slot = page.to(tl.int64) * PAGE + begin % PAGE + tl.arange(0, BLOCK_N)
-            page = tl.load(table + tl.minimum(begin + BLOCK_N, high - 1) // PAGE)
-        else:
-            slot = tl.load(table + n // PAGE, mask=there, other=0).to(tl.int64) * PAGE + n % PAGE
-        k_ND = tl.load(
-            k + slot[:, None] * k_slot + head * k_head + d[None, :],
-            mask=there[:, None] & (d < D)[None, :],
-            other=0.0,
-        ).to(q_MD.dtype)  # they may be stored in FP8
+        slot, page = slots_of(table, page, begin, n, there, high, PAGE, BLOCK_N)
+        # Keys and values may be stored in FP8.
+        k_ND = load_block(k, slot, there, head, k_slot, k_head, D, BLOCK_D).to(q_MD.dtype)
         logit = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee")
         if HAS_CAP:
             # tanh through exp, which does not overflow for large arguments of either sign.
@@ -151,21 +121,13 @@ def fold_units(
             logit = tl.fma(sign * softcap * ((1 - bend) / (1 + bend)), LOG2E, _GRID) - _GRID
         else:
             logit = tl.fma(logit, scale * LOG2E, _GRID) - _GRID
-        seen = there[None, :]
-        if HAS_POSITIONS:
-            seen = seen & (n[None, :] <= newest[:, None])
-        if HAS_WINDOW:
-            seen = seen & (n[None, :] >= oldest[:, None])
+        seen = seen_by(n, there, newest, oldest, HAS_POSITIONS, HAS_WINDOW)
         logit = tl.where(seen, logit, float("-inf"))
         new_top = tl.maximum(top, tl.ceil(tl.max(logit, 1)))
         floor = tl.where(new_top == float("-inf"), 0.0, new_top)
         weight = tl.exp2(logit - floor[:, None]).to(q_MD.dtype)
         keep = tl.exp2(top - floor)
-        v_NV = tl.load(
-            v + slot[:, None] * v_slot + head * v_head + e[None, :],
-            mask=there[:, None] & (e < V)[None, :],
-            other=0.0,
-        ).to(q_MD.dtype)
+        v_NV = load_block(v, slot, there, head, v_slot, v_head, V, BLOCK_V).to(q_MD.dtype)
         total = tl.dot(weight, ones, total * keep[:, None], input_precision="ieee")
         sum_MV = tl.dot(weight, v_NV, sum_MV * keep[:, None], input_precision="ieee")
         top = new_top

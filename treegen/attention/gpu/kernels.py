@@ -10,7 +10,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+from treegen.attention.gpu.kernel_steps import (
+    LOG2E,
+    load_block,
+    reach_of,
+    rows_of,
+    seen_by,
+    slots_of,
+    store_rows,
+    unit_of,
+)
+
 # Counts have no code of their own for 1 or multiples of 16, nor lists for where they start: each
 # would be compiled, in the middle of a run, when it first comes.
 COUNTS = ("num_units", "num_rows", "dense_rows", "num_chunks")
@@ -70,20 +80,10 @@ def _store_merged(
     H: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Write out [T, H, V] and lses [T, H] of M rows; sinks [H] take their share of the softmax."""
-    e = tl.arange(0, BLOCK_V)
-    at = row.to(tl.int64) * H + head
     if HAS_SINKS:
         sink = tl.load(sinks + head, mask=live, other=float("-inf")).to(tl.float32) * LOG2E
         top, total, sum_MV = _add_part(top, total, sum_MV, sink, tl.zeros_like(sum_MV))
-    some = total > 0
-    divisor = tl.where(some, total, 1.0)
-    tl.store(
-        out + at[:, None] * V + e[None, :],
-        (sum_MV / divisor[:, None]).to(out.dtype.element_ty),
-        mask=live[:, None] & (e < V)[None, :],
-    )
-    lse = tl.where(some, (top + tl.log2(divisor)) / LOG2E, float("-inf"))
-    tl.store(lses + at, lse, mask=live)
+    store_rows(top, total, sum_MV, row, head, live, out, lses, H, V, BLOCK_V)
 
 
 @triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=LISTS)
@@ -109,45 +109,24 @@ def attend_units(
     [T, H, V] and lses [T, H].
     """
     # What is loaded from where something else was loaded waits twice: few steps of that.
-    if LAST:
-        # Programs of one row run together, for the heads of its keys lie side by side.
-        heads: tl.constexpr = H // PER_HEAD
-        unit, head = units + tl.program_id(0) // heads * 9, tl.program_id(0) % heads
-    else:
-        # Programs of one head run together, for rows share its keys.
-        unit, head = units + tl.program_id(0) % num_units * 9, tl.program_id(0) // num_units
+    unit, head = unit_of(units, num_units, H, PER_HEAD, LAST)
     start, stop = tl.load(unit + 1), tl.load(unit + 2)
     table = pages + tl.load(unit + 3)
     low, high, page = tl.load(unit + 4), tl.load(unit + 5), tl.load(unit + 8)
     if start >= stop:
         return
 
-    m = tl.arange(0, BLOCK_M)
-    row = start + m // PER_HEAD
-    q_at = head * PER_HEAD + m % PER_HEAD
-    live = row < stop
-    d = tl.arange(0, BLOCK_D)
-    e = tl.arange(0, BLOCK_V)
-    q_MD = tl.load(
-        q + row[:, None].to(tl.int64) * q_row + q_at[:, None] * q_head + d[None, :],
-        mask=live[:, None] & (d < D)[None, :],
-        other=0.0,
+    row, q_at, live, q_MD = rows_of(
+        q, start, stop, head, q_row, q_head, PER_HEAD, D, BLOCK_D, BLOCK_M
     )
+    e = tl.arange(0, BLOCK_V)
     if BLOCK_M == 1:
         q_D = tl.sum(q_MD.to(tl.float32), 0)
-    # Keys that a row sees lie from oldest to newest, as indices into the unit's page table.
-    newest = tl.zeros([BLOCK_M], tl.int32) + high
-    oldest = tl.zeros([BLOCK_M], tl.int32)
-    if HAS_POSITIONS:
-        origin, causal = tl.load(unit + 6), tl.load(unit + 7)
-        position = tl.load(positions + row, mask=live, other=0).to(tl.int32) - origin
-        newest = tl.where(causal != 0, position, newest)
-        high = tl.minimum(high, tl.max(tl.where(live, newest, -1)) + 1)
-        if HAS_WINDOW:
-            oldest = position - window + 1
-            nearest = tl.min(tl.where(live, oldest, high)) // BLOCK_N * BLOCK_N
-            low = tl.maximum(low, nearest)
-            page = tl.load(table + low // PAGE, mask=low < high, other=0)
+    newest, oldest, low, high = reach_of(
+        unit, positions, row, live, low, high, window, BLOCK_M, BLOCK_N, HAS_POSITIONS, HAS_WINDOW
+    )
+    if HAS_WINDOW:
+        page = tl.load(table + low // PAGE, mask=low < high, other=0)
 
     part = tl.load(unit)
     if LAST:
@@ -163,17 +142,9 @@ def attend_units(
     for first in range(low, high, BLOCK_N):
         n = first + tl.arange(0, BLOCK_N)
         there = n < high
-        if PAGE % BLOCK_N == 0:
-            # One page holds the whole block; where the next block lies is asked for early.
-            slot = page.to(tl.int64) * PAGE + first % PAGE + tl.arange(0, BLOCK_N)
-            page = tl.load(table + tl.minimum(first + BLOCK_N, high - 1) // PAGE)
-        else:
-            slot = tl.load(table + n // PAGE, mask=there, other=0).to(tl.int64) * PAGE + n % PAGE
-        k_ND = tl.load(
-            k + slot[:, None] * k_slot + head * k_head + d[None, :],
-            mask=there[:, None] & (d < D)[None, :],
-            other=0.0,
-        ).to(q_MD.dtype)  # they may be stored in FP8
+        slot, page = slots_of(table, page, first, n, there, high, PAGE, BLOCK_N)
+        # Keys and values may be stored in FP8.
+        k_ND = load_block(k, slot, there, head, k_slot, k_head, D, BLOCK_D).to(q_MD.dtype)
         if BLOCK_M == 1:
             logit = tl.sum(k_ND.to(tl.float32) * q_D[None, :], 1)[None, :] * scale
         else:
@@ -183,21 +154,13 @@ def attend_units(
             bend = tl.exp2(tl.abs(logit) * (-2 * LOG2E) / softcap)
             sign = tl.where(logit < 0, -1.0, 1.0)
             logit = sign * softcap * ((1 - bend) / (1 + bend))
-        seen = there[None, :]
-        if HAS_POSITIONS:
-            seen = seen & (n[None, :] <= newest[:, None])
-        if HAS_WINDOW:
-            seen = seen & (n[None, :] >= oldest[:, None])
+        seen = seen_by(n, there, newest, oldest, HAS_POSITIONS, HAS_WINDOW)
         logit = tl.where(seen, logit * LOG2E, float("-inf"))
         new_top = tl.maximum(top, tl.max(logit, 1))
         floor = tl.where(new_top == float("-inf"), 0.0, new_top)
         weight = tl.exp2(logit - floor[:, None])
         keep = tl.exp2(top - floor)
-        v_NV = tl.load(
-            v + slot[:, None] * v_slot + head * v_head + e[None, :],
-            mask=there[:, None] & (e < V)[None, :],
-            other=0.0,
-        ).to(q_MD.dtype)
+        v_NV = load_block(v, slot, there, head, v_slot, v_head, V, BLOCK_V).to(q_MD.dtype)
         total = total * keep + tl.sum(weight, 1)
         sum_MV = sum_MV * keep[:, None]
         if BLOCK_M == 1:
