@@ -23,8 +23,10 @@ from treegen.outputs import Completion, Score, Status, Usage
 from treegen.params import SamplingParams, check_int
 from treegen.plan.requests import flat_requests
 from treegen.prompts.known import KnownPrompts, key_of
+from treegen.prompts.token_text import Text
 from treegen.prompts.tree import Message, as_list, chat_arguments
 from treegen.search.live.run import LiveRun
+from treegen.search.live.texts import GrowingTexts
 
 if TYPE_CHECKING:
     from treegen.llm import LLM
@@ -83,6 +85,7 @@ class AsyncLLM(Closing):
         if max_waiting is not None:
             check_int("max_waiting", max_waiting, least=1)
         self.llm = llm
+        self.text = Text(llm.tokenizer)
         self.max_waiting = max_waiting or _WAITING_PER_ROW * llm.max_rows
         # An encoding tokenizer has settings that are not for two threads at once.
         self.tokenizer = copy.deepcopy(llm.tokenizer)
@@ -143,15 +146,19 @@ class AsyncLLM(Closing):
         """As they come: (place of the prompt, its token ids), News of a sample, its Completion.
 
         The token ids come first. A sample's News are the tokens that it has drawn since the last
-        News. Its Completion, with all tokens, comes last. Closing the iterator cancels the rest.
+        News, and the text that can be told of them: whole characters, and nothing that may yet be a
+        stop string. They add up to its Completion, which comes last. Closing the iterator cancels
+        the rest.
 
         Raises what `generate` raises.
         """
-        call = self._call(prompts, params or SamplingParams(), True, tools, chat_template_kwargs)
-        results = self._results(call)
+        params = params or SamplingParams()
+        call = self._call(prompts, params, True, tools, chat_template_kwargs)
+        results, texts = self._results(call), GrowingTexts(self.text, params.stops)
         try:
-            async for item in results:
-                yield item
+            async for place, item in results:
+                for each in texts.read(place, item):
+                    yield place, each
         finally:
             await results.aclose()
 

@@ -205,6 +205,24 @@ def test_a_stream_adds_up_to_the_whole(client: openai.OpenAI, stop: Any) -> None
     assert said == [choice.message.content for choice in chat.choices]
 
 
+def test_a_stream_with_tools_tells_a_sample_at_once(client: openai.OpenAI) -> None:
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    asked: dict[str, Any] = {
+        "model": "demo", "messages": CHAT, "n": 2, "seed": 1, "max_tokens": 9, "logprobs": True,
+        "tools": [tool],
+    }  # fmt: skip
+    whole = client.chat.completions.create(**asked)
+    told: dict[int, list[Any]] = {0: [], 1: []}
+    for piece in client.chat.completions.create(stream=True, **asked):
+        told[piece.choices[0].index].append(piece.choices[0])
+    for choice in whole.choices:
+        begun, rest = told[choice.index]
+        assert begun.delta.role == "assistant"
+        assert rest.delta.content == choice.message.content
+        assert rest.logprobs == choice.logprobs
+        assert rest.finish_reason == choice.finish_reason
+
+
 def test_a_prompt_asked_for_again_gets_the_next_sample(running: Running) -> None:
     async def ask() -> list[str]:
         async with openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key=KEY) as client:
