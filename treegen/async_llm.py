@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.closing import Closing
-from treegen.errors import BusyError, InputError
+from treegen.errors import BusyError, InputError, StoppedError
 from treegen.outputs import Completion, Score, Status, Usage
 from treegen.params import SamplingParams, check_int
 from treegen.plan.requests import flat_requests
@@ -261,7 +261,7 @@ class AsyncLLM(Closing):
         if self._failure is not None:
             raise self._failure
         if self._closing:
-            raise InputError("this AsyncLLM is closed, or about to be; make another")
+            raise StoppedError("this AsyncLLM is closed, or about to be; make another")
 
     # The thread that encodes
 
@@ -432,4 +432,4 @@ class AsyncLLM(Closing):
 
     def _finish_all(self) -> None:
         for call in {id(call): call for call, _ in self._calls.values()}.values():
-            self._finish(call, InputError("the server stops, and this call was not done"))
+            self._finish(call, StoppedError("the server stops, and this call was not done"))

@@ -19,7 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from treegen.async_llm import AsyncLLM
-from treegen.errors import BusyError, CapacityError, InputError
+from treegen.errors import BusyError, CapacityError, InputError, StoppedError
 from treegen.outputs import Completion, Score
 from treegen.params import SamplingParams
 from treegen.serve.answers import Answer
@@ -94,8 +94,9 @@ class Server:
     def _check_key(self, request: Request) -> None:
         if self._api_key is None:
             return
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode("utf-8", "replace"), self._api_key.encode()):
+        # Starlette reads the bytes of headers as Latin-1.
+        given = request.headers.get("authorization", "").encode("latin-1").removeprefix(b"Bearer ")
+        if not hmac.compare_digest(given, self._api_key.encode()):
             raise HTTPException(401, "the API key is missing or wrong")
 
     async def _body(self, request: Request) -> dict[str, Any]:
@@ -144,7 +145,8 @@ class Server:
             long = [tokens for tokens in answer.prompts if len(tokens) > 1]
             known = iter(await self._served.score(long) if long else ())
             scores = [next(known) if len(tokens) > 1 else None for tokens in answer.prompts]
-        return answer.whole(found, scores)
+        # Many log-probabilities take a while, and others are to be served meanwhile.
+        return await asyncio.to_thread(answer.whole, found, scores)
 
     async def _models(self, request: Request) -> Response:
         card = {"id": self._name, "object": "model", "created": self._started,
@@ -213,6 +215,8 @@ def _failed(error: Exception) -> Response:
     """What a client is told of an error. What is not the client's fault is logged."""
     if isinstance(error, BusyError):
         return _error(429, str(error), headers={"Retry-After": str(_RETRY_AFTER)})
+    if isinstance(error, StoppedError):
+        return _error(503, str(error))
     if isinstance(error, InputError | CapacityError):
         return _error(400, str(error), param=getattr(error, "param", None))
     _LOG.error("a request failed: %r", error)

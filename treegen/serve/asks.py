@@ -62,7 +62,7 @@ class Ask(BaseModel):
     stream_options: _Options = _Options()
     max_tokens: _Length | None = None
     stop: Annotated[
-        list[str],
+        list[Annotated[str, Field(max_length=1_000)]],
         BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
         Field(max_length=64),
     ] = []
@@ -141,18 +141,18 @@ class Ask(BaseModel):
         )
 
 
-def read_json(body: bytes) -> dict[str, Any]:
-    """The object that a body is, without what is null.
+def read_json(text: bytes, name: str = "the body") -> dict[str, Any]:
+    """The object that a text is, without what is null. name: what messages call it.
 
     Raises:
         AskError: it is none.
     """
     try:
-        found = json.loads(body, parse_constant=_no_constant)
+        found = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise AskError(f"the body is no JSON: {error}") from None
+        raise AskError(f"{name} is no JSON: {error}") from None
     if not isinstance(found, dict):
-        raise AskError("the body is no JSON object")
+        raise AskError(f"{name} is no JSON object")
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -186,6 +186,9 @@ def read_ask(body: Mapping[str, Any], *, is_chat: bool) -> Ask:
         and (ask.stream or not ask.echo),
         "stream_options is for stream=true": ask.stream_options.include_usage and not ask.stream,
         "best_of other than n is not supported": ask.best_of not in (None, body.get("n", 1)),
+        # It could compute for ever.
+        "chat_template_kwargs cannot have a chat_template": "chat_template"
+        in ask.chat_template_kwargs,
         "separate_reasoning cannot be streamed": ask.separate_reasoning and ask.stream,
     }
     for told, is_so in refused.items():
@@ -218,5 +221,7 @@ def _message(message: dict[str, Any]) -> Message:
         if not isinstance(function, dict):
             raise AskError("tool_calls must have functions", "messages")
         if isinstance(arguments := function.get("arguments"), str):
-            function["arguments"] = read_json(arguments.encode("utf-8", "replace"))
+            function["arguments"] = read_json(
+                arguments.encode("utf-8", "replace"), "a tool call's arguments"
+            )
     return found
