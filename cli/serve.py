@@ -10,7 +10,7 @@ import click
 from treegen.cli.options import CONTEXT, asked_for, options_of
 from treegen.errors import InputError
 
-_NEEDED: Final = ("starlette", "uvicorn", "prometheus_client")
+_NEEDED: Final = ("prometheus_client", "pydantic", "starlette", "uvicorn")
 _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
 
 

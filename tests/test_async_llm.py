@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -87,6 +88,29 @@ def test_a_stream_gives_tokens_as_they_come(served: AsyncLLM) -> None:
 
     asyncio.run(ask(SamplingParams(n=3, max_tokens=12)))
     asyncio.run(ask(SamplingParams(n=2, max_tokens=9, temperature=0)))
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_what_a_stream_tells_adds_up(served: AsyncLLM, temperature: float) -> None:
+    async def ask() -> None:
+        params = SamplingParams(
+            n=3, max_tokens=40, seed=2, temperature=temperature, stop=["he", "\n"], logprobs=2
+        )
+        told: dict[tuple[int, int], list[News]] = defaultdict(list)
+        ended = 0
+        async for place, item in served.stream([PROMPT, "Tom"], params):
+            if isinstance(item, News):
+                told[place, item.sample].append(item)
+            elif isinstance(item, Completion):
+                mine = told.pop((place, item.sample_index))
+                assert "".join(each.text for each in mine) == item.text
+                assert tuple(chain(*(each.tokens for each in mine))) == item.tokens
+                assert tuple(chain(*(each.logprobs for each in mine))) == item.logprobs
+                assert tuple(chain(*(each.top for each in mine))) == item.top_logprobs
+                ended += 1
+        assert ended == 6 and not told
+
+    asyncio.run(ask())
 
 
 def test_who_leaves_takes_the_samples_along(served: AsyncLLM) -> None:

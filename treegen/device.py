@@ -21,6 +21,13 @@ def current(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """While open, types are as they are written, although a caller may train with others."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
+
+
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     """The array as a tensor on a device; on a CPU it may share the array's memory."""
     return staged(array, device).to(device, non_blocking=True)

@@ -37,6 +37,10 @@ class BusyError(TreegenError):
     """Too much is under way to take more now; the same may be asked for again later."""
 
 
+class StoppedError(InputError):
+    """What was asked for is not done, because who was asked is closed or about to be."""
+
+
 class TaskError(TreegenError):
     """The code of a task fails, or gives what no task may."""
 

@@ -199,6 +199,14 @@ def test_the_table_is_small_for_plain_stops() -> None:
     assert 0 < table.sum() < 0.05 * len(tokenizer)
 
 
+def test_a_long_stop_string_has_as_small_a_table_as_its_end() -> None:
+    tokenizer = trained("llama3")
+    size = len(tokenizer)
+    table = StopStrings(tokenizer, ["fox the " * 50_000 + "quick"], size).may_end
+    assert (table == StopStrings(tokenizer, ["fox the " * 50 + "quick"], size).may_end).all()
+    assert table[ids_of("a quick", "llama3")[-1]]
+
+
 def test_no_stop_strings_end_nothing() -> None:
     strings = StopStrings(trained("gpt2"), [], 700)
     assert not strings.may_end.any()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import signal
 import socket
 import threading
 import time
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from treegen import LLM, AsyncLLM, Completion, SamplingParams
+from treegen import LLM, AsyncLLM, Completion, InputError, SamplingParams
 from treegen.demo import model_path
 
 if TYPE_CHECKING:
@@ -24,12 +25,15 @@ if TYPE_CHECKING:
     import uvicorn
 
     from treegen.serve.app import Server
-    from treegen.serve.run import config_of
+    from treegen.serve.run import _Listening, config_of, serve
+    from treegen.serve.sockets import bound
 else:
     openai, uvicorn, httpx2 = map(pytest.importorskip, ("openai", "uvicorn", "httpx2"))
     pytest.importorskip("prometheus_client")
     Server = pytest.importorskip("treegen.serve.app").Server
-    config_of = pytest.importorskip("treegen.serve.run").config_of
+    run = pytest.importorskip("treegen.serve.run")
+    config_of, serve, _Listening = run.config_of, run.serve, run._Listening
+    bound = pytest.importorskip("treegen.serve.sockets").bound
 
 PROMPT = "Question: Tom has 3 apples and buys 5 more. How many apples does Tom have?\nAnswer:"
 CHAT = [{"role": "user", "content": "Tom has 3 apples"}]
@@ -205,6 +209,26 @@ def test_a_stream_adds_up_to_the_whole(client: openai.OpenAI, stop: Any) -> None
     assert said == [choice.message.content for choice in chat.choices]
 
 
+def test_a_stream_with_tools_tells_a_sample_at_once(client: openai.OpenAI) -> None:
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    asked: dict[str, Any] = {
+        "model": "demo", "messages": CHAT, "n": 2, "seed": 1, "max_tokens": 9, "logprobs": True,
+        "tools": [tool],
+    }  # fmt: skip
+    whole = client.chat.completions.create(**asked)
+    told: dict[int, list[Any]] = {0: [], 1: []}
+    for piece in client.chat.completions.create(stream=True, **asked):
+        told[piece.choices[0].index].append(piece.choices[0])
+    for choice in whole.choices:
+        begun, rest = told[choice.index]
+        assert begun.delta.role == "assistant"
+        assert rest.delta.content == choice.message.content
+        assert choice.logprobs is not None and choice.logprobs.content is not None
+        logprobs = [token.logprob for token in choice.logprobs.content]
+        assert [t.logprob for t in rest.logprobs.content] == pytest.approx(logprobs, abs=1e-4)
+        assert rest.finish_reason == choice.finish_reason
+
+
 def test_a_prompt_asked_for_again_gets_the_next_sample(running: Running) -> None:
     async def ask() -> list[str]:
         async with openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key=KEY) as client:
@@ -272,6 +296,7 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"prompt": "a", "logit_bias": {"99999": 1}}, 400, "logit_bias"),
     ({"prompt": "a", "stop": 5}, 400, "stop"),
     ({"prompt": "a", "stop": ["a"] * 99}, 400, "stop"),
+    ({"prompt": "a", "stop": "a" * 9_000}, 400, "stop"),
     ({"prompt": "a", "stream_options": {}, "stream": 1}, 400, "stream"),
     ({"prompt": "a", "model": "gpt-5"}, 404, "not served"),
     ({"messages": []}, 400, "messages"),
@@ -284,6 +309,7 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"messages": CHAT, "tools": 5}, 400, "tools"),
     ({"messages": CHAT, "top_logprobs": 2}, 400, "logprobs=true"),
     ({"messages": CHAT, "chat_template_kwargs": {"tokenize": True}}, 400, "tokenize"),
+    ({"messages": CHAT, "chat_template_kwargs": {"chat_template": "x"}}, 400, "chat_template"),
     ({"messages": CHAT, "echo": True}, 400, "echo"),
     ({"messages": CHAT, "max_thinking_tokens": -1}, 400, "max_thinking_tokens"),
     ({"messages": CHAT, "separate_reasoning": 1}, 400, "separate_reasoning"),
@@ -369,6 +395,64 @@ def test_a_body_that_does_not_come_is_not_waited_for(model: LLM) -> None:
     ):
         connection.settimeout(30)
         assert b" 408 " in connection.recv(100).splitlines()[0]
+
+
+def test_a_request_that_does_not_begin_is_not_waited_for(
+    model: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("treegen.serve.run._HEAD_SECONDS", 0.3)
+    with listening(model) as running:
+        body = json.dumps({"prompt": "a", "max_tokens": 80, "ignore_eos": True}).encode()
+        with closing(_sent(running, body)) as connection:
+            connection.settimeout(30)
+            answered = b""
+            while not answered.endswith(b"}}"):  # which takes as long as it takes
+                answered += connection.recv(10_000)
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nX")
+            assert connection.recv(100) == b""
+        for begun in (b"", b"GET /health HTTP/1.1\r\nX"):
+            with socket.create_connection(("127.0.0.1", running.port), timeout=30) as connection:
+                connection.sendall(begun)
+                assert connection.recv(100) == b""
+
+
+def test_what_is_not_answered_in_time_is_told_so(model: LLM) -> None:
+    key, urls = "schl\u00fcssel", list[str]()
+    with AsyncLLM(model) as served:
+        app = Server(served, name="demo", api_key=key).app()
+        server = _Listening(config_of(app), served, 0, urls.append)
+        at = bound("127.0.0.1", 0)
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve([at])))
+        thread.start()
+        while not urls:
+            time.sleep(0.01)
+        answers = []
+
+        def ask(streams: bool) -> None:
+            body = {"prompt": PROMPT, "max_tokens": 3_000, "ignore_eos": True, "stream": streams}
+            headers = {b"authorization": f"Bearer {key}".encode()}
+            answers.append(
+                httpx2.post(f"{urls[0]}/v1/completions", json=body, headers=headers, timeout=60)
+            )
+
+        asking = [threading.Thread(target=ask, args=(streams,)) for streams in (False, True)]
+        for each in asking:
+            each.start()
+        while served.status().rows < 2:
+            time.sleep(0.01)
+        server.handle_exit(signal.SIGTERM, None)
+        for each in (*asking, thread):
+            each.join()
+    assert sorted(each.status_code for each in answers) == [200, 503]
+    assert all("the server stops" in each.text for each in answers)
+    assert model.cache.pool.num_used == 0
+
+
+def test_two_servers_do_not_share_an_address(model: LLM) -> None:
+    with bound("127.0.0.1", 0) as first, bound("127.0.0.1", first.getsockname()[1]) as second:
+        first.listen()
+        with pytest.raises(InputError, match="choose another port"):
+            serve(model, second, name="demo")
 
 
 def test_rubbish_in_or_after_a_body_ends_the_connection(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from tiny_models import config_of, spread_weights, tiny_tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from treegen import LLM, InputError, from_module
+from treegen import LLM, InputError, SamplingParams, from_module
 from treegen.model.borrow import borrowed
 from treegen.trl import RolloutResult, Rollouts, rollout
 from treegen.trl.tree import tree_of
@@ -225,21 +225,41 @@ def test_a_borrowed_module_is_given_back_as_it_was(family: str) -> None:
         assert torch.equal(module(input_ids=ids).logits, want)
 
 
-def test_kept_prefixes_leave_when_weights_are_written_into() -> None:
+def _negate(module: Any) -> None:
+    with torch.no_grad():
+        module.model.layers[0].mlp.up_proj.weight.mul_(-1)
+
+
+def _step(module: Any) -> None:
+    weight = module.model.layers[0].mlp.up_proj.weight
+    weight.requires_grad_(True).grad = torch.ones_like(weight)
+    torch.optim.AdamW([weight], lr=1.0, fused=True).step()
+
+
+@pytest.mark.parametrize("write", [_negate, _step])
+def test_kept_prefixes_leave_when_weights_are_written_into(write: Callable[[Any], None]) -> None:
     module = tiny_module()
     llm = LLM(from_module(module), tokenizer=tiny_tokenizer(), memory="8MiB")
     long = PROMPTS[1] * 3
     llm.keep(long, name="shots")
     llm.generate([long])
     assert llm.kept() == [("shots", len(tiny_tokenizer()(long)["input_ids"]))]
-    with torch.no_grad():
-        module.model.layers[0].mlp.up_proj.weight.mul_(-1)
+    write(module)
     got = llm.generate([long])[0][0]
     assert llm.kept() == []
     assert llm.cache.pool.num_used == 0
     fresh = LLM(from_module(module), tokenizer=tiny_tokenizer(), memory="8MiB")
     fresh.generate([long])
     assert got.tokens == fresh.generate([long])[0][0].tokens
+
+
+def test_a_callers_autocast_changes_no_sample() -> None:
+    drawn = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            llm = LLM(from_module(tiny_module()), tokenizer=tiny_tokenizer(), memory="8MiB")
+            drawn.append(llm.generate(PROMPTS, SamplingParams(n=3, seed=1, max_tokens=8)))
+    assert drawn[0] == drawn[1]
 
 
 def test_a_tree_of_texts_that_end_within_each_other() -> None:

@@ -10,10 +10,12 @@ from treegen.async_llm.call import Call, Prompt
 from treegen.async_llm.encoder import Encoder
 from treegen.async_llm.stepper import Stepper
 from treegen.closing import Closing
-from treegen.errors import BusyError, InputError
+from treegen.errors import BusyError, InputError, StoppedError
 from treegen.outputs import Completion, Score, Status, Usage
 from treegen.params import SamplingParams, check_int
+from treegen.prompts.token_text import Text
 from treegen.prompts.tree import as_list, chat_arguments
+from treegen.search.live.texts import GrowingTexts
 
 if TYPE_CHECKING:
     from treegen.llm import LLM
@@ -41,6 +43,7 @@ class AsyncLLM(Closing):
         if max_waiting is not None:
             check_int("max_waiting", max_waiting, least=1)
         self.llm = llm
+        self.text = Text(llm.tokenizer)
         self.max_waiting = max_waiting or _WAITING_PER_ROW * llm.max_rows
         self._stepper = Stepper(llm)
         self._encoder = Encoder(llm, self._stepper.take)
@@ -85,15 +88,19 @@ class AsyncLLM(Closing):
         """As they come: (place of the prompt, its token ids), News of a sample, its Completion.
 
         The token ids come first. A sample's News are the tokens that it has drawn since the last
-        News. Its Completion, with all tokens, comes last. Closing the iterator cancels the rest.
+        News, and the text that can be told of them: whole characters, and nothing that may yet be a
+        stop string. They add up to its Completion, which comes last. Closing the iterator cancels
+        the rest.
 
         Raises what `generate` raises.
         """
-        call = self._call(prompts, params or SamplingParams(), True, tools, chat_template_kwargs)
-        results = self._results(call)
+        params = params or SamplingParams()
+        call = self._call(prompts, params, True, tools, chat_template_kwargs)
+        results, texts = self._results(call), GrowingTexts(self.text, params.stops)
         try:
-            async for item in results:
-                yield item
+            async for place, item in results:
+                for each in texts.read(place, item):
+                    yield place, each
         finally:
             await results.aclose()
 
@@ -182,13 +189,13 @@ class AsyncLLM(Closing):
         if self._stepper.failure is not None:
             raise self._stepper.failure
         if self._stepper.closing:
-            raise InputError("this AsyncLLM is closed, or about to be; make another")
+            raise StoppedError("this AsyncLLM is closed, or about to be; make another")
 
     def check(self) -> None:
         """Assert that pages, rows and requests are accounted for.
 
         Raises:
-            InputError: it is closed.
+            StoppedError: it is closed.
         """
         self._check_open()
         self._stepper.check()
@@ -196,7 +203,7 @@ class AsyncLLM(Closing):
     def close(self, *, drain: bool = True) -> None:
         """Take no more calls and wait until those under way are done; the LLM is free then.
 
-        drain: False cancels the calls under way; who waits for them gets an InputError.
+        drain: False cancels the calls under way; who waits for them gets a StoppedError.
         """
         self._stepper.end()
         self._encoder.close()

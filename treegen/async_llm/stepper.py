@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.async_llm.call import Call
-from treegen.errors import InputError
+from treegen.errors import StoppedError
 from treegen.outputs import Usage
 from treegen.search.live.run import LiveRun
 
@@ -204,4 +204,4 @@ class Stepper:
 
     def _finish_all(self) -> None:
         for call in {id(call): call for call, _ in self._calls.values()}.values():
-            self._finish(call, InputError("the server stops, and this call was not done"))
+            self._finish(call, StoppedError("the server stops, and this call was not done"))

@@ -20,7 +20,6 @@ from inspect_ai.tool import ToolCall
 
 from treegen.outputs import Completion
 from treegen.prompts.calls import read_reply
-from treegen.prompts.detokenize import CONTEXT_TOKENS
 from treegen.prompts.token_text import Text
 
 
@@ -76,18 +75,17 @@ def _message(
 
 
 def _logprobs(prompt: Sequence[int], completion: Completion, text: Text) -> Logprobs:
-    context = list(prompt[-CONTEXT_TOKENS:])
-    found = []
-    tops = completion.top_logprobs or [()] * completion.num_tokens
-    for token, logprob, top in zip(completion.tokens, completion.logprobs, tops, strict=True):
-        likeliest = [TopLogprob(**_named(context, *pair, text)) for pair in top]
-        found.append(
-            Logprob(**_named(context, token, logprob, text), top_logprobs=likeliest or None)
-        )
-        context.append(token)
-    return Logprobs(content=found)
+    every = text.named(prompt, completion.tokens, completion.logprobs, completion.top_logprobs)
+    return Logprobs(
+        content=[
+            Logprob(
+                **_told(each.text, each.logprob),
+                top_logprobs=[TopLogprob(**_told(*pair)) for pair in each.top] or None,
+            )
+            for each in every
+        ]
+    )
 
 
-def _named(context: Sequence[int], token: int, logprob: float, text: Text) -> dict[str, Any]:
-    name = text.token(context, token)
-    return {"token": name, "logprob": logprob, "bytes": list(name.encode("utf-8", "replace"))}
+def _told(token: str, logprob: float | None) -> dict[str, Any]:
+    return {"token": token, "logprob": logprob, "bytes": list(token.encode("utf-8", "replace"))}

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from treegen.attention import Level, prepare
 from treegen.cache.pool import LayerKV
 from treegen.cache.states import NO_STATE
+from treegen.device import without_autocast
 from treegen.errors import ModelError
 from treegen.model.batch import Batch
 from treegen.model.files import one_line
@@ -286,7 +287,8 @@ def _stock_logits(
     # generate does: the prompt as a whole, and then the last token.
     alone = _stepped if model.spec.states else _whole
     try:
-        return [model.whole(alone(module, s[None])).float() for s in sequences]
+        with without_autocast(model.device):
+            return [model.whole(alone(module, s[None])).float() for s in sequences]
     finally:
         model.module.set_attn_implementation(attention_of_text(model.module.config, ATTENTION))
         for hook in hooks:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from treegen.attention.types import FP8
 from treegen.cache.pool import LayerKV
-from treegen.device import current
+from treegen.device import current, without_autocast
 from treegen.errors import CapacityError, InputError, ModelError
 from treegen.formats import format_bytes
 from treegen.model.batch import Batch
@@ -24,6 +24,7 @@ from treegen.model.gated_delta import delta_of, on_slots
 from treegen.model.recurrent import DeltaPass, StatePass, on_states, wrap_recurrent
 from treegen.model.reproducible import first_batch, fix_sums, with_rows
 from treegen.model.states import states_of_rows
+from treegen.model.written import versions
 from treegen.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -153,8 +154,7 @@ class Model:
                 "weights of the module were replaced after it was compiled or captured; write into "
                 "them in place, as load_state_dict does without assign, or make a new LLM of it"
             )
-        written = [0 if each.is_inference() else each._version for each in weights]
-        return (*addresses, *written)
+        return (*addresses, *versions(weights))
 
     def new_cache(
         self, num_pages: int, page_size: int, dtype: torch.dtype | None = None
@@ -240,7 +240,7 @@ class Model:
         # the model's tables of positions have no entry for it.
         positions_T = batch.positions_T.clamp(max=self.spec.context_length - 1)
         batch = replace(batch, positions_T=positions_T)
-        with current(self.device):
+        with current(self.device), without_autocast(self.device):
             return self._forward(with_rows(batch) if self._reproducible else batch)
 
     def _forward(self, batch: Batch) -> Tensor:

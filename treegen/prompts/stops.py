@@ -11,6 +11,7 @@ looks at a row in Python only where its table says so.
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -269,7 +270,13 @@ class StopStrings:
         after = self._detokenizer.decode_each([[anchor, token] for token in range(vocab_size)])
         if not self._is_local(anchor, before, after):
             return ~table
-        ends = tuple({stop[start:] for stop in self.stops for start in range(len(stop))})
+        # What is longer than every token's text begins none; the rest is looked up by its first
+        # character, because a long stop string has many ends.
+        longest = max(map(len, (*alone, *after)))
+        every: dict[str, list[str]] = defaultdict(list)
+        for end in {stop[at:] for stop in self.stops for at in range(-longest, 0)}:
+            every[end[0]].append(end)
+        ends = {first: tuple(found) for first, found in every.items()}
         # A token that is a part of a character can complete the character, and with it a stop
         # string. ASCII characters have no parts.
         parts = () if all(stop.isascii() for stop in self.stops) else (PARTIAL,)
@@ -277,8 +284,8 @@ class StopStrings:
         for token, texts in enumerate(zip(alone, after, strict=True)):
             first, other = texts[0], texts[1].removeprefix(before)
             table[token] = (
-                first.startswith(ends)
-                or other.startswith(ends)
+                first.startswith(ends.get(first[:1], ()))
+                or other.startswith(ends.get(other[:1], ()))
                 or any(part in first or part in other for part in within)
             )
         return table

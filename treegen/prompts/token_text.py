@@ -1,10 +1,24 @@
 """The text of single tokens, as log-probabilities name them."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from treegen.prompts.detokenize import CONTEXT_TOKENS, PARTIAL, Detokenizer
 from treegen.prompts.thinking import tags_of
+
+
+class NamedToken(NamedTuple):
+    """One token of a text.
+
+    text: its own, or its name in the vocabulary. logprob: None where none is known.
+    top: the texts of the likeliest tokens in its place, each with its log-probability.
+    num_characters: what it adds to the whole text.
+    """
+
+    text: str
+    logprob: float | None
+    top: list[tuple[str, float]]
+    num_characters: int
 
 
 class Text:
@@ -27,11 +41,32 @@ class Text:
             text = text.removesuffix(tags.close)
         return text.strip("\n")
 
+    def named(
+        self,
+        before: Sequence[int],
+        tokens: Sequence[int],
+        logprobs: Sequence[float | None],
+        tops: Sequence[Sequence[tuple[int, float]]] = (),
+    ) -> Iterator[NamedToken]:
+        """The tokens of a sample one by one, with what is recorded of each.
+
+        before: the tokens before them. tops: (token id, logprob) pairs of each, if there are any.
+        """
+        context = list(before[-CONTEXT_TOKENS:])
+        every = zip(tokens, logprobs, tops or [()] * len(tokens), strict=True)
+        for token, logprob, top in every:
+            shown = self.of(context[-CONTEXT_TOKENS:], [token])
+            likeliest = [(self.token(context, each), value) for each, value in top]
+            yield NamedToken(self._name(shown, token), logprob, likeliest, len(shown))
+            context.append(token)
+
     def token(self, before: Sequence[int], token: int) -> str:
         """The text of one token; its name in the vocabulary if it shows none of its own."""
-        text = self.of(before[-CONTEXT_TOKENS:], [token])
-        if text and PARTIAL not in text:
-            return text
+        return self._name(self.of(before[-CONTEXT_TOKENS:], [token]), token)
+
+    def _name(self, shown: str, token: int) -> str:
+        if shown and PARTIAL not in shown:
+            return shown
         known = token < len(self.tokenizer)
         name = self.tokenizer.convert_ids_to_tokens(token) if known else None
         return str(name or f"<{token}>")

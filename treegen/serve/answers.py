@@ -5,92 +5,44 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, islice
+from typing import Any, Final
 
 from treegen.outputs import Completion, Score
 from treegen.prompts.calls import read_reply
-from treegen.prompts.detokenize import CONTEXT_TOKENS, PARTIAL
-from treegen.prompts.token_text import Text
-from treegen.prompts.tokens import TAIL
+from treegen.prompts.detokenize import CONTEXT_TOKENS
+from treegen.prompts.token_text import NamedToken, Text
+from treegen.search.live.run import News
 from treegen.serve.asks import Ask
 
-
-class Drawn(Protocol):
-    """Tokens of a sample with what is recorded of each: a Completion, or News."""
-
-    @property
-    def tokens(self) -> tuple[int, ...]: ...
-
-    @property
-    def logprobs(self) -> tuple[float, ...]: ...
+_NOTHING: Final = Completion("", 0, 0, "", (), (), "length")
 
 
-@dataclass(slots=True)
-class Growing:
-    """The text of a sample as it grows. What may be the start of a stop string is held back.
-
-    tokens: the last tokens of the prompt and all of the sample's. shown: how many of them have
-    given their text. sent, held: text that was given, and text that waits.
-    """
-
-    text: Text
-    stops: Sequence[str]
-    tokens: list[int]
-    shown: int
-    sent: str = ""
-    held: str = ""
-
-    def add(self, tokens: Sequence[int]) -> str:
-        """The text to send after further tokens."""
-        self.tokens += tokens
-        before = self.tokens[max(self.shown - TAIL, 0) : self.shown]
-        new = self.text.of(before, self.tokens[self.shown :])
-        if new.endswith(PARTIAL):  # perhaps a character that is not whole yet
-            return ""
-        self.shown = len(self.tokens)
-        self.held += new
-        return self._send(len(self.held) - self._at_risk())
-
-    def end(self, whole: str) -> str:
-        """The rest of the text, which is known now."""
-        self.held = whole[len(self.sent) :]
-        return self._send(len(self.held))
-
-    def _send(self, num: int) -> str:
-        piece, self.held = self.held[:num], self.held[num:]
-        self.sent += piece
-        return piece
-
-    def _at_risk(self) -> int:
-        """Length of the longest end of the text that a stop string may begin with."""
-        most = max((len(stop) for stop in self.stops), default=0)
-        for num in range(min(most, len(self.held)), 0, -1):
-            if any(stop.startswith(self.held[-num:]) for stop in self.stops):
-                return num
-        return 0
-
-
-@dataclass(slots=True)
 class Answer:
-    """The answer to one request.
+    """The answer to one request. Its choices are samples: those of the first prompt come first.
 
-    prompts: token ids of each prompt. growing: texts that are streamed, by choice.
+    prompts: the token ids of each prompt, once they are known.
     """
 
-    ask: Ask
-    model: str
-    text: Text
-    prompts: list[list[int]] = field(default_factory=list)
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    created: int = field(default_factory=lambda: int(time.time()))
-    growing: dict[int, Growing] = field(default_factory=dict)
-    num_drawn: int = 0
+    def __init__(self, ask: Ask, num: int, model: str, text: Text) -> None:
+        """An answer without choices yet.
 
-    def choice_of(self, place: int, sample: int) -> int:
-        """The number of a choice: samples of the first prompt come first."""
-        return place * self.ask.params.n + sample
+        num: samples of each prompt. model: its name. text: of tokens.
+        """
+        self.ask, self.prompts = ask, list[list[int]]()
+        self._num, self._text, self._num_drawn = num, text, 0
+        kind = "chat.completion" if ask.is_chat else "text_completion"
+        self._frame = {
+            "id": f"{'chatcmpl' if ask.is_chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "object": f"{kind}.chunk" if ask.is_chat and ask.stream else kind,
+            "created": int(time.time()),
+            "model": model,
+        }
+        # Of a choice in a stream: the last tokens that were told, and how many characters.
+        self._told: dict[int, tuple[list[int], int]] = {}
+
+    # Whole
 
     def whole(self, found: Sequence[Sequence[Completion]], scores: Sequence[Score | None]) -> Any:
         """The JSON of an answer that is given at once.
@@ -98,189 +50,139 @@ class Answer:
         found: the completions of each prompt; none where nothing was to be drawn.
         scores: the score of each prompt, for echo with logprobs.
         """
-        choices = []
-        for place, prompt in enumerate(self.prompts):
-            score = scores[place] if scores else None
-            if not self.ask.draws:
-                choices.append(self._choice(place, prompt, None, score))
-            for each in found[place] if found else ():
-                self.num_drawn += each.num_tokens
-                choices.append(
-                    self._choice(self.choice_of(place, each.sample_index), prompt, each, score)
-                )
-        return self._frame(choices, "chat.completion" if self.ask.is_chat else "text_completion",
-                           usage=self.usage())  # fmt: skip
+        choices = [
+            self._whole(place, drawn, scores[place] if scores else None)
+            for place in range(len(self.prompts))
+            for drawn in (found[place] if found else [_NOTHING])
+        ]
+        return {**self._frame, "choices": choices, "usage": self._usage()}
 
-    def _choice(
-        self, index: int, prompt: Sequence[int], drawn: Completion | None, score: Score | None
-    ) -> dict[str, Any]:
-        text, reason = (drawn.text, drawn.finish_reason) if drawn else ("", "length")
-        if self.ask.is_chat:
-            assert drawn is not None
-            message = self._message(prompt, drawn)
-            logprobs = self._chat_logprobs(prompt, drawn) if self.ask.logprobs else None
-            calls = "tool_calls" in message
-            return {"index": index, "message": message, "logprobs": logprobs,
-                    "finish_reason": "tool_calls" if calls else reason}  # fmt: skip
-        before = self.text.of([], prompt) if self.ask.echo else ""
-        listed = None
-        if self.ask.logprobs:
-            listed = self._logprobs(prompt, drawn, offset=len(before)) if drawn else _no_logprobs()
-            if self.ask.echo:
-                listed = _joined(self._prompt_logprobs(prompt, score), listed)
-        return {"index": index, "text": before + text, "logprobs": listed, "finish_reason": reason}
+    def _whole(self, place: int, drawn: Completion, score: Score | None) -> dict[str, Any]:
+        prompt, echoed = self.prompts[place], ""
+        if self.ask.echo:
+            echoed = self._text.of([], prompt)
+        logprobs = self._logprobs(prompt, drawn, len(echoed))
+        if self.ask.echo and logprobs:
+            known = (None, *(score.logprobs if score else ()))
+            first = _by_name(list(self._text.named([], prompt, known)), 0)
+            logprobs = {name: first[name] + logprobs[name] for name in first}
+        said = self._message(place, drawn) if self.ask.is_chat else echoed + drawn.text
+        return self._ended(place, drawn, said, logprobs)
 
-    def _message(self, prompt: Sequence[int], drawn: Completion) -> dict[str, Any]:
+    def _message(self, place: int, drawn: Completion) -> dict[str, Any]:
         ask = self.ask
         message: dict[str, Any] = {"role": "assistant", "content": drawn.text}
-        if ask.separates and drawn.thinking is not None:
+        if ask.separate_reasoning and drawn.thinking is not None:
             message["content"] = drawn.answer
-            message["reasoning_content"] = self.text.thinking(drawn.text[: drawn.thinking.end])
-        if not ask.tools:
+            message["reasoning_content"] = self._text.thinking(drawn.text[: drawn.thinking.end])
+        if not ask.shown_tools:
             return message
-        reply = read_reply(drawn, prompt, self.text.tokenizer, ask.tools)
+        reply = read_reply(drawn, self.prompts[place], self._text.tokenizer, ask.shown_tools)
         message["content"] = reply.text
         if reply.thoughts:
             message["reasoning_content"] = reply.thoughts
         if reply.calls:
             message["content"] = reply.text or None
             message["tool_calls"] = [
-                {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "index": place,
+                {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "index": index,
                  "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
-                for place, call in enumerate(reply.calls)
+                for index, call in enumerate(reply.calls)
             ]  # fmt: skip
         return message
 
     # Streams
 
-    def first_pieces(self) -> list[Any]:
-        """What a stream begins with once the prompts' token ids are known."""
-        pieces = []
-        for place, prompt in enumerate(self.prompts):
-            for sample in range(self.ask.params.n):
-                index, tail = self.choice_of(place, sample), list(prompt[-TAIL:])
-                self.growing[index] = Growing(self.text, self.ask.params.stops, tail, len(tail))
+    def pieces(self, place: int, item: Any) -> Iterator[Any]:
+        """What a stream says of an item that `AsyncLLM.stream` gives.
+
+        With tools it says nothing of a sample before its end.
+        """
+        if isinstance(item, News):
+            if not self.ask.shown_tools:
+                yield from self._further(place, item)
+        elif isinstance(item, Completion):
+            whole = self.ask.shown_tools is not None
+            logprobs = self._logprobs(self.prompts[place], item) if whole else None
+            said = self._message(place, item) if whole else ""
+            yield self._piece(self._ended(place, item, said, logprobs))
+        else:
+            self.prompts.append(item.tolist())
+            for index in range(place * self._num, (place + 1) * self._num):
                 if self.ask.is_chat:
-                    pieces.append(self._piece(index, {"role": "assistant", "content": ""}))
+                    begun = {"role": "assistant", "content": ""}
+                    yield self._piece(self._choice(index, begun))
                 elif self.ask.echo:
-                    pieces.append(self._piece(index, self.text.of([], prompt)))
-        return pieces
+                    yield self._piece(self._choice(index, self._text.of([], self.prompts[place])))
 
-    def piece(self, index: int, drawn: Drawn) -> Any | None:
-        """What a stream says of further tokens of a choice; None if nothing yet."""
-        growing = self.growing[index]
-        before = growing.tokens[-CONTEXT_TOKENS:]
-        text = growing.add(drawn.tokens)
-        if self.ask.tools:
-            return None
-        logprobs = self._piece_logprobs(before, drawn, offset=len(growing.sent) - len(text))
-        return self._piece(index, text, logprobs=logprobs) if text or logprobs else None
-
-    def last_piece(self, index: int, drawn: Completion, num_told: int) -> Any:
-        """What a stream says last of a choice. num_told: tokens that pieces were about."""
-        growing = self.growing[index]
-        self.num_drawn += drawn.num_tokens
-        text, reason = growing.end(drawn.text), str(drawn.finish_reason)
-        rest = _Rest(
-            drawn.tokens[num_told:], drawn.logprobs[num_told:], drawn.top_logprobs[num_told:]
-        )
-        logprobs = self._piece_logprobs(growing.tokens, rest, offset=len(growing.sent) - len(text))
-        delta: Any = text
-        if self.ask.tools:
-            delta = self._message(self.prompts[index // self.ask.params.n], drawn)
-            reason = "tool_calls" if "tool_calls" in delta else reason
-        return self._piece(index, delta, reason=reason, logprobs=logprobs)
+    def _further(self, place: int, news: News) -> Iterator[Any]:
+        index = place * self._num + news.sample
+        before, given = self._told.get(index, (self.prompts[place], 0))
+        logprobs = self._logprobs(before, news, given) if news.tokens else None
+        after = [*before[-CONTEXT_TOKENS:], *news.tokens][-CONTEXT_TOKENS:]
+        self._told[index] = after, given + len(news.text)
+        if news.text or logprobs:
+            yield self._piece(self._choice(index, news.text, logprobs))
 
     def usage_piece(self) -> Any:
         """The last piece of a stream that is to tell its usage."""
-        return self._frame([], self._piece_kind, usage=self.usage())
+        return {**self._frame, "choices": [], "usage": self._usage()}
 
-    @property
-    def _piece_kind(self) -> str:
-        return "chat.completion.chunk" if self.ask.is_chat else "text_completion"
+    def _piece(self, choice: dict[str, Any]) -> Any:
+        usage = {"usage": None} if self.ask.stream_options.include_usage else {}
+        return {**self._frame, "choices": [choice], **usage}
 
-    def _piece(
-        self, index: int, delta: Any, *, reason: str | None = None, logprobs: Any = None
-    ) -> Any:
-        key = "delta" if self.ask.is_chat else "text"
-        if self.ask.is_chat and isinstance(delta, str):
-            delta = {"content": delta} if delta else {}
-        choice = {"index": index, key: delta, "logprobs": logprobs, "finish_reason": reason}
-        usage = {"usage": None} if self.ask.with_usage else {}
-        return self._frame([choice], self._piece_kind, **usage)
+    # Both
 
-    def _frame(self, choices: list[Any], kind: str, **more: Any) -> Any:
-        prefix = "chatcmpl" if self.ask.is_chat else "cmpl"
-        return {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created,
-                "model": self.model, "choices": choices, **more}  # fmt: skip
+    def _ended(self, place: int, drawn: Completion, said: Any, logprobs: Any) -> dict[str, Any]:
+        self._num_drawn += drawn.num_tokens
+        calls = isinstance(said, dict) and "tool_calls" in said
+        reason = "tool_calls" if calls else drawn.finish_reason
+        return self._choice(place * self._num + drawn.sample_index, said, logprobs, reason)
 
-    def usage(self) -> dict[str, int]:
-        """Tokens of the prompts and of all that was drawn."""
-        read = sum(map(len, self.prompts))
-        return {"prompt_tokens": read, "completion_tokens": self.num_drawn,
-                "total_tokens": read + self.num_drawn}  # fmt: skip
-
-    # Log-probabilities
-
-    def _piece_logprobs(self, before: Sequence[int], drawn: Any, *, offset: int) -> Any:
-        if not self.ask.logprobs or not drawn.tokens:
-            return None
+    def _choice(
+        self, index: int, said: Any, logprobs: Any = None, reason: str | None = None
+    ) -> dict[str, Any]:
+        key = "text"
         if self.ask.is_chat:
-            return self._chat_logprobs(before, drawn)
-        return self._logprobs(before, drawn, offset=offset)
+            key = "delta" if self.ask.stream else "message"
+            if isinstance(said, str):
+                said = {"content": said} if said else {}
+        return {"index": index, key: said, "logprobs": logprobs, "finish_reason": reason}
 
-    def _chat_logprobs(self, before: Sequence[int], drawn: Any) -> dict[str, Any]:
-        content = []
-        context = list(before[-CONTEXT_TOKENS:])
-        tops = _tops(drawn) or [()] * len(drawn.tokens)
-        for token, logprob, top in zip(drawn.tokens, drawn.logprobs, tops, strict=True):
-            each = self._chat_token(context, token, logprob)
-            each["top_logprobs"] = [self._chat_token(context, *pair) for pair in top]
-            content.append(each)
-            context.append(token)
+    def _usage(self) -> dict[str, int]:
+        read = sum(map(len, self.prompts))
+        return {"prompt_tokens": read, "completion_tokens": self._num_drawn,
+                "total_tokens": read + self._num_drawn}  # fmt: skip
+
+    def _logprobs(
+        self, before: Sequence[int], drawn: Completion | News, offset: int = 0
+    ) -> dict[str, Any] | None:
+        """What is known of tokens. offset: characters of the choice before them."""
+        if self.ask.num_top is None:
+            return None
+        tops = drawn.top if isinstance(drawn, News) else drawn.top_logprobs
+        tokens = list(self._text.named(before, drawn.tokens, drawn.logprobs, tops))
+        if not self.ask.is_chat:
+            return _by_name(tokens, offset)
+        content = [
+            {
+                **_token(each.text, each.logprob),
+                "top_logprobs": [_token(*pair) for pair in each.top],
+            }
+            for each in tokens
+        ]
         return {"content": content, "refusal": None}
 
-    def _chat_token(self, context: list[int], token: int, logprob: float) -> dict[str, Any]:
-        text = self.text.token(context, token)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "replace"))}
 
-    def _logprobs(self, before: Sequence[int], drawn: Any, *, offset: int) -> dict[str, Any]:
-        found = _no_logprobs()
-        context = list(before[-CONTEXT_TOKENS:])
-        tops = _tops(drawn)
-        for place, token in enumerate(drawn.tokens):
-            found["tokens"].append(self.text.token(context, token))
-            found["token_logprobs"].append(drawn.logprobs[place])
-            pairs = tops[place] if tops else ()
-            top = {self.text.token(context, each): value for each, value in pairs}
-            found["top_logprobs"].append(top)
-            found["text_offset"].append(offset)
-            offset += len(self.text.of(context, [token]))
-            context.append(token)
-        return found
-
-    def _prompt_logprobs(self, prompt: Sequence[int], score: Score | None) -> dict[str, Any]:
-        logprobs = (None, *(score.logprobs if score else ()))
-        return self._logprobs([], _Rest(tuple(prompt), logprobs, ()), offset=0)
+def _token(token: str, logprob: float | None) -> dict[str, Any]:
+    return {"token": token, "logprob": logprob, "bytes": list(token.encode("utf-8", "replace"))}
 
 
-@dataclass(frozen=True, slots=True)
-class _Rest:
-    tokens: tuple[int, ...]
-    logprobs: tuple[float | None, ...]
-    top: tuple[tuple[tuple[int, float], ...], ...]
-
-
-def _tops(drawn: Any) -> Sequence[Sequence[tuple[int, float]]]:
-    found: Sequence[Sequence[tuple[int, float]]] = (
-        drawn.top_logprobs if isinstance(drawn, Completion) else drawn.top
-    )
-    return found
-
-
-def _no_logprobs() -> dict[str, Any]:
-    return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-
-
-def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    return {name: first[name] + second[name] for name in first}
+def _by_name(tokens: Sequence[NamedToken], offset: int) -> dict[str, list[Any]]:
+    offsets = accumulate((each.num_characters for each in tokens), initial=offset)
+    return {
+        "tokens": [each.text for each in tokens],
+        "token_logprobs": [each.logprob for each in tokens],
+        "top_logprobs": [dict(each.top) for each in tokens],
+        "text_offset": list(islice(offsets, len(tokens))),
+    }

@@ -1,4 +1,4 @@
-"""The routes of the server, its limits and its metrics."""
+"""The routes of the server, and its limits."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, Counter, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -22,12 +19,12 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from treegen.async_llm import AsyncLLM
-from treegen.errors import BusyError, CapacityError, InputError
+from treegen.errors import BusyError, CapacityError, InputError, StoppedError
 from treegen.outputs import Completion, Score
-from treegen.prompts.token_text import Text
-from treegen.search.live.run import News
+from treegen.params import SamplingParams
 from treegen.serve.answers import Answer
 from treegen.serve.asks import read_ask, read_json
+from treegen.serve.metrics import Metrics
 
 _LOG: Final = logging.getLogger("treegen.serve")
 _RETRY_AFTER: Final = 1  # seconds
@@ -54,24 +51,20 @@ class Server:
         """
         self._served, self._name, self._api_key = served, name, api_key
         self._max_body, self._body_seconds = max_body, body_seconds
-        self._text, self._started = Text(served.llm.tokenizer), int(time.time())
-        self._registry = CollectorRegistry()
-        self._registry.register(_Engine(served))
-        self._requests = Counter(
-            "treegen_requests", "Requests, by path and status.", ["path", "status"],
-            registry=self._registry,
-        )  # fmt: skip
+        self._started = int(time.time())
+        self._metrics = Metrics(served)
 
     def app(self) -> Starlette:
         """The ASGI application."""
         post = ["POST"]
+        texts, chats = (partial(self._answer, is_chat=is_chat) for is_chat in (False, True))
         return Starlette(
             routes=[
-                Route("/v1/completions", self._handled(self._completions), methods=post),
-                Route("/v1/chat/completions", self._handled(self._chat), methods=post),
+                Route("/v1/completions", self._handled(texts), methods=post),
+                Route("/v1/chat/completions", self._handled(chats), methods=post),
                 Route("/v1/models", self._handled(self._models)),
                 Route("/v1/models/{name:path}", self._handled(self._models)),
-                Route("/metrics", self._handled(self._metrics)),
+                Route("/metrics", self._handled(self._metrics.response)),
                 Route("/health", self._health),
             ],
             exception_handlers={HTTPException: _not_found},
@@ -93,7 +86,7 @@ class Server:
             except Exception as error:
                 response = _failed(error)
             path = request.scope["route"].path
-            self._requests.labels(path, str(response.status_code)).inc()
+            self._metrics.requests.labels(path, str(response.status_code)).inc()
             return response
 
         return handled
@@ -101,8 +94,9 @@ class Server:
     def _check_key(self, request: Request) -> None:
         if self._api_key is None:
             return
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode("utf-8", "replace"), self._api_key.encode()):
+        # Starlette reads the bytes of headers as Latin-1.
+        given = request.headers.get("authorization", "").encode("latin-1").removeprefix(b"Bearer ")
+        if not hmac.compare_digest(given, self._api_key.encode()):
             raise HTTPException(401, "the API key is missing or wrong")
 
     async def _body(self, request: Request) -> dict[str, Any]:
@@ -117,88 +111,42 @@ class Server:
             raise HTTPException(408, "the body took too long to come") from None
         return read_json(bytes(body))
 
-    async def _completions(self, request: Request) -> Response:
-        return await self._answer(request, is_chat=False)
-
-    async def _chat(self, request: Request) -> Response:
-        return await self._answer(request, is_chat=True)
-
     async def _answer(self, request: Request, *, is_chat: bool) -> Response:
-        llm = self._served.llm
-        # A chat's answer may be as long as the model's context and half of the cache allow.
-        most = min(llm.spec.context_length, llm.cache.pool.num_pages * llm.cache.page_size // 2)
-        ask = read_ask(await self._body(request), is_chat=is_chat, context_length=max(most, 1))
+        ask = read_ask(await self._body(request), is_chat=is_chat)
         if ask.model not in ("", self._name):
             raise HTTPException(404, f"the model {ask.model!r:.80} is not served; this one is: "
                                 f"{self._name!r}")  # fmt: skip
-        answer = Answer(ask, self._name, self._text)
-        if not ask.streams:
-            return _json(await _unless_gone(request, self._whole(answer)))
-        items = self._served.stream(
-            ask.prompts, ask.params, tools=ask.tools, chat_template_kwargs=ask.template
-        )
+        llm, served = self._served.llm, self._served
+        # A chat's answer may be as long as the model's context and half of the cache allow.
+        most = min(llm.spec.context_length, llm.cache.pool.num_pages * llm.cache.page_size // 2)
+        prompts, params = ask.prompts(), ask.params(max(most, 1))
+        answer = Answer(ask, params.n, self._name, served.text)
+        how: Any = {"tools": ask.shown_tools, "chat_template_kwargs": ask.chat_template_kwargs}
+        if not ask.stream:
+            whole = self._whole(answer, prompts, params if ask.draws else None, how)
+            return _json(await _unless_gone(request, whole))
+        items = served.stream(prompts, params, **how)
         # A request that cannot be served is told so by its status, not within the stream.
         first = await _unless_gone(request, anext(items))
-        return StreamingResponse(self._events(answer, first, items), media_type="text/event-stream")
+        return StreamingResponse(_events(answer, first, items), media_type="text/event-stream")
 
-    async def _whole(self, answer: Answer) -> Any:
-        ask = answer.ask
+    async def _whole(
+        self, answer: Answer, prompts: list[Any], params: SamplingParams | None, how: Any
+    ) -> Any:
+        """The JSON of an answer. params: None draws nothing."""
         found: list[list[Completion]] = []
         scores: list[Score | None] = []
-        if ask.draws:
-            prompts, found = await self._served.generate(
-                ask.prompts, ask.params, tools=ask.tools, chat_template_kwargs=ask.template
-            )
+        if params is None:
+            read = await self._served.encode(prompts)
         else:
-            prompts = await self._served.encode(ask.prompts)
-        answer.prompts = [tokens.tolist() for tokens in prompts]
-        if ask.echo and ask.logprobs:
-            scores = await self._scores(answer.prompts)
-        return answer.whole(found, scores)
-
-    async def _scores(self, prompts: list[list[int]]) -> list[Score | None]:
-        """The score of each prompt; None for one of a single token, which has none."""
-        long = [tokens for tokens in prompts if len(tokens) > 1]
-        scores = iter(await self._served.score(long) if long else ())
-        return [next(scores) if len(tokens) > 1 else None for tokens in prompts]
-
-    async def _events(
-        self,
-        answer: Answer,
-        first: tuple[int, Any],
-        items: AsyncGenerator[tuple[int, Any], None],
-    ) -> AsyncGenerator[bytes, None]:
-        """The events of a stream. When nobody reads them any more, the samples are cancelled."""
-        told: dict[int, int] = {}
-        async with aclosing(items):
-            try:
-                answer.prompts.append(first[1].tolist())
-                async for place, item in items:
-                    if isinstance(item, News | Completion):
-                        if not answer.growing:
-                            for piece in answer.first_pieces():
-                                yield _event(piece)
-                        for piece in self._pieces(answer, place, item, told):
-                            yield _event(piece)
-                    else:
-                        answer.prompts.append(item.tolist())
-                if answer.ask.with_usage:
-                    yield _event(answer.usage_piece())
-                yield b"data: [DONE]\n\n"
-            except Exception as error:
-                yield b"data: " + bytes(_failed(error).body) + b"\n\n"
-
-    @staticmethod
-    def _pieces(
-        answer: Answer, place: int, item: News | Completion, told: dict[int, int]
-    ) -> list[Any]:
-        if isinstance(item, News):
-            index = answer.choice_of(place, item.sample)
-            told[index] = told.get(index, 0) + len(item.tokens)
-            piece = answer.piece(index, item)
-            return [] if piece is None else [piece]
-        index = answer.choice_of(place, item.sample_index)
-        return [answer.last_piece(index, item, told.get(index, 0))]
+            read, found = await self._served.generate(prompts, params, **how)
+        answer.prompts = [tokens.tolist() for tokens in read]
+        if answer.ask.echo and answer.ask.num_top is not None:
+            long = [tokens for tokens in answer.prompts if len(tokens) > 1]
+            known = iter(await self._served.score(long) if long else ())
+            scores = [next(known) if len(tokens) > 1 else None for tokens in answer.prompts]
+        # Many log-probabilities take a while, and others are to be served meanwhile.
+        return await asyncio.to_thread(answer.whole, found, scores)
 
     async def _models(self, request: Request) -> Response:
         card = {"id": self._name, "object": "model", "created": self._started,
@@ -211,9 +159,6 @@ class Server:
             raise HTTPException(404, f"the model {name!r:.80} is not served")
         return _json(card)
 
-    async def _metrics(self, request: Request) -> Response:
-        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
-
     async def _health(self, request: Request) -> Response:
         failure = self._served.failure
         if failure is not None:
@@ -221,34 +166,22 @@ class Server:
         return _json({"status": "ok"})
 
 
-class _Engine(Collector):
-    """What the engine has computed and has under way, for Prometheus."""
-
-    def __init__(self, served: AsyncLLM) -> None:
-        self._served = served
-
-    def collect(self) -> Any:
-        usages, status = self._served.usages(), self._served.status()
-        for name, told in (
-            ("prompt_tokens_computed", "Prompt tokens that went through the model."),
-            ("decoded_tokens", "Generated tokens."),
-            ("drafted_tokens", "Tokens that were guessed."),
-            ("accepted_tokens", "Guessed tokens that were drawn."),
-            ("recomputed_tokens", "Tokens computed again after their pages had been taken."),
-            ("prefill_steps", "Prefill passes."),
-            ("decode_steps", "Decode steps."),
-            ("key_tokens_read", "Keys that decode steps read in each layer."),
-            ("key_tokens_unshared", "Keys that they would have read without sharing."),
-        ):
-            total = sum(getattr(usage, name) for usage in usages)
-            yield CounterMetricFamily(f"treegen_{name}", told, value=total)
-        for name, told, value in (
-            ("rows", "Samples that are being decoded.", status.rows),
-            ("waiting", "Samples that wait.", self._served.num_waiting),
-            ("pages", "Cache pages in use.", status.pages),
-            ("num_pages", "Pages of the cache.", status.num_pages),
-        ):
-            yield GaugeMetricFamily(f"treegen_{name}", told, value=value)
+async def _events(
+    answer: Answer, first: tuple[int, Any], items: AsyncGenerator[tuple[int, Any], None]
+) -> AsyncGenerator[bytes, None]:
+    """The events of a stream. When nobody reads them any more, the samples are cancelled."""
+    async with aclosing(items):
+        try:
+            for piece in answer.pieces(*first):
+                yield _event(piece)
+            async for place, item in items:
+                for piece in answer.pieces(place, item):
+                    yield _event(piece)
+            if answer.ask.stream_options.include_usage:
+                yield _event(answer.usage_piece())
+            yield b"data: [DONE]\n\n"
+        except Exception as error:
+            yield b"data: " + bytes(_failed(error).body) + b"\n\n"
 
 
 async def _unless_gone(request: Request, call: Awaitable[Any]) -> Any:
@@ -282,6 +215,8 @@ def _failed(error: Exception) -> Response:
     """What a client is told of an error. What is not the client's fault is logged."""
     if isinstance(error, BusyError):
         return _error(429, str(error), headers={"Retry-After": str(_RETRY_AFTER)})
+    if isinstance(error, StoppedError):
+        return _error(503, str(error))
     if isinstance(error, InputError | CapacityError):
         return _error(400, str(error), param=getattr(error, "param", None))
     _LOG.error("a request failed: %r", error)

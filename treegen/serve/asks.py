@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, NoReturn
+from typing import Annotated, Any, Final, Literal, NoReturn
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from treegen.errors import InputError
 from treegen.params import SamplingParams
 from treegen.prompts.tree import Message
-
-MAX_TOP: Final = 20
-_MAX_STOPS: Final = 64
-_DEFAULT_MAX_TOKENS: Final = 16  # of /v1/completions, as OpenAI has it
 
 # Names of SamplingParams that requests may have as they are; the last ones as vLLM's server has.
 _SAMPLING: Final = (
@@ -21,19 +18,21 @@ _SAMPLING: Final = (
     "top_k", "min_p", "min_tokens", "stop_token_ids", "ignore_eos", "repetition_penalty",
     "max_thinking_tokens",
 )  # fmt: skip
-_READ: Final = ("model", "stream", "stream_options", "stop", "logit_bias", "max_tokens", "logprobs")
 # What changes no answer.
 _HARMLESS: Final = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
     "prompt_cache_retention", "parallel_tool_calls",
 )  # fmt: skip
-_KNOWN: Final = {
-    "completions": {"prompt", "echo", "best_of", "suffix"},
-    "chat": {
-        "messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice",
-        "response_format", "chat_template_kwargs", "separate_reasoning",
-    },
-}  # fmt: skip
+_ONLY_COMPLETIONS: Final = ("prompt", "echo", "best_of", "suffix")
+_ONLY_CHATS: Final = (
+    "messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice",
+    "response_format", "chat_template_kwargs", "separate_reasoning",
+)  # fmt: skip
+_DEFAULT_MAX_TOKENS: Final = 16  # of /v1/completions, as OpenAI has it
+
+_Length = Annotated[int, Field(ge=0)]
+_Top = Annotated[int, Field(ge=0, le=20)]
+_Token = Annotated[int, Field(strict=False)]  # names in JSON are text
 
 
 class AskError(InputError):
@@ -44,218 +43,185 @@ class AskError(InputError):
         self.param = param
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A request as it was understood.
+class _Options(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    include_usage: bool | None = False
+    include_obfuscation: bool | None = False
 
-    model: the name that it gives. prompts: what to sample from; chat has one.
-    params: how to sample. draws: whether anything is to be sampled; else prompts are only echoed.
-    streams: whether to stream; with_usage: whether the stream ends with the usage.
-    echo: whether to give the prompt before the text. logprobs: whether to report them.
-    tools, template: for the chat template. With tools, calls are looked for in the text.
-    separates: whether thinking is given apart from the content, as `reasoning_content`.
+
+class Ask(BaseModel):
+    """The body of a request, of a chat if it has messages; made by `read_ask`.
+
+    sampling: what SamplingParams checks. The other fields have the names that clients give them.
     """
 
-    model: str
-    prompts: list[str | list[int] | list[Message]]
-    params: SamplingParams
-    is_chat: bool
-    draws: bool = True
-    streams: bool = False
-    with_usage: bool = False
+    model_config = ConfigDict(strict=True)
+    sampling: dict[str, Any]
+    model: str = ""
+    stream: bool = False
+    stream_options: _Options = _Options()
+    max_tokens: _Length | None = None
+    stop: Annotated[
+        list[Annotated[str, Field(max_length=1_000)]],
+        BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
+        Field(max_length=64),
+    ] = []
+    logit_bias: dict[_Token, Any] = {}
+    logprobs: bool | _Top | None = None  # the first in a chat, else the second
+
+    prompt: Any = None
     echo: bool = False
-    logprobs: bool = False
+    best_of: int | None = None
+    suffix: Literal[""] = ""
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
+    max_completion_tokens: _Length | None = None
+    top_logprobs: _Top = 0
     tools: list[Any] | None = None
-    template: Mapping[str, Any] = field(default_factory=dict)
-    separates: bool = False
+    tool_choice: Literal["auto", "none"] = "auto"
+    response_format: dict[Literal["type"], Literal["text"]] = {}
+    chat_template_kwargs: dict[str, Any] = {}
+    separate_reasoning: bool = False
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether messages are asked about."""
+        return self.messages is not None
+
+    @property
+    def num_top(self) -> int | None:
+        """How many alternatives of each token to report; None reports no log-probabilities."""
+        if self.is_chat:
+            return self.top_logprobs if self.logprobs else None
+        return self.logprobs
+
+    @property
+    def shown_tools(self) -> list[Any] | None:
+        """The tools that the model may call."""
+        return self.tools if self.tools and self.tool_choice == "auto" else None
+
+    @property
+    def draws(self) -> bool:
+        """Whether anything is to be sampled; else prompts are only echoed."""
+        return self.max_tokens != 0
+
+    def prompts(self) -> list[str | list[int] | list[Message]]:
+        """What to sample from; a chat has one.
+
+        Raises:
+            AskError: it cannot be read.
+        """
+        if self.messages is not None:
+            return [[_message(each) for each in self.messages]]
+        prompt = self.prompt
+        if isinstance(prompt, str) or _is_tokens(prompt):
+            return [prompt]
+        if isinstance(prompt, list) and prompt and all(_is_tokens(p) for p in prompt):
+            return prompt
+        if isinstance(prompt, list) and prompt and all(isinstance(p, str) for p in prompt):
+            return prompt
+        raise AskError("prompt must be a string, token ids, or a list of strings or of token ids",
+                       "prompt")  # fmt: skip
+
+    def params(self, room: int) -> SamplingParams:
+        """How to sample. room: tokens of a chat's answer at most, where it says nothing.
+
+        Raises:
+            InputError: a sampling parameter cannot be used.
+        """
+        usual = room if self.is_chat else _DEFAULT_MAX_TOKENS
+        given = [self.max_completion_tokens, self.max_tokens, usual]
+        return SamplingParams(
+            **self.sampling,
+            reasoning_tags="auto" if self.separate_reasoning else None,
+            max_tokens=next(each for each in given if each is not None) if self.draws else 1,
+            stop=[each for each in self.stop if each],
+            logprobs=self.num_top or 0,
+            logit_bias=self.logit_bias or None,
+        )
 
 
-def read_json(body: bytes) -> dict[str, Any]:
-    """The object that a body is.
+def read_json(text: bytes, name: str = "the body") -> dict[str, Any]:
+    """The object that a text is, without what is null. name: what messages call it.
 
     Raises:
         AskError: it is none.
     """
     try:
-        found = json.loads(body, parse_constant=_no_constant)
+        found = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise AskError(f"the body is no JSON: {error}") from None
+        raise AskError(f"{name} is no JSON: {error}") from None
     if not isinstance(found, dict):
-        raise AskError("the body is no JSON object")
+        raise AskError(f"{name} is no JSON object")
     return {name: value for name, value in found.items() if value is not None}
+
+
+def read_ask(body: Mapping[str, Any], *, is_chat: bool) -> Ask:
+    """What the body of a request asks for.
+
+    Raises:
+        AskError: it asks for what cannot be done.
+    """
+    known = {*Ask.model_fields, *_SAMPLING, *_HARMLESS} - {"sampling"}
+    for name in body:
+        if name not in known or name in (_ONLY_COMPLETIONS if is_chat else _ONLY_CHATS):
+            raise AskError(f"{name} is not supported; leave it out", name[:80])
+    sampling = {name: body[name] for name in _SAMPLING if name in body}
+    needed: dict[str, Any] = {"messages": []} if is_chat else {}
+    try:
+        ask = Ask.model_validate({**needed, **body, "sampling": sampling})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = [str(each)[:80] for each in first["loc"]]
+        raise AskError(f"{'.'.join(where)}: {first['msg']}", where[0]) from None
+    refused = {
+        "logprobs must be a number, and in a chat true or false": ask.logprobs is not None
+        and isinstance(ask.logprobs, bool) != is_chat,
+        "top_logprobs needs logprobs=true": ask.top_logprobs and not ask.logprobs,
+        "logprobs with echo must be 0 (no alternatives for prompts)": ask.echo and ask.num_top,
+        "logprobs with echo cannot be streamed": ask.echo
+        and ask.stream
+        and ask.num_top is not None,
+        "max_tokens 0 is only for echo, not streamed": not ask.draws
+        and (ask.stream or not ask.echo),
+        "stream_options is for stream=true": ask.stream_options.include_usage and not ask.stream,
+        "best_of other than n is not supported": ask.best_of not in (None, body.get("n", 1)),
+        # It could compute for ever.
+        "chat_template_kwargs cannot have a chat_template": "chat_template"
+        in ask.chat_template_kwargs,
+        "separate_reasoning cannot be streamed": ask.separate_reasoning and ask.stream,
+    }
+    for told, is_so in refused.items():
+        if is_so:
+            raise AskError(f"{told}; leave it out or change it", told.split()[0])
+    return ask
 
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
 
 
-def read_ask(body: Mapping[str, Any], *, is_chat: bool, context_length: int) -> Ask:
-    """What the body of a request asks for.
-
-    context_length: tokens of a chat's answer at most, where it says nothing.
-
-    Raises:
-        AskError: it asks for what cannot be done.
-        InputError: a sampling parameter cannot be used.
-    """
-    known = {*_SAMPLING, *_READ, *_HARMLESS, *_KNOWN["chat" if is_chat else "completions"]}
-    for name in body:
-        if name not in known:
-            raise AskError(f"{name} is not supported; leave it out", name[:80])
-    given = {name: body[name] for name in _SAMPLING if name in body}
-    max_tokens = _max_tokens(body, context_length if is_chat else _DEFAULT_MAX_TOKENS)
-    streams = _flag(body, "stream")
-    options = _typed(body, "stream_options", dict, {})
-    if options and not streams:
-        raise AskError("stream_options is for stream=true", "stream_options")
-    for name in options.keys() - {"include_usage", "include_obfuscation"}:
-        raise AskError(f"stream_options has {name}, which is not supported", "stream_options")
-    num_top, logprobs = _logprobs(body, is_chat=is_chat)
-    echo = _flag(body, "echo")
-    if echo and num_top:
-        raise AskError("logprobs with echo must be 0 (no alternatives for prompts)", "logprobs")
-    if echo and streams and logprobs:
-        raise AskError("logprobs with echo cannot be streamed", "logprobs")
-    if not max_tokens and not (echo and not streams):
-        raise AskError("max_tokens 0 is only for echo, not streamed; ask for 1 or more",
-                       "max_tokens")  # fmt: skip
-    if "best_of" in body and body["best_of"] != body.get("n", 1):
-        raise AskError("best_of other than n is not supported; leave it out", "best_of")
-    if body.get("suffix"):
-        raise AskError("suffix is not supported; leave it out", "suffix")
-    separates = _flag(body, "separate_reasoning")
-    if separates and streams:
-        raise AskError("separate_reasoning cannot be streamed; leave out one of the two",
-                       "separate_reasoning")  # fmt: skip
-    params = SamplingParams(
-        **given,
-        reasoning_tags="auto" if separates else None,
-        max_tokens=max(max_tokens, 1),
-        stop=_stops(body),
-        logprobs=num_top,
-        logit_bias=_bias(body),
-    )
-    tools, template = _tools(body), _typed(body, "chat_template_kwargs", dict, {})
-    return Ask(
-        model=_typed(body, "model", str, ""),
-        prompts=[_messages(body)] if is_chat else _prompts(body),
-        params=params,
-        is_chat=is_chat,
-        draws=max_tokens > 0,
-        streams=streams,
-        with_usage=_flag(options, "include_usage"),
-        echo=echo,
-        logprobs=logprobs,
-        tools=tools,
-        template=template,
-        separates=separates,
-    )
+def _is_tokens(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
 
 
-def _typed(body: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
-    value = body.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise AskError(f"{name} must be {kind.__name__}, got {value!r:.80}", name)
-    return value
-
-
-def _flag(body: Mapping[str, Any], name: str) -> bool:
-    return bool(_typed(body, name, bool, False))
-
-
-def _max_tokens(body: Mapping[str, Any], default: int) -> int:
-    both = [_typed(body, name, int, None) for name in ("max_completion_tokens", "max_tokens")]
-    found = next((value for value in both if value is not None), default)
-    if found < 0:
-        raise AskError(f"max_tokens must be at least 0, got {found}", "max_tokens")
-    return int(found)
-
-
-def _logprobs(body: Mapping[str, Any], *, is_chat: bool) -> tuple[int, bool]:
-    """How many alternatives to report, and whether to report log-probabilities at all."""
-    name = "top_logprobs" if is_chat else "logprobs"
-    num = _typed(body, name, int, None)
-    wanted = _flag(body, "logprobs") if is_chat else num is not None
-    if num is not None and not 0 <= num <= MAX_TOP:
-        raise AskError(f"{name} must be from 0 to {MAX_TOP}, got {num}", name)
-    if num and not wanted:
-        raise AskError("top_logprobs needs logprobs=true", name)
-    return num or 0, wanted
-
-
-def _stops(body: Mapping[str, Any]) -> tuple[str, ...]:
-    stop = body.get("stop", ())
-    stops = (stop,) if isinstance(stop, str) else stop
-    if not isinstance(stops, list | tuple) or any(not isinstance(each, str) for each in stops):
-        raise AskError("stop must be a string or a list of strings", "stop")
-    if len(stops) > _MAX_STOPS:
-        raise AskError(f"stop has {len(stops):,} strings; give at most {_MAX_STOPS}", "stop")
-    return tuple(each for each in stops if each)
-
-
-def _bias(body: Mapping[str, Any]) -> dict[int, float] | None:
-    bias = _typed(body, "logit_bias", dict, {})
-    try:
-        return {int(token): value for token, value in bias.items()} or None
-    except ValueError:
-        raise AskError("logit_bias must map token ids to numbers", "logit_bias") from None
-
-
-def _prompts(body: Mapping[str, Any]) -> list[str | list[int] | list[Message]]:
-    prompt = body.get("prompt")
-    if isinstance(prompt, str):
-        return [prompt]
-    if isinstance(prompt, list) and prompt:
-        if all(type(each) is int for each in prompt):
-            return [prompt]
-        if all(isinstance(each, str) for each in prompt) or all(
-            isinstance(each, list) and each and all(type(token) is int for token in each)
-            for each in prompt
-        ):
-            return prompt
-    raise AskError("prompt must be a string, token ids, or a list of strings or of token ids",
-                   "prompt")  # fmt: skip
-
-
-def _messages(body: Mapping[str, Any]) -> list[Message]:
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise AskError("messages must be a list of at least one message", "messages")
-    return [_message(each) for each in messages]
-
-
-def _message(message: Any) -> Message:
-    if not isinstance(message, dict):
-        raise AskError("a message must be an object", "messages")
+def _message(message: dict[str, Any]) -> Message:
+    """A message as chat templates expect it: its text in one piece, tool calls as objects."""
     found = {name: value for name, value in message.items() if value is not None}
-    content = found.get("content")
-    if isinstance(content, list):
+    if isinstance(content := found.get("content"), list):
         parts = [part.get("text") for part in content if isinstance(part, dict)]
         texts = [text for text in parts if isinstance(text, str)]
         if len(texts) < len(content):
             raise AskError("only parts of type text are supported in messages", "messages")
         found["content"] = "".join(texts)
-    for call in _typed(found, "tool_calls", list, []):
-        _read_arguments(call)
+    if not isinstance(calls := found.get("tool_calls", []), list):
+        raise AskError(f"tool_calls must be a list, got {calls!r:.80}", "messages")
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            raise AskError("tool_calls must have functions", "messages")
+        if isinstance(arguments := function.get("arguments"), str):
+            function["arguments"] = read_json(
+                arguments.encode("utf-8", "replace"), "a tool call's arguments"
+            )
     return found
-
-
-def _read_arguments(call: Any) -> None:
-    """Give a tool call its arguments as an object, as chat templates expect them."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict):
-        raise AskError("tool_calls must have functions", "messages")
-    if isinstance(arguments := function.get("arguments"), str):
-        function["arguments"] = read_json(arguments.encode("utf-8", "replace"))
-
-
-def _tools(body: Mapping[str, Any]) -> list[Any] | None:
-    tools = _typed(body, "tools", list, None)
-    choice = body.get("tool_choice", "auto" if tools else "none")
-    if choice not in ("auto", "none"):
-        raise AskError("tool_choice must be auto or none", "tool_choice")
-    if body.get("response_format", {"type": "text"}) != {"type": "text"}:
-        raise AskError("response_format other than text is not supported", "response_format")
-    return tools if tools and choice == "auto" else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from socket import socket
 from types import FrameType
 from typing import Final
@@ -15,6 +16,7 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from treegen.async_llm import AsyncLLM
+from treegen.errors import InputError
 from treegen.llm import LLM
 from treegen.serve.app import Server
 from treegen.serve.sockets import url_of
@@ -22,16 +24,38 @@ from treegen.serve.sockets import url_of
 # Longer than clients keep a connection idle. Who closes it must not be the server, because the next
 # request may be on its way.
 _IDLE_SECONDS: Final = 75
+_HEAD_SECONDS: Final = 30  # of a request's first lines; the application itself waits for its body
+_TOLD_SECONDS: Final = 10  # for telling clients that they are not answered any more
 
 
 class _Protocol(H11Protocol):
-    """Takes a client that sends rubbish after its request for one that has gone.
+    """Hangs up on clients whose requests do not come, and on those that send rubbish."""
 
-    uvicorn's own would try to answer both, and fail with a traceback in the log.
-    """
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for a request, but not for ever."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Read on, and wait for the rest of a request, but not for ever."""
+        super().data_received(data)
+        self._watch()
+
+    def _watch(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:  # it is being answered
+            if self._late is not None:
+                self._late.cancel()
+            self._late = None
+        elif self._late is None:
+            self._late = self.loop.call_later(_HEAD_SECONDS, self.transport.close)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer rubbish, if the request before it was answered to its end, and hang up."""
+        """Answer rubbish, if the request before it was answered to its end, and hang up.
+
+        uvicorn's own would try to answer both, and fail with a traceback in the log.
+        """
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -40,29 +64,50 @@ class _Protocol(H11Protocol):
         self.transport.close()
 
 
-def config_of(app: Starlette, *, drain_seconds: int | None = None) -> uvicorn.Config:
+def config_of(app: Starlette) -> uvicorn.Config:
     """How uvicorn is to run the server's application; see `serve`."""
     return uvicorn.Config(
-        app, http=_Protocol, log_level="warning", lifespan="off", timeout_keep_alive=_IDLE_SECONDS,
-        timeout_graceful_shutdown=drain_seconds,
+        app, http=_Protocol, ws="none", log_level="warning", lifespan="off",
+        timeout_keep_alive=_IDLE_SECONDS,
     )  # fmt: skip
 
 
 class _Listening(uvicorn.Server):
-    """Ends by the first signal once all requests are answered, by the second at once."""
+    """Ends by the first signal once requests are answered, or in time; by the second at once."""
 
-    def __init__(self, config: uvicorn.Config, on_start: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        served: AsyncLLM,
+        drain_seconds: int,
+        on_start: Callable[[str], None],
+    ) -> None:
         super().__init__(config)
-        self._on_start = on_start
+        self._served, self._drain_seconds, self._on_start = served, drain_seconds, on_start
+        config.timeout_graceful_shutdown = drain_seconds + _TOLD_SECONDS
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
-        await super().startup(sockets)
+        self._loop = asyncio.get_running_loop()
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # two may have bound one address before either listened
+            raise InputError(f"cannot listen: {error}; choose another port") from error
         if self.started and sockets:
             self._on_start(url_of(sockets[0]))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.force_exit = self.should_exit
+        if self.should_exit:
+            self._loop.call_soon_threadsafe(self._drop)
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        timer = self._loop.call_later(self._drain_seconds, self._drop)
+        await super().shutdown(sockets)
+        timer.cancel()
+
+    def _drop(self) -> None:
+        """End what is under way; who asked for it is told so."""
+        self._loop.run_in_executor(None, partial(self._served.close, drain=False))
 
 
 def serve(
@@ -83,12 +128,12 @@ def serve(
     on_start: called with the URL once requests are taken.
 
     Raises:
-        InputError: max_waiting cannot be used.
+        InputError: max_waiting cannot be used, or another program listens there.
     """
     with AsyncLLM(llm, max_waiting=max_waiting) as served:
         server = Server(served, name=name, api_key=api_key, max_body=max_body)
-        config = config_of(server.app(), drain_seconds=drain_seconds)
+        listening = _Listening(config_of(server.app()), served, drain_seconds, on_start)
         try:
-            asyncio.run(_Listening(config, on_start).serve([at]))
+            asyncio.run(listening.serve([at]))
         finally:
             served.close(drain=False)

@@ -34,6 +34,7 @@ class News:
     number: of its request. sample: its index.
     tokens: token ids. logprobs: the natural-log probability of each.
     top: for each token the likeliest (token id, logprob) pairs, if they were asked for.
+    text: what can be told of its text now, where texts are told; see `AsyncLLM.stream`.
     """
 
     number: int
@@ -41,6 +42,7 @@ class News:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     top: tuple[tuple[tuple[int, float], ...], ...]
+    text: str = ""
 
 
 @dataclass(slots=True, eq=False)

@@ -1,0 +1,55 @@
+"""What the server tells Prometheus."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
+
+from treegen.async_llm import AsyncLLM
+
+
+class Metrics(Collector):
+    """Requests, and what the engine has computed and has under way."""
+
+    def __init__(self, served: AsyncLLM) -> None:
+        """The metrics of what is served."""
+        self._served, self._registry = served, CollectorRegistry()
+        self._registry.register(self)
+        self.requests = Counter(
+            "treegen_requests", "Requests, by path and status.", ["path", "status"],
+            registry=self._registry,
+        )  # fmt: skip
+
+    async def response(self, request: Request) -> Response:
+        """All metrics as Prometheus reads them."""
+        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
+
+    def collect(self) -> Any:
+        """What the engine has computed and has under way."""
+        usages, status = self._served.usages(), self._served.status()
+        for name, told in (
+            ("prompt_tokens_computed", "Prompt tokens that went through the model."),
+            ("decoded_tokens", "Generated tokens."),
+            ("drafted_tokens", "Tokens that were guessed."),
+            ("accepted_tokens", "Guessed tokens that were drawn."),
+            ("recomputed_tokens", "Tokens computed again after their pages had been taken."),
+            ("prefill_steps", "Prefill passes."),
+            ("decode_steps", "Decode steps."),
+            ("key_tokens_read", "Keys that decode steps read in each layer."),
+            ("key_tokens_unshared", "Keys that they would have read without sharing."),
+        ):
+            total = sum(getattr(usage, name) for usage in usages)
+            yield CounterMetricFamily(f"treegen_{name}", told, value=total)
+        for name, told, value in (
+            ("rows", "Samples that are being decoded.", status.rows),
+            ("waiting", "Samples that wait.", self._served.num_waiting),
+            ("pages", "Cache pages in use.", status.pages),
+            ("num_pages", "Pages of the cache.", status.num_pages),
+        ):
+            yield GaugeMetricFamily(f"treegen_{name}", told, value=value)
