@@ -25,6 +25,7 @@ from treegen.engine.draft_model import ModelDrafter, SameVocabulary, look_at_dra
 from treegen.engine.execute import Executor
 from treegen.engine.graphs import DecodeGraphs
 from treegen.engine.keeping import check_room_to_keep, keep_prompt
+from treegen.engine.padding import several_rows
 from treegen.engine.row_queue import LiveRows
 from treegen.engine.run_state import RunState
 from treegen.engine.scheduler import Scheduler
@@ -205,7 +206,8 @@ class LLM(Calls):
         self.speculate, self._draft_tokens = speculate, draft_tokens
         weights = sum(each.nbytes for each in self.model.module.parameters())
         weight_keys = weights / self.spec.kv_bytes_per_token
-        self._pace = Pace(_FREE_TOKENS[self.model.device.type], weight_keys)
+        multiple = several_rows(1) if self.model.device.type == "cuda" else 1
+        self._pace = Pace(_FREE_TOKENS[self.model.device.type], weight_keys, multiple)
         self._stoppings = Stoppings()
         self._graphs: DecodeGraphs | None = None
         on_gpu = self.model.device.type == "cuda"

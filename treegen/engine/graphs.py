@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from treegen.attention.gpu.state import StaticState, TritonState
+from treegen.engine.padding import padded_rows, several_rows
 from treegen.engine.step import NUM_INPUTS, POSITION, DecodeStep
 from treegen.model.batch import Batch
 from treegen.model.states import states_in_slots
@@ -32,7 +33,6 @@ from treegen.sampling.draw import Draws, SamplingBatch
 
 _MAX_GRAPHS = 48
 _PATIENCE = 8.0  # steps' worth of padding in larger graphs before one of the size is captured
-_SEVERAL = 32  # steps that verify guesses have a multiple of so many rows
 _FIRST_ROOM = 4096  # drawn tokens to have room for at first
 _capturing = threading.Lock()  # a capture fails if another one waits for the whole GPU meanwhile
 
@@ -232,16 +232,6 @@ def _borrowed(tensor: Tensor) -> Tensor:
     return torch.as_tensor(raw, device=tensor.device).view(tensor.dtype)
 
 
-def padded_rows(num_rows: int) -> int:
-    """The number of rows of the graph that decodes `num_rows` live rows."""
-    if num_rows <= 16:
-        # Never 1: the compiler would make other kernels for it when a run is nearly over.
-        return 1 << max(num_rows - 1, 1).bit_length()
-    # Of many rows, matrix products take 128 or more at a time.
-    step = 16 if num_rows <= 128 else 64 if num_rows <= 512 else 128
-    return -(-num_rows // step) * step
-
-
 def _draws_several(state: TritonState) -> bool:
     """Whether rows have several query rows each, of which one must not see the keys of the next."""
     return any(level.causal for level in state.levels)
@@ -251,12 +241,11 @@ def _size_of(step: DecodeStep, state: TritonState) -> int:
     """The number of rows of the graph of a step."""
     if not _draws_several(state):
         return padded_rows(step.num_rows)
-    # Their number is another in each step. So there are few sizes.
-    return -(-step.num_rows // _SEVERAL) * _SEVERAL
+    return several_rows(step.num_rows)
 
 
 def _most_padded(num_rows: int) -> int:
-    return max(padded_rows(num_rows), -(-num_rows // _SEVERAL) * _SEVERAL)
+    return max(padded_rows(num_rows), several_rows(num_rows))
 
 
 def _static_step(step: DecodeStep, size: int, state: StaticState, drawn_P1: Tensor) -> DecodeStep:

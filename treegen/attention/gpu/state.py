@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from treegen.attention.gpu.dense import DenseRun, find_run
 from treegen.attention.gpu.fold import fold_list
+from treegen.attention.gpu.ragged import are_ragged, ragged_list
 from treegen.attention.gpu.units import HEIGHTS, UNIT, WorkList, work_list
 from treegen.attention.level import HostLevel
 from treegen.device import staged, to_device_together
@@ -88,6 +90,8 @@ class TritonState:
             heads = shape.kv_heads, shape.per_head
             return fold_list(levels, shape.num_rows, *heads, processors, shape.tallest), None
         form = shape.kv_heads, shape.per_head, shape.page_size
+        if are_ragged(levels):
+            return ragged_list(levels, shape.num_rows, *form, processors, shape.tallest), None
         dense = None
         if shape.may_be_dense:
             dense = find_run(levels, shape.num_rows, live_rows, *form, processors)
@@ -179,6 +183,7 @@ def _copy(work: WorkList, room: DeviceWork) -> None:
     room.memory[: len(flat)].copy_(staged(flat, room.memory.device), non_blocking=True)
 
 
+@cache
 def _processors(device: torch.device) -> int:
     """Multiprocessors of a device."""
     if device.type != "cuda":
