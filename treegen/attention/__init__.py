@@ -1,6 +1,6 @@
 """Attention of query rows over levels of shared and own keys: one softmax, exactly."""
 
-from treegen.attention.api import attend, prepare, prepare_host, register
+from treegen.attention.api import attend, choose, prepare, prepare_host, register
 from treegen.attention.level import HostLevel, Items, Level
 from treegen.attention.merge import merge
 from treegen.attention.types import Implementation, Options, Prepared
@@ -13,6 +13,7 @@ __all__ = [
     "Options",
     "Prepared",
     "attend",
+    "choose",
     "merge",
     "prepare",
     "prepare_host",

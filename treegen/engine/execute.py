@@ -6,6 +6,7 @@ from the same description, which rank 0 sends to the others before it computes i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treegen.attention import HostLevel, Prepared, prepare_host
+from treegen.attention import HostLevel, Implementation, Prepared, choose, prepare_host
 from treegen.cache.pool import PagedCache
 from treegen.device import to_device, to_device_together
 from treegen.engine.agreement import STEPS, Agreement
@@ -138,6 +139,11 @@ class Executor:
         if self._ranks is not None:
             self._ranks.check()
 
+    @functools.cached_property
+    def _implementation(self) -> Implementation:
+        """The attention; to look for it at each pass would cost the host time."""
+        return choose(self._impl, self._model.device)
+
     def prefill(self, given: PrefillInputs) -> tuple[Tensor, Prepared]:
         """The logits [wanted, V] of a prefill pass, and how it attended."""
         if self._beside is not None:
@@ -149,7 +155,7 @@ class Executor:
             states = None
             if given.pieces is not None and cache.states is not None:
                 states = states_of_pieces(given.pieces, cache.states.layers)
-            levels = prepare_host(given.levels, positions_T, device, self._impl)
+            levels = prepare_host(given.levels, positions_T, device, self._implementation)
             batch = Batch(tokens_T, positions_T, slots_T, wanted_S, levels, cache.layers, states)
             return self._model.forward(batch), levels
 
@@ -167,7 +173,7 @@ class Executor:
             assert rows is not None and sampling is not None
             inputs_7T = to_device(given.inputs, device)
             levels = [*rows.levels, given.own]
-            prepared = prepare_host(levels, inputs_7T[POSITION], device, self._impl)
+            prepared = prepare_host(levels, inputs_7T[POSITION], device, self._implementation)
             states = None
             if given.states is not None and cache.states is not None:
                 fold_lists(cache.states, given.states.folds)

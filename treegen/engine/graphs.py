@@ -122,7 +122,8 @@ class DecodeGraphs:
             and each.step.layers[0].keys is keys
             and each.step.sampling.is_plain == step.sampling.is_plain
         ]
-        usable.sort(key=lambda each: each.step.num_rows)
+        if len(usable) > 1:
+            usable.sort(key=lambda each: each.step.num_rows)
         for entry in usable:
             if entry.state.load(state):
                 self._padding[size] += 1 - size / entry.step.num_rows
