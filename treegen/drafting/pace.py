@@ -152,13 +152,17 @@ class Pace:
         self._pause, self._idle, self._streak = self._next_pause, 0, 0
         self._next_pause = min(2 * self._next_pause, _MOST_PAUSE)
 
-    def choose(self, num_R: Ints, chance_R: Floats, keys: int, most: int) -> tuple[Ints, float]:
+    def choose(
+        self, num_R: Ints, chance_R: Floats, keys: int, most: int, later_R: Floats | None = None
+    ) -> tuple[Ints, float]:
         """How many of its guesses to verify of each row, and how many should be right in all.
 
-        num_R: how many each has. chance_R: how likely each is right, if those before it were.
+        num_R: how many each has. chance_R: how likely the first is right. later_R: how likely each
+        further one is, if those before it were; None for as likely.
         """
         place_K = np.arange(1, most + 1)
-        gain_RK = chance_R[:, None] ** place_K
+        gain_RK = (chance_R if later_R is None else later_R)[:, None] ** (place_K - 1)
+        gain_RK *= chance_R[:, None]
         gain_RK *= 1 - 1e-6 * np.arange(len(num_R))[:, None]  # so that no two are equal
         gain_RK[place_K > num_R[:, None]] = 0.0
         outlook = self._look(len(num_R), keys, most)

@@ -77,9 +77,7 @@ def make_level(
     )
 
 
-def with_rows(
-    level: HostLevel, offsets: Ints, memo: dict[Any, Any] | None = None
-) -> HostLevel:
+def with_rows(level: HostLevel, offsets: Ints, memo: dict[Any, Any] | None = None) -> HostLevel:
     """A level of items that have several query rows each, where each item had one.
 
     offsets: item i now has the rows offsets[i] to offsets[i + 1].

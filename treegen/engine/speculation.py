@@ -90,7 +90,7 @@ class Speculation:
         num_R = np.minimum(num_R, room_R)
         if self._options.pace is not None:
             num_R, self._expected = self._options.pace.choose(
-                num_R, drafts.chance_R, self._keys, self._options.most
+                num_R, drafts.chance_R, self._keys, self._options.most, drafts.later_R
             )
         num_R = self._live.extended(order, counts, num_R)
         return Guesses(tokens_RK, num_R, drafts.kind_R) if num_R.any() else None

@@ -13,9 +13,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from treegen.attention.gpu.units import HEIGHTS, UNIT, WorkList, kind_of, splits_of, table_of
+from treegen.attention.gpu.units import (
+    HEIGHTS,
+    KEYS_PER_SPLIT,
+    UNIT,
+    WorkList,
+    kind_of,
+    splits_of,
+    table_of,
+)
 from treegen.attention.level import HostLevel, IntArray, Items
 
+_FEW_KEYS = 4096  # of a level
 _NONE = np.empty((0, UNIT), dtype=np.int64)
 
 
@@ -72,12 +81,10 @@ def _entries(
     assert items is not None
     if level.causal:
         # An item's own keys grow from pass to pass. There is always one.
-        key = "own", int(level.kv_len_G.max(initial=0)).bit_length(), given
+        key = "own", int(level.kv_len_G.max(initial=0)) // KEYS_PER_SPLIT, given
         if key not in items.memo:
             items.memo[key] = _shape_of(level, items, *given)
         groups, kind, splits = items.memo[key]
-        # Fewer shapes need fewer graphs.
-        splits = 1 << (splits.bit_length() - 1)
         return _table(level, items, groups, splits, part, offset, given[3]), kind, splits
     key = "shared", part, offset, given
     if key not in items.memo:
@@ -92,13 +99,24 @@ def _shape_of(
     level: HostLevel, items: Items, num_rows: int, kv_heads: int, per_head: int, page_size: int,
     processors: int, tallest: int,
 ) -> tuple[IntArray, int, int]:  # fmt: skip
-    """The groups that have items and keys, the height of units, and the splits."""
+    """The groups that have items and keys, the height of units, and the splits.
+
+    Few of them for many kinds of passes: each is another graph.
+    """
     num_G = items.stop_G - items.start_G
     groups = np.flatnonzero((num_G > 0) & (level.kv_len_G > 0))
     keys = level.kv_len_G[groups]
-    rows = num_G[groups] * -(-num_rows // items.num)
-    kind = max(kind_of(rows * per_head, keys, tallest), 1)
-    return groups, kind, splits_of(rows, keys, kind, per_head, kv_heads, processors)
+    rows = -(-num_G[groups] * num_rows // items.num)
+    if not level.causal and int(keys.sum()) <= _FEW_KEYS:
+        # What suits them best matters less than that all passes have the same.
+        one = np.array([num_rows])
+        kind = kind_of(one * per_head, np.ones_like(one), tallest)
+    else:
+        kind = kind_of((1 << np.ceil(np.log2(rows)).astype(np.int64)) * per_head, keys, tallest)
+    kind = max(kind, 1)
+    splits = splits_of(rows, keys, kind, per_head, kv_heads, processors)
+    low = 1 << (splits.bit_length() - 1)
+    return groups, kind, low + low // 2 if splits >= low + low // 2 else low
 
 
 def _table(
