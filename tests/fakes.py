@@ -38,6 +38,7 @@ from treegen.spec import DeltaSpec
 
 if TYPE_CHECKING:
     from treegen.engine.graphs import DecodeGraphs
+    from treegen.engine.speculation import SpeculationOptions
 
 EOS = 1
 
@@ -268,6 +269,7 @@ def scheduler_of(
     on_prefilled: Callable[[LiveRequest], None] | None = None,
     run_ahead: bool = False,
     graphs: DecodeGraphs | None = None,
+    speculation: SpeculationOptions | None = None,
 ) -> Scheduler:
     return Scheduler(
         plan,
@@ -283,6 +285,7 @@ def scheduler_of(
         run_ahead=run_ahead,
         graphs=graphs,
         on_prefilled=on_prefilled,
+        speculation=speculation,
     )
 
 

@@ -121,7 +121,7 @@ class Ngrams:
         place_RS, rest_RS = self._places(self._recent[slots], self._scope[slots])
         is_hit_RS = self._rest[place_RS] == rest_RS
         kind_RS = _VOTES[self._votes[place_RS]] + _GRADES * np.arange(len(_KEYS))
-        chance_RS = np.where(is_hit_RS, self._chance_2K[0, kind_RS], 0.0)
+        chance_RS = np.where(is_hit_RS, self._chance_2K[0][kind_RS], 0.0)
         best_R = chance_RS.argmax(axis=1)
         rows = np.arange(len(slots))
         entry_R = np.where(is_hit_RS[rows, best_R], self._entry[place_RS[rows, best_R]], 0)
@@ -130,7 +130,7 @@ class Ngrams:
             column[:] = self._token[entry_R]
             entry_R = self._next[entry_R]
         kind_R = kind_RS[rows, best_R]
-        return Drafts(tokens_RK, chance_RS[rows, best_R], kind_R, self._chance_2K[1, kind_R])
+        return Drafts(tokens_RK, chance_RS[rows, best_R], kind_R, self._chance_2K[1][kind_R])
 
     def learn(self, kind_R: Ints, tried_R: Ints, accepted_R: Ints) -> None:
         """Adjust the chances of the kinds of guesses."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -171,7 +172,9 @@ class Executor:
                 self._sampling = self._sampling_of(given.rows)
             rows, sampling = self._rows, self._sampling
             assert rows is not None and sampling is not None
-            inputs_7T = to_device(given.inputs, device)
+            # A graph is filled from the host.
+            is_filled = graphs is not None and given.graphs and graphs.take(self._implementation)
+            inputs_7T = to_device(given.inputs, torch.device("cpu") if is_filled else device)
             levels = [*rows.levels, given.own]
             prepared = prepare_host(levels, inputs_7T[POSITION], device, self._implementation)
             states = None

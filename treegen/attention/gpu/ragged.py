@@ -24,7 +24,7 @@ from treegen.attention.gpu.units import (
 )
 from treegen.attention.level import HostLevel, IntArray, Items
 
-_FEW_KEYS = 4096  # of a level
+_FEW_KEYS = 2048  # of a group
 _NONE = np.empty((0, UNIT), dtype=np.int64)
 
 
@@ -81,10 +81,11 @@ def _entries(
     assert items is not None
     if level.causal:
         # An item's own keys grow from pass to pass. There is always one.
-        key = "own", int(level.kv_len_G.max(initial=0)) // KEYS_PER_SPLIT, given
-        if key not in items.memo:
-            items.memo[key] = _shape_of(level, items, *given)
-        groups, kind, splits = items.memo[key]
+        size = int(level.kv_len_G.max(initial=0)) // KEYS_PER_SPLIT
+        own = "own", size, given
+        if own not in items.memo:
+            items.memo[own] = _shape_of(level, items, *given)
+        groups, kind, splits = items.memo[own]
         return _table(level, items, groups, splits, part, offset, given[3]), kind, splits
     key = "shared", part, offset, given
     if key not in items.memo:
@@ -107,13 +108,15 @@ def _shape_of(
     groups = np.flatnonzero((num_G > 0) & (level.kv_len_G > 0))
     keys = level.kv_len_G[groups]
     rows = -(-num_G[groups] * num_rows // items.num)
-    if not level.causal and int(keys.sum()) <= _FEW_KEYS:
+    kind = 1
+    if int(keys.max(initial=0)) > _FEW_KEYS:
+        kind = max(
+            kind_of((1 << np.ceil(np.log2(rows)).astype(np.int64)) * per_head, keys, tallest), 1
+        )
+    elif not level.causal:
         # What suits them best matters less than that all passes have the same.
         one = np.array([num_rows])
-        kind = kind_of(one * per_head, np.ones_like(one), tallest)
-    else:
-        kind = kind_of((1 << np.ceil(np.log2(rows)).astype(np.int64)) * per_head, keys, tallest)
-    kind = max(kind, 1)
+        kind = max(kind_of(one * per_head, one, tallest), 1)
     splits = splits_of(rows, keys, kind, per_head, kv_heads, processors)
     low = 1 << (splits.bit_length() - 1)
     return groups, kind, low + low // 2 if splits >= low + low // 2 else low
