@@ -93,11 +93,6 @@ class EngineOptions:
             raise InputError(
                 "draft_model does not go with tensor_parallel_size yet; speculate='ngram' does"
             )
-        if self.speculates and self.reproducible:
-            raise InputError(
-                "speculate and draft_model do not go with reproducible yet: passes that verify "
-                "guesses were not proven to be the same to the bit; leave out one of the two"
-            )
         if self.quantization not in (None, *QUANTIZATIONS):
             raise InputError(
                 f"quantization must be {' or '.join(QUANTIZATIONS)}, got {self.quantization!r}"

@@ -134,7 +134,7 @@ class Ngrams:
 
     def learn(self, kind_R: Ints, tried_R: Ints, accepted_R: Ints) -> None:
         """Adjust the chances of the kinds of guesses."""
-        size = self._tried_2K.shape[1]
+        size = len(self._chance_2K[0])
         is_first_R = tried_R > 0
         for place, (tried, right) in enumerate(
             [(is_first_R, accepted_R > 0), (tried_R - is_first_R, accepted_R - (accepted_R > 0))]
