@@ -69,7 +69,7 @@ class EngineOptions:
     tensor_parallel_size: int = 1
     speculate: str | DraftFunction | None = None
     draft_model: str | None = None
-    draft_tokens: int = 8
+    draft_tokens: int = 12
 
     def __post_init__(self) -> None:
         check_sharing(self.sharing)

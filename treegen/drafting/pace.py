@@ -204,7 +204,8 @@ class Pace:
     def _looked(self, num_rows: int, keys: int, most: int) -> _Outlook:
         rows = np.array([num_rows])
         # Passes are tried that are somewhat larger than those that were measured.
-        largest = min(2 * max(num_rows, self._verified.largest), _LARGEST * self._free)
+        largest = 2 * max(num_rows, self._verified.largest)
+        largest = min(max(largest, self._multiple), _LARGEST * self._free)
         tokens_M = num_rows + np.arange(1, min(int(largest) - num_rows, num_rows * most) + 1)
         tokens_M = -(-tokens_M // self._multiple) * self._multiple
         plain = self._plain.ratios(rows)
