@@ -358,3 +358,19 @@ def test_arrays_that_travel_together_arrive_as_they_were(monkeypatch: pytest.Mon
         for array, tensor in zip(arrays, tensors, strict=True):
             assert np.array_equal(tensor.numpy(), array)
             assert tensor.dtype == torch.from_numpy(np.ascontiguousarray(array)).dtype
+
+
+def test_tensors_are_filled_from_memory_that_is_used_again() -> None:
+    rng = np.random.default_rng(0)
+    staging = transfer.Staging(turns=3)
+    for dtype in (torch.int32, torch.int64) * 20:
+        target = torch.full((4, 30), -1, dtype=dtype)
+        wanted = rng.integers(0, 99, int(rng.integers(1, 121)))
+
+        def write(flat: NDArray[Any], wanted: NDArray[np.int64] = wanted) -> None:
+            flat[:] = wanted
+
+        staging.fill(target, len(wanted), write)
+        flat = target.view(-1)
+        assert flat[: len(wanted)].tolist() == wanted.tolist()
+        assert (flat[len(wanted) :] == -1).all(), "the rest is left alone"
