@@ -41,6 +41,7 @@ from treegen.spec import DeltaSpec
 if TYPE_CHECKING:
     from treegen.engine.graphs import DecodeGraphs
     from treegen.engine.prefill_graphs import PrefillGraphs
+    from treegen.engine.speculation import SpeculationOptions
 
 EOS = 1
 
@@ -272,6 +273,7 @@ def scheduler_of(
     run_ahead: bool = False,
     graphs: DecodeGraphs | None = None,
     prefills: PrefillGraphs | None = None,
+    speculation: SpeculationOptions | None = None,
 ) -> Scheduler:
     impl = "reference" if graphs is None else "triton"
     return Scheduler(
@@ -289,6 +291,7 @@ def scheduler_of(
         graphs=graphs,
         on_prefilled=on_prefilled,
         executor=Executor(model, cache, graphs, impl, prefills=prefills),
+        speculation=speculation,
     )
 
 

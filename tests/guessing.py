@@ -17,7 +17,9 @@ class Always(Pace):
     def is_due(self, num_rows: int, keys: int, most: int) -> bool:
         return True
 
-    def choose(self, num_R: Ints, chance_R: object, keys: int, most: int) -> tuple[Ints, float]:
+    def choose(
+        self, num_R: Ints, chance_R: object, keys: int, most: int, later_R: object = None
+    ) -> tuple[Ints, float]:
         return num_R, 1.0
 
 

@@ -58,6 +58,41 @@ def staged(array: NDArray[Any], device: torch.device) -> Tensor:
     return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
+class Staging:
+    """Memory from which the host fills tensors of a device, taken in turns.
+
+    To pin fresh memory for each copy would cost more than the copy.
+    """
+
+    def __init__(self, turns: int = 8) -> None:
+        """No memory is taken yet. turns: copies after which memory is used again."""
+        self._pieces: list[tuple[Tensor, torch.cuda.Event | None]] = [
+            (torch.empty(0, dtype=torch.uint8), None) for _ in range(turns)
+        ]
+        self._turn = 0
+
+    def fill(self, target: Tensor, num: int, write: Callable[[NDArray[Any]], None]) -> None:
+        """Fill the first `num` numbers of a dense tensor, without waiting for the device.
+
+        write: is given an array of so many numbers, of the tensor's type, and sets them.
+        """
+        on_gpu = target.device.type == "cuda"
+        num_bytes = num * target.itemsize
+        self._turn = (self._turn + 1) % len(self._pieces)
+        piece, event = self._pieces[self._turn]
+        if event is not None:
+            event.synchronize()  # long over
+        if len(piece) < num_bytes:
+            piece = torch.empty(2 * num_bytes, dtype=torch.uint8, pin_memory=on_gpu)
+            event = torch.cuda.Event() if on_gpu else None
+            self._pieces[self._turn] = piece, event
+        part = piece[:num_bytes].view(target.dtype)
+        write(part.numpy())
+        target.view(-1)[:num].copy_(part, non_blocking=True)
+        if event is not None:
+            event.record()
+
+
 class Fetch:
     """Tensors on their way to the host."""
 

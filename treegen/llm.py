@@ -75,7 +75,7 @@ class LLM(Calls):
         tensor_parallel_size: int = 1,
         speculate: str | DraftFunction | None = None,
         draft_model: str | None = None,
-        draft_tokens: int = 8,
+        draft_tokens: int = 12,
     ) -> None:
         """Load a model from a directory or by hub name, or take one that is loaded.
 

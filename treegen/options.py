@@ -69,7 +69,7 @@ class EngineOptions:
     tensor_parallel_size: int = 1
     speculate: str | DraftFunction | None = None
     draft_model: str | None = None
-    draft_tokens: int = 8
+    draft_tokens: int = 12
 
     def __post_init__(self) -> None:
         check_sharing(self.sharing)
@@ -92,11 +92,6 @@ class EngineOptions:
         if self.draft_model is not None and self.tensor_parallel_size > 1:
             raise InputError(
                 "draft_model does not go with tensor_parallel_size yet; speculate='ngram' does"
-            )
-        if self.speculates and self.reproducible:
-            raise InputError(
-                "speculate and draft_model do not go with reproducible yet: passes that verify "
-                "guesses were not proven to be the same to the bit; leave out one of the two"
             )
         if self.quantization not in (None, *QUANTIZATIONS):
             raise InputError(

@@ -99,16 +99,27 @@ class Sequence16:
         self.length = length
 
     def attend(
-        self, rows: Sequence[int], cuts: Sequence[int], *, causal: bool = False, **options: Any
+        self,
+        rows: Sequence[int],
+        cuts: Sequence[int],
+        *,
+        causal: bool = False,
+        runs: Sequence[int] = (),
+        **options: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Rows' out and LSE where keys up to the cuts are shared by all of them."""
+        """Rows' out and LSE where keys up to the cuts are shared by all of them.
+
+        runs: so many rows, one after another, share their further keys; by default none do.
+        """
         size, next_page, levels = 16, 1, []
         pools = [torch.full((size, *x.shape[1:]), torch.nan) for x in (self.k, self.v)]
         bounds = [0, *cuts]
         spans = [(0, len(rows), start, stop) for start, stop in zip(bounds, cuts, strict=False)]
         own = [(0, len(rows), bounds[-1], self.length)]
         if not causal:
-            own = [(i, i + 1, bounds[-1], row + 1) for i, row in enumerate(rows)]
+            ends = np.cumsum(runs or [1] * len(rows)).tolist()
+            firsts = [0, *ends]
+            own = [(i, j, bounds[-1], rows[j - 1] + 1) for i, j in zip(firsts, ends, strict=False)]
         for groups in [[span] for span in spans] + [own]:
             table = []
             for _, _, start, stop in groups:
@@ -128,7 +139,7 @@ class Sequence16:
             q_start, q_stop, pages_GP, kv_len, kv_start = (
                 torch.tensor(column, dtype=torch.int32, device=DEVICE) for column in columns
             )
-            is_own = causal and groups is own
+            is_own = (causal or bool(runs)) and groups is own
             levels.append(Level(q_start, q_stop, pages_GP, kv_len, kv_start, is_own))
         keys, values = (
             pool.to(DEVICE, self.q.dtype).unflatten(0, (-1, size)).contiguous() for pool in pools
@@ -166,6 +177,13 @@ def test_bits_of_a_row_are_its_own(
         got = sequence.attend([rows[i] for i in at], cuts, **options)
         for mine, theirs in zip(got, want, strict=True):
             check_same(mine, theirs[at])
+        # As where guesses are verified: some tokens of each of several rows.
+        runs = rng.integers(1, 10, 4).tolist()
+        starts = rng.integers(rows[0], length - 9, 4).tolist()
+        some = [start + i for start, num in zip(starts, runs, strict=True) for i in range(num)]
+        verified = sequence.attend(some, cuts, runs=runs, **options)
+        for mine, theirs in zip(verified, whole, strict=True):
+            check_same(mine, theirs[some])
         if turn % 2:
             spans = sequence.attend(range(length), cuts[:1] if cuts else [], causal=True, **options)
             first = cuts[0] if cuts else 0

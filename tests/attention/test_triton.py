@@ -23,6 +23,7 @@ from treegen.attention.gpu.dense import find_run
 from treegen.attention.gpu.state import StaticState
 from treegen.attention.gpu.units import HEIGHTS, KEY_BLOCK, KEYS_PER_SPLIT, work_list
 from treegen.attention.level import HostLevel, to_host
+from treegen.device import Staging
 from treegen.errors import InputError
 from treegen.sampling.draw import uniforms
 
@@ -240,10 +241,10 @@ def test_what_a_graph_was_captured_with_serves_other_steps(
         state = StaticState(prepare(first[1], impl="triton").state.levels, torch.device(DEVICE))
         run(state, *first)
         for case, levels, pool in fits:
-            assert state.load(prepare(levels, impl="triton").state)
+            assert state.load(prepare(levels, impl="triton").state, Staging())
             run(state, case, levels, pool)
         for _, levels, _ in refused:
-            assert not state.load(prepare(levels, impl="triton").state) or not merges
+            assert not state.load(prepare(levels, impl="triton").state, Staging()) or not merges
 
 
 @pytest.mark.gpu

@@ -111,3 +111,16 @@ def test_a_kind_of_guess_that_is_always_wrong_is_left_for_others() -> None:
         rows.drafter.learn(drafts.kind_R, np.array([1]), np.array([0]))
     after = rows.drafter.draft(np.array([1]), np.array([2]))
     assert after.kind_R[0] != drafts.kind_R[0] and after.chance_R[0] < drafts.chance_R[0]
+
+
+def test_the_first_guess_and_those_after_it_have_chances_of_their_own() -> None:
+    """Where rows part at a token and then say the same for long."""
+    drafter = Rows({0: [1]}).drafter
+    kinds, chances = np.array([3, 3]), drafter._chance_2K[:, 3].copy()
+    for _ in range(50):
+        drafter.learn(kinds, np.array([1, 6]), np.array([0, 6]))
+    first, later = drafter._chance_2K[:, 3]
+    assert 0.4 < first < 0.6 < chances[0] and later > 0.9 > chances[1]
+    others = np.delete(np.arange(drafter._chance_2K.shape[1]), 3)
+    fresh = Ngrams()._chance_2K[:, others]
+    assert drafter._chance_2K[:, others] == pytest.approx(fresh)

@@ -76,3 +76,27 @@ def test_a_disturbed_measurement_is_forgotten() -> None:
     drive(flat, 16, 0.6, 5000, pace=pace)
     speed, _ = drive(flat, 16, 0.6, 300, pace=pace)
     assert speed > 1.5
+
+
+def test_passes_are_filled_up_to_what_they_are_padded_to() -> None:
+    """Guesses that need not be paid for are verified, however unlikely they are."""
+    pace = Pace(free_tokens=150.0, weight_keys=1e9, multiple=32)
+    num, expected = pace.choose(np.full(5, MOST), np.full(5, 0.6), 0, MOST)
+    assert int(num.sum()) + 5 == 32
+    likely = np.array([0.9, 0.9, 0.9, 0.0, 0.0])
+    num, expected = pace.choose(np.array([8, 8, 8, 8, 8]), likely, 0, MOST, np.full(5, 0.5))
+    assert num.tolist() == [8, 8, 8, 0, 0]
+    assert expected == pytest.approx(3 * 0.9 * (1 - 0.5**8) / 0.5, rel=1e-3)
+
+
+def test_what_was_looked_ahead_at_is_used_once() -> None:
+    pace = Pace(free_tokens=150.0, weight_keys=1e9)
+    drive(flat, 16, 0.6, 40, pace=pace)
+    pace.look_ahead(16, 0, MOST)
+    for tokens in (64, 64, 64, 128, 128, 128, 144, 144, 144):
+        pace.measure(tokens, 0, 50.0, verified=True)
+    asked = np.full(16, MOST), np.full(16, 0.6), 0, MOST
+    first, second = pace.choose(*asked)[0], pace.choose(*asked)[0]
+    assert first.sum() > second.sum()
+    pace.look_ahead(16, 0, MOST)
+    assert pace.choose(*asked)[0].sum() == second.sum(), "other rows, another outlook"

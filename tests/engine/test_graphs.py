@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,11 @@ from treegen import device as transfer
 from treegen.attention.gpu.state import WorkShape
 from treegen.attention.level import HostLevel
 from treegen.cache.pool import LayerKV
+from treegen.drafting.function import FunctionDrafter
+from treegen.drafting.types import DraftContext
 from treegen.engine import graphs
 from treegen.engine.prefill_graphs import PrefillGraphs
+from treegen.engine.speculation import SpeculationOptions
 from treegen.engine.step import FORCED, NUM_INPUTS, DecodeStep
 from treegen.model.batch import Batch
 from treegen.outputs import Completion
@@ -188,10 +191,11 @@ def test_where_nothing_can_be_captured_steps_run_eagerly(
         ]
     ),
     run_ahead=st.booleans(),
+    guesses=st.booleans(),
 )
 def test_replayed_steps_draw_what_steps_without_graphs_draw(
     lengths: list[tuple[int, int]], sharing: str, max_rows: int, extra_pages: int,
-    eos_bias: float, how: dict[str, Any], run_ahead: bool,
+    eos_bias: float, how: dict[str, Any], run_ahead: bool, guesses: bool,
 ) -> None:  # fmt: skip
     """A whole run on graphs that compute again when replayed, whatever comes and goes."""
     params = SamplingParams(max_tokens=12, seed=5, **how)
@@ -211,15 +215,34 @@ def test_replayed_steps_draw_what_steps_without_graphs_draw(
         batch.levels.state.work(WorkShape(len(batch.tokens_T), 1, 1, 3, False))
         return model.forward(batch)
 
+    want = expected(model, plan, params)
+    speculation = SpeculationOptions(lambda *_: Foreseeing(want), 5) if guesses else None
     with faked():
         found, passes = graphs.DecodeGraphs(planned), PrefillGraphs(planned)
         scheduler = scheduler_of(
             plan, model, cache, params, max_rows=max_rows, run_ahead=run_ahead, graphs=found,
-            prefills=passes,
+            prefills=passes, speculation=speculation,
         )  # fmt: skip
         got = samples_of(drain(scheduler))
     assert found.off is None and passes.off is None
-    assert got == expected(model, plan, params)
+    assert got == want
+
+
+class Foreseeing(FunctionDrafter):
+    """Guesses some of what samples will draw, and some of what they will not."""
+
+    def __init__(self, samples: Mapping[tuple[str, int], tuple[int, ...]]) -> None:
+        rng = np.random.default_rng(0)
+
+        def guess(contexts: Sequence[DraftContext]) -> list[list[int]]:
+            found = []
+            for context in contexts:
+                tokens = samples[context.prompt_id, context.sample_index]
+                right = list(tokens[len(context.tokens) :])[: int(rng.integers(6))]
+                found.append([*right, int(rng.integers(24))])
+            return found
+
+        super().__init__(guess)
 
 
 def samples_of(completions: Sequence[Completion]) -> dict[tuple[str, int], tuple[int, ...]]:
@@ -264,3 +287,19 @@ def test_arrays_that_travel_together_arrive_as_they_were(monkeypatch: pytest.Mon
         for array, tensor in zip(arrays, tensors, strict=True):
             assert np.array_equal(tensor.numpy(), array)
             assert tensor.dtype == torch.from_numpy(np.ascontiguousarray(array)).dtype
+
+
+def test_tensors_are_filled_from_memory_that_is_used_again() -> None:
+    rng = np.random.default_rng(0)
+    staging = transfer.Staging(turns=3)
+    for dtype in (torch.int32, torch.int64) * 20:
+        target = torch.full((4, 30), -1, dtype=dtype)
+        wanted = rng.integers(0, 99, int(rng.integers(1, 121)))
+
+        def write(flat: NDArray[Any], wanted: NDArray[np.int64] = wanted) -> None:
+            flat[:] = wanted
+
+        staging.fill(target, len(wanted), write)
+        flat = target.view(-1)
+        assert flat[: len(wanted)].tolist() == wanted.tolist()
+        assert (flat[len(wanted) :] == -1).all(), "the rest is left alone"

@@ -77,7 +77,8 @@ def test_samples_of_every_family_are_those_without_guesses(family: str, tmp_path
 _OPTIONS: list[dict[str, Any]] = [
     {"sharing": "off", "page_size": 4}, {"sharing": "all", "max_rows": 5},
     {"run_ahead": True}, {"run_ahead": True, "max_rows": 3, "prefill_chunk": 30},
-    {"memory": 6 * 10**4, "page_size": 4, "run_ahead": True}, {"draft_tokens": 1},
+    {"memory": 6 * 10**4, "page_size": 4, "run_ahead": True},
+    {"draft_tokens": 1, "reproducible": True},
 ]  # fmt: skip
 _ASKED: list[dict[str, Any]] = [
     {"stop": ["a", "th"]}, {"temperature": 0}, {"top_p": 0.7, "logprobs": 3},
@@ -227,8 +228,6 @@ def test_what_cannot_be_guessed_is_refused(tmp_path: Path, checkpoint: Path) -> 
         load(checkpoint, speculate="ngram", draft_tokens=0)
     with pytest.raises(InputError, match="speculate and draft_model both guess"):
         load(checkpoint, speculate="ngram", draft_model=str(checkpoint))
-    with pytest.raises(InputError, match="do not go with reproducible yet"):
-        LLM(str(tmp_path), speculate="ngram", reproducible=True)
     with pytest.raises(InputError, match="does not go with tensor_parallel_size"):
         load(checkpoint, draft_model=str(checkpoint), tensor_parallel_size=2)
     with pytest.raises(InputError, match="demo has another tokenizer"):

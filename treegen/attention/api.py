@@ -174,19 +174,20 @@ def prepare_host(
     levels: Sequence[HostLevel],
     positions_T: Tensor | None,
     device: torch.device,
-    impl: str = "auto",
+    impl: str | Implementation = "auto",
     *,
     checked: bool = False,
 ) -> Prepared:
     """Make levels on the host ready for `attend`; does not wait for the device.
 
     levels: known to be right; this does not check them.
+    impl: an implementation, or the name of one.
     checked: whether `attend` checks each layer's tensors against the levels.
 
     Raises:
         InputError: the implementation does not run on the device.
     """
-    implementation = choose(impl, device)
+    implementation = choose(impl, device) if isinstance(impl, str) else impl
     return Prepared(
         levels=tuple(levels),
         positions_T=positions_T,

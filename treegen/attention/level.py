@@ -75,12 +75,37 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Items:
+    """Items that each have some of the query rows, another number of them in each pass.
+
+    offsets: item i has the rows offsets[i] to offsets[i + 1].
+    start_G, stop_G: the items of each group of a level.
+    memo: what implementations remember about the level, whatever rows its items have.
+    """
+
+    offsets: IntArray
+    start_G: IntArray
+    stop_G: IntArray
+    memo: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def num(self) -> int:
+        """How many items there are."""
+        return len(self.offsets) - 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Other processes remember for themselves."""
+        return Items, (self.offsets, self.start_G, self.stop_G)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class HostLevel:
     """A level as arrays on the host, from which work is planned.
 
     The fields are those of `Level`.
 
     memo: what implementations remember about the level, which may serve many steps.
+    items: whose rows the groups have; None if nobody has told.
     """
 
     start_G: IntArray
@@ -90,6 +115,7 @@ class HostLevel:
     kv_start_G: IntArray
     causal: bool
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)
+    items: Items | None = None
 
     def check_pool(self, index: int, num_pages: int, page_size: int) -> None:
         """Check that all keys of the level lie in a pool.

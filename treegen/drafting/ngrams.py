@@ -35,8 +35,11 @@ _KEYS: Final = (
     _Key(1, True, 0.2),
 )  # fmt: skip
 _WINDOW: Final = max(key.size for key in _KEYS)
-_VOTES: Final = 4  # a guess that so many tokens agree on is of the best kind
 _MOST_VOTES: Final = 100
+# Guesses are told apart by how many tokens agree on them: 1, 2, 3, 4 or 5, 6 to 11, or more.
+_VOTES: Final = np.searchsorted([2, 3, 4, 6, 12], np.arange(_MOST_VOTES + 2), side="right")
+_GRADES: Final = int(_VOTES.max()) + 1
+_LATER: Final = 0.55  # chance of a further guess to be right, before any was tried
 _SLOT_BITS: Final = 21  # places of the table
 _MOST_ENTRIES: Final = 2**23  # tokens of the log; then all is forgotten
 _PROMPT: Final = 1024  # last tokens of a prompt that are entered
@@ -78,9 +81,12 @@ class Ngrams:
         # By request: the last tokens of the prompt, and the entry of the last one.
         self._prompts: dict[int, tuple[Ints, int]] = {}
         chances = np.array([key.chance for key in _KEYS])[:, None]
-        more = np.linspace(0.0, 0.5, _VOTES)
-        self._accepted = ((1 - (1 - chances) * (1 - more)) * _TRUST).reshape(-1)
-        self._tried = np.full(self._accepted.shape, _TRUST)
+        more = np.linspace(0.0, 0.5, _GRADES)
+        # By kind: how many first and further guesses were right, and how many tried.
+        first = ((1 - (1 - chances) * (1 - more)) * _TRUST).reshape(-1)
+        self._right_2K = np.stack([first, np.full(first.shape, _LATER * _TRUST)])
+        self._tried_2K = np.full(self._right_2K.shape, _TRUST)
+        self._chance_2K = self._right_2K / self._tried_2K
 
     def note(self, new: NewTokens, request_of: Callable[[int], Prompted]) -> None:
         """Log what rows have drawn. `work` enters it, too late for the guesses of the next step."""
@@ -114,9 +120,8 @@ class Ngrams:
         """What came after the last tokens of rows."""
         place_RS, rest_RS = self._places(self._recent[slots], self._scope[slots])
         is_hit_RS = self._rest[place_RS] == rest_RS
-        votes_RS = np.minimum(self._votes[place_RS], _VOTES).astype(np.int64)
-        kind_RS = np.arange(len(_KEYS)) * _VOTES + votes_RS - 1
-        chance_RS = np.where(is_hit_RS, (self._accepted / self._tried)[kind_RS], 0.0)
+        kind_RS = _VOTES[self._votes[place_RS]] + _GRADES * np.arange(len(_KEYS))
+        chance_RS = np.where(is_hit_RS, self._chance_2K[0][kind_RS], 0.0)
         best_R = chance_RS.argmax(axis=1)
         rows = np.arange(len(slots))
         entry_R = np.where(is_hit_RS[rows, best_R], self._entry[place_RS[rows, best_R]], 0)
@@ -124,13 +129,21 @@ class Ngrams:
         for column in tokens_RK.T:
             column[:] = self._token[entry_R]
             entry_R = self._next[entry_R]
-        return Drafts(tokens_RK, chance_RS[rows, best_R], kind_RS[rows, best_R])
+        kind_R = kind_RS[rows, best_R]
+        return Drafts(tokens_RK, chance_RS[rows, best_R], kind_R, self._chance_2K[1][kind_R])
 
     def learn(self, kind_R: Ints, tried_R: Ints, accepted_R: Ints) -> None:
         """Adjust the chances of the kinds of guesses."""
-        size = len(self._tried)
-        self._tried = self._tried * _MEMORY + np.bincount(kind_R, tried_R, size)
-        self._accepted = self._accepted * _MEMORY + np.bincount(kind_R, accepted_R, size)
+        size = len(self._chance_2K[0])
+        is_first_R = tried_R > 0
+        for place, (tried, right) in enumerate(
+            [(is_first_R, accepted_R > 0), (tried_R - is_first_R, accepted_R - (accepted_R > 0))]
+        ):
+            self._tried_2K[place] *= _MEMORY
+            self._right_2K[place] *= _MEMORY
+            self._tried_2K[place] += np.bincount(kind_R, tried, size)
+            self._right_2K[place] += np.bincount(kind_R, right, size)
+        self._chance_2K = self._right_2K / self._tried_2K
 
     def _begin(self, slots: Ints, request: Ints, request_of: Callable[[int], Prompted]) -> None:
         """Let rows begin after their prompts, which are entered if they are new."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -33,6 +33,8 @@ _RELAX: Final = 0.85  # of what was measured of guesses is believed after a paus
 _TRUST: Final = 20.0  # right guesses that the chances count for as they are told
 _MEMORY: Final = 0.98  # of how guesses fared, at the next step
 _STREAK: Final = 32  # steps with guesses after which they are known to pay
+_LARGEST: Final = 1.3  # tokens of a pass at most, as a share of those that are free
+_NEVER: Final = 1e-9  # chance of a guess that there is not
 _PATIENCE: Final = 3  # steps without guesses that pay before a pause
 
 
@@ -78,21 +80,40 @@ def _size(tokens: int) -> int:
     return round(2 * math.log2(max(tokens, 1)))
 
 
+@dataclass(frozen=True, slots=True)
+class _Outlook:
+    """What passes of some rows are expected to take.
+
+    num_rows, most: the rows, and how many guesses each has at most.
+    now: tokens for each time that the weights are read, without guesses.
+    cost_M: how long a pass takes that verifies 1, 2, ... guesses, in the same unit.
+    pays: whether it pays to verify guesses that are as likely as they can be.
+    """
+
+    num_rows: int
+    most: int
+    now: float
+    cost_M: Floats
+    pays: bool
+
+
 class Pace:
     """Decides how many guesses of a run are verified, and when to look for any."""
 
-    def __init__(self, free_tokens: float, weight_keys: float) -> None:
+    def __init__(self, free_tokens: float, weight_keys: float, multiple: int = 1) -> None:
         """A curve that nothing was measured of.
 
         free_tokens: tokens of a pass from which on computing them takes longer than reading the
         weights. weight_keys: keys that take as long to read as the weights.
+        multiple: passes that verify guesses are filled up to a multiple of so many tokens.
         """
-        self._free, self._keys = free_tokens, weight_keys
+        self._free, self._keys, self._multiple = free_tokens, weight_keys, multiple
         self._plain, self._verified = _Curve(), _Curve()
         self._pause = self._next_pause = _PAUSE
         self._idle = self._streak = 0  # steps without guesses that pay, and with
         # Guesses that were expected to be right, and those that were, of late.
         self._expected = self._right = _TRUST
+        self._outlook: _Outlook | None = None
 
     def fared(self, expected: float, right: int) -> None:
         """Note how many guesses of a step were right, and how many had been expected to be."""
@@ -102,7 +123,15 @@ class Pace:
     def measure(self, tokens: int, keys: int, seconds: float, *, verified: bool) -> None:
         """Note what a pass took. keys: that it read for each layer."""
         curve = self._verified if verified else self._plain
+        if verified:
+            tokens = -(-tokens // self._multiple) * self._multiple
         curve.add(tokens, seconds / float(self._shape(np.array([tokens]), keys)[0]))
+
+    def look_ahead(self, num_rows: int, keys: int, most: int) -> None:
+        """Prepare for the next step, which is likely to have so many rows."""
+        self._outlook = None
+        if num_rows and not self._pause:
+            self._outlook = self._look(num_rows, keys, most)
 
     def is_due(self, num_rows: int, keys: int, most: int) -> bool:
         """Whether to look for guesses before the next step of some rows."""
@@ -111,29 +140,37 @@ class Pace:
         if self._pause > 0:
             self._pause -= 1
             return False
-        gains_M = np.full(num_rows * most, _LIKELY)
-        if self._best(num_rows, keys, gains_M):
+        if self._look(num_rows, keys, most).pays:
             return True
         self._wait()
         return False
 
     def _wait(self) -> None:
         """Look for guesses again after some steps, ever more of them."""
+        self._outlook = None
         self._verified.relax(self._plain)
         self._pause, self._idle, self._streak = self._next_pause, 0, 0
         self._next_pause = min(2 * self._next_pause, _MOST_PAUSE)
 
-    def choose(self, num_R: Ints, chance_R: Floats, keys: int, most: int) -> tuple[Ints, float]:
+    def choose(
+        self, num_R: Ints, chance_R: Floats, keys: int, most: int, later_R: Floats | None = None
+    ) -> tuple[Ints, float]:
         """How many of its guesses to verify of each row, and how many should be right in all.
 
-        num_R: how many each has. chance_R: how likely each is right, if those before it were.
+        num_R: how many each has. chance_R: how likely the first is right. later_R: how likely each
+        further one is, if those before it were; None for as likely.
         """
         place_K = np.arange(1, most + 1)
-        gain_RK = np.where(place_K <= num_R[:, None], chance_R[:, None] ** place_K, 0.0)
+        gain_RK = (chance_R if later_R is None else later_R)[:, None] ** (place_K - 1)
+        gain_RK *= chance_R[:, None]
         gain_RK *= 1 - 1e-6 * np.arange(len(num_R))[:, None]  # so that no two are equal
-        gains_M = np.sort(gain_RK[gain_RK > 0])[::-1]
-        best = self._best(len(num_R), keys, gains_M * (self._right / self._expected))
-        if not best:
+        gain_RK[place_K > num_R[:, None]] = 0.0
+        outlook = self._look(len(num_R), keys, most)
+        self._outlook = None  # what is measured meanwhile changes it
+        gains_M = np.sort(gain_RK, axis=None)[: -len(outlook.cost_M) - 1 : -1]
+        sums_M = gains_M.cumsum()
+        best = self._best(outlook, sums_M * (self._right / self._expected))
+        if best is None:
             self._idle += 1
             if self._idle >= _PATIENCE:
                 self._wait()
@@ -141,33 +178,50 @@ class Pace:
         self._idle, self._streak = 0, self._streak + 1
         if self._streak > _STREAK:
             self._next_pause = _PAUSE
-        chosen: Ints = (gain_RK >= gains_M[best - 1]).sum(axis=1)
-        return chosen, float(gains_M[:best].sum())
+        least = max(float(gains_M[best]), _NEVER)
+        chosen: Ints = (gain_RK >= least).sum(axis=1)
+        return chosen, float(sums_M[best])
 
-    def _best(self, num_rows: int, keys: int, gains_M: Floats) -> int:
-        """How many guesses to verify, those with the largest gains first; 0 if that does not pay.
+    @staticmethod
+    def _best(outlook: _Outlook, sums_M: Floats) -> int | None:
+        """Which number of guesses is the best, those with the largest gains first.
 
-        gains_M: the tokens that each adds on average.
+        sums_M: the tokens that 1, 2, ... guesses add on average.
         """
-        if not len(gains_M):
-            return 0
+        if not len(sums_M):
+            return None
+        rate_M = (outlook.num_rows + sums_M) / outlook.cost_M[: len(sums_M)]
+        best = int(rate_M.argmax())
+        return best if rate_M[best] > _GAIN * outlook.now else None
+
+    def _look(self, num_rows: int, keys: int, most: int) -> _Outlook:
+        """What passes will take; prepared, if the rows are as many as was expected."""
+        outlook = self._outlook
+        if outlook is None or (outlook.num_rows, outlook.most) != (num_rows, most):
+            self._outlook = outlook = self._looked(num_rows, keys, most)
+        return outlook
+
+    def _looked(self, num_rows: int, keys: int, most: int) -> _Outlook:
         rows = np.array([num_rows])
         # Passes are tried that are somewhat larger than those that were measured.
-        largest = min(2 * max(num_rows, self._verified.largest), self._free)
-        gains_M = gains_M[: max(int(largest) - num_rows, 0)]
-        if not len(gains_M):
-            return 0
-        tokens_M = num_rows + np.arange(1, len(gains_M) + 1)
-        plain, verified_M = self._plain.ratios(rows), self._verified.ratios(tokens_M)
+        largest = 2 * max(num_rows, self._verified.largest)
+        largest = min(max(largest, self._multiple), _LARGEST * self._free)
+        tokens_M = num_rows + np.arange(1, min(int(largest) - num_rows, num_rows * most) + 1)
+        tokens_M = -(-tokens_M // self._multiple) * self._multiple
+        plain = self._plain.ratios(rows)
+        if not len(tokens_M):
+            return _Outlook(num_rows, most, 1.0, np.empty(0), pays=False)
+        verified_M = self._verified.ratios(tokens_M)
         if plain is None:
             plain = np.ones(1) if verified_M is None else verified_M[:1] / _UNKNOWN
         if verified_M is None:
             like_M = self._plain.ratios(tokens_M)
             verified_M = _UNKNOWN * (plain if like_M is None else like_M)
-        rate_M = (num_rows + gains_M.cumsum()) / (verified_M * self._shape(tokens_M, keys))
-        best = int(rate_M.argmax())
+        cost_M = verified_M * self._shape(tokens_M, keys)
         now = num_rows / float((plain * self._shape(rows, keys))[0])
-        return best + 1 if rate_M[best] > _GAIN * now else 0
+        found = _Outlook(num_rows, most, now, cost_M, pays=True)
+        likely_M = _LIKELY * np.arange(1.0, len(cost_M) + 1)
+        return replace(found, pays=self._best(found, likely_M) is not None)
 
     def _shape(self, tokens: Ints, keys: int) -> Floats:
         """What passes take, in times that the weights are read."""

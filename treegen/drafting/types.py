@@ -42,13 +42,15 @@ class Drafts:
     """The tokens that R rows are thought to draw next, K at most.
 
     tokens_RK: the tokens; NOTHING after the last one of a row.
-    chance_R: how likely each is to be accepted, if those before it were.
+    chance_R: how likely the first of each row is to be accepted.
     kind_R: what they were guessed by; the drafter is told how its guesses of a kind fared.
+    later_R: how likely each further one is, if those before it were; None for as likely.
     """
 
     tokens_RK: Ints
     chance_R: NDArray[np.float64]
     kind_R: Ints
+    later_R: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,10 +11,12 @@ from treegen.attention import Prepared
 from treegen.device import Fetch
 from treegen.engine.execute import StepInputs, StepRows
 from treegen.engine.guesses import Guesses
-from treegen.engine.layout import Ints, make_level, shared_levels
+from treegen.engine.layout import Ints, make_level, shared_levels, with_rows
+from treegen.engine.padding import several_rows
 from treegen.engine.passes import slots_of
 from treegen.engine.row_queue import LiveRows
 from treegen.engine.run_state import RunState
+from treegen.engine.step import COUNT, FORCED, NUM_INPUTS, POSITION, SEED, SLOT, SOURCE, TOKEN
 from treegen.sampling.draw import Draws
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ class DecodeSteps:
         """Steps of the live rows. graphs: replays them; None to compute them eagerly."""
         self._run, self._live, self._graphs = run, live, graphs
         self._state: tuple[Ints, StepRows, int] | None = None
+        self._own_memo: dict[Any, Any] = {}  # of the levels of the same rows' own tokens
 
     def next_rows(self, flight: Flight | None) -> tuple[Ints, Ints, Ints]:
         """Rows of the next step, the number of their tokens, and their places in the last step.
@@ -124,40 +127,43 @@ class DecodeSteps:
         """
         run, usage = self._run, self._run.usage
         rows, page_size = run.rows, run.cache.page_size
-        row_T, slots_T = guesses.row_T, order[guesses.row_T]
-        counts_T = counts[row_T] + guesses.place_T
-        base, ends_T = rows.base[order], rows.stop[slots_T] + counts_T
-        stops = rows.stop[order] + counts + guesses.num_R
-        offsets = guesses.offsets
+        row_T, offsets, num = guesses.row_T, guesses.offsets, len(guesses.row_T)
+        slots_T, base, first = order[row_T], rows.base[order], rows.stop[order] + counts - 1
+        keys_R = first + guesses.num_R + 1 - base
         pages = rows.table[order, : int(rows.num_pages[order].max())]
         same, shared_keys = self._same_rows(order)
-        levels = [
-            replace(level, start_G=offsets[level.start_G], stop_G=offsets[level.stop_G], memo={})
-            for level in same.levels
-        ]
-        own = make_level(offsets[:-1], offsets[1:], pages, stops - base, base, causal=True)
-        slots = slots_of(pages[row_T], ends_T - 1 - base[row_T], page_size)
-        forced = self._live.budgets.forced(slots_T, counts_T)
-        nowhere = np.full(len(row_T), -1)
-        inputs = np.stack(
-            [guesses.inputs(rows.last[order]), nowhere, ends_T - 1, slots, rows.seed[slots_T],
-             counts_T, forced]
-        )  # fmt: skip
+        levels = [with_rows(level, offsets) for level in same.levels]
+        index = np.arange(len(order) + 1)
+        own = make_level(index[:-1], index[1:], pages, keys_R, base, causal=True)
+        columns_T = np.stack([first, first - base, counts, rows.seed[order]])[:, row_T]
+        columns_T[:3] += guesses.place_T
+        positions_T, at_T, counts_T, seeds_T = columns_T
+        graphs = self._graphs is not None and self._graphs.off is None
+        inputs = np.zeros((NUM_INPUTS, several_rows(num) if graphs else num), dtype=np.int64)
+        inputs[TOKEN, :num] = guesses.inputs(rows.last[order])
+        inputs[SOURCE] = -1
+        inputs[POSITION, :num] = positions_T
+        page_T = pages[row_T, at_T // page_size].astype(np.int64)
+        inputs[SLOT, :num] = page_T * page_size + at_T % page_size
+        inputs[SEED, :num], inputs[COUNT, :num] = seeds_T, counts_T
+        inputs[FORCED, :num] = self._live.budgets.forced(slots_T, counts_T)
+        index = np.zeros(inputs.shape[1], dtype=np.int64)
+        index[:num] = same.index[row_T]
         draws, prepared = run.executor.decode(
             StepInputs(
                 inputs=inputs,
-                own=own,
-                rows=StepRows(levels, same.params, same.biases, same.index[row_T]),
+                own=with_rows(own, offsets, self._own_memo),
+                rows=StepRows(levels, same.params, same.biases, index),
                 goes_on=False,
                 states=None,
-                graphs=self._graphs is not None and self._graphs.off is None,
+                graphs=graphs,
                 number=usage.decode_steps,
             )
         )
-        keys = shared_keys + int((stops - base).sum())
-        self._count(prepared, len(order), keys, int(ends_T.sum()))
-        usage.drafted_tokens += int(guesses.num_R.sum())
-        return Flight.of(slots_T, rows.serial[slots_T], draws, guesses, keys)
+        keys = shared_keys + int(keys_R.sum())
+        self._count(prepared, len(order), keys, int(positions_T.sum()) + num)
+        usage.drafted_tokens += num - len(order)
+        return Flight.of(slots_T, rows.serial[slots_T], draws.first(num), guesses, keys)
 
     def _count(self, levels: Prepared, num_rows: int, read: int, unshared: int) -> None:
         """Count a step: its rows, the keys it reads, and those it would read without levels."""
@@ -179,5 +185,5 @@ class DecodeSteps:
         keys = sum(int(level.kv_len_G.sum()) for level in levels)
         sets, index = run.param_sets_of(params)
         rows = StepRows(levels, [s.params for s in sets], [s.bias for s in sets], index)
-        self._state = order, rows, keys
+        self._state, self._own_memo = (order, rows, keys), {}
         return rows, keys

@@ -6,15 +6,17 @@ from the same description, which rank 0 sends to the others before it computes i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treegen.attention import HostLevel, Prepared, prepare_host
+from treegen.attention import HostLevel, Implementation, Prepared, choose, prepare_host
 from treegen.cache.pool import PagedCache
 from treegen.device import to_device, to_device_together
 from treegen.engine.agreement import STEPS, Agreement
@@ -142,6 +144,11 @@ class Executor:
         if self._ranks is not None:
             self._ranks.check()
 
+    @functools.cached_property
+    def _implementation(self) -> Implementation:
+        """The attention; to look for it at each pass would cost the host time."""
+        return choose(self._impl, self._model.device)
+
     def prefill(self, given: PrefillInputs) -> tuple[Tensor, Prepared]:
         """The logits [wanted, V] of a prefill pass, and how it attended."""
         if self._beside is not None:
@@ -153,7 +160,7 @@ class Executor:
             states = None
             if given.pieces is not None and cache.states is not None:
                 states = states_of_pieces(given.pieces, cache.states.layers)
-            levels = prepare_host(given.levels, positions_T, device, self._impl)
+            levels = prepare_host(given.levels, positions_T, device, self._implementation)
             batch = Batch(tokens_T, positions_T, slots_T, wanted_S, levels, cache.layers, states)
             forward = self._model.forward if self._prefills is None else self._prefills.run
             return forward(batch), levels
@@ -170,9 +177,11 @@ class Executor:
                 self._sampling = self._sampling_of(given.rows)
             rows, sampling = self._rows, self._sampling
             assert rows is not None and sampling is not None
-            inputs_7T = to_device(given.inputs, device)
+            # A graph is filled from the host.
+            is_filled = graphs is not None and given.graphs and graphs.take(self._implementation)
+            inputs_7T = to_device(given.inputs, torch.device("cpu") if is_filled else device)
             levels = [*rows.levels, given.own]
-            prepared = prepare_host(levels, inputs_7T[POSITION], device, self._impl)
+            prepared = prepare_host(levels, inputs_7T[POSITION], device, self._implementation)
             states = None
             if given.states is not None and cache.states is not None:
                 fold_lists(cache.states, given.states.folds)

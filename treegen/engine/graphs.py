@@ -16,11 +16,16 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from treegen.attention import Implementation
 from treegen.attention.gpu.state import StaticState, TritonState
+from treegen.device import Staging
 from treegen.engine.capture import Captures, borrowed
+from treegen.engine.padding import padded_rows, several_rows
 from treegen.engine.step import NUM_INPUTS, POSITION, DecodeStep
 from treegen.model.batch import Batch
 from treegen.model.states import states_in_slots
@@ -30,7 +35,7 @@ from treegen.sampling.draw import Draws
 
 _MAX_GRAPHS = 48
 _PATIENCE = 8.0  # steps' worth of padding in larger graphs before one of the size is captured
-_SEVERAL = 32  # steps that verify guesses have a multiple of so many rows
+_CAPTURED = ("triton", "invariant")  # attention whose work lists can stay where they are
 _FIRST_ROOM = 4096  # drawn tokens to have room for at first
 
 
@@ -68,6 +73,7 @@ class DecodeGraphs:
         # `_drawn_P1` has the tokens of the last step where the next step's graph reads them.
         # `_known_as` is the tensor under which the caller knows these tokens.
         self._drawn_P1 = self._known_as = torch.empty(0, 1, dtype=torch.int64)
+        self._staging = Staging()
         self.off: str | None = None
 
     @property
@@ -75,29 +81,37 @@ class DecodeGraphs:
         """Graphs captured so far."""
         return len(self._graphs)
 
+    def take(self, implementation: Implementation) -> bool:
+        """Whether steps with this attention are captured."""
+        return self.off is None and implementation.name in _CAPTURED
+
     @torch.inference_mode()
     def run(self, step: DecodeStep) -> Draws:
-        """What a step draws; valid until the next step."""
+        """What a step draws; valid until the next step. If it may be captured, its inputs are on
+        the host.
+        """
         state = step.levels.state
         if self.off is not None or not isinstance(state, TritonState):
-            return step.compute(self._forward)
-        self._take_drawn(step)
+            return step.on_device().compute(self._forward)
+        self._take_drawn(step, state.device)
         entry = self._find(step, state)
         if entry is None:
-            return self._capture(step, state)
-        _fill(entry, step)
+            return self._capture(step.on_device(), state)
+        self._fill(entry, step)
         state.kernels = entry.state.kernels
         entry.graph.replay()
-        return self._draws(entry.out, step)
+        return self._draws(entry.out, step, entry.step)
 
-    def _take_drawn(self, step: DecodeStep) -> None:
+    def _take_drawn(self, step: DecodeStep, device: torch.device) -> None:
         """Put the last step's tokens where graphs read them, unless a graph has done so."""
         drawn_P1 = step.drawn_P1
         rows = max(_most_padded(step.num_rows), 0 if drawn_P1 is None else len(drawn_P1))
         if rows > len(self._drawn_P1):
             self._graphs.clear()
             self._captures.forget()
-            self._drawn_P1 = step.inputs_7T.new_zeros(max(2 * rows, _FIRST_ROOM), 1)
+            self._drawn_P1 = torch.zeros(
+                max(2 * rows, _FIRST_ROOM), 1, dtype=torch.int64, device=device
+            )
             self._known_as = self._drawn_P1
         if drawn_P1 is not None and drawn_P1 is not self._known_as:
             self._drawn_P1[: len(drawn_P1)] = drawn_P1
@@ -119,9 +133,10 @@ class DecodeGraphs:
             and each.step.layers[0].keys is keys
             and each.step.sampling.is_plain == step.sampling.is_plain
         ]
-        usable.sort(key=lambda each: each.step.num_rows)
+        if len(usable) > 1:
+            usable.sort(key=lambda each: each.step.num_rows)
         for entry in usable:
-            if entry.state.load(state):
+            if entry.state.load(state, self._staging):
                 self._padding[size] += 1 - size / entry.step.num_rows
                 self._graphs.remove(entry)
                 self._graphs.append(entry)  # it is now the last to be dropped
@@ -135,7 +150,7 @@ class DecodeGraphs:
             del self._graphs[0]
         static_state = StaticState(state.levels, state.device, invariant=state.invariant)
         static = _static_step(step, size, static_state, self._drawn_P1)
-        draws = self._draws(self._compute(static), step)
+        draws = self._draws(self._compute(static), step, static)
         state.kernels = static_state.kernels
         try:
             graph, out = self._captures.capture(lambda: self._compute(static), state.device)
@@ -161,23 +176,36 @@ class DecodeGraphs:
         self._drawn_P1[: static.num_rows] = draws.tokens_PN
         return draws
 
-    def _draws(self, out: Draws | Tensor, step: DecodeStep) -> Draws:
-        """The draws of a step's own rows."""
+    def _draws(self, out: Draws | Tensor, step: DecodeStep, static: DecodeStep) -> Draws:
+        """The draws of a step's own rows. static: the step of the graph that computes it."""
         if isinstance(out, Tensor):
-            return step.draw(out[: step.num_rows])
+            inputs_7T = static.inputs_7T[:, : step.num_rows]
+            return replace(step, inputs_7T=inputs_7T).draw(out[: step.num_rows])
         draws = out.first(step.num_rows)
         self._known_as = draws.tokens_PN
         return draws
 
+    def _fill(self, entry: _Graph, step: DecodeStep) -> None:
+        """Put a step's inputs in the place of the last one's."""
+        num_rows, static = step.num_rows, entry.step
+        inputs_7T = step.inputs_7T.numpy()
 
-def padded_rows(num_rows: int) -> int:
-    """The number of rows of the graph that decodes `num_rows` live rows."""
-    if num_rows <= 16:
-        # Never 1: the compiler would make other kernels for it when a run is nearly over.
-        return 1 << max(num_rows - 1, 1).bit_length()
-    # Of many rows, matrix products take 128 or more at a time.
-    step = 16 if num_rows <= 128 else 64 if num_rows <= 512 else 128
-    return -(-num_rows // step) * step
+        def write(flat: NDArray[np.int64]) -> None:
+            there_7T = flat.reshape(NUM_INPUTS, -1)
+            there_7T[:, :num_rows] = inputs_7T
+            there_7T[:, num_rows:] = 0
+
+        self._staging.fill(static.inputs_7T, static.inputs_7T.numel(), write)
+        if step.states is not None and step.states.rows is not None:
+            assert static.states is not None and static.states.rows is not None
+            target_RT = static.states.rows.inputs_RT
+            target_RT[:, :num_rows] = step.states.rows.inputs_RT
+            target_RT[:, num_rows : max(num_rows, entry.filled)] = 0
+        entry.filled = num_rows
+        if entry.sampling is not step.sampling:
+            if step.sampling.is_plain:
+                static.sampling.load(step.sampling)
+            entry.sampling = step.sampling
 
 
 def _draws_several(state: TritonState) -> bool:
@@ -189,12 +217,11 @@ def _size_of(step: DecodeStep, state: TritonState) -> int:
     """The number of rows of the graph of a step."""
     if not _draws_several(state):
         return padded_rows(step.num_rows)
-    # Their number is another in each step. So there are few sizes.
-    return -(-step.num_rows // _SEVERAL) * _SEVERAL
+    return several_rows(step.num_rows)
 
 
 def _most_padded(num_rows: int) -> int:
-    return max(padded_rows(num_rows), -(-num_rows // _SEVERAL) * _SEVERAL)
+    return max(padded_rows(num_rows), several_rows(num_rows))
 
 
 def _static_step(step: DecodeStep, size: int, state: StaticState, drawn_P1: Tensor) -> DecodeStep:
@@ -214,30 +241,10 @@ def _static_step(step: DecodeStep, size: int, state: StaticState, drawn_P1: Tens
     states = None
     if step.states is not None:
         # Rows past the live ones have the slot of no state, whatever they make of it.
-        live_RT = _inputs(step)[1]
+        assert step.states.rows is not None
+        live_RT = step.states.rows.inputs_RT
         inputs_RT = live_RT.new_zeros(len(live_RT), size)
         inputs_RT[:, : step.num_rows] = live_RT
         states = states_in_slots(RowSlots(inputs_RT), step.states.layers)
     static = DecodeStep(inputs_7T, drawn_P1, levels, sampling, step.layers, states)
     return replace(static, ranks=step.ranks, vocab_size=step.vocab_size)
-
-
-def _inputs(step: DecodeStep) -> list[Tensor]:
-    """What a step is given by row, [..., T] each."""
-    if step.states is None or step.states.rows is None:
-        return [step.inputs_7T]
-    return [step.inputs_7T, step.states.rows.inputs_RT]
-
-
-def _fill(entry: _Graph, step: DecodeStep) -> None:
-    """Put a step's inputs in the place of the last one's."""
-    num_rows = step.num_rows
-    for target, source in zip(_inputs(entry.step), _inputs(step), strict=True):
-        target[:, :num_rows] = source
-        if num_rows < entry.filled:
-            target[:, num_rows : entry.filled] = 0
-    entry.filled = num_rows
-    if entry.sampling is not step.sampling:
-        if step.sampling.is_plain:
-            entry.step.sampling.load(step.sampling)
-        entry.sampling = step.sampling

@@ -12,6 +12,7 @@ from treegen.drafting.types import Drafter
 from treegen.engine.draft_model import ModelDrafter, SameVocabulary, look_at_draft
 from treegen.engine.execute import Executor
 from treegen.engine.graphs import DecodeGraphs
+from treegen.engine.padding import several_rows
 from treegen.engine.row_queue import LiveRows
 from treegen.engine.run_state import RunState
 from treegen.engine.speculation import SpeculationOptions, check_speculation
@@ -47,7 +48,8 @@ class Guesser:
         self._most = options.draft_tokens
         weights = sum(each.nbytes for each in model.module.parameters())
         weight_keys = weights / model.spec.kv_bytes_per_token
-        self._pace = Pace(_FREE_TOKENS[model.device.type], weight_keys)
+        multiple = several_rows(1) if model.device.type == "cuda" else 1
+        self._pace = Pace(_FREE_TOKENS[model.device.type], weight_keys, multiple)
         self._vocab_size = model.spec.vocab_size
         self._draft: Model | None = None
         if options.draft_model is not None:

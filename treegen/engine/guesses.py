@@ -24,6 +24,7 @@ class Guesses:
         """The first `num_R` of the tokens."""
         self.num_R, self.kind_R = num_R, kind_R
         self._tokens_RK = tokens_RK
+        self._accepted_R: Ints | None = None
         self.offsets, self.row_T, self.place_T = spread(num_R + 1)
 
     def inputs(self, last_R: Ints) -> Ints:
@@ -32,14 +33,18 @@ class Guesses:
         return tokens[self.row_T, self.place_T]
 
     def num_accepted(self, drawn_T: Ints) -> Ints:
-        """How many guesses of each row, from the first on, are what the row has drawn."""
-        most = self._tokens_RK.shape[1]
-        guessed_T = np.full(len(drawn_T), -1)
-        is_guess_T = self.place_T < self.num_R[self.row_T]
-        guessed_T[is_guess_T] = self._tokens_RK[self.row_T, self.place_T % most][is_guess_T]
-        wrong_T = np.where(guessed_T == drawn_T, most, self.place_T)
-        found: Ints = np.minimum.reduceat(wrong_T, self.offsets[:-1])
-        return found
+        """How many guesses of each row, from the first on, are what the row has drawn.
+
+        drawn_T: the same draws at each call.
+        """
+        if self._accepted_R is None:
+            most = self._tokens_RK.shape[1]
+            place_K = np.arange(most)
+            at_RK = np.minimum(self.offsets[:-1, None] + place_K, len(self.row_T) - 1)
+            wrong_RK = drawn_T[at_RK] != self._tokens_RK
+            wrong_RK |= place_K >= self.num_R[:, None]
+            self._accepted_R = np.where(wrong_RK.any(axis=1), wrong_RK.argmax(axis=1), most)
+        return self._accepted_R
 
     def counted(self, drawn_T: Ints) -> tuple[Ints, NDArray[np.bool_]]:
         """The query rows whose draws count, row by row, and which is the last of its row."""

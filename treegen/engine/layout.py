@@ -9,11 +9,12 @@ Letters: N items, D levels of kept segments, G groups, P pages.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treegen.attention import HostLevel
+from treegen.attention import HostLevel, Items
 from treegen.cache.pool import Pages
 
 Ints = NDArray[np.int64]
@@ -73,6 +74,25 @@ def make_level(
         kv_len_G=np.asarray(kv_len, dtype=np.int64),
         kv_start_G=np.asarray(kv_start, dtype=np.int64),
         causal=causal,
+    )
+
+
+def with_rows(level: HostLevel, offsets: Ints, memo: dict[Any, Any] | None = None) -> HostLevel:
+    """A level of items that have several query rows each, where each item had one.
+
+    offsets: item i now has the rows offsets[i] to offsets[i + 1].
+    memo: what is remembered about the items; by default it is the level's.
+    """
+    start, stop = level.start_G, level.stop_G
+    items = Items(offsets, start, stop, level.memo if memo is None else memo)
+    return HostLevel(
+        start_G=offsets[start],
+        stop_G=offsets[stop],
+        pages_GP=level.pages_GP,
+        kv_len_G=level.kv_len_G,
+        kv_start_G=level.kv_start_G,
+        causal=level.causal,
+        items=items,
     )
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from treegen.attention.gpu.state import StaticState, TritonState
+from treegen.device import Staging
 from treegen.engine.capture import Captures, borrowed
 from treegen.model.batch import Batch
 
@@ -55,7 +56,7 @@ class PrefillGraphs:
     def __init__(self, forward: Callable[[Batch], Tensor]) -> None:
         """`forward` computes a batch eagerly."""
         self._forward = forward
-        self._captures = Captures()
+        self._captures, self._staging = Captures(), Staging()
         self._graphs: list[_Graph] = []
         # By size: passes that fitted no graph since the last capture, and captures.
         self._missed: Counter[tuple[int, int]] = Counter()
@@ -98,7 +99,7 @@ class PrefillGraphs:
         ]
         usable.sort(key=lambda each: (len(each.batch.tokens_T), len(each.batch.logits_at_S)))
         for entry in usable:
-            if entry.state.load(state):
+            if entry.state.load(state, self._staging):
                 self._graphs.remove(entry)
                 self._graphs.append(entry)  # it is now the last to be dropped
                 return entry

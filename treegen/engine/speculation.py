@@ -89,9 +89,8 @@ class Speculation:
         num_R = np.where(is_token_RK.all(axis=1), tokens_RK.shape[1], is_token_RK.argmin(axis=1))
         num_R = np.minimum(num_R, room_R)
         if self._options.pace is not None:
-            most = tokens_RK.shape[1]
             num_R, self._expected = self._options.pace.choose(
-                num_R, drafts.chance_R, self._keys, most
+                num_R, drafts.chance_R, self._keys, self._options.most, drafts.later_R
             )
         num_R = self._live.extended(order, counts, num_R)
         return Guesses(tokens_RK, num_R, drafts.kind_R) if num_R.any() else None
@@ -113,6 +112,8 @@ class Speculation:
                 self._options.pace.fared(self._told, int(fared[2].sum()))
         self._fared.clear()
         self._told = self._expected
+        if self._options.pace is not None:
+            self._options.pace.look_ahead(len(self._live.order), self._keys, self._options.most)
 
     def note(self, flight: Flight, tokens_N: Ints, alive_N: NDArray[np.bool_]) -> None:
         """Learn the draws of a flight, before they are added to the rows. alive_N: which count."""

@@ -7,7 +7,7 @@ graph reads it from a fixed address.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from treegen.attention import Prepared
 from treegen.cache.pool import LayerKV
+from treegen.device import to_device
 from treegen.model.batch import Batch
 from treegen.model.states import StateBatch
 from treegen.sampling.batch import SamplingBatch
@@ -39,6 +40,7 @@ class DecodeStep:
         SEED: the row's seed.
         COUNT: how many tokens the row has drawn.
         FORCED: the token that the row is given in place of a draw, or -1.
+    They may be on the host, until `on_device` brings them to the device or a CUDA graph takes them.
     drawn_P1: the tokens that the step before draws; None if all of them are known.
     levels: what the rows attend to.
     sampling: how the rows are drawn.
@@ -68,6 +70,15 @@ class DecodeStep:
     def num_rows(self) -> int:
         """T, the number of rows."""
         return self.inputs_7T.shape[1]
+
+    def on_device(self) -> DecodeStep:
+        """The step with inputs on the device, which may be on the host yet."""
+        device = self.levels.device
+        if self.inputs_7T.device == device:
+            return self
+        inputs_7T = to_device(self.inputs_7T.numpy(), device)
+        levels = replace(self.levels, positions_T=inputs_7T[POSITION])
+        return replace(self, inputs_7T=inputs_7T, levels=levels)
 
     def compute(self, forward: Callable[[Batch], Tensor]) -> Draws:
         """Draw the next token of each row."""

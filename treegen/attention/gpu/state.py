@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from treegen.attention.gpu.dense import DenseRun, find_run
 from treegen.attention.gpu.fold import fold_list
+from treegen.attention.gpu.ragged import are_ragged, ragged_list
 from treegen.attention.gpu.units import HEIGHTS, UNIT, WorkList, work_list
 from treegen.attention.level import HostLevel
-from treegen.device import staged, to_device_together
+from treegen.device import Staging, to_device_together
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,8 @@ class TritonState:
             heads = shape.kv_heads, shape.per_head
             return fold_list(levels, shape.num_rows, *heads, processors, shape.tallest), None
         form = shape.kv_heads, shape.per_head, shape.page_size
+        if are_ragged(levels):
+            return ragged_list(levels, shape.num_rows, *form, processors, shape.tallest), None
         dense = None
         if shape.may_be_dense:
             dense = find_run(levels, shape.num_rows, live_rows, *form, processors)
@@ -122,12 +127,15 @@ class StaticState(TritonState):
             )
             *units, last = (table.view(-1, UNIT) for table in units)
             self._lists[shape] = DeviceWork(tuple(units), last, pages, host, dense, memory)
-            _copy(host, self._lists[shape])
+            _copy(host, self._lists[shape], Staging(1))
             self._name_kernels()
         return self._lists[shape]
 
-    def load(self, other: TritonState) -> bool:
-        """Put another state's levels in place; False, with nothing changed, if they do not fit."""
+    def load(self, other: TritonState, staging: Staging) -> bool:
+        """Put another state's levels in place; False, with nothing changed, if they do not fit.
+
+        staging: by which the lists come to the device.
+        """
         live_rows = _live_rows(other.levels)
         plans = {shape: other.plan(shape, live_rows) for shape in self._lists}
         for shape, (work, dense) in plans.items():
@@ -135,7 +143,7 @@ class StaticState(TritonState):
                 return False
         self.levels, self._plans = other.levels, other._plans
         for shape, (work, _) in plans.items():
-            _copy(work, self._lists[shape])
+            _copy(work, self._lists[shape], staging)
         self._name_kernels()
         return True
 
@@ -167,18 +175,24 @@ def _fits(work: WorkList, room: DeviceWork) -> bool:
     )
 
 
-def _copy(work: WorkList, room: DeviceWork) -> None:
+def _copy(work: WorkList, room: DeviceWork, staging: Staging) -> None:
     assert room.memory is not None
     tables = [*zip(work.units, room.units, strict=True), (work.last, room.last)]
-    flat = np.zeros(sum(table.numel() for _, table in tables) + len(work.pages), dtype=np.int32)
-    at = 0
-    for array, table in tables:
-        flat[at : at + array.size] = array.reshape(-1)
-        at += table.numel()
-    flat[at:] = work.pages
-    room.memory[: len(flat)].copy_(staged(flat, room.memory.device), non_blocking=True)
+    size = sum(table.numel() for _, table in tables)
+
+    def write(flat: NDArray[np.int32]) -> None:
+        at = 0
+        for array, table in tables:
+            stop = at + array.size
+            flat[at:stop] = array.reshape(-1)
+            at += table.numel()
+            flat[stop:at] = 0
+        flat[size:] = work.pages
+
+    staging.fill(room.memory, size + len(work.pages), write)
 
 
+@cache
 def _processors(device: torch.device) -> int:
     """Multiprocessors of a device."""
     if device.type != "cuda":

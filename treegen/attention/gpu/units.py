@@ -127,15 +127,23 @@ def _cut_of(
     rows, keys = rows_G[groups], keys_G[groups]
     kind = kind_of(rows * per_head, keys, tallest)
     height = max(HEIGHTS[kind] // per_head, 1)
-    splits = 1
-    if len(groups):
-        programs = int((-(-rows // height)).sum()) * kv_heads
-        wanted = _PROGRAMS[kind] * processors // programs
-        splits = max(1, min(wanted, int(keys.max()) // KEYS_PER_SPLIT))
+    splits = splits_of(rows, keys, kind, per_head, kv_heads, processors)
     is_flat = int(rows_G.max(initial=0)) <= 1
     cut = _Cut(kind, height, splits, groups, int(rows.sum()), is_flat)
     level.memo[key] = cut
     return cut
+
+
+def splits_of(
+    rows: IntArray, keys: IntArray, kind: int, per_head: int, kv_heads: int, processors: int
+) -> int:
+    """Into how many splits keys are cut, so that all processors are busy. rows: of each group."""
+    if not len(rows):
+        return 1
+    height = max(HEIGHTS[kind] // per_head, 1)
+    programs = int((-(-rows // height)).sum()) * kv_heads
+    wanted = _PROGRAMS[kind] * processors // programs
+    return max(1, min(wanted, int(keys.max()) // KEYS_PER_SPLIT))
 
 
 def kind_of(folded_G: IntArray, keys_G: IntArray, tallest: int) -> int:
@@ -178,25 +186,44 @@ def _units(
     level: HostLevel, cut: _Cut, part: int, offset: int, first_key: int, page_size: int
 ) -> IntArray:
     """Units of a level: row blocks of a height, times key splits."""
-    index, height, splits = cut.groups, cut.height, cut.splits
-    rows, keys = level.stop_G[index] - level.start_G[index], level.kv_len_G[index]
+    index, height = cut.groups, cut.height
+    rows = level.stop_G[index] - level.start_G[index]
     blocks = -(-rows // height)
     group = np.repeat(np.arange(len(index)), blocks)
     block = np.arange(len(group)) - np.repeat(blocks.cumsum() - blocks, blocks)
     start = level.start_G[index][group] + block * height
-    stop = np.minimum(start + height, level.stop_G[index][group])
-    split = np.arange(splits)[:, None]
-    key_blocks = -(-(keys - first_key)[group] // KEY_BLOCK)
-    low, high = (first_key + key_blocks * at // splits * KEY_BLOCK for at in (split, split + 1))
-    table = np.empty((splits, len(group), UNIT), dtype=np.int64)
-    table[..., 0] = part + split
-    table[..., 1], table[..., 2] = start, stop
-    table[..., 3] = offset + index[group] * level.pages_GP.shape[1]
-    table[..., 4] = low
-    table[..., 5] = np.minimum(high, keys[group])
-    table[..., 6] = level.kv_start_G[index][group]
-    table[..., 7] = level.causal
-    # A split of a short group may have no keys.
-    page = np.minimum(low // page_size, level.pages_GP.shape[1] - 1)
-    table[..., 8] = level.pages_GP[index[group], page]
+    table = table_of(level, index[group], cut.splits, part, offset, first_key, page_size)
+    table[..., 1] = start
+    table[..., 2] = np.minimum(start + height, level.stop_G[index][group])
     return table.reshape(-1, UNIT)
+
+
+def table_of(
+    level: HostLevel,
+    groups: IntArray,
+    splits: int,
+    part: int,
+    offset: int,
+    first_key: int,
+    page_size: int,
+) -> IntArray:
+    """Units of groups, [splits, groups, 9], whose rows are not set."""
+    keys, width = level.kv_len_G[groups], level.pages_GP.shape[1]
+    table = np.empty((splits, len(groups), UNIT), dtype=np.int64)
+    table[..., 3] = offset + groups * width
+    table[..., 6] = level.kv_start_G[groups]
+    table[..., 7] = level.causal
+    if splits == 1:
+        table[..., 0], table[..., 4], table[..., 5] = part, first_key, keys
+        table[..., 8] = level.pages_GP[groups, min(first_key // page_size, width - 1)]
+        return table
+    split = np.arange(splits)[:, None]
+    key_blocks = -(-(keys - first_key) // KEY_BLOCK)
+    low, high = (first_key + key_blocks * at // splits * KEY_BLOCK for at in (split, split + 1))
+    table[..., 0] = part + split
+    table[..., 4] = low
+    table[..., 5] = np.minimum(high, keys)
+    # A split of a short group may have no keys.
+    page = np.minimum(low // page_size, width - 1)
+    table[..., 8] = level.pages_GP[groups, page]
+    return table

@@ -1,0 +1,146 @@
+"""Work lists of passes in which each item has some query rows, another number in each pass.
+
+What does not depend on these numbers is planned once, for entries: an item or a group of items,
+times the splits of its keys. A pass then only cuts each entry's rows into blocks. So does it while
+the GPU waits for it.
+
+Letters: G groups, E entries, U units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from treegen.attention.gpu.units import (
+    HEIGHTS,
+    KEYS_PER_SPLIT,
+    UNIT,
+    WorkList,
+    kind_of,
+    splits_of,
+    table_of,
+)
+from treegen.attention.level import HostLevel, IntArray, Items
+
+_FEW_KEYS = 2048  # of a group
+_NONE = np.empty((0, UNIT), dtype=np.int64)
+
+
+def are_ragged(levels: Sequence[HostLevel]) -> bool:
+    """Whether a pass has been described by its items."""
+    return all(level.items is not None for level in levels)
+
+
+def ragged_list(
+    levels: Sequence[HostLevel],
+    num_rows: int,
+    kv_heads: int,
+    per_head: int,
+    page_size: int,
+    processors: int,
+    tallest: int,
+) -> WorkList:
+    """As `work_list`, of levels that have items. num_rows: with those past the live ones.
+
+    How levels are cut follows from `num_rows`, not from how many each item has. So it is the same
+    for all passes that one CUDA graph computes.
+    """
+    entries: list[list[IntArray]] = [[] for _ in HEIGHTS]
+    part = offset = 0
+    for level in levels:
+        given = num_rows, kv_heads, per_head, page_size, processors, tallest
+        table, kind, splits = _entries(level, part, offset, given)
+        if len(table):
+            entries[kind].append(table)
+            part += splits
+        offset += level.pages_GP.size
+    items = levels[0].items
+    assert items is not None
+    return WorkList(
+        units=tuple(
+            _cut(into, items.offsets, max(height // per_head, 1))
+            for into, height in zip(entries, HEIGHTS, strict=True)
+        ),
+        kinds=tuple(range(len(HEIGHTS))),
+        last=_NONE,
+        last_kind=0,
+        pages=np.concatenate([level.pages_GP.reshape(-1) for level in levels]),
+        num_parts=part,
+        complete=False,
+        causal=any(level.causal for level in levels),
+    )
+
+
+def _entries(
+    level: HostLevel, part: int, offset: int, given: tuple[int, ...]
+) -> tuple[IntArray, int, int]:
+    """Units of a level whose rows are not cut, with items in place of rows; kind and splits."""
+    items = level.items
+    assert items is not None
+    if level.causal:
+        # An item's own keys grow from pass to pass. There is always one.
+        size = int(level.kv_len_G.max(initial=0)) // KEYS_PER_SPLIT
+        own = "own", size, given
+        if own not in items.memo:
+            items.memo[own] = _shape_of(level, items, *given)
+        groups, kind, splits = items.memo[own]
+        return _table(level, items, groups, splits, part, offset, given[3]), kind, splits
+    key = "shared", part, offset, given
+    if key not in items.memo:
+        groups, kind, splits = _shape_of(level, items, *given)
+        table = _table(level, items, groups, splits, part, offset, given[3])
+        items.memo[key] = table, kind, splits
+    found: tuple[IntArray, int, int] = items.memo[key]
+    return found
+
+
+def _shape_of(
+    level: HostLevel, items: Items, num_rows: int, kv_heads: int, per_head: int, page_size: int,
+    processors: int, tallest: int,
+) -> tuple[IntArray, int, int]:  # fmt: skip
+    """The groups that have items and keys, the height of units, and the splits.
+
+    Few of them for many kinds of passes: each is another graph.
+    """
+    num_G = items.stop_G - items.start_G
+    groups = np.flatnonzero((num_G > 0) & (level.kv_len_G > 0))
+    keys = level.kv_len_G[groups]
+    rows = -(-num_G[groups] * num_rows // items.num)
+    kind = 1
+    if int(keys.max(initial=0)) > _FEW_KEYS:
+        kind = max(
+            kind_of((1 << np.ceil(np.log2(rows)).astype(np.int64)) * per_head, keys, tallest), 1
+        )
+    elif not level.causal:
+        # What suits them best matters less than that all passes have the same.
+        one = np.array([num_rows])
+        kind = max(kind_of(one * per_head, one, tallest), 1)
+    splits = splits_of(rows, keys, kind, per_head, kv_heads, processors)
+    low = 1 << (splits.bit_length() - 1)
+    return groups, kind, low + low // 2 if splits >= low + low // 2 else low
+
+
+def _table(
+    level: HostLevel, items: Items, groups: IntArray, splits: int, part: int, offset: int,
+    page_size: int,
+) -> IntArray:  # fmt: skip
+    table = table_of(level, groups, splits, part, offset, 0, page_size)
+    table[..., 1], table[..., 2] = items.start_G[groups], items.stop_G[groups]
+    return table.reshape(-1, UNIT)
+
+
+def _cut(entries: Sequence[IntArray], offsets_R: IntArray, height: int) -> IntArray:
+    """Units of entries: blocks of the rows that their items have."""
+    if not entries:
+        return _NONE
+    table_E = entries[0] if len(entries) == 1 else np.concatenate(entries)
+    start_E, stop_E = offsets_R[table_E[:, 1]], offsets_R[table_E[:, 2]]
+    blocks_E = (stop_E - start_E + (height - 1)) // height
+    entry_U = np.repeat(np.arange(len(table_E)), blocks_E)
+    first_E = start_E - (blocks_E.cumsum() - blocks_E) * height
+    table = table_E[entry_U]
+    table[:, 1] = start_U = first_E[entry_U] + np.arange(len(entry_U)) * height
+    np.minimum(start_U + height, stop_E[entry_U], out=table[:, 2])
+    return table
