@@ -6,13 +6,16 @@ import os
 import time
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from treegen.cluster.session import RaySession
 from treegen.cluster.worker import Failure, Loaded, Worker
 from treegen.errors import InputError, ModelWarning, WorkerError
+
+if TYPE_CHECKING:
+    from treegen.llm import LLM
 
 MOST_FAILURES: Final = 5
 """How often a worker may die without any result in between before it is given up."""
@@ -47,7 +50,8 @@ class Slot:
 class Crew:
     """All workers of one Cluster.
 
-    before: what each calls before it loads its model. cpus, gpus: what each takes of Ray's.
+    before: what each calls before it loads its model. make: makes an LLM of the options.
+    cpus, gpus: what each takes of Ray's.
     threads: of each.
     grows: whether GPUs that join the Ray cluster become workers too.
     starting: whether the first workers load their models. devices: what they run on, by name.
@@ -56,6 +60,7 @@ class Crew:
     session: RaySession
     options: Mapping[str, Any]
     before: Sequence[Any]
+    make: Callable[[dict[str, Any]], LLM]
     cpus: float
     gpus: float
     threads: int
@@ -106,7 +111,9 @@ class Crew:
             )
             .remote()
         )
-        slot.loading = slot.actor.load.remote(dict(self.options), list(self.before), self.threads)
+        slot.loading = slot.actor.load.remote(
+            self.make, dict(self.options), list(self.before), self.threads
+        )
 
     def look_at(self, slot: Slot) -> bool:
         """Whether a slot's worker has become ready to work just now."""
@@ -158,11 +165,6 @@ class Crew:
         self.slots += new
         return new
 
-    @property
-    def is_over(self) -> bool:
-        """Whether no worker is left."""
-        return all(slot.over for slot in self.slots)
-
     def close(self) -> None:
         """Stop all workers."""
         for slot in self.slots:
@@ -174,3 +176,12 @@ class Crew:
 def cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def most_threads() -> int:
+    """Threads that a process may compute with: OMP_NUM_THREADS where it is set, else its cores.
+
+    Threads that wait for each other are slow beyond measure on cores that others use too.
+    """
+    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(told) if told.isdecimal() and int(told) else cores()

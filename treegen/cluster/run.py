@@ -59,14 +59,17 @@ class Run:
         name_of: Callable[[int], str],
         *,
         parts: int | None = None,
+        most: int | None = None,
     ) -> None:
         """Begin. name_of: what a key of the dealer is called.
 
         parts: how many keep one worker busy; None for as many as it decodes rows at once.
+        most: how many of the crew's workers take part; None for all, and those that join.
         """
         Run._number += 1
         self._id, self._crew, self._dealer, self.name_of = Run._number, crew, dealer, name_of
         self._job, self._parts = crew.session.ray.put(packed_job(job)), parts
+        self._most = most
         self._shares: dict[Slot, _Share] = {}
         self._past: list[tuple[Slot, Usage]] = []  # of workers that are dead
         self._start = time.monotonic()
@@ -74,9 +77,13 @@ class Run:
         self.usage, self.left_out = Usage(), dict[int, str]()
         self._floors: dict[int, float] = {}
         self.closed = False
-        for slot in crew.slots:
+        for slot in self._slots:
             if slot.loaded is not None:
                 self._begin(slot)
+
+    @property
+    def _slots(self) -> list[Slot]:
+        return self._crew.slots[: self._most]
 
     def _begin(self, slot: Slot) -> None:
         """A worker that has its model takes part."""
@@ -114,8 +121,8 @@ class Run:
             self._feed(slot)
         for slot in self._answered():
             results += self._collect(slot)
-        if self._crew.is_over and self._dealer.has_work and self._error is None:
-            told = "; ".join(f"{slot.name}: {slot.told}" for slot in self._crew.slots if slot.told)
+        if all(slot.over for slot in self._slots) and self._dealer.has_work and self._error is None:
+            told = "; ".join(f"{slot.name}: {slot.told}" for slot in self._slots if slot.told)
             self._error = WorkerError(f"no worker is left ({told})")
         self._add_up()
         if self._error is not None and not results:
@@ -134,10 +141,11 @@ class Run:
 
     def _look_for_workers(self) -> None:
         for slot in [*self._crew.slots, *self._crew.joined()]:
-            over = slot.over
+            over, has_part = slot.over, slot in self._slots
             if self._crew.look_at(slot):
-                self._begin(slot)
-            elif slot.over and not over:
+                if has_part:
+                    self._begin(slot)
+            elif has_part and slot.over and not over:
                 self._dealer.lost(slot.number, for_good=True)
 
     # Turns
@@ -251,7 +259,7 @@ class Run:
         for slot, usage in self._past:
             tokens[slot] = tokens.get(slot, 0) + usage.decoded_tokens
         rows = []
-        for slot in self._crew.slots:
+        for slot in self._slots:
             share = self._shares.get(slot)
             rows.append(
                 WorkerStatus(
