@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.cluster.session import RaySession
+from treegen.cluster.waiting import PATIENCE, Waiting
 from treegen.cluster.worker import Failure, Loaded, Worker
 from treegen.errors import InputError, ModelWarning, WorkerError
 
@@ -19,20 +20,24 @@ if TYPE_CHECKING:
 
 MOST_FAILURES: Final = 5
 """How often a worker may die without any result in between before it is given up."""
+NO_ROOM: Final = (
+    f"Ray has found no room for workers in {PATIENCE / 60:.0f} minutes; see `ray status`"
+)
 _LOOK: Final = 5.0  # seconds between looks for GPUs that have joined
-_PATIENCE: Final = 600.0  # seconds for Ray to find room for the first workers
 
 
 @dataclass(eq=False, slots=True)
 class Slot:
     """A place for a worker, whichever process has it now.
 
-    actor: of Ray. loading: the answer to its loading, while that is awaited. loaded: what it is
-    like, once it can work. life: how many it has had. failures: deaths since its last result.
+    actor: of Ray. placed: the answer that it has a process. loading: the answer to its loading,
+    while that is awaited. loaded: what it is like, once it can work. life: how many it has had.
+    failures: deaths since its last result.
     """
 
     number: int
     actor: Any = None
+    placed: Any = None
     loading: Any = None
     loaded: Loaded | None = None
     life: int = 0
@@ -69,6 +74,7 @@ class Crew:
     starting: bool = False
     devices: set[str] = field(default_factory=set)
     _look_due: float = 0.0
+    _roomless: Waiting = field(default_factory=Waiting)
 
     def start(self, count: int) -> None:
         """Start workers and wait until all have loaded the model; raise what one cannot do."""
@@ -76,17 +82,14 @@ class Crew:
         self.slots = [Slot(number) for number in range(count)]
         for slot in self.slots:
             self.begin(slot)
-        end = time.monotonic() + _PATIENCE
         while any(slot.loading is not None for slot in self.slots):
             self.session.ray.wait([s.loading for s in self.slots if s.loading], timeout=1.0)
             for slot in self.slots:
                 self.look_at(slot)
                 if slot.over or (slot.failures and slot.loaded is None):
                     raise WorkerError(f"{slot.name} cannot be started: {slot.told}")
-            if time.monotonic() > end and not any(slot.loaded for slot in self.slots):
-                raise WorkerError(
-                    f"Ray found no room for workers in {_PATIENCE:.0f} seconds; see `ray status`"
-                )
+            if self.has_no_room():
+                raise WorkerError(NO_ROOM)
         self.starting = False
         names = Counter(slot.loaded.device for slot in self.slots if slot.loaded)
         if len(names) > 1:
@@ -111,6 +114,7 @@ class Crew:
             )
             .remote()
         )
+        slot.placed = slot.actor.__ray_ready__.remote()
         slot.loading = slot.actor.load.remote(
             self.make, dict(self.options), list(self.before), self.threads
         )
@@ -149,6 +153,12 @@ class Crew:
             slot.over = True
         else:
             self.begin(slot)
+
+    def has_no_room(self) -> bool:
+        """Whether no worker has had a process for long, though some are to have one."""
+        wait, placed = self.session.ray.wait, [s.placed for s in self.slots if not s.over]
+        nobody = bool(placed) and not wait(placed, timeout=0)[0]
+        return self._roomless.is_long(goes_on=nobody)
 
     def joined(self) -> list[Slot]:
         """Slots for GPUs that have joined the Ray cluster since the last look."""

@@ -6,14 +6,15 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from treegen.cluster.crew import Crew, Slot
+from treegen.cluster.crew import NO_ROOM, Crew, Slot
 from treegen.cluster.dealer import MOST_DEATHS, Dealer, Item
 from treegen.cluster.importing import packed_job
 from treegen.cluster.jobs import Job, Result
 from treegen.cluster.totals import add_up, all_levels, all_statuses
+from treegen.cluster.waiting import PATIENCE, Waiting
 from treegen.cluster.worker import Batch
 from treegen.errors import ModelWarning, TreegenError, WorkerError
 from treegen.outputs import LevelRows, Status, Usage, WorkerStatus
@@ -40,6 +41,7 @@ class _Share:
     rate: float = 0.0
     last: int = 0
     relieved: bool = False
+    silence: Waiting = field(default_factory=Waiting)
 
 
 class Run:
@@ -121,9 +123,12 @@ class Run:
             self._feed(slot)
         for slot in self._answered():
             results += self._collect(slot)
+        self._end_those_that_hang()
         if all(slot.over for slot in self._slots) and self._dealer.has_work and self._error is None:
             told = "; ".join(f"{slot.name}: {slot.told}" for slot in self._slots if slot.told)
             self._error = WorkerError(f"no worker is left ({told})")
+        elif not self._shares and self._crew.has_no_room() and self._error is None:
+            self._error = WorkerError(f"no worker is left ({NO_ROOM})")
         self._add_up()
         if self._error is not None and not results:
             raise self._error
@@ -209,9 +214,16 @@ class Run:
                 break
         return results
 
+    def _end_those_that_hang(self) -> None:
+        """Take workers that have not answered for long for dead."""
+        for slot, share in list(self._shares.items()):
+            if share.silence.is_long(goes_on=bool(share.turns)):
+                self._lost(slot, f"it did not answer for {PATIENCE / 60:.0f} minutes")
+
     def _note(self, slot: Slot, share: _Share, batch: Batch) -> list[Result]:
         """Note what a batch says; returns the results that are new."""
         now = time.monotonic()
+        share.silence.is_long(goes_on=False)
         done = [r for r in batch.results if self._dealer.done(slot.number, r[0], r[1])]
         if batch.given_back:
             self._dealer.take_back(slot.number, batch.given_back)
