@@ -15,7 +15,7 @@ from treegen.errors import InputError
 @options_of("cluster")
 @click.option("--model", metavar="DIR", help="A checkpoint instead of a shape.")
 @click.option("--shape", default="tiny", show_default=True, metavar="NAME",
-              help="Random weights of this shape, written to a temporary folder.")  # fmt: skip
+              help="Random weights of this shape, which each worker makes.")  # fmt: skip
 @click.option("--dtype", default="auto", metavar="TYPE", help="auto, float32, bfloat16 or float16.")
 @click.option("--memory", metavar="SIZE", help="For keys and values of each worker.")
 @click.option("--problems", default=64, show_default=True, help="Problems below one prefix.")
@@ -24,6 +24,8 @@ from treegen.errors import InputError
 @click.option("--problem-tokens", default=64, show_default=True, help="Tokens of each problem.")
 @click.option("--mean-tokens", default=64, show_default=True, help="Tokens of a sample on average, "
               "with random weights.")  # fmt: skip
+@click.option("--max-tokens", type=int, help="Tokens of a sample at most; default: four times the "
+              "mean.")  # fmt: skip
 @click.option("--eager", is_flag=True, help="On GPUs: no compiling, no CUDA graphs.")
 @JSON
 def cluster(
@@ -35,13 +37,14 @@ def cluster(
     """
     wanted = take_cluster(params) or {"workers": 2}
     for name, value in params.items():
-        at_least(name.replace("_", "-"), value, 1)
+        if value is not None:
+            at_least(name.replace("_", "-"), value, 1)
     places = places_for(wanted, {})
     assert places is not None
     if places.count is None:
         raise InputError("say how many GPUs of the Ray cluster: --gpus N")
     check_checkpoint(model)
-    from treegen.bench.cluster import ClusterJob, compare
+    from treegen.bench.cluster import ClusterBench, ClusterJob
     from treegen.bench.shapes import shape_of
     from treegen.cli.render import json_line, notice
     from treegen.cli.tables import markdown
@@ -52,9 +55,14 @@ def cluster(
     options = EngineOptions(model=model or shape, dtype=dtype, memory=memory, eager=eager)
     counts = tuple(dict.fromkeys((1, places.count)))
     found = []
-    for each in compare(job, places, counts, model=model, shape=shape, options=options):
-        notice(f"{each.workers} workers: {each.tokens_per_second:,.0f} tokens/s")
-        found.append(each)
+    with ClusterBench(job, places, options, shape=None if model else shape) as bench:
+        starts = {name: getattr(bench, name) for name in ("startup_seconds", "warm_up_seconds")}
+        notice("{} workers: started in {:.1f} s, warmed up in {:.1f} s".format(
+            places.count, *starts.values()))  # fmt: skip
+        for count in counts:
+            each = bench.timed(count)
+            notice(f"{each.workers} workers: {each.tokens_per_second:,.0f} tokens/s")
+            found.append(each)
     one = found[0].tokens_per_second
     click.echo(
         f"{job.problems} problems x {job.samples} samples below {job.prefix} tokens, "
@@ -62,17 +70,20 @@ def cluster(
     )
     click.echo(
         markdown(
-            ["Workers", "tokens/s", "times one", "seconds", "prompt tokens", "start, s"],
+            ["Workers", "tokens/s", "times one", "seconds", "prompt tokens"],
             [
                 [
                     str(e.workers), f"{e.tokens_per_second:,.0f}",
                     f"{e.tokens_per_second / one:.2f}", f"{e.seconds:.2f}",
-                    f"{e.prompt_tokens:,}", f"{e.startup_seconds:.1f}",
+                    f"{e.prompt_tokens:,}",
                 ]
                 for e in found
             ],
-            [0, 1, 2, 3, 4, 5],
+            [0, 1, 2, 3, 4],
         )
     )  # fmt: skip
     results = [asdict(e) | {"tokens_per_second": e.tokens_per_second} for e in found]
-    json_line({"bench": "cluster", "device": places.device, "job": asdict(job), "results": results})
+    json_line(
+        {"bench": "cluster", "device": places.device, "job": asdict(job), **starts,
+         "results": results}
+    )  # fmt: skip

@@ -45,10 +45,10 @@ def _drawn(completions: Sequence[Completion]) -> list[tuple[object, ...]]:
     ]
 
 
-def _kill_one(cluster: Cluster, number: int = 0) -> None:
+def _send(cluster: Cluster, what: signal.Signals, number: int) -> None:
     loaded = cluster._crew.slots[number].loaded
     assert loaded is not None
-    os.kill(loaded.pid, signal.SIGKILL)
+    os.kill(loaded.pid, what)
 
 
 def test_a_run_has_the_samples_of_one_engine_in_order(llm: LLM, cluster: Cluster) -> None:
@@ -171,12 +171,28 @@ def test_a_worker_that_is_killed_gives_back_what_it_had(llm: LLM, cluster: Clust
     found: list[Completion] = []
     with cluster.stream(TREE, PARAMS) as stream:
         found += stream.step()
-        _kill_one(cluster)
+        _send(cluster, signal.SIGKILL, 0)
         while stream.has_work:
             found += stream.step()
         workers = stream.workers()
     assert sorted(_drawn(found)) == sorted(_drawn(wanted))
     assert [worker.deaths for worker in workers] == [1, 0]
+
+
+def test_a_worker_that_hangs_is_taken_for_dead(
+    llm: LLM, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = llm.run(TREE, PARAMS).completions
+    found: list[Completion] = []
+    monkeypatch.setattr("treegen.cluster.waiting.PATIENCE", 3.0)
+    before = cluster._crew.slots[1].life
+    with cluster.stream(TREE, PARAMS) as stream:
+        found += stream.step()
+        _send(cluster, signal.SIGSTOP, 1)
+        while stream.has_work:
+            found += stream.step()
+    assert sorted(_drawn(found)) == sorted(_drawn(wanted))
+    assert cluster._crew.slots[1].life > before
 
 
 async def _breaks(root: SearchNode) -> Found:

@@ -20,4 +20,20 @@ def test_it_times_the_same_samples_on_one_worker_and_on_two(
     assert (one["workers"], two["workers"]) == (1, 2)
     assert one["tokens"] == two["tokens"] > 18
     assert two["prompt_tokens"] <= one["prompt_tokens"] + 40 + 8
+    assert done.document["startup_seconds"] > 0 and done.document["warm_up_seconds"] > 0
     assert "|      2|" in done.out
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")
+def test_workers_share_the_samples_of_few_problems(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fewer problems than keep two workers busy, with many samples each."""
+    done = Command(capsys)(
+        "bench", "cluster", "--workers", "2", "--problems", "1", "--samples", "64",
+        "--prefix", "20", "--problem-tokens", "8", "--mean-tokens", "8", "--max-tokens", "16",
+        "--memory", "4MiB",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    one, two = done.document["results"]
+    assert one["tokens"] == two["tokens"] <= 64 * 16
+    assert two["prompt_tokens"] == 2 * one["prompt_tokens"]

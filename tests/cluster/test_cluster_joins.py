@@ -1,5 +1,6 @@
-"""A GPU that joins the Ray cluster during a run takes work."""
+"""GPUs that join the Ray cluster during a run, or leave it."""
 
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from treegen import LLM, Cluster, Node, SamplingParams
+from treegen import LLM, Cluster, Node, SamplingParams, WorkerError
 from treegen.cluster.places import Places
 from treegen.cluster.worker import loading
 from treegen.options import EngineOptions
@@ -55,3 +56,38 @@ def test_a_gpu_that_joins_takes_work(
     for each in LLM(str(tiny), memory="4MiB").run(few, params).completions:
         key = (each.prompt_id, each.sample_index)
         assert found.get(key, each.tokens) == each.tokens
+
+
+def test_a_cluster_that_loses_all_its_gpus_ends_the_run(
+    nodes: Any, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "treegen.cluster.cluster.loading", lambda options, device: loading(options, "cpu")
+    )
+    tree = Node("Go.", children=[Node("Question?", id="0", samples=400)], samples=0)
+    params = SamplingParams(max_tokens=150, seed=1, ignore_eos=True)
+    options = EngineOptions(model=str(tiny), memory="4MiB", max_rows=8)
+    # This process stays on the node whose GPU somebody else has.
+    import ray
+
+    ray.init(address=nodes.address, log_to_driver=False)
+    try:
+        other = ray.remote(num_cpus=0, num_gpus=1)(_Idle).remote()
+        ray.get(other.__ray_ready__.remote())
+        node = nodes.add_node(**NODE)
+        while not ray.available_resources().get("GPU"):
+            time.sleep(0.1)
+        with Cluster.at(Places("cuda", None, address=nodes.address), options) as cluster:
+            assert cluster.num_workers == 1
+            stream = cluster.stream(tree, params)
+            assert next(stream).num_tokens == 150
+            monkeypatch.setattr("treegen.cluster.waiting.PATIENCE", 3.0)
+            nodes.remove_node(node)
+            with pytest.raises(WorkerError, match="no worker is left .Ray has found no room"):
+                list(stream)
+    finally:
+        ray.shutdown()
+
+
+class _Idle:
+    """Has a GPU and does nothing with it."""

@@ -221,7 +221,7 @@ def test_a_killed_rank_ends_the_run_and_nothing_hangs(pairs: Pairs) -> None:
 @pytest.mark.parametrize(
     "family",
     ["gemma2", "qwen3", "mixtral", "phi3", "olmo2", "cohere2", "qwen3_moe", "deepseek_v3",
-     "gemma3_on_text"],
+     "gemma3_on_text", "gpt_oss"],
 )  # fmt: skip
 def test_families(family: str, pairs: Pairs) -> None:
     one = pairs.one(family)

@@ -2,40 +2,46 @@
 
 from __future__ import annotations
 
-import gc
-import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-
-from transformers.utils.logging import disable_progress_bar
+from typing import Any
 
 from treegen.bench.shapes import build_model, shape_of
+from treegen.bench.tiny import byte_tokenizer
+from treegen.closing import Closing
 from treegen.cluster.cluster import Cluster
 from treegen.cluster.places import Places
-from treegen.model.memory import free_unused
-from treegen.options import EngineOptions
+from treegen.cluster.worker import from_checkpoint
+from treegen.llm import LLM
+from treegen.options import LOADING, EngineOptions
 from treegen.params import SamplingParams
 from treegen.prompts.tree import Node
 
 _SEED = 0
+_WARM_UP = 4  # as part of the job's tokens
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterJob:
-    """Problems below one prefix, in tokens; samples end at random, mean_tokens long or shorter."""
+    """Problems below one prefix, in tokens; samples end at random, mean_tokens long or shorter.
+
+    max_tokens: of a sample; None for four times the mean.
+    """
 
     problems: int = 64
     samples: int = 16
     prefix: int = 512
     problem_tokens: int = 64
     mean_tokens: int = 64
+    max_tokens: int | None = None
 
-    @property
-    def params(self) -> SamplingParams:
-        """How samples are drawn, but for what ends them."""
-        return SamplingParams(max_tokens=4 * self.mean_tokens, seed=_SEED, ignore_eos=True)
+    def params(self, vocab_size: int) -> SamplingParams:
+        """How samples are drawn. Random weights draw all tokens about alike, and some end one."""
+        ends = range(2, 2 + max(vocab_size // self.mean_tokens, 1))
+        most = 4 * self.mean_tokens if self.max_tokens is None else self.max_tokens
+        return SamplingParams(
+            max_tokens=most, seed=_SEED, ignore_eos=True, stop_token_ids=tuple(ends)
+        )
 
     def tree(self, vocab_size: int) -> Node:
         """The prompts, of made-up tokens."""
@@ -47,13 +53,19 @@ class ClusterJob:
         ]  # fmt: skip
         return Node(first, children=below, samples=0)
 
+    @property
+    def warm_up(self) -> ClusterJob:
+        """The job with shorter samples, so that as many rows are decoded at once."""
+        shorter = max(self.mean_tokens // _WARM_UP, 1)
+        most = None if self.max_tokens is None else max(self.max_tokens // _WARM_UP, 1)
+        return replace(self, mean_tokens=shorter, max_tokens=most)
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterTime:
-    """The whole job on some workers. startup_seconds: until all have the model."""
+    """The whole job on some workers."""
 
     workers: int
-    startup_seconds: float
     seconds: float
     tokens: int
     prompt_tokens: int
@@ -64,57 +76,64 @@ class ClusterTime:
         return self.tokens / self.seconds
 
 
-def compare(
-    job: ClusterJob,
-    places: Places,
-    counts: tuple[int, ...],
-    *,
-    model: str | None,
-    shape: str,
-    options: EngineOptions,
-) -> Iterator[ClusterTime]:
-    """Time a job on each number of workers; the same samples each time.
+@dataclass(frozen=True, slots=True)
+class MadeUp:
+    """Makes, in each worker, the same model with random weights."""
 
-    model: a checkpoint. Without one, weights of a shape are made up.
+    shape: str
+
+    def __call__(self, options: dict[str, Any]) -> LLM:
+        """Make it on the device that the options name."""
+        how = {name: options[name] for name in ("dtype", "device", "quantization")}
+        model, tokenizer = build_model(shape_of(self.shape), **how)
+        engine = {key: options[key] for key in options if key not in LOADING and key != "model"}
+        return LLM(model, tokenizer=tokenizer, **engine)
+
+
+class ClusterBench(Closing):
+    """Workers that are started and warmed up once, for jobs on some or all of them.
+
+    startup_seconds: until all have the model. warm_up_seconds: that the first work took, all
+    together, compiling included.
     """
-    with tempfile.TemporaryDirectory(prefix="treegen-bench-") as folder:
-        if model is None:
-            _write(shape, Path(folder), options.dtype, places.device)
-        options = replace(options, model=model or folder)
-        for count in counts:
-            yield _timed(job, replace(places, count=count, gpus=places.gpus[:count]), options)
 
+    def __init__(
+        self, job: ClusterJob, places: Places, options: EngineOptions, *, shape: str | None
+    ) -> None:
+        """Start them, and run the job with shorter samples.
 
-def _timed(job: ClusterJob, places: Places, options: EngineOptions) -> ClusterTime:
-    start = time.perf_counter()
-    with Cluster.at(places, options) as cluster:
-        size = cluster.spec.vocab_size
-        # Random weights draw all tokens about alike, so a row ends with this chance at each.
-        ends = range(2, 2 + max(size // job.mean_tokens, 1))
-        params = replace(job.params, stop_token_ids=tuple(ends))
-        tree = job.tree(size)
-        startup = time.perf_counter() - start
-        few = replace(job, problems=2 * cluster.num_workers)
-        cluster.run(few.tree(size), params)  # compiles, where that is done
+        shape: of made-up weights; None for the checkpoint that the options name.
+
+        Raises what Cluster raises.
+        """
         start = time.perf_counter()
-        result = cluster.run(tree, params)
-        seconds = time.perf_counter() - start
-        return ClusterTime(
-            workers=cluster.num_workers,
-            startup_seconds=startup,
-            seconds=seconds,
-            tokens=sum(each.num_tokens for each in result.completions),
-            prompt_tokens=result.usage.prompt_tokens_computed,
-        )
+        self._job = job
+        self._cluster = Cluster.at(
+            places, options,
+            tokenizer=None if shape is None else byte_tokenizer(),
+            make=from_checkpoint if shape is None else MadeUp(shape),
+        )  # fmt: skip
+        try:
+            begun = time.perf_counter()
+            self.startup_seconds = begun - start
+            self._run(job.warm_up)
+            self.warm_up_seconds = time.perf_counter() - begun
+        except BaseException:
+            self.close()
+            raise
 
+    def timed(self, workers: int) -> ClusterTime:
+        """Run the job on so many of the workers; the same samples each time."""
+        self._cluster.limit(workers)
+        start = time.perf_counter()
+        tokens, prompt_tokens = self._run(self._job)
+        return ClusterTime(workers, time.perf_counter() - start, tokens, prompt_tokens)
 
-def _write(shape: str, folder: Path, dtype: str, device: str) -> None:
-    """Write a checkpoint with random weights, which every worker reads."""
-    model, tokenizer = build_model(shape_of(shape), dtype=dtype, device=device)
-    disable_progress_bar()
-    model.module.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    where = model.device
-    del model
-    gc.collect()
-    free_unused(where)
+    def _run(self, job: ClusterJob) -> tuple[int, int]:
+        size = self._cluster.spec.vocab_size
+        result = self._cluster.run(job.tree(size), job.params(size))
+        return sum(c.num_tokens for c in result.completions), result.usage.prompt_tokens_computed
+
+    def close(self) -> None:
+        """Stop the workers."""
+        self._cluster.close()

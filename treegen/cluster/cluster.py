@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from treegen.cache.kept import Kept
 from treegen.closing import Closing
-from treegen.cluster.crew import Crew, cores
+from treegen.cluster.crew import Crew, cores, most_threads
 from treegen.cluster.dealer import Dealer, Item
 from treegen.cluster.jobs import Job, SampleJob, ScoreJob, SearchJob
 from treegen.cluster.order import sample_items, score_groups, score_items
@@ -18,7 +18,7 @@ from treegen.cluster.places import Places, places_of
 from treegen.cluster.run import Run
 from treegen.cluster.session import RaySession
 from treegen.cluster.streams import ClusterScores, ClusterSearchRun, ClusterStream
-from treegen.cluster.worker import loading
+from treegen.cluster.worker import from_checkpoint, loading
 from treegen.engine.stream import Stream
 from treegen.errors import InputError
 from treegen.llm import LLM
@@ -78,24 +78,39 @@ class Cluster(LLM, Closing):
 
     @classmethod
     def at(
-        cls, places: Places, options: EngineOptions, before: Sequence[Callable[[], object]] = ()
+        cls,
+        places: Places,
+        options: EngineOptions,
+        before: Sequence[Callable[[], object]] = (),
+        *,
+        tokenizer: Any = None,
+        make: Callable[[dict[str, Any]], LLM] = from_checkpoint,
     ) -> Cluster:
-        """A cluster at places that are known already."""
+        """A cluster at places that are known already.
+
+        tokenizer, make: of a model that is no checkpoint; each worker calls `make` with the
+        options.
+        """
         cluster = cls.__new__(cls)
-        cluster._open(places, options, before)
+        cluster._open(places, options, before, tokenizer, make)
         return cluster
 
     def _open(
-        self, places: Places, options: EngineOptions, before: Sequence[Callable[[], object]]
+        self,
+        places: Places,
+        options: EngineOptions,
+        before: Sequence[Callable[[], object]],
+        tokenizer: Any = None,
+        make: Callable[[dict[str, Any]], LLM] = from_checkpoint,
     ) -> None:
-        model = options.model
-        self.tokenizer = load_tokenizer(
-            model, revision=options.revision, trust_remote_code=options.trust_remote_code
+        self.tokenizer = tokenizer or load_tokenizer(
+            options.model, revision=options.revision, trust_remote_code=options.trust_remote_code
         )
         self._session = RaySession(places, cores())
         self._stop = weakref.finalize(self, self._session.close)
         try:
-            self._crew = _crew(self._session, places, loading(options, places.device), before)
+            how = loading(options, places.device)
+            self._crew = _crew(self._session, places, how, before, make)
         except BaseException:
             self._stop()
             raise
@@ -107,6 +122,7 @@ class Cluster(LLM, Closing):
         self._align = ALIGN if options.reproducible and places.device == "cuda" else 1
         self._num_pages = min(each.num_pages for each in loaded)
         self._before = DrawnBefore()
+        self._most: int | None = None
         self._current: weakref.ref[Run] | None = None
         self._closed = False
 
@@ -124,6 +140,10 @@ class Cluster(LLM, Closing):
     def num_workers(self) -> int:
         """Workers that are there or about to be."""
         return sum(not slot.over for slot in self._crew.slots)
+
+    def limit(self, workers: int | None) -> None:
+        """Have later runs use so many of the workers, None for all; the others wait meanwhile."""
+        self._most = workers
 
     def close(self) -> None:
         """Stop the workers, and the Ray that was started for them."""
@@ -203,8 +223,9 @@ class Cluster(LLM, Closing):
         self, job: Job, items: Sequence[Item], names: Sequence[str], *, parts: int | None = None
     ) -> Run:
         self._check_ready()
-        dealer = Dealer(items, [slot.number for slot in self._crew.slots if not slot.over])
-        run = Run(self._crew, job, dealer, names.__getitem__, parts=parts)
+        slots = self._crew.slots[: self._most]
+        dealer = Dealer(items, [slot.number for slot in slots if not slot.over])
+        run = Run(self._crew, job, dealer, names.__getitem__, parts=parts, most=self._most)
         self._current = weakref.ref(run)
         return run
 
@@ -226,7 +247,11 @@ class Cluster(LLM, Closing):
 
 
 def _crew(
-    session: RaySession, places: Places, options: dict[str, Any], before: Sequence[Any]
+    session: RaySession,
+    places: Places,
+    options: dict[str, Any],
+    before: Sequence[Any],
+    make: Callable[[dict[str, Any]], LLM],
 ) -> Crew:
     """Start the workers that are wanted; raise InputError if there are not so many GPUs."""
     free = session.free()
@@ -245,11 +270,12 @@ def _crew(
                 f"{max(count // each, 1) * each}"
             )
         count //= each
-    threads = max(1, int(free.get("CPU", 1) // count))
+    threads = min(max(1, int(free.get("CPU", 1) // count)), most_threads())
     crew = Crew(
         session=session,
         options=options,
         before=before,
+        make=make,
         # A Ray of this process's own has nobody to share with.
         cpus=(1 if on_gpus else threads) if places.address else 0,
         gpus=each if on_gpus else 0,

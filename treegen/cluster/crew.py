@@ -6,30 +6,38 @@ import os
 import time
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from treegen.cluster.session import RaySession
+from treegen.cluster.waiting import PATIENCE, Waiting
 from treegen.cluster.worker import Failure, Loaded, Worker
 from treegen.errors import InputError, ModelWarning, WorkerError
 
+if TYPE_CHECKING:
+    from treegen.llm import LLM
+
 MOST_FAILURES: Final = 5
 """How often a worker may die without any result in between before it is given up."""
+NO_ROOM: Final = (
+    f"Ray has found no room for workers in {PATIENCE / 60:.0f} minutes; see `ray status`"
+)
 _LOOK: Final = 5.0  # seconds between looks for GPUs that have joined
-_PATIENCE: Final = 600.0  # seconds for Ray to find room for the first workers
 
 
 @dataclass(eq=False, slots=True)
 class Slot:
     """A place for a worker, whichever process has it now.
 
-    actor: of Ray. loading: the answer to its loading, while that is awaited. loaded: what it is
-    like, once it can work. life: how many it has had. failures: deaths since its last result.
+    actor: of Ray. placed: the answer that it has a process. loading: the answer to its loading,
+    while that is awaited. loaded: what it is like, once it can work. life: how many it has had.
+    failures: deaths since its last result.
     """
 
     number: int
     actor: Any = None
+    placed: Any = None
     loading: Any = None
     loaded: Loaded | None = None
     life: int = 0
@@ -47,7 +55,8 @@ class Slot:
 class Crew:
     """All workers of one Cluster.
 
-    before: what each calls before it loads its model. cpus, gpus: what each takes of Ray's.
+    before: what each calls before it loads its model. make: makes an LLM of the options.
+    cpus, gpus: what each takes of Ray's.
     threads: of each.
     grows: whether GPUs that join the Ray cluster become workers too.
     starting: whether the first workers load their models. devices: what they run on, by name.
@@ -56,6 +65,7 @@ class Crew:
     session: RaySession
     options: Mapping[str, Any]
     before: Sequence[Any]
+    make: Callable[[dict[str, Any]], LLM]
     cpus: float
     gpus: float
     threads: int
@@ -64,6 +74,7 @@ class Crew:
     starting: bool = False
     devices: set[str] = field(default_factory=set)
     _look_due: float = 0.0
+    _roomless: Waiting = field(default_factory=Waiting)
 
     def start(self, count: int) -> None:
         """Start workers and wait until all have loaded the model; raise what one cannot do."""
@@ -71,17 +82,14 @@ class Crew:
         self.slots = [Slot(number) for number in range(count)]
         for slot in self.slots:
             self.begin(slot)
-        end = time.monotonic() + _PATIENCE
         while any(slot.loading is not None for slot in self.slots):
             self.session.ray.wait([s.loading for s in self.slots if s.loading], timeout=1.0)
             for slot in self.slots:
                 self.look_at(slot)
                 if slot.over or (slot.failures and slot.loaded is None):
                     raise WorkerError(f"{slot.name} cannot be started: {slot.told}")
-            if time.monotonic() > end and not any(slot.loaded for slot in self.slots):
-                raise WorkerError(
-                    f"Ray found no room for workers in {_PATIENCE:.0f} seconds; see `ray status`"
-                )
+            if self.has_no_room():
+                raise WorkerError(NO_ROOM)
         self.starting = False
         names = Counter(slot.loaded.device for slot in self.slots if slot.loaded)
         if len(names) > 1:
@@ -106,7 +114,10 @@ class Crew:
             )
             .remote()
         )
-        slot.loading = slot.actor.load.remote(dict(self.options), list(self.before), self.threads)
+        slot.placed = slot.actor.__ray_ready__.remote()
+        slot.loading = slot.actor.load.remote(
+            self.make, dict(self.options), list(self.before), self.threads
+        )
 
     def look_at(self, slot: Slot) -> bool:
         """Whether a slot's worker has become ready to work just now."""
@@ -143,6 +154,12 @@ class Crew:
         else:
             self.begin(slot)
 
+    def has_no_room(self) -> bool:
+        """Whether no worker has had a process for long, though some are to have one."""
+        wait, placed = self.session.ray.wait, [s.placed for s in self.slots if not s.over]
+        nobody = bool(placed) and not wait(placed, timeout=0)[0]
+        return self._roomless.is_long(goes_on=nobody)
+
     def joined(self) -> list[Slot]:
         """Slots for GPUs that have joined the Ray cluster since the last look."""
         if not self.grows or time.monotonic() < self._look_due:
@@ -158,11 +175,6 @@ class Crew:
         self.slots += new
         return new
 
-    @property
-    def is_over(self) -> bool:
-        """Whether no worker is left."""
-        return all(slot.over for slot in self.slots)
-
     def close(self) -> None:
         """Stop all workers."""
         for slot in self.slots:
@@ -174,3 +186,12 @@ class Crew:
 def cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def most_threads() -> int:
+    """Threads that a process may compute with: OMP_NUM_THREADS where it is set, else its cores.
+
+    Threads that wait for each other are slow beyond measure on cores that others use too.
+    """
+    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(told) if told.isdecimal() and int(told) else cores()

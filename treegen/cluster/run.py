@@ -6,14 +6,15 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from treegen.cluster.crew import Crew, Slot
+from treegen.cluster.crew import NO_ROOM, Crew, Slot
 from treegen.cluster.dealer import MOST_DEATHS, Dealer, Item
 from treegen.cluster.importing import packed_job
 from treegen.cluster.jobs import Job, Result
 from treegen.cluster.totals import add_up, all_levels, all_statuses
+from treegen.cluster.waiting import PATIENCE, Waiting
 from treegen.cluster.worker import Batch
 from treegen.errors import ModelWarning, TreegenError, WorkerError
 from treegen.outputs import LevelRows, Status, Usage, WorkerStatus
@@ -40,6 +41,7 @@ class _Share:
     rate: float = 0.0
     last: int = 0
     relieved: bool = False
+    silence: Waiting = field(default_factory=Waiting)
 
 
 class Run:
@@ -59,14 +61,17 @@ class Run:
         name_of: Callable[[int], str],
         *,
         parts: int | None = None,
+        most: int | None = None,
     ) -> None:
         """Begin. name_of: what a key of the dealer is called.
 
         parts: how many keep one worker busy; None for as many as it decodes rows at once.
+        most: how many of the crew's workers take part; None for all, and those that join.
         """
         Run._number += 1
         self._id, self._crew, self._dealer, self.name_of = Run._number, crew, dealer, name_of
         self._job, self._parts = crew.session.ray.put(packed_job(job)), parts
+        self._most = most
         self._shares: dict[Slot, _Share] = {}
         self._past: list[tuple[Slot, Usage]] = []  # of workers that are dead
         self._start = time.monotonic()
@@ -74,9 +79,13 @@ class Run:
         self.usage, self.left_out = Usage(), dict[int, str]()
         self._floors: dict[int, float] = {}
         self.closed = False
-        for slot in crew.slots:
+        for slot in self._slots:
             if slot.loaded is not None:
                 self._begin(slot)
+
+    @property
+    def _slots(self) -> list[Slot]:
+        return self._crew.slots[: self._most]
 
     def _begin(self, slot: Slot) -> None:
         """A worker that has its model takes part."""
@@ -114,9 +123,12 @@ class Run:
             self._feed(slot)
         for slot in self._answered():
             results += self._collect(slot)
-        if self._crew.is_over and self._dealer.has_work and self._error is None:
-            told = "; ".join(f"{slot.name}: {slot.told}" for slot in self._crew.slots if slot.told)
+        self._end_those_that_hang()
+        if all(slot.over for slot in self._slots) and self._dealer.has_work and self._error is None:
+            told = "; ".join(f"{slot.name}: {slot.told}" for slot in self._slots if slot.told)
             self._error = WorkerError(f"no worker is left ({told})")
+        elif not self._shares and self._crew.has_no_room() and self._error is None:
+            self._error = WorkerError(f"no worker is left ({NO_ROOM})")
         self._add_up()
         if self._error is not None and not results:
             raise self._error
@@ -134,10 +146,11 @@ class Run:
 
     def _look_for_workers(self) -> None:
         for slot in [*self._crew.slots, *self._crew.joined()]:
-            over = slot.over
+            over, has_part = slot.over, slot in self._slots
             if self._crew.look_at(slot):
-                self._begin(slot)
-            elif slot.over and not over:
+                if has_part:
+                    self._begin(slot)
+            elif has_part and slot.over and not over:
                 self._dealer.lost(slot.number, for_good=True)
 
     # Turns
@@ -201,9 +214,16 @@ class Run:
                 break
         return results
 
+    def _end_those_that_hang(self) -> None:
+        """Take workers that have not answered for long for dead."""
+        for slot, share in list(self._shares.items()):
+            if share.silence.is_long(goes_on=bool(share.turns)):
+                self._lost(slot, f"it did not answer for {PATIENCE / 60:.0f} minutes")
+
     def _note(self, slot: Slot, share: _Share, batch: Batch) -> list[Result]:
         """Note what a batch says; returns the results that are new."""
         now = time.monotonic()
+        share.silence.is_long(goes_on=False)
         done = [r for r in batch.results if self._dealer.done(slot.number, r[0], r[1])]
         if batch.given_back:
             self._dealer.take_back(slot.number, batch.given_back)
@@ -251,7 +271,7 @@ class Run:
         for slot, usage in self._past:
             tokens[slot] = tokens.get(slot, 0) + usage.decoded_tokens
         rows = []
-        for slot in self._crew.slots:
+        for slot in self._slots:
             share = self._shares.get(slot)
             rows.append(
                 WorkerStatus(

@@ -6,7 +6,7 @@ import os
 import socket
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -92,19 +92,24 @@ class Worker:
         self._failed: Failure | None = None
 
     def load(
-        self, options: dict[str, Any], before: Sequence[Any], threads: int
+        self,
+        make: Callable[[dict[str, Any]], LLM],
+        options: dict[str, Any],
+        before: Sequence[Any],
+        threads: int,
     ) -> Loaded | Failure:
-        """Load the model. before: called first, such as what loads another model."""
-        import torch
+        """Load the model. before: called first, such as what loads another model.
 
-        from treegen.llm import LLM
+        make: makes the LLM of its options.
+        """
+        import torch
 
         try:
             torch.set_num_threads(threads)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 self._before = [call() for call in before]
-                self._llm = llm = LLM(**options)
+                self._llm = llm = make(options)
         except Exception as error:
             return Failure.of(error)
         return Loaded(
@@ -171,6 +176,13 @@ class Worker:
             self._task.close()
             self._task = None
         self._number = -1 if number == self._number else self._number
+
+
+def from_checkpoint(options: dict[str, Any]) -> LLM:
+    """An LLM of the checkpoint that its options name."""
+    from treegen.llm import LLM
+
+    return LLM(**options)
 
 
 def _device_name(llm: LLM) -> str:
