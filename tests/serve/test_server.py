@@ -416,36 +416,58 @@ def test_a_request_that_does_not_begin_is_not_waited_for(
                 assert connection.recv(100) == b""
 
 
+@contextmanager
+def draining(served: AsyncLLM, **options: Any) -> Iterator[Running]:
+    """A server that is told to end, and then ends at once what is under way."""
+    urls: list[str] = []
+    app = Server(served, name="demo", **options).app()
+    server = _Listening(config_of(app), served, 0, urls.append)
+    at = bound("127.0.0.1", 0)
+    at.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([at])))
+    thread.start()
+    while not urls:
+        time.sleep(0.01)
+    yield Running(served, int(urls[0].rpartition(":")[2]))
+    server.handle_exit(signal.SIGTERM, None)
+    thread.join()
+
+
 def test_what_is_not_answered_in_time_is_told_so(model: LLM) -> None:
-    key, urls = "schl\u00fcssel", list[str]()
+    key = "schl\u00fcssel"
     with AsyncLLM(model) as served:
-        app = Server(served, name="demo", api_key=key).app()
-        server = _Listening(config_of(app), served, 0, urls.append)
-        at = bound("127.0.0.1", 0)
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve([at])))
-        thread.start()
-        while not urls:
-            time.sleep(0.01)
         answers = []
 
-        def ask(streams: bool) -> None:
+        def ask(url: str, streams: bool) -> None:
             body = {"prompt": PROMPT, "max_tokens": 3_000, "ignore_eos": True, "stream": streams}
             headers = {b"authorization": f"Bearer {key}".encode()}
             answers.append(
-                httpx2.post(f"{urls[0]}/v1/completions", json=body, headers=headers, timeout=60)
+                httpx2.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60)
             )
 
-        asking = [threading.Thread(target=ask, args=(streams,)) for streams in (False, True)]
+        with draining(served, api_key=key) as running:
+            url = running.url
+            asking = [threading.Thread(target=ask, args=(url, each)) for each in (False, True)]
+            for each in asking:
+                each.start()
+            while served.status().rows < 2:
+                time.sleep(0.01)
         for each in asking:
-            each.start()
-        while served.status().rows < 2:
-            time.sleep(0.01)
-        server.handle_exit(signal.SIGTERM, None)
-        for each in (*asking, thread):
             each.join()
     assert sorted(each.status_code for each in answers) == [200, 503]
     assert all("the server stops" in each.text for each in answers)
     assert model.cache.pool.num_used == 0
+
+
+def test_who_does_not_read_is_hung_up_on(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treegen.serve.run._READ_SECONDS", 0.2)
+    body = {"prompt": "Tom", "n": 20, "max_tokens": 3_000, "ignore_eos": True, "stream": True}
+    with AsyncLLM(model) as served, draining(served) as running:
+        with closing(_sent(running, json.dumps(body).encode())):
+            while not served.status().rows:
+                time.sleep(0.01)
+            running.wait_until_idle()
+        assert served.usages()[-1].decoded_tokens < 20 * 3_000
 
 
 def test_two_servers_do_not_share_an_address(model: LLM) -> None:

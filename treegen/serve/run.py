@@ -25,13 +25,15 @@ from treegen.serve.sockets import url_of
 # request may be on its way.
 _IDLE_SECONDS: Final = 75
 _HEAD_SECONDS: Final = 30  # of a request's first lines; the application itself waits for its body
+_READ_SECONDS: Final = 60  # for a client to read what waits for it, a few dozen kilobytes
 _TOLD_SECONDS: Final = 10  # for telling clients that they are not answered any more
 
 
 class _Protocol(H11Protocol):
-    """Hangs up on clients whose requests do not come, and on those that send rubbish."""
+    """Hangs up on clients that do not send their requests, do not read, or send rubbish."""
 
     _late: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a request, but not for ever."""
@@ -50,6 +52,17 @@ class _Protocol(H11Protocol):
             self._late = None
         elif self._late is None:
             self._late = self.loop.call_later(_HEAD_SECONDS, self.transport.close)
+
+    def pause_writing(self) -> None:
+        """Wait for the client to read, but not for ever: samples wait for it too."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(_READ_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Write on."""
+        if self._unread is not None:
+            self._unread.cancel()
+        super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
         """Answer rubbish, if the request before it was answered to its end, and hang up.
