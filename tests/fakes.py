@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from treegen.attention import HostLevel
@@ -101,9 +102,9 @@ class HistoryModel:
         pool = batch.layers[0].keys
         page_size = pool.shape[1]
         self.tokens_computed += len(batch.tokens_T)
-        flat = pool.view(-1, 2)
-        flat[batch.slots_T, 0] = batch.tokens_T.float()
-        flat[batch.slots_T, 1] = batch.positions_T.float()
+        flat, positions = pool.view(-1, 2).numpy(), batch.positions_T.tolist()
+        flat[batch.slots_T.numpy(), 0] = batch.tokens_T.numpy()
+        flat[batch.slots_T.numpy(), 1] = positions
         # Of a CUDA graph, those that were put into it last.
         levels: Sequence[HostLevel] = getattr(batch.levels.state, "levels", batch.levels.levels)
         groups = [_group_of_rows(level, len(batch.tokens_T)) for level in levels]
@@ -112,21 +113,22 @@ class HistoryModel:
             hashes = _hashes(batch) if self.delta is None else _listed_hashes(batch, self.delta)
         assert (hashes is None) != self.recurrent, "states are given to the wrong models"
         rows = []
+        known: dict[tuple[int, int], NDArray[np.float32]] = {}  # what rows of a group share
         for row in batch.logits_at_S.tolist():
-            keys = [
-                _keys(level, int(group[row]), flat, page_size)
-                for level, group in zip(levels, groups, strict=True)
-                if group[row] >= 0
-            ]
+            keys = []
+            for at, (level, group) in enumerate(zip(levels, groups, strict=True)):
+                if (g := group[row]) >= 0:
+                    if (at, g) not in known:
+                        known[at, g] = _keys(level, g, flat, page_size)
+                    keys.append(known[at, g])
             if not keys:  # padding of a CUDA graph
                 rows.append(torch.zeros(self.vocab_size))
                 continue
-            seen = torch.cat(keys)
-            position = int(batch.positions_T[row])
-            seen = seen[seen[:, 1] <= position]
-            order = seen[:, 1].argsort()
-            assert seen[order, 1].tolist() == list(range(position + 1)), seen[:, 1].tolist()
-            tokens = seen[order, 0].int().tolist()
+            seen = np.concatenate(keys)
+            seen = seen[seen[:, 1] <= positions[row]]
+            seen = seen[seen[:, 1].argsort()]
+            assert np.array_equal(seen[:, 1], np.arange(positions[row] + 1)), seen[:, 1].tolist()
+            tokens = seen[:, 0].astype(np.int32).tolist()
             if hashes is not None:
                 assert hashes[row] == functools.reduce(_hashed, tokens, 0), "a state is wrong"
             rows.append(self.logits(tokens))
@@ -138,11 +140,16 @@ class HistoryModel:
         return logits
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
-        digest = hashlib.blake2b(np.array(tokens, dtype=np.int32).tobytes(), digest_size=8).digest()
-        generator = np.random.default_rng(int.from_bytes(digest, "big"))
-        logits = generator.normal(size=self.vocab_size).astype(np.float32) * 2
+        logits = _logits(np.array(tokens, dtype=np.int32).tobytes(), self.vocab_size).copy()
         logits[EOS] += self.eos_bias
         return torch.from_numpy(logits)
+
+
+@functools.lru_cache(maxsize=2**16)
+def _logits(context: bytes, vocab_size: int) -> NDArray[np.float32]:
+    digest = hashlib.blake2b(context, digest_size=8).digest()
+    generator = np.random.default_rng(int.from_bytes(digest, "big"))
+    return generator.normal(size=vocab_size).astype(np.float32) * 2
 
 
 def _hashed(state: int, token: int) -> int:
@@ -232,21 +239,23 @@ def fold_hashes(
     on.states[target_F, 0] = torch.tensor(made)
 
 
-def _group_of_rows(level: HostLevel, num_rows: int) -> Tensor:
+def _group_of_rows(level: HostLevel, num_rows: int) -> list[int]:
     """The group of each row in a level, -1 for none."""
-    group = torch.full((num_rows,), -1)
+    group = [-1] * num_rows
     for g, (start, stop) in enumerate(
         zip(level.start_G.tolist(), level.stop_G.tolist(), strict=True)
     ):
-        assert (group[start:stop] == -1).all(), "groups of a level overlap"
-        group[start:stop] = g
+        assert set(group[start:stop]) <= {-1}, "groups of a level overlap"
+        group[start:stop] = [g] * (min(stop, num_rows) - start)
     return group
 
 
-def _keys(level: HostLevel, g: int, flat: Tensor, page_size: int) -> Tensor:
+def _keys(
+    level: HostLevel, g: int, flat: NDArray[np.float32], page_size: int
+) -> NDArray[np.float32]:
     """Keys of a group, as (token, position) pairs."""
-    offsets = torch.arange(int(level.kv_len_G[g]))
-    slots = torch.as_tensor(level.pages_GP[g])[offsets // page_size] * page_size
+    offsets = np.arange(int(level.kv_len_G[g]))
+    slots = np.asarray(level.pages_GP[g])[offsets // page_size] * page_size
     keys = flat[slots + offsets % page_size]
     # What lies after a row's own position may not be written yet.
     written = keys[:, 1] >= 0
@@ -344,7 +353,25 @@ def sample_alone(
     *,
     limit: int,
 ) -> tuple[int, ...]:
-    """Tokens of one sample, drawn without any cache."""
+    """Tokens of one sample, drawn without any cache of keys. Each is drawn once in a process."""
+    name_of = (type(model), model.vocab_size, model.eos_bias, params.drawing)
+    key = (*name_of, tuple(prompt), name, index, limit)
+    if key not in _alone:
+        _alone[key] = _drawn_alone(model, prompt, name, index, params, limit)
+    return _alone[key]
+
+
+_alone: dict[tuple[object, ...], tuple[int, ...]] = {}
+
+
+def _drawn_alone(
+    model: HistoryModel,
+    prompt: list[int],
+    name: str,
+    index: int,
+    params: SamplingParams,
+    limit: int,
+) -> tuple[int, ...]:
     stopping = stopping_of(params, model.vocab_size)
     bias = ParamSet(params, stopping).bias
     one = SamplingBatch.of([params], torch.zeros(1, dtype=torch.int64), [bias])
