@@ -11,6 +11,7 @@ first.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from treegen.evals.stats import maj_at_k, tie_at_k
 from treegen.evals.verdict import Verdict
@@ -38,6 +39,11 @@ def majority_vote(answers: Iterable[str | None]) -> Vote:
     return Vote(tied[0] if tied else None, top, tied)
 
 
+# Of many problems most have the counts of another one, and a run has several tables of votes.
+_maj_at_k = lru_cache(maxsize=1 << 16)(maj_at_k)
+_tie_at_k = lru_cache(maxsize=1 << 16)(tie_at_k)
+
+
 @dataclass(frozen=True, slots=True)
 class Tally:
     """How many samples of one problem gave each answer.
@@ -57,11 +63,11 @@ class Tally:
 
     def maj_at_k(self, k: int) -> float:
         """Return the expected share of a correct answer in a vote of k; NaN if k is too many."""
-        return maj_at_k(self.correct, self.wrong, self.invalid, k)
+        return _maj_at_k(self.correct, self.wrong, self.invalid, k)
 
     def tie_at_k(self, k: int) -> float:
         """Return the chance that a vote of k has no single winner; NaN if k is too many."""
-        return tie_at_k((*self.correct, *self.wrong), self.invalid, k)
+        return _tie_at_k((*self.correct, *self.wrong), self.invalid, k)
 
 
 def tally(verdicts: Sequence[Verdict]) -> Tally:
