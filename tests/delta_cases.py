@@ -1,4 +1,4 @@
-"""Random steps of the gated delta rule, and what transformers makes of them."""
+"""Random steps of the gated delta rule and of Mamba2, and what transformers makes of them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import conv1d, silu, softplus
+from transformers.models.bamba.modeling_bamba import mamba2_selective_state_update
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
 from treegen import recurrence
 from treegen.recurrence import DeltaInputs, DeltaStates, RowSlots
+from treegen.recurrence.types import offsets
 from treegen.spec import DeltaSpec
 
 _WIDTH = 4
@@ -38,10 +40,11 @@ class Case:
         itemsize: int = 0,
         device: str = "cpu",
         by: Any = recurrence,
+        corrects: bool = True,
     ) -> None:
-        """itemsize: of lists. by: what has the operator."""
+        """itemsize: of lists. by: what has the operator. corrects: False for Mamba2."""
         generator = torch.Generator().manual_seed(seed)
-        self.spec = spec = DeltaSpec(*heads, itemsize or dtype.itemsize)
+        self.spec = spec = DeltaSpec(*heads, itemsize or dtype.itemsize, corrects)
         self._by = by
         channels = 2 * spec.k_heads * spec.k_dim + spec.v_heads * spec.v_dim
 
@@ -75,6 +78,9 @@ class Case:
         self.weights = normal(channels, _WIDTH).to(dtype)
         self.a_log = torch.rand(spec.v_heads, generator=generator).mul(8).add(0.01).log()
         self.dt_bias = normal(spec.v_heads) - 3
+        self.bias = self.skip = None
+        if not corrects:
+            self.bias, self.skip = normal(channels).to(dtype), normal(spec.v_heads)
         self._compute(windows[self.base], states[self.base].clone())
         self.states = DeltaStates(windows.to(device), states.to(device), spec)
         self.states.windows[self.own.to(device)] = self.states.windows[self.base.to(device)]
@@ -83,34 +89,49 @@ class Case:
 
     def _compute(self, window: Tensor, state: Tensor) -> None:
         spec, outs, windows = self.spec, [], [window]
-        keys = spec.k_heads * spec.k_dim
-        self._steps = []
+        dims = [(spec.k_heads, spec.k_dim)] * 2 + [(spec.v_heads, spec.v_dim)]
+        bias = None if self.bias is None else self.bias.float()
+        self._steps: list[tuple[Tensor, ...]] = []
         for mixed, a, b in zip(self.mixed, self.a, self.b, strict=True):
             whole = torch.cat([windows[-1], mixed[..., None]], -1)
             windows.append(whole[..., 1:])
-            out = conv1d(whole.float(), self.weights.float()[:, None], groups=mixed.shape[-1])[
-                ..., -1
-            ]
-            parts = silu(out).split([keys, keys, spec.v_heads * spec.v_dim], -1)
-            q, k = (
-                part.unflatten(-1, (spec.k_heads, -1)).repeat_interleave(
-                    spec.v_heads // spec.k_heads, 1
-                )
-                for part in parts[:2]
+            weights = self.weights.float()[:, None]
+            out = silu(conv1d(whole.float(), weights, bias, groups=mixed.shape[-1])[..., -1])
+            q, k, v = (
+                out[:, at : at + heads * dim].unflatten(-1, (heads, dim))
+                for at, (heads, dim) in zip(offsets(spec), dims, strict=True)
             )
-            v = parts[2].unflatten(-1, (spec.v_heads, -1))
+            if self.skip is not None:
+                self._steps.append((q, k, v, a))
+                got, state = self._mamba2(self._steps[-1], state)
+                outs.append(got)
+                continue
+            q, k = (x.repeat_interleave(spec.v_heads // spec.k_heads, 1) for x in (q, k))
             g = -self.a_log.exp() * softplus(a + self.dt_bias)
             self._steps.append((q, k, v, g, b.sigmoid()))
             got, state = _rule(self._steps[-1], state)
             outs.append(got)
         self.want, self.last, self.windows = torch.stack(outs), state, torch.stack(windows)
 
+    def _mamba2(self, given: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, Tensor]:
+        c, b, x, dt = given
+        assert self.skip is not None
+        k_dim, v_dim = self.spec.k_dim, self.spec.v_dim
+        state_HVK = state.transpose(-1, -2).contiguous()
+        out: Tensor = mamba2_selective_state_update(
+            state_HVK, x, dt[..., None].expand(-1, -1, v_dim),
+            -self.a_log.exp()[:, None, None].expand(-1, v_dim, k_dim), b, c,
+            self.skip[:, None].expand(-1, v_dim), self.dt_bias[:, None].expand(-1, v_dim),
+            dt_softplus=True,
+        )  # fmt: skip
+        return out, state_HVK.transpose(-1, -2).contiguous()
+
     def rounded_states(self) -> float:
         """The error of the same rule on states that are rounded to bfloat16 after each token."""
         state = self.states.states[self.base].cpu()
         outs = []
         for given in self._steps:
-            out, state = _rule(given, state)
+            out, state = (_rule if self.skip is None else self._mamba2)(given, state)
             state = state.bfloat16().float()
             outs.append(out)
         got, want = torch.stack(outs).double(), self.want.double()
@@ -129,7 +150,8 @@ class Case:
                 self.dt_bias,
             )
         )
-        return DeltaInputs(mixed, a, b, weights, a_log, dt_bias, strength=1.0)
+        own = (None if x is None else x.to(self.device) for x in (self.bias, self.skip))
+        return DeltaInputs(mixed, a, b, weights, a_log, dt_bias, 1.0, *own)
 
     def slots(self, t: int) -> RowSlots:
         """Where the rows' states are before token t."""

@@ -48,7 +48,7 @@ class StateSpec:
 
 @dataclass(frozen=True, slots=True)
 class DeltaSpec:
-    """What a layer of the gated delta rule takes to list updates of a state without making them.
+    """What a recurrent layer takes to list updates of a state without making them.
 
     Rows that start from one state need no state of their own for a while: each keeps a list of its
     updates, a key and a value of each token. Lists lie in pages. A slot for states can be cut into
@@ -57,6 +57,8 @@ class DeltaSpec:
     k_heads: heads of keys and queries; each serves v_heads / k_heads heads of values.
     k_dim, v_dim: numbers in a key and in a value.
     itemsize: bytes of one number of a list.
+    corrects: whether a value is corrected by what the state holds under its key. The gated delta
+    rule does so, Mamba2 does not.
     """
 
     k_heads: int
@@ -64,6 +66,7 @@ class DeltaSpec:
     k_dim: int
     v_dim: int
     itemsize: int
+    corrects: bool = True
 
     @property
     def token_bytes(self) -> int:

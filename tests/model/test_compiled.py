@@ -20,7 +20,15 @@ from treegen.model.model import Model
 # Tokens of each pass and the position of the first; one token alone is a graph of its own.
 PASSES = [(5, 0), (9, 5), (1, 14), (20, 15), (1, 35), (3, 36)]
 FAMILIES = ["llama", "gemma2", "gpt2", "gpt_oss"]
-HYBRID = ["qwen3_next", pytest.param("qwen3_5", marks=pytest.mark.soak)]
+HYBRID = [
+    "qwen3_next",
+    "granitemoehybrid",
+    "lfm2",
+    *(
+        pytest.param(family, marks=pytest.mark.soak)
+        for family in ("qwen3_5", "bamba", "falcon_h1", "nemotron_h", "lfm2_moe")
+    ),
+]
 
 
 def batch_of(pools: Sequence[LayerKV], num_tokens: int, start: int) -> Batch:
@@ -127,7 +135,7 @@ def test_past_the_limit_of_graphs_layers_run_uncompiled(
 
 
 @pytest.mark.parametrize("family", HYBRID)
-def test_compiled_layers_of_the_gated_delta_rule_draw_the_same(family: str, tmp_path: Path) -> None:
+def test_compiled_recurrent_layers_draw_the_same(family: str, tmp_path: Path) -> None:
     """Prefill passes and decode steps, below a shared state and on states of their own."""
     torch._dynamo.reset()
     path = tiny_models.save_tiny_model(tmp_path, family)
@@ -140,10 +148,19 @@ def test_compiled_layers_of_the_gated_delta_rule_draw_the_same(family: str, tmp_
     llm.model.compile_layers(llm.cache.layers, llm.cache.states.layers, backend="aot_eager")
     got = llm.run(tree, params).completions
     assert not llm.model.uncompiled_because
-    # Layers that attend and layers that do not, for one token and for all other numbers.
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 4
+    # Each kind of layer, for one token and for all other numbers.
+    kinds = {"nemotron_h": 4, "lfm2_moe": 3}.get(family, 2)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2 * kinds
     assert [c.tokens for c in got] == [c.tokens for c in want]
     for mine, its in zip(got, want, strict=True):
         assert mine.logprobs == pytest.approx(its.logprobs, abs=1e-4)
     llm.model.reset()
     assert [c.tokens for c in llm.run(tree, params).completions] == [c.tokens for c in want]
+
+
+def test_hybrids_that_share_a_module_run_uncompiled(tmp_path: Path) -> None:
+    llm = LLM(str(tiny_models.save_tiny_model(tmp_path, "zamba2")), device="cpu", memory="8MiB")
+    assert llm.cache.states is not None
+    llm.model.compile_layers(llm.cache.layers, llm.cache.states.layers, backend="aot_eager")
+    assert "do not call attention once each" in llm.model.uncompiled_because
+    assert llm.generate(["a b"], SamplingParams(max_tokens=3))

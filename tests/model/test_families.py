@@ -22,7 +22,7 @@ from treegen.model.batch import Batch
 from treegen.model.config import load_spec
 from treegen.model.load import load_model
 from treegen.model.model import Model
-from treegen.model.recurrent import DeltaPass, LayerStates, RecurrentLayer, StatePass
+from treegen.model.recurrent import LayerStates, RecurrentLayer, SlotPass, StatePass
 from treegen.model.states import Piece, states_of_pieces
 from treegen.model.text_part import auto_class
 
@@ -239,7 +239,7 @@ def test_the_load_check_sees_state_that_leaks_between_branches(
     def run(self: StatePass, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any:
         return layer.forward(arguments, LayerStates({}))
 
-    for kind in (StatePass, DeltaPass):
+    for kind in (StatePass, SlotPass):
         monkeypatch.setattr(kind, "run", run)
     with pytest.raises(ModelError, match=rf"{family}.*cannot be used"):
         load_model(tmp_path, device="cpu")

@@ -53,18 +53,21 @@ class Compiles:
 
 
 @pytest.mark.parametrize(
-    ("capability", "heads", "dtype"),
+    ("capability", "heads", "dtype", "corrects"),
     [
-        (90, (16, 32, 128, 128), torch.bfloat16),
-        (89, (16, 48, 128, 128), torch.bfloat16),
-        (89, (2, 2, 128, 128), torch.float32),
-        (90, (2, 6, 8, 12), torch.float32),
+        (90, (16, 32, 128, 128), torch.bfloat16, True),
+        (89, (16, 48, 128, 128), torch.bfloat16, True),
+        (89, (2, 2, 128, 128), torch.float32, True),
+        (90, (2, 6, 8, 12), torch.float32, True),
+        (90, (8, 128, 128, 64), torch.bfloat16, False),
+        (89, (1, 4, 256, 64), torch.bfloat16, False),
     ],
 )
 def test_every_kernel_compiles(
     capability: int,
     heads: tuple[int, int, int, int],
     dtype: torch.dtype,
+    corrects: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found: dict[str, int] = {}
@@ -72,7 +75,7 @@ def test_every_kernel_compiles(
     for name in names:
         kernel = getattr(kernels, name)
         monkeypatch.setattr(kernels, name, Compiles(kernel, capability, found))
-    case = Case(0, 3, 1, dtype, heads, by=gpu)
+    case = Case(0, 3, 1, dtype, heads, by=gpu, corrects=corrects)
     case.list_step(0)
     case.fold(torch.arange(3))
     gpu.step(case.inputs(0), case.states, own_slots(case.own, case.own))

@@ -28,23 +28,27 @@ Heads = tuple[int, int, int, int]
 HEADS = [(2, 6, 8, 12), (1, 1, 16, 16), (2, 4, 32, 96)]
 if CUDA:
     HEADS += [(16, 32, 128, 128), (16, 48, 128, 128)]
+RULES = [(heads, True) for heads in HEADS]
+RULES += [((2, 6, 8, 12), False)]  # Mamba2
+if CUDA:
+    RULES += [((8, 128, 128, 64), False), ((1, 48, 128, 64), False), ((1, 8, 256, 64), False)]
 
 
 def on_kernels(
-    seed: int, num_rows: int, heads: tuple[int, int, int, int], num_tokens: int = 16
+    seed: int, num_rows: int, heads: Heads, num_tokens: int = 16, corrects: bool = True
 ) -> Case:
     from treegen.recurrence import gpu
 
-    return Case(seed, num_rows, heads=heads, device=DEVICE, by=gpu, num_tokens=num_tokens)
+    return Case(seed, num_rows, num_tokens, heads=heads, device=DEVICE, by=gpu, corrects=corrects)
 
 
 def close(got: Tensor, want: Tensor) -> None:
     torch.testing.assert_close(got, want, rtol=1e-4, atol=2e-5 * float(want.abs().max()))
 
 
-@pytest.mark.parametrize("heads", HEADS)
-def test_states_of_rows(heads: Heads) -> None:
-    case = on_kernels(0, 5, heads)
+@pytest.mark.parametrize(("heads", "corrects"), RULES)
+def test_states_of_rows(heads: Heads, corrects: bool) -> None:
+    case = on_kernels(0, 5, heads, corrects=corrects)
     reads, writes = case.own.to(DEVICE), case.own.to(DEVICE) + 5
     from treegen.recurrence import gpu
 
@@ -55,10 +59,10 @@ def test_states_of_rows(heads: Heads) -> None:
     torch.testing.assert_close(case.states.windows[reads].cpu(), case.windows[6])
 
 
-@pytest.mark.parametrize("heads", HEADS)
-def test_lists_of_rows(heads: Heads) -> None:
+@pytest.mark.parametrize(("heads", "corrects"), RULES)
+def test_lists_of_rows(heads: Heads, corrects: bool) -> None:
     num_rows, num_tokens = (37, 100) if CUDA else (5, 10)
-    case = on_kernels(1, num_rows, heads, num_tokens=num_tokens)
+    case = on_kernels(1, num_rows, heads, num_tokens, corrects)
     for t in range(num_tokens):
         due = (case.listed >= case.most.clamp(max=num_tokens // 2)).nonzero()[:, 0]
         if len(due):
@@ -69,13 +73,15 @@ def test_lists_of_rows(heads: Heads) -> None:
     close(case.states.states[case.own.to(DEVICE)].cpu(), case.last)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_kernels_and_reference_agree_in_16_bits(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "corrects"), [(torch.bfloat16, True), (torch.float32, True), (torch.bfloat16, False)]
+)
+def test_kernels_and_reference_agree_in_16_bits(dtype: torch.dtype, corrects: bool) -> None:
     """Inputs and lists are rounded in both; kernels also round what the convolution gives."""
     from treegen.recurrence import gpu
 
     cases = [
-        Case(2, 3, 12, dtype, (2, 4, 16, 32), 2, device, by)
+        Case(2, 3, 12, dtype, (2, 4, 16, 32), 2, device, by, corrects)
         for device, by in ((DEVICE, gpu), ("cpu", reference))
     ]
     for t in range(8):
@@ -96,3 +102,28 @@ def test_rows_that_fill_up_a_graph_have_no_state() -> None:
     got = gpu.step(given, case.states, slots).cpu()
     close(got[:2], case.want[0][:2])
     assert got.isfinite().all()
+
+
+@pytest.mark.parametrize(("width", "has_bias"), [(3, False), (7, True), (4, True)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_windows_move_on_from_slot_to_slot(width: int, has_bias: bool, dtype: torch.dtype) -> None:
+    """Short convolutions: windows as wide as the convolution, and nothing else."""
+    from treegen.recurrence import gpu
+
+    generator = torch.Generator().manual_seed(width)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    windows, weights, x = normal(9, 40, width), normal(40, width), normal(4, 50)[:, 5:45]
+    bias = normal(40) if has_bias else None
+    reads, writes = torch.tensor([1, 1, 2, 8]), torch.tensor([3, 4, 2, 0])
+    want_windows = windows.clone()
+    want = reference.convolve(x, weights, bias, want_windows, reads, writes)
+    on = windows.to(DEVICE)
+    got = gpu.convolve(
+        x.to(DEVICE), weights.to(DEVICE), None if bias is None else bias.to(DEVICE), on,
+        reads.to(DEVICE), writes.to(DEVICE),
+    )  # fmt: skip
+    torch.testing.assert_close(got.cpu(), want)
+    assert torch.equal(on.cpu(), want_windows)

@@ -10,18 +10,23 @@ from torch import Tensor
 from treegen.recurrence import RowSlots, fold, step
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_rows_with_states_of_their_own_are_transformers_rule(seed: int) -> None:
-    case = Case(seed, num_rows=5)
+@pytest.mark.parametrize(("seed", "corrects"), [(0, True), (1, True), (2, True), (3, False)])
+def test_rows_with_states_of_their_own_are_transformers_rule(seed: int, corrects: bool) -> None:
+    case = Case(seed, num_rows=5, corrects=corrects)
     for t in range(12):
         got = step(case.inputs(t), case.states, own_slots(case.own, case.own))
         torch.testing.assert_close(got, case.want[t], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("seed", "num_tokens"), [(0, 64), (1, 150), (2, 512)])
-def test_lists_below_a_shared_state_are_transformers_rule(seed: int, num_tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "num_tokens", "corrects"),
+    [(0, 64, True), (1, 150, True), (2, 512, True), (3, 150, False)],
+)
+def test_lists_below_a_shared_state_are_transformers_rule(
+    seed: int, num_tokens: int, corrects: bool
+) -> None:
     """Rows start from two states, and fold their lists at different lengths."""
-    case = Case(seed, num_rows=6, num_tokens=num_tokens)
+    case = Case(seed, num_rows=6, num_tokens=num_tokens, corrects=corrects)
     worst = case.decode(num_tokens)
     assert worst < 2e-5 * float(case.want.abs().max())
     assert case.folds >= 6 * (num_tokens // 40)
@@ -31,9 +36,10 @@ def test_lists_below_a_shared_state_are_transformers_rule(seed: int, num_tokens:
     assert (case.states.windows[case.window] == case.windows[num_tokens]).all()
 
 
-def test_lists_in_bfloat16_lose_less_than_states_in_bfloat16() -> None:
+@pytest.mark.parametrize("corrects", [True, False])
+def test_lists_in_bfloat16_lose_less_than_states_in_bfloat16(corrects: bool) -> None:
     """k and u are rounded once each, and a state would be in every step."""
-    case = Case(3, num_rows=8, num_tokens=48, itemsize=2, heads=(2, 4, 32, 32))
+    case = Case(3, 8, 48, itemsize=2, heads=(2, 4, 32, 32), corrects=corrects)
     got = torch.stack([case.list_step(t) for t in range(48)]).double()
     want = case.want.double()
     error = ((got - want).norm() / want.norm()).item()

@@ -25,10 +25,11 @@ from treegen.cache.pool import LayerKV
 from treegen.errors import ModelError
 from treegen.model.batch import Batch
 from treegen.model.gated import GatedLinears
-from treegen.model.gated_delta import forward, gated_delta
 from treegen.model.hook import ATTENTION, KEYS, PROBE, VALUES, Probe, write_and_attend
 from treegen.model.joined import JoinedLinears
+from treegen.model.own_layers import forward
 from treegen.model.recurrent import wrap_recurrent
+from treegen.model.recurrent_ops import OPERATORS
 from treegen.model.text_part import attention_of_text
 
 # T tokens, H query heads, G key-value heads, K key dim, V value dim
@@ -38,7 +39,7 @@ CompileErrors = (
     torch._dynamo.exc.FailOnRecompileLimitHit,
 )
 """Errors of the compiler. They come in the first pass, which is when layers are compiled."""
-WINDOWS, STATES = "treegen_windows", "treegen_states"
+_TENSORS = "treegen_windows", "treegen_states"
 _MOST_GRAPHS = 64  # dynamo counts the graphs of all layers of all models together
 
 _current: ContextVar[Batch] = ContextVar("treegen_batch")
@@ -81,39 +82,12 @@ def _(
     return q_THK.new_empty(q_THK.shape[0], q_THK.shape[1], values.shape[-1])
 
 
-@torch.library.custom_op("treegen::gated_delta", mutates_args=("windows", "states"))
-def _gated_delta(
-    mixed_TC: Tensor,
-    b_TH: Tensor,
-    a_TH: Tensor,
-    conv_C1W: Tensor,
-    a_log_H: Tensor,
-    dt_bias_H: Tensor,
-    windows: Tensor,
-    states: Tensor,
-    k_heads: int,
-    strength: float,
-) -> Tensor:
-    """`treegen.model.gated_delta.gated_delta` on the states of this pass."""
-    return gated_delta(
-        mixed_TC, b_TH, a_TH, conv_C1W, a_log_H, dt_bias_H, windows, states, k_heads, strength
-    ).contiguous()
-
-
-@_gated_delta.register_fake
-def _(
-    mixed_TC: Tensor, b_TH: Tensor, a_TH: Tensor, conv_C1W: Tensor, a_log_H: Tensor,
-    dt_bias_H: Tensor, windows: Tensor, states: Tensor, *options: Any,
-) -> Tensor:  # fmt: skip
-    return mixed_TC.new_empty(mixed_TC.shape[0], states.shape[1], states.shape[3])
-
-
 class _OnSlots(nn.Module):
     """A recurrent layer whose states are its buffers. All layers of a class share this method."""
 
     def forward(self, hidden_states: Tensor, *_args: Any, **_others: Any) -> Tensor:
-        windows, states = getattr(self, WINDOWS), getattr(self, STATES)
-        return forward(self, hidden_states, windows, states, torch.ops.treegen.gated_delta)
+        tensors = [getattr(self, name) for name in _TENSORS if name in self._buffers]
+        return forward(self, hidden_states, tensors, OPERATORS)
 
 
 _kinds: dict[type, Any] = {}
@@ -140,7 +114,7 @@ class CompiledLayers:
         """Prepare the layers; the first pass compiles them.
 
         pools: the page pool of each layer that attends.
-        states: of each layer of the gated delta rule, its windows and states.
+        states: of each recurrent layer its tensors. All run by treegen's own operators.
         backend: the compiler's backend, as in `torch.compile`.
 
         Raises:
@@ -150,7 +124,7 @@ class CompiledLayers:
         torch._dynamo.config.recompile_limit = max(limit, _MOST_GRAPHS)
         self._module, self._pools = module, pools
         recurrent = wrap_recurrent(module) if states else []
-        self._layers = _decoder_layers(module, len(pools) + len(recurrent))
+        self._layers = _decoder_layers(module, len(pools), [each.module for each in recurrent])
         attentions = _attention_modules(module, len(pools), len(self._layers))
         self._joined = JoinedLinears(module, lambda: _probed(module))
         self._gated = GatedLinears(module, lambda: _probed(module))
@@ -162,9 +136,9 @@ class CompiledLayers:
             attention.register_buffer(KEYS, pool.keys, persistent=False)
             attention.register_buffer(VALUES, pool.values, persistent=False)
         self._wrapped = [(each, type(each.module)) for each in recurrent]
-        for (each, kind), (windows, slots) in zip(self._wrapped, states, strict=True):
-            each.module.register_buffer(WINDOWS, windows, persistent=False)
-            each.module.register_buffer(STATES, slots, persistent=False)
+        for (each, kind), tensors in zip(self._wrapped, states, strict=True):
+            for name, tensor in zip(_TENSORS, tensors, strict=False):
+                each.module.register_buffer(name, tensor, persistent=False)
             del each.module.forward
             each.module.__class__ = _on_slots(kind)
         for layer in self._layers:
@@ -184,17 +158,28 @@ class CompiledLayers:
             each.module.__class__ = kind
             each.module.forward = each
         for part in self._module.modules():
-            for name in (KEYS, VALUES, WINDOWS, STATES):
+            for name in (KEYS, VALUES, *_TENSORS):
                 part._buffers.pop(name, None)
 
 
-def _decoder_layers(module: nn.Module, num_layers: int) -> list[nn.Module]:
-    stacks = [
-        part for part in module.modules()
-        if isinstance(part, nn.ModuleList) and len(part) == num_layers
-    ]  # fmt: skip
+def _decoder_layers(
+    module: nn.Module, num_attending: int, recurrent: Sequence[nn.Module]
+) -> list[nn.Module]:
+    """The stack of layers, of which each attends, is recurrent, is both or, in hybrids, neither."""
+    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
+    if not recurrent:
+        stacks = [part for part in lists if len(part) == num_attending]
+    else:
+        inside = [{id(each) for each in part.modules()} for part in lists]
+        # Each recurrent layer in a layer of its own.
+        stacks = [
+            part
+            for part, ids in zip(lists, inside, strict=True)
+            if len(part) >= max(len(recurrent), num_attending)
+            and all(id(each) in ids for each in recurrent)
+        ]
     if len(stacks) != 1:
-        raise ModelError(f"the model has {len(stacks)} stacks of {num_layers} layers, not one")
+        raise ModelError(f"the model has {len(stacks)} stacks of layers, not one")
     return list(stacks[0])
 
 
@@ -204,6 +189,8 @@ def _attention_modules(module: nn.Module, num: int, num_layers: int) -> list[nn.
     layers = [call.layer for call in probe.calls]
     if len(layers) != num or layers != sorted({*layers} & {*range(num_layers)}):
         raise ModelError("the model's layers do not call attention once each, in order")
+    if len({id(each) for each in probe.modules}) != num:
+        raise ModelError("some of its layers share the module that attends")
     return probe.modules
 
 

@@ -8,16 +8,14 @@ states in their slots, and rows of a decode step may share the states that they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import conv1d, silu, softplus
 
-from treegen.model.states import StateBatch, StateRun
+from treegen.model.states import StateRun, states_of_pass
 from treegen.recurrence import DeltaInputs, DeltaStates, RowSlots, step
 from treegen.spec import DeltaSpec, StateSpec
 
@@ -56,7 +54,7 @@ def _of_olmo(layer: Any, hidden_TD: Tensor) -> Projected:
 
 
 # How a layer of each class projects, and the names of its norm and of its last projection.
-_KNOWN: Final[dict[str, tuple[Callable[[Any, Tensor], Projected], str, str]]] = {
+KNOWN: Final[dict[str, tuple[Callable[[Any, Tensor], Projected], str, str]]] = {
     "Qwen3NextGatedDeltaNet": (_of_qwen3_next, "norm", "out_proj"),
     "Qwen3_5GatedDeltaNet": (_of_qwen3_5, "norm", "out_proj"),
     "Qwen3_5MoeGatedDeltaNet": (_of_qwen3_5, "norm", "out_proj"),
@@ -67,20 +65,9 @@ _NEEDED: Final = (
 )  # fmt: skip
 
 
-def delta_of(
-    layers: Sequence[nn.Module], states: Sequence[Sequence[StateSpec]], dtype: torch.dtype
-) -> DeltaSpec | None:
-    """How rows list updates of a model's states; None unless all its recurrent layers can.
-
-    layers: its recurrent layers. states: what they keep.
-    """
-    found = {_sizes(layer, each, dtype) for layer, each in zip(layers, states, strict=True)}
-    spec = found.pop() if len(found) == 1 else None
-    return spec if spec is not None and spec.page_tokens else None
-
-
-def _sizes(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> DeltaSpec | None:
-    if type(layer).__name__ not in _KNOWN or not all(hasattr(layer, name) for name in _NEEDED):
+def sizes(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> DeltaSpec | None:
+    """How rows list updates of a layer's state; None for a layer that the operator is not for."""
+    if not all(hasattr(layer, name) for name in _NEEDED):
         return None
     spec = DeltaSpec(
         layer.num_k_heads, layer.num_v_heads, layer.head_k_dim, layer.head_v_dim, dtype.itemsize
@@ -97,34 +84,21 @@ def _sizes(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> Delta
     return spec if fits and plain and spec.v_heads % spec.k_heads == 0 else None
 
 
-_current: ContextVar[StateBatch] = ContextVar("treegen_delta_batch")
-
-
-@contextmanager
-def on_slots(batch: StateBatch) -> Iterator[None]:
-    """While open, layers run on the states of this pass."""
-    token = _current.set(batch)
-    try:
-        yield
-    finally:
-        _current.reset(token)
-
-
 def forward(
     layer: Any,
     hidden_1TD: Tensor,
     windows: Tensor,
     states: Tensor,
-    operator: Callable[..., Tensor] | None = None,
+    operator: Callable[..., Tensor],
 ) -> Tensor:
     """The output [1, T, D] of a layer on its states, which are those after the pass then.
 
-    operator: `gated_delta`, in a form that the compiler does not look into.
+    operator: `gated_delta`, or a form of it that the compiler does not look into.
     """
-    project, norm, last = _KNOWN[type(layer).__name__]
+    project, norm, last = KNOWN[type(layer).__name__]
     given = project(layer, hidden_1TD[0])
     strength = 2.0 if getattr(layer, "allow_neg_eigval", False) else 1.0
-    core_THV = (operator or gated_delta)(
+    core_THV = operator(
         given.mixed_TC, given.b_TH, given.a_TH, layer.conv1d.weight, layer.A_log, layer.dt_bias,
         windows, states, layer.num_k_heads, strength,
     )  # fmt: skip
@@ -147,7 +121,7 @@ def gated_delta(
     strength: float,
 ) -> Tensor:
     """What the tokens of this pass read from their states, [T, H, V]."""
-    batch = _current.get()
+    batch = states_of_pass()
     _, v_heads, k_dim, v_dim = states.shape
     on = DeltaStates(windows, states, DeltaSpec(k_heads, v_heads, k_dim, v_dim, windows.itemsize))
     given = DeltaInputs(mixed_TC, a_TH, b_TH, conv_C1W[:, 0], a_log_H, dt_bias_H, strength)
@@ -157,17 +131,10 @@ def gated_delta(
     for run in batch.runs:
         if run.length == 1 and run.reads_N is not None:
             slots = RowSlots(torch.stack([run.reads_N, run.writes_N]))
-            out_THV[run.rows] = step(_rows(given, run), on, slots)
+            out_THV[run.rows] = step(given.rows(run.rows), on, slots)
         else:
-            out_THV[run.rows] = _run(_rows(given, run), on, run)
+            out_THV[run.rows] = _run(given.rows(run.rows), on, run)
     return out_THV
-
-
-def _rows(given: DeltaInputs, run: StateRun) -> DeltaInputs:
-    return DeltaInputs(
-        given.mixed_TC[run.rows], given.a_TH[run.rows], given.b_TH[run.rows],
-        given.conv_CW, given.a_log_H, given.dt_bias_H, given.strength,
-    )  # fmt: skip
 
 
 def _run(given: DeltaInputs, on: DeltaStates, run: StateRun) -> Tensor:

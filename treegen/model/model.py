@@ -20,10 +20,10 @@ from treegen.errors import CapacityError, InputError, ModelError
 from treegen.formats import format_bytes
 from treegen.model.batch import Batch
 from treegen.model.files import one_line
-from treegen.model.gated_delta import delta_of, on_slots
-from treegen.model.recurrent import DeltaPass, StatePass, on_states, wrap_recurrent
+from treegen.model.own_layers import has_operators
+from treegen.model.recurrent import SlotPass, StatePass, on_states, wrap_recurrent
 from treegen.model.reproducible import first_batch, fix_sums, with_rows
-from treegen.model.states import states_of_rows
+from treegen.model.states import on_slots, states_of_rows
 from treegen.model.written import versions
 from treegen.spec import ModelSpec
 
@@ -74,10 +74,10 @@ class Model:
         self._weights_at: tuple[int, ...] | None = None
         self.uncompiled_because = ""
         self._reproducible = False
-        self._by_delta = False
+        self._by_operators = False
         if spec.states:
             layers = [layer.module for layer in wrap_recurrent(module)]
-            self._by_delta = delta_of(layers, spec.states, dtype) is not None
+            self._by_operators = has_operators(layers, spec.states, dtype)
 
     def reset(self) -> None:
         """Forget compiled layers and CUDA graphs, and with them the page pools they hold."""
@@ -112,7 +112,7 @@ class Model:
         from treegen.model.compiled import CompiledLayers
 
         self._uncompile()
-        if self.spec.states and not self._by_delta:
+        if self.spec.states and not self._by_operators:
             self.uncompiled_because = "its recurrent layers are transformers' own"
             return
         try:
@@ -270,9 +270,8 @@ class Model:
         """Logits of a batch by layers that are not compiled."""
         if batch.states is None:
             return self._run(batch, batch)
-        on = (
-            DeltaPass(batch.states) if self._by_delta else StatePass(batch.states, self.spec.states)
-        )
+        own, states = self._by_operators, batch.states
+        on = SlotPass(states) if own else StatePass(states, self.spec.states)
         with on_states(on):
             return self._run(batch, replace(batch, layers=_InOrder(batch.layers)))
 

@@ -24,8 +24,8 @@ from treegen.model.families import NO_ATTENTION, OWN_ATTENTION, recurrent_types
 from treegen.model.files import one_line
 from treegen.model.fp8 import linears
 from treegen.model.fp8_experts import fused_experts
-from treegen.model.gated_delta import delta_of
 from treegen.model.hook import NO_NUMBER, PROBE, Probe
+from treegen.model.own_layers import delta_of
 from treegen.model.recurrent import StateProbe, on_states, wrap_recurrent
 from treegen.model.shards import shard
 from treegen.model.text_part import attention_of_text, auto_class, drop_parts, unreached_parts

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from treegen.errors import ModelError
-from treegen.model.gated_delta import forward
+from treegen.model.own_layers import forward
 from treegen.model.states import StateBatch, StateRun
 from treegen.spec import StateSpec
 
@@ -273,16 +273,16 @@ class _Used(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class DeltaPass:
-    """A pass over tokens on states in slots, by the operator for the gated delta rule."""
+class SlotPass:
+    """A pass over tokens on states in slots, by treegen's own operators."""
 
     def __init__(self, batch: StateBatch) -> None:
         self._batch = batch
 
     def run(self, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any:
         """Run a layer on the whole pass."""
-        windows, states = self._batch.layers[layer.index]
-        return forward(layer.module, arguments["hidden_states"], windows, states)
+        tensors = self._batch.layers[layer.index]
+        return forward(layer.module, arguments["hidden_states"], tensors)
 
 
 class StatePass:

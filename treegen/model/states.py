@@ -8,7 +8,9 @@ of the same pass leaves runs in a later stage.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -73,6 +75,24 @@ class StateBatch:
     runs: Sequence[StateRun]
     layers: Sequence[Sequence[Tensor]]
     rows: RowSlots | None = None
+
+
+_current: ContextVar[StateBatch] = ContextVar("treegen_states")
+
+
+@contextmanager
+def on_slots(batch: StateBatch) -> Iterator[None]:
+    """While open, layers that have an operator of treegen's run on the states of this pass."""
+    token = _current.set(batch)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def states_of_pass() -> StateBatch:
+    """What the pass that is open does to states."""
+    return _current.get()
 
 
 def states_of_pieces(pieces: Sequence[Piece], layers: Sequence[Sequence[Tensor]]) -> StateBatch:

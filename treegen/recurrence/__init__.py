@@ -1,4 +1,4 @@
-"""The gated delta rule, a token at a time, for rows that share states.
+"""The gated delta rule and Mamba2, a token at a time, for rows that share states.
 
 A head's state S is a matrix of k_dim by v_dim numbers. A token with the key k, the value v, the log
 gate g and the strength b changes it:
@@ -14,7 +14,7 @@ share: one matrix product for all of them. A row folds its list into a state of 
 the list takes longer than to read that state.
 """
 
-from treegen.recurrence.api import fold, step
+from treegen.recurrence.api import convolve, fold, step
 from treegen.recurrence.types import DeltaInputs, DeltaStates, RowSlots
 
-__all__ = ["DeltaInputs", "DeltaStates", "RowSlots", "fold", "step"]
+__all__ = ["DeltaInputs", "DeltaStates", "RowSlots", "convolve", "fold", "step"]

@@ -1,4 +1,4 @@
-"""One step of the gated delta rule, or the end of lists, by what the device has."""
+"""One step of a recurrence or a convolution, or the end of lists, by what the device has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
 
     Windows and states, or lists, are those after the token then.
     """
-    if not _has_kernels(on):
+    if not _has_kernels(on.states):
         return reference.step(given, on, rows)
     from treegen.recurrence import gpu
 
@@ -30,12 +30,27 @@ def fold(
     target_F: slots for them, which may be those in `base_F`.
     pages_PF: pages of each list.
     """
-    if not _has_kernels(on):
+    if not _has_kernels(on.states):
         return reference.fold(on, base_F, target_F, listed_F, pages_PF)
     from treegen.recurrence import gpu
 
     return gpu.fold(on, base_F, target_F, listed_F, pages_PF)
 
 
-def _has_kernels(on: DeltaStates) -> bool:
-    return on.states.is_cuda and find_spec("triton") is not None
+def convolve(
+    mixed_TC: Tensor, conv_CW: Tensor, bias_C: Tensor | None, windows: Tensor, rows: RowSlots
+) -> Tensor:
+    """The convolution at each row's token, [T, C]; windows have that token afterwards.
+
+    rows: with states of their own. Others as in `DeltaInputs` and `DeltaStates`.
+    """
+    reads_T, writes_T = rows.inputs_RT
+    if not _has_kernels(windows):
+        return reference.convolve(mixed_TC, conv_CW, bias_C, windows, reads_T, writes_T)
+    from treegen.recurrence import gpu
+
+    return gpu.convolve(mixed_TC, conv_CW, bias_C, windows, reads_T, writes_T)
+
+
+def _has_kernels(states: Tensor) -> bool:
+    return states.is_cuda and find_spec("triton") is not None

@@ -1,4 +1,4 @@
-"""Launches of the kernels of the gated delta rule."""
+"""Launches of the kernels of recurrent layers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from treegen.recurrence.types import (
     DeltaInputs,
     DeltaStates,
     RowSlots,
+    offsets,
     page_offsets,
 )
 
 _CHANNELS: Final = 512  # of a program
 _ROWS: Final = 32  # of a program that reads shared states; half in float32
+_KEYS: Final = 128  # of a state's rows that leave room for as many columns as usual
 _VALUES: Final = 64  # of a state's columns, of a program that takes products
 _OWN_VALUES: Final = 32  # of a program of a row's own state
 _UPDATES: Final = 32  # that are folded at once
@@ -34,24 +36,25 @@ _READ: Final = 4  # updates that are read at once, by one warp, so that none wai
 def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
     """What each row reads from its state after its token, [T, H, V] in the type of `mixed_TC`."""
     spec, inputs, num_rows = on.spec, rows.inputs_RT, rows.num_rows
-    width, seen = on.windows.shape[-1], given.conv_CW.shape[-1]
-    channels = given.mixed_TC.shape[-1]
-    mixed_TC = torch.empty_like(given.mixed_TC, memory_format=torch.contiguous_format)
-    reads, writes = (WINDOW, NEXT_WINDOW) if rows.has_lists else (READS, WRITES)
-    is_whole = width * on.windows.itemsize == torch.int64.itemsize and on.windows.itemsize == 2
-    whole = on.windows.view(torch.int64) if is_whole else on.windows
-    kernels.convolve[triton.cdiv(channels, _CHANNELS), num_rows](
-        given.mixed_TC, given.mixed_TC.stride(0), on.windows, whole, inputs[reads], inputs[writes],
-        given.conv_CW.contiguous(), mixed_TC, channels, W=width, SEEN=seen, BLOCK=_CHANNELS,
-        WHOLE=is_whole,
-    )  # fmt: skip
-    heads = {"G": spec.k_heads, "H": spec.v_heads, "K": spec.k_dim, "V": spec.v_dim}
-    block_k, block_v = _padded(spec.k_dim), min(_padded(spec.v_dim), _VALUES)
-    parts, scale = triton.cdiv(spec.v_dim, block_v), spec.k_dim**-0.5
+    at = (
+        (inputs[WINDOW], inputs[NEXT_WINDOW]) if rows.has_lists else (inputs[READS], inputs[WRITES])
+    )
+    mixed_TC = convolve(
+        given.mixed_TC, given.conv_CW, given.conv_bias_C, on.windows, *at, activates=True
+    )
+    skip_H = given.skip_H
+    heads: dict[str, Any] = {
+        "G": spec.k_heads, "H": spec.v_heads, "K": spec.k_dim, "V": spec.v_dim,
+        **dict(zip(("Q_AT", "K_AT", "V_AT"), offsets(spec), strict=True)),
+        "CORRECTS": spec.corrects,
+    }  # fmt: skip
+    block_k, block_v = _blocks(on)
+    parts = triton.cdiv(spec.v_dim, block_v)
+    scale = spec.k_dim**-0.5 if spec.corrects else 1.0
     out = mixed_TC.new_empty(num_rows, spec.v_heads, spec.v_dim)
     gates = (
         given.a_TH, given.a_TH.stride(0), given.b_TH, given.b_TH.stride(0), given.a_log_H,
-        given.dt_bias_H,
+        given.dt_bias_H, given.a_log_H if skip_H is None else skip_H,
     )  # fmt: skip
     if not rows.has_lists:
         block_v = min(block_v, _OWN_VALUES)
@@ -76,18 +79,51 @@ def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
     return out
 
 
+def convolve(
+    mixed_TC: Tensor,
+    conv_CW: Tensor,
+    bias_C: Tensor | None,
+    windows: Tensor,
+    reads_T: Tensor,
+    writes_T: Tensor,
+    *,
+    activates: bool = False,
+) -> Tensor:
+    """The convolution's outputs [T, C] at the new tokens; the windows have these afterwards.
+
+    mixed_TC: its rows are dense. activates: whether SiLU follows.
+    """
+    num_rows, channels = mixed_TC.shape
+    out_TC = torch.empty_like(mixed_TC, memory_format=torch.contiguous_format)
+    width, itemsize = windows.shape[-1], windows.itemsize
+    is_whole = width * itemsize == torch.int64.itemsize and itemsize == 2
+    whole = windows.view(torch.int64) if is_whole else windows
+    kernels.convolve[triton.cdiv(channels, _CHANNELS), num_rows](
+        mixed_TC, mixed_TC.stride(0), windows, whole, reads_T, writes_T, conv_CW.contiguous(),
+        conv_CW if bias_C is None else bias_C, out_TC, channels, W=width, SEEN=conv_CW.shape[-1],
+        BLOCK=_CHANNELS, WHOLE=is_whole, HAS_BIAS=bias_C is not None, ACTIVATES=activates,
+    )  # fmt: skip
+    return out_TC
+
+
 def fold(
     on: DeltaStates, base_F: Tensor, target_F: Tensor, listed_F: Tensor, pages_PF: Tensor
 ) -> None:
     """Make states of lists; see `treegen.recurrence.fold`."""
     spec, num_rows = on.spec, len(base_F)
-    block_k, block_v = _padded(spec.k_dim), min(_padded(spec.v_dim), _VALUES)
+    block_k, block_v = _blocks(on)
     kernels.fold_lists[spec.v_heads, num_rows, triton.cdiv(spec.v_dim, block_v)](
         on.states, on.states, on.states.view(on.dtype), base_F, target_F, listed_F,
         pages_PF.contiguous(), num_rows, G=spec.k_heads, H=spec.v_heads, K=spec.k_dim, V=spec.v_dim,
         **_page(on), BLOCK_N=_UPDATES, BLOCK_K=block_k, BLOCK_V=block_v,
         PRECISION=_precision(on.dtype), num_warps=8,
     )  # fmt: skip
+
+
+def _blocks(on: DeltaStates) -> tuple[int, int]:
+    """Keys' numbers and values' numbers of a program that takes products; it holds both at once."""
+    keys = _padded(on.spec.k_dim)
+    return keys, min(_padded(on.spec.v_dim), _VALUES * _KEYS // max(keys, _KEYS))
 
 
 def _precision(dtype: torch.dtype) -> str:

@@ -1,7 +1,9 @@
-"""Triton kernels of the gated delta rule, a token at a time.
+"""Triton kernels of the gated delta rule and of Mamba2, a token at a time.
 
 Legend: T rows, H value heads, G key heads, K key dim, V value dim, C channels, W width of a window,
-P pages of a list, N updates of a page. `units` are pages of lists in all slots.
+P pages of a list, N updates of a page. Q_AT, K_AT, V_AT: channels at which queries, keys and values
+begin. CORRECTS: the rule is the delta rule, whose queries and keys have unit length. Mamba2 adds
+`skip` times a token's own value in place of it.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ def _softplus(x):
 
 @triton.jit(do_not_specialize_on_alignment=("reads", "writes"))
 def convolve(
-    mixed, mixed_stride, windows, whole_windows, reads, writes, weights, out, C,
+    mixed, mixed_stride, windows, whole_windows, reads, writes, weights, bias, out, C,
     W: tl.constexpr, SEEN: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ACTIVATES: tl.constexpr,
 ):  # fmt: skip
     """One program: some channels of one row. The window moves on by one token.
 
@@ -42,6 +45,8 @@ def convolve(
     x = tl.load(mixed + row * mixed_stride + c, mask=there, other=0.0)
     weight = tl.load(weights + c * SEEN + SEEN - 1, mask=there, other=0.0)
     total = x.to(tl.float32) * weight.to(tl.float32)
+    if HAS_BIAS:
+        total += tl.load(bias + c, mask=there, other=0.0).to(tl.float32)
     if WHOLE:
         window = tl.load(whole_windows + source, mask=there, other=0)
         for at in tl.static_range(W - SEEN + 1, W):
@@ -59,20 +64,28 @@ def convolve(
                 total += before.to(tl.float32) * weight.to(tl.float32)
             tl.store(windows + target * W + at - 1, before, mask=there)
         tl.store(windows + target * W + W - 1, x.to(windows.dtype.element_ty), mask=there)
-    total = total * _sigmoid(total)
+    if ACTIVATES:
+        total = total * _sigmoid(total)
     tl.store(out + row * C + c, total.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit
-def _normed(pointer, there, scale):
-    """A vector of unit length, times a scale."""
-    x = tl.load(pointer, mask=there, other=0.0).to(tl.float32)
-    return x * (scale / tl.sqrt(tl.sum(x * x, 0) + 1e-6))
+def _scale_of(x, scale, CORRECTS: tl.constexpr):
+    """What a query or key is multiplied by."""
+    if CORRECTS:
+        scale = scale / tl.sqrt(tl.sum(x * x, 0) + 1e-6)
+    return scale
 
 
 @triton.jit
-def _gate(a, a_log, dt_bias):
-    return -tl.exp(a_log.to(tl.float32)) * _softplus(a.to(tl.float32) + dt_bias.to(tl.float32))
+def _gate(a, a_stride, b, b_stride, a_log, dt_bias, row, head, strength, CORRECTS: tl.constexpr):
+    """The log gate and the strength of a row's token in one head."""
+    bias = tl.load(dt_bias + head).to(tl.float32)
+    step = _softplus(tl.load(a + row * a_stride + head).to(tl.float32) + bias)
+    gate = -tl.exp(tl.load(a_log + head).to(tl.float32)) * step
+    if CORRECTS:
+        step = strength * _sigmoid(tl.load(b + row * b_stride + head).to(tl.float32))
+    return gate, step
 
 
 @triton.jit
@@ -88,29 +101,33 @@ def _base_of(base, row, num_rows):
 @triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=INPUTS)
 def read_bases(
     mixed, states, base, out, num_rows, scale,
-    G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BLOCK_T: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, PRECISION: tl.constexpr,
+    G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    Q_AT: tl.constexpr, K_AT: tl.constexpr, V_AT: tl.constexpr, CORRECTS: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program: what some rows read with keys and queries from one head of states they share.
 
     out: [2, T, H, V] float32, what keys read and what queries read. It is zeros for other rows.
+    Without corrections nobody asks for what keys read.
     """
     head = tl.program_id(0)
     # First the queries of all these rows, then their keys.
-    index = tl.arange(0, 2 * BLOCK_T)
+    ASKED: tl.constexpr = 2 * BLOCK_T if CORRECTS else BLOCK_T
+    index = tl.arange(0, ASKED)
     row = tl.program_id(1) * BLOCK_T + index % BLOCK_T
     is_key = index // BLOCK_T == 1
     v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
     k = tl.arange(0, BLOCK_K)
     live = row < num_rows
-    source = row.to(tl.int64) * (2 * G * K + H * V) + tl.where(is_key, G * K, 0)
+    source = row.to(tl.int64) * (2 * G * K + H * V) + tl.where(is_key, K_AT, Q_AT)
     source += (head // (H // G)) * K
     x = tl.load(
         (mixed + source)[:, None] + k[None, :], mask=live[:, None] & (k < K)[None, :], other=0.0
     ).to(tl.float32)
-    length = tl.sqrt(tl.sum(x * x, 1) + 1e-6)
-    x *= (tl.where(is_key, 1.0, scale) / length)[:, None]
-    total = tl.zeros([2 * BLOCK_T, BLOCK_V], tl.float32)
+    if CORRECTS:
+        length = tl.sqrt(tl.sum(x * x, 1) + 1e-6)
+        x *= (tl.where(is_key, 1.0, scale) / length)[:, None]
+    total = tl.zeros([ASKED, BLOCK_V], tl.float32)
     # Slot 0 is nobody's: rows that fill up a graph have it.
     slots, is_shared = _base_of(base, row, num_rows)
     slots = tl.where(is_shared, slots, 0)
@@ -154,9 +171,10 @@ def _updates(
 
 @triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=INPUTS)
 def read_lists(
-    mixed, a, a_stride, b, b_stride, a_log, dt_bias, reads, gates, numbers, base, listed, pages,
-    out, num_rows, scale, strength,
+    mixed, a, a_stride, b, b_stride, a_log, dt_bias, skip, reads, gates, numbers, base, listed,
+    pages, out, num_rows, scale, strength,
     G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    Q_AT: tl.constexpr, K_AT: tl.constexpr, V_AT: tl.constexpr, CORRECTS: tl.constexpr,
     N: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
@@ -178,14 +196,15 @@ def read_lists(
     n = tl.arange(0, BLOCK_N)
     num = tl.load(listed + row).to(tl.int32)
     slot, is_shared = _base_of(base, row, num_rows)
-    queries = mixed + row * (2 * G * K + H * V) + key_head * K
-    keys = queries + G * K
+    channels = mixed + row * (2 * G * K + H * V)
+    queries = channels + Q_AT + key_head * K
+    keys = channels + K_AT + key_head * K
     q_K = tl.load(queries + k, mask=k < K, other=0.0).to(tl.float32)
     k_K = tl.load(keys + k, mask=k < K, other=0.0).to(tl.float32)
-    values = mixed + row * (2 * G * K + H * V) + 2 * G * K + head * V
-    v_V = tl.load(values + v, mask=v < V, other=0.0).to(tl.float32)
-    gate = _gate(tl.load(a + row * a_stride + head), tl.load(a_log + head), tl.load(dt_bias + head))
-    beta = strength * _sigmoid(tl.load(b + row * b_stride + head).to(tl.float32))
+    v_V = tl.load(channels + V_AT + head * V + v, mask=v < V, other=0.0).to(tl.float32)
+    gate, beta = _gate(
+        a, a_stride, b, b_stride, a_log, dt_bias, row, head, strength, CORRECTS
+    )  # fmt: skip
     last = tl.maximum(num - 1, 0)
     last_page = tl.load(pages + (last // N) * num_rows + row)
     new_page = tl.load(pages + (num // N) * num_rows + row)
@@ -197,8 +216,8 @@ def read_lists(
     )
     ahead = n + BLOCK_N
     page_N = tl.load(pages + (ahead // N) * num_rows + row, mask=ahead < num, other=0)
-    q_scale = scale / tl.sqrt(tl.sum(q_K * q_K, 0) + 1e-6)
-    k_scale = 1.0 / tl.sqrt(tl.sum(k_K * k_K, 0) + 1e-6)
+    q_scale = _scale_of(q_K, scale, CORRECTS)
+    k_scale = _scale_of(k_K, 1.0, CORRECTS)
     q_K *= q_scale
     k_K *= k_scale
     total = gate + tl.where(num > 0, sum_before, 0.0)
@@ -216,7 +235,8 @@ def read_lists(
         page_N = tl.load(pages + (ahead // N) * num_rows + row, mask=ahead < num, other=0)
         weight = tl.where(start + n < num, tl.exp(total - sums), 0.0)
         by_q_NV += (weight * tl.sum(k_NK * q_K[None, :], 1))[:, None] * u_NV
-        by_k_NV += (weight * tl.sum(k_NK * k_K[None, :], 1))[:, None] * u_NV
+        if CORRECTS:
+            by_k_NV += (weight * tl.sum(k_NK * k_K[None, :], 1))[:, None] * u_NV
     decay = tl.exp(total)
     own = tl.where(is_shared, 0, slot)
     if own > 0:
@@ -233,19 +253,24 @@ def read_lists(
                 mask=(second < K)[:, None] & (v < V)[None, :], other=0.0,
             )  # fmt: skip
             first_q = tl.load(queries + first, mask=first < K, other=0.0).to(tl.float32)
-            first_k = tl.load(keys + first, mask=first < K, other=0.0).to(tl.float32)
             second_q = tl.load(queries + second, mask=second < K, other=0.0).to(tl.float32)
-            second_k = tl.load(keys + second, mask=second < K, other=0.0).to(tl.float32)
             by_q_NV += (first_q * (q_scale * decay))[:, None] * first_NV
-            by_k_NV += (first_k * (k_scale * decay))[:, None] * first_NV
             by_q_NV += (second_q * (q_scale * decay))[:, None] * second_NV
-            by_k_NV += (second_k * (k_scale * decay))[:, None] * second_NV
+            if CORRECTS:
+                first_k = tl.load(keys + first, mask=first < K, other=0.0).to(tl.float32)
+                second_k = tl.load(keys + second, mask=second < K, other=0.0).to(tl.float32)
+                by_k_NV += (first_k * (k_scale * decay))[:, None] * first_NV
+                by_k_NV += (second_k * (k_scale * decay))[:, None] * second_NV
     read = reads + (row * H + head) * V + v
-    by_k = decay * tl.load(read, mask=v < V, other=0.0) + tl.sum(by_k_NV, 0)
+    u_V = beta * v_V
+    if CORRECTS:
+        by_k = decay * tl.load(read, mask=v < V, other=0.0) + tl.sum(by_k_NV, 0)
+        u_V = beta * (v_V - by_k)
     read += num_rows.to(tl.int64) * (H * V)
     by_q = decay * tl.load(read, mask=v < V, other=0.0) + tl.sum(by_q_NV, 0)
-    u_V = beta * (v_V - by_k)
     by_q += tl.sum(k_K * q_K, 0) * u_V
+    if not CORRECTS:
+        by_q += tl.load(skip + head).to(tl.float32) * v_V
     tl.store(out + (row * H + head) * V + v, by_q.to(out.dtype.element_ty), mask=v < V)
     new_block = (new_page * G + key_head) * PAGE
     tl.store(gates + new_block // 4 + (num % N) * each + head % each, total)
@@ -259,8 +284,10 @@ def read_lists(
 
 @triton.jit(do_not_specialize_on_alignment=("reads", "writes"))
 def step_states(
-    mixed, a, a_stride, b, b_stride, a_log, dt_bias, states, reads, writes, out, scale, strength,
+    mixed, a, a_stride, b, b_stride, a_log, dt_bias, skip, states, reads, writes, out, scale,
+    strength,
     G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    Q_AT: tl.constexpr, K_AT: tl.constexpr, V_AT: tl.constexpr, CORRECTS: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """One program: a part of one head of one row, whose state goes from one slot to another."""
@@ -269,20 +296,28 @@ def step_states(
     k = tl.arange(0, BLOCK_K)
     v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
     at = mixed + row * (2 * G * K + H * V)
-    q_K = _normed(at + (head // (H // G)) * K + k, k < K, scale)
-    k_K = _normed(at + G * K + (head // (H // G)) * K + k, k < K, 1.0)
-    v_V = tl.load(at + 2 * G * K + head * V + v, mask=v < V, other=0.0).to(tl.float32)
-    gate = _gate(tl.load(a + row * a_stride + head), tl.load(a_log + head), tl.load(dt_bias + head))
+    key_at = (head // (H // G)) * K + k
+    q_K = tl.load(at + Q_AT + key_at, mask=k < K, other=0.0).to(tl.float32)
+    k_K = tl.load(at + K_AT + key_at, mask=k < K, other=0.0).to(tl.float32)
+    q_K *= _scale_of(q_K, scale, CORRECTS)
+    k_K *= _scale_of(k_K, 1.0, CORRECTS)
+    v_V = tl.load(at + V_AT + head * V + v, mask=v < V, other=0.0).to(tl.float32)
+    gate, beta = _gate(
+        a, a_stride, b, b_stride, a_log, dt_bias, row, head, strength, CORRECTS
+    )  # fmt: skip
     inside = (k < K)[:, None] & (v < V)[None, :]
     place = k[:, None] * V + v[None, :]
     source = states + (tl.load(reads + row) * H + head) * (K * V)
     target = states + (tl.load(writes + row) * H + head) * (K * V)
     s_KV = tl.load(source + place, mask=inside, other=0.0) * tl.exp(gate)
-    u_V = strength * _sigmoid(tl.load(b + row * b_stride + head).to(tl.float32))
-    u_V *= v_V - tl.sum(s_KV * k_K[:, None], 0)
+    u_V = beta * v_V
+    if CORRECTS:
+        u_V = beta * (v_V - tl.sum(s_KV * k_K[:, None], 0))
     s_KV += k_K[:, None] * u_V[None, :]
     tl.store(target + place, s_KV, mask=inside)
     read_V = tl.sum(s_KV * q_K[:, None], 0)
+    if not CORRECTS:
+        read_V += tl.load(skip + head).to(tl.float32) * v_V
     tl.store(out + (row * H + head) * V + v, read_V.to(out.dtype.element_ty), mask=v < V)
 
 

@@ -1,4 +1,4 @@
-"""The gated delta rule a token at a time, in torch: what the kernels compute, and the CPU's way."""
+"""The recurrences a token at a time, in torch: what the kernels compute, and the CPU's way."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from treegen.recurrence.types import (
     DeltaInputs,
     DeltaStates,
     RowSlots,
+    offsets,
 )
 
 # T rows, H value heads, G key heads, K key dim, V value dim, C channels, W width of a window,
@@ -29,16 +30,21 @@ def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
     """What each row reads from its state after its token, [T, H, V] in the type of `mixed_TC`."""
     inputs = rows.inputs_RT
     window_at = (inputs[WINDOW], inputs[NEXT_WINDOW]) if rows.has_lists else (inputs[0], inputs[1])
-    mixed_TC = _convolve(given, on.windows, *window_at)
+    mixed_TC = silu(
+        _convolved(given.mixed_TC, given.conv_CW, given.conv_bias_C, on.windows, *window_at)
+    )
     q_THK, k_TGK, k_THK, v_THV = _heads(mixed_TC, on)
-    gate_TH = -given.a_log_H.float().exp() * softplus(given.a_TH.float() + given.dt_bias_H.float())
-    b_TH = given.b_TH.float().sigmoid() * given.strength
+    step_TH = softplus(given.a_TH.float() + given.dt_bias_H.float())
+    gate_TH = -given.a_log_H.float().exp() * step_TH
+    corrects = on.spec.corrects
+    b_TH = given.b_TH.float().sigmoid() * given.strength if corrects else step_TH
+    skipped_THV = 0.0 if given.skip_H is None else given.skip_H.float()[:, None] * v_THV
     if not rows.has_lists:
         s_THKV = on.states[inputs[READS]] * gate_TH.exp()[..., None, None]
-        u_THV = b_TH[..., None] * (v_THV - _read(s_THKV, k_THK))
+        u_THV = b_TH[..., None] * (v_THV - _read(s_THKV, k_THK) if corrects else v_THV)
         s_THKV += k_THK[..., None] * u_THV[..., None, :]
         on.states[inputs[WRITES]] = s_THKV
-        return _read(s_THKV, q_THK).to(given.mixed_TC.dtype)
+        return (_read(s_THKV, q_THK) + skipped_THV).to(given.mixed_TC.dtype)
     base_THKV = on.states[inputs[BASE]]
     listed_T = inputs[LISTED]
     k_TNHK, u_TNHV, sum_TNH = _lists(on, inputs[PAGES:], listed_T)
@@ -56,8 +62,8 @@ def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
         listed_THV = torch.einsum("tnh,tnhv->thv", part_TNH, u_TNHV)
         return sum_TH.exp()[..., None] * _read(base_THKV, x_THK) + listed_THV
 
-    u_THV = b_TH[..., None] * (v_THV - read(k_THK))
-    out_THV = read(q_THK) + (k_THK * q_THK).sum(-1, keepdim=True) * u_THV
+    u_THV = b_TH[..., None] * (v_THV - read(k_THK) if corrects else v_THV)
+    out_THV = read(q_THK) + (k_THK * q_THK).sum(-1, keepdim=True) * u_THV + skipped_THV
     _add(on, inputs, k_TGK, u_THV, sum_TH)
     return out_THV.to(given.mixed_TC.dtype)
 
@@ -83,24 +89,47 @@ def fold(
     on.states[target_F] = states_FHKV
 
 
-def _convolve(given: DeltaInputs, windows: Tensor, reads_T: Tensor, writes_T: Tensor) -> Tensor:
+def convolve(
+    mixed_TC: Tensor,
+    conv_CW: Tensor,
+    bias_C: Tensor | None,
+    windows: Tensor,
+    reads_T: Tensor,
+    writes_T: Tensor,
+) -> Tensor:
     """The convolution's outputs [T, C] at the new tokens; the windows have these afterwards."""
-    whole_TCW = torch.cat([windows[reads_T], given.mixed_TC[..., None].to(windows.dtype)], -1)
+    out_TC = _convolved(mixed_TC, conv_CW, bias_C, windows, reads_T, writes_T)
+    return out_TC.to(mixed_TC.dtype)
+
+
+def _convolved(
+    mixed_TC: Tensor,
+    conv_CW: Tensor,
+    bias_C: Tensor | None,
+    windows: Tensor,
+    reads_T: Tensor,
+    writes_T: Tensor,
+) -> Tensor:
+    """The same in float32."""
+    whole_TCW = torch.cat([windows[reads_T], mixed_TC[..., None].to(windows.dtype)], -1)
     windows[writes_T] = whole_TCW[..., 1:]
-    seen = given.conv_CW.shape[-1]
-    out_TC = (whole_TCW[..., -seen:].float() * given.conv_CW.float()).sum(-1)
-    return silu(out_TC)
+    out_TC = (whole_TCW[..., -conv_CW.shape[-1] :].float() * conv_CW.float()).sum(-1)
+    return out_TC if bias_C is None else out_TC + bias_C.float()
 
 
 def _heads(mixed_TC: Tensor, on: DeltaStates) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Queries [T, H, K], keys [T, G, K] and [T, H, K], and values [T, H, V]."""
     spec = on.spec
-    keys = spec.k_heads * spec.k_dim
-    q, k, v = mixed_TC.float().split([keys, keys, spec.v_heads * spec.v_dim], -1)
-    q_TGK, k_TGK = (_norm(x.unflatten(-1, (spec.k_heads, spec.k_dim))) for x in (q, k))
+    sizes = [(spec.k_heads, spec.k_dim)] * 2 + [(spec.v_heads, spec.v_dim)]
+    q_TGK, k_TGK, v_THV = (
+        mixed_TC.float()[:, at : at + heads * dim].unflatten(-1, (heads, dim))
+        for at, (heads, dim) in zip(offsets(spec), sizes, strict=True)
+    )
+    if spec.corrects:
+        q_TGK, k_TGK = _norm(q_TGK) * spec.k_dim**-0.5, _norm(k_TGK)
     per_head = spec.v_heads // spec.k_heads
-    q_THK = (q_TGK * spec.k_dim**-0.5).repeat_interleave(per_head, 1)
-    return q_THK, k_TGK, k_TGK.repeat_interleave(per_head, 1), v.unflatten(-1, (spec.v_heads, -1))
+    q_THK, k_THK = (x.repeat_interleave(per_head, 1) for x in (q_TGK, k_TGK))
+    return q_THK, k_TGK, k_THK, v_THV
 
 
 def _norm(x: Tensor) -> Tensor:

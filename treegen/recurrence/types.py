@@ -1,8 +1,8 @@
-"""What a step of the gated delta rule is given."""
+"""What a step of the gated delta rule or of Mamba2 is given."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -23,11 +23,14 @@ NUM_OWN: Final = 2
 class DeltaInputs:
     """What the recurrence of one layer is given beside its states.
 
-    mixed_TC: queries, keys and values of all heads, before the convolution.
-    a_TH, b_TH: what the gates and the strengths are made of.
+    mixed_TC: queries, keys and values of all heads, before the convolution, in the order of
+    `offsets`.
+    a_TH, b_TH: what the gates and the strengths are made of. Mamba2 makes both of a_TH.
     conv_CW: weights of the convolution, as many columns as it sees tokens.
     a_log_H, dt_bias_H: weights of the gates.
     strength: what a strength is at most.
+    conv_bias_C: of the convolution; None for none.
+    skip_H: Mamba2's weights of each token's own value.
     """
 
     mixed_TC: Tensor
@@ -37,6 +40,12 @@ class DeltaInputs:
     a_log_H: Tensor
     dt_bias_H: Tensor
     strength: float
+    conv_bias_C: Tensor | None = None
+    skip_H: Tensor | None = None
+
+    def rows(self, at: slice | Tensor) -> DeltaInputs:
+        """The same of some rows."""
+        return replace(self, mixed_TC=self.mixed_TC[at], a_TH=self.a_TH[at], b_TH=self.b_TH[at])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,12 @@ class DeltaStates:
             keys.unflatten(-1, (num, spec.k_dim)),
             values.unflatten(-1, (num, per_head, spec.v_dim)),
         )
+
+
+def offsets(spec: DeltaSpec) -> tuple[int, int, int]:
+    """Channels at which queries, keys and values begin."""
+    keys, values = spec.k_heads * spec.k_dim, spec.v_heads * spec.v_dim
+    return (0, keys, 2 * keys) if spec.corrects else (values + keys, values, 0)
 
 
 _DTYPES: Final = {2: torch.bfloat16, 4: torch.float32}
