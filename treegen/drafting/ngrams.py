@@ -58,9 +58,11 @@ class Ngrams:
 
     def __init__(self) -> None:
         """Nothing is known."""
-        powers = [pow(_BASE, i + 1, 2**64) for i in range(_WINDOW)]
-        self._powers_W = np.array(powers, dtype=_U64)
-        self._at_S = np.array([key.size - 1 for key in _KEYS])
+        # A hash of the last n tokens: that of the last one times the first power, and so on.
+        powers = [pow(_BASE, _WINDOW - i, 2**64) for i in range(_WINDOW)]
+        self._powers_WS = np.array(
+            [[p * (i >= _WINDOW - key.size) for key in _KEYS] for i, p in enumerate(powers)], _U64
+        )
         self._salt_S = np.array([pow(_MIX, key.size, 2**64) for key in _KEYS], dtype=_U64)
         self._own_S = np.array([key.is_own for key in _KEYS], dtype=_U64)
         # Where the continuation of a key is in the log, the rest of the key's hash, and by how many
@@ -155,7 +157,7 @@ class Ngrams:
                 self._prompts[number] = self._enter_prompt(number, request_of(number).tokens)
             mine = slots[request == number]
             self._recent[mine], self._last[mine] = self._prompts[number]
-            self._scope[mine] = number + 1
+            self._scope[mine] = _scope_of(number)
 
     def _enter_prompt(self, number: int, prompt: Any) -> tuple[Ints, int]:
         tokens = np.asarray(prompt, dtype=np.int64)[-_PROMPT:]
@@ -166,7 +168,7 @@ class Ngrams:
         if not num:
             return text[-_WINDOW:].copy(), 0
         entry_N = self._append(tokens, np.array([num]), np.zeros(1, np.int64))
-        self._enter(windows_NW[:-1], np.full(num, number + 1, dtype=_U64), entry_N)
+        self._enter(windows_NW[:-1], np.full(num, _scope_of(number)), entry_N)
         return text[-_WINDOW:].copy(), int(entry_N[-1])
 
     def _append(self, tokens_N: Ints, num_R: Ints, before_R: Ints) -> Ints:
@@ -199,15 +201,12 @@ class Ngrams:
 
     def _places(self, windows_NW: Ints, scope_N: NDArray[_U64]) -> tuple[Ints, NDArray[np.uint32]]:
         """Where in the table tokens after some windows are, by key, and the rest of the hash."""
-        ids_NW = (windows_NW[:, ::-1] + 1).astype(_U64)
-        hash_NS = (ids_NW * self._powers_W).cumsum(axis=1, dtype=_U64)[:, self._at_S]
-        hash_NS += self._salt_S + self._own_S * (scope_N * _U64(_SCOPE))[:, None]
+        hash_NS = (windows_NW + 1).view(_U64) @ self._powers_WS
+        hash_NS += self._own_S * scope_N[:, None] + self._salt_S
         hash_NS ^= hash_NS >> _U64(31)
         hash_NS *= _U64(_MIX)
-        hash_NS ^= hash_NS >> _U64(29)
-        hash_NS *= _U64(_BASE)
-        places = (hash_NS >> _U64(64 - _SLOT_BITS)).astype(np.int64)
-        return places, (hash_NS & _U64(0xFFFFFFFF)).astype(np.uint32) | np.uint32(1)
+        places = (hash_NS >> _U64(64 - _SLOT_BITS)).view(np.int64)
+        return places, hash_NS.astype(np.uint32) | np.uint32(1)
 
     def _make_room(self, num_slots: int, num_tokens: int) -> None:
         more = num_slots - len(self._last)
@@ -229,3 +228,8 @@ class Ngrams:
                 setattr(
                     self, name, np.concatenate([array, np.zeros(size - len(array), array.dtype)])
                 )
+
+
+def _scope_of(request: int) -> np.uint64:
+    """What tells the tokens of a request from those of others."""
+    return _U64((request + 1) * _SCOPE % 2**64)

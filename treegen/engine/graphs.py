@@ -48,6 +48,7 @@ class _Graph:
     out: the draws, or logits [T, V] if draws are made outside the graph.
     filled: rows whose inputs are set; those of further rows are 0.
     sampling: the sampling parameters that are in place.
+    size: how many rows it has. several: whether they are several of each item.
     """
 
     step: DecodeStep
@@ -56,6 +57,8 @@ class _Graph:
     out: Draws | Tensor
     filled: int
     sampling: SamplingBatch
+    size: int
+    several: bool
 
 
 class DecodeGraphs:
@@ -128,16 +131,16 @@ class DecodeGraphs:
         usable = [
             each
             for each in self._graphs
-            if size <= each.step.num_rows <= most
-            and _draws_several(each.state) == several
+            if size <= each.size <= most
+            and each.several == several
             and each.step.layers[0].keys is keys
             and each.step.sampling.is_plain == step.sampling.is_plain
         ]
         if len(usable) > 1:
-            usable.sort(key=lambda each: each.step.num_rows)
+            usable.sort(key=lambda each: each.size)
         for entry in usable:
             if entry.state.load(state, self._staging):
-                self._padding[size] += 1 - size / entry.step.num_rows
+                self._padding[size] += 1 - size / entry.size
                 self._graphs.remove(entry)
                 self._graphs.append(entry)  # it is now the last to be dropped
                 return entry
@@ -164,7 +167,10 @@ class DecodeGraphs:
             return draws
         if isinstance(out, Tensor):
             out = borrowed(out)
-        self._graphs.append(_Graph(static, static_state, graph, out, step.num_rows, step.sampling))
+        several = _draws_several(state)
+        self._graphs.append(
+            _Graph(static, static_state, graph, out, step.num_rows, step.sampling, size, several)
+        )
         return draws
 
     def _compute(self, static: DecodeStep) -> Draws | Tensor:
