@@ -130,6 +130,29 @@ def test_what_breaks_workers_is_found_and_left_out(workers: int, culprit: int) -
     assert deaths <= 12
 
 
+def test_suspects_are_not_kept_for_workers_that_are_away() -> None:
+    dealer = Dealer(_items(1, 1), range(2))
+    dealer.lost(1)
+    for _ in range(2):
+        assert dealer.deal(0, low=4, high=8)
+        dealer.lost(0)
+        dealer.add(0)
+    assert dealer.deal(0, low=4, high=8)
+
+
+def test_what_is_left_out_is_not_dealt_again_when_others_give_it_back() -> None:
+    dealer = Dealer(_items(12), range(4))
+    for worker in (1, 2):
+        assert dealer.deal(worker, low=4, high=4)
+    while not dealer.left_out:
+        worker = next(each for each in (0, 3) if dealer.deal(each, low=4, high=4))
+        dealer.lost(worker)
+        dealer.add(worker)
+    dealer.lost(2)
+    dealer.take_back(1, [(0, range(12))])
+    assert not dealer.has_work
+
+
 def test_an_idle_worker_relieves_one_that_has_much() -> None:
     dealer = Dealer(_items(100), range(2))
     dealer.take_back(1, [])

@@ -107,7 +107,11 @@ class Dealer:
         self._away.add(worker)
         self._is_apart.discard(worker)
         self._deaths.update(mine.keys())
-        back = [replace(self._items[key], indices=tuple(sorted(has))) for key, has in mine.items()]
+        back = [
+            replace(self._items[key], indices=tuple(sorted(has)))
+            for key, has in mine.items()
+            if key not in self.left_out
+        ]
         if len(back) == 1:
             (only,) = back
             self._alone[only.key] += 1
@@ -198,9 +202,10 @@ class Dealer:
 
     def _suspects(self, worker: int) -> list[Item]:
         """Return items under suspicion; where others could take them, not to whom they broke."""
+        others = self._lanes.keys() - self._away - {worker}
         for _ in range(len(self._apart)):
             items, broke = self._apart.popleft()
-            if broke == worker and len(self._lanes) > 1:
+            if broke == worker and others:
                 self._apart.append((items, broke))
                 continue
             self._is_apart.add(worker)
@@ -255,11 +260,14 @@ class Dealer:
         mine = self._open.get(worker, {})
         for key, indices in parts:
             given = mine.get(key, set()) & set(indices)
+            if not given:
+                continue
             mine[key] -= given
             if not mine[key]:
                 del mine[key]
-            item = replace(self._items[key], indices=tuple(sorted(given)))
-            self._lanes[worker].append(item)
+            if key not in self.left_out:
+                item = replace(self._items[key], indices=tuple(sorted(given)))
+                self._lanes[worker].append(item)
 
     def fullest(self, least: int) -> tuple[int, int] | None:
         """Return whom an idle worker may relieve, and of how many rows; None if of nobody.

@@ -82,6 +82,8 @@ class Run:
         for slot in self._slots:
             if slot.loaded is not None:
                 self._begin(slot)
+            elif not slot.over:
+                dealer.lost(slot.number)  # until it has its model
 
     @property
     def _slots(self) -> list[Slot]:
