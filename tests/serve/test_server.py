@@ -400,19 +400,20 @@ def test_a_body_that_does_not_come_is_not_waited_for(model: LLM) -> None:
 def test_a_request_that_does_not_begin_is_not_waited_for(
     model: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treegen.serve.run._HEAD_SECONDS", 0.3)
+    monkeypatch.setattr("treegen.serve.run._HEAD_SECONDS", 1.5)
+    begun = b"POST /v1/completions HTTP/1.1\r\nX"
+    body = json.dumps({"prompt": "a", "max_tokens": 80, "ignore_eos": True}).encode()
     with listening(model) as running:
-        body = json.dumps({"prompt": "a", "max_tokens": 80, "ignore_eos": True}).encode()
-        with closing(_sent(running, body)) as connection:
-            connection.settimeout(30)
-            answered = b""
-            while not answered.endswith(b"}}"):  # which takes as long as it takes
-                answered += connection.recv(10_000)
-            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nX")
-            assert connection.recv(100) == b""
-        for begun in (b"", b"GET /health HTTP/1.1\r\nX"):
-            with socket.create_connection(("127.0.0.1", running.port), timeout=30) as connection:
-                connection.sendall(begun)
+        address = "127.0.0.1", running.port
+        connections = [socket.create_connection(address, timeout=30) for _ in range(2)]
+        connections[0].sendall(begun)
+        connections.append(_sent(running, body))
+        connections[2].settimeout(30)
+        while not connections[2].recv(10_000).endswith(b"}}"):  # the end of the answer
+            pass
+        connections[2].sendall(begun)
+        for connection in connections:
+            with closing(connection):
                 assert connection.recv(100) == b""
 
 
