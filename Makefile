@@ -53,11 +53,12 @@ $(VENV)/.treegen-docs: pyproject.toml constraints.txt | $(VENV)/.treegen-dev
 demo: $(VENV)/.treegen-demo
 	$(BIN)/treegen demo --output-path $(DEMO)/tour-$$(date +%Y%m%d-%H%M%S)
 
-# Much of the time tests wait for other processes, so three of them run on two cores.
+# Much of the time tests wait for other processes, so three of them run on two cores. The files that
+# take longest come first, as tests/conftest.py says.
 # The kernels run in Triton's interpreter, which has to be chosen before Triton is imported.
 test: lint
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/attention/test_triton.py tests/attention/test_ragged.py tests/attention/test_invariant.py tests/attention/test_fp8_attention.py
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not soak" -n 3 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not soak" -n 3 --dist loadfile --no-loadscope-reorder
 
 soak: $(VENV)/.treegen-dev
 	$(BIN)/python -m pytest -m soak

@@ -40,8 +40,33 @@ settings.register_profile("explore", max_examples=2000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
+# Files that take long although they have few tests. Workers that are given whole files begin with
+# them, so that none is alone with one at the end.
+LONG = (
+    "lm_eval/test_lm_eval.py",
+    "runs/test_kill.py",
+    "model/test_compiled.py",
+    "model/test_families.py",
+    "cluster/test_cluster_runs.py",
+    "cluster/test_cluster.py",
+    "model/test_tensor_parallel.py",
+    "tasks/test_judge_hostile.py",
+    "engine/test_hybrid.py",
+    "engine/test_scheduler.py",
+    "engine/test_graphs.py",
+    "test_packaging.py",
+    "docs/test_docs.py",
+    "docs/test_integrations_docs.py",
+    "trl/test_trl.py",
+    "inspect_ai/test_inspect.py",
+)
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests that need a CUDA device where there is none."""
+    """Skip the tests that need a CUDA device where there is none, and put long files first."""
+    place = {REPOSITORY / "tests" / name: index for index, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.path, len(LONG)))
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items:
         return
