@@ -48,6 +48,8 @@ class LLM(Calls):
     It has one run at a time. `run`, `generate`, `score`, `expand` and `search` finish before they
     return. A `stream`, `score_stream`, `search_stream` or `session` must be used up or closed
     before the next call.
+
+    model, tokenizer, spec: what samples. engine: the model's cache, and how runs compute with it.
     """
 
     def __init__(

@@ -59,14 +59,22 @@ def parsed(content: bytes, source: str) -> Rows:
     return list(enumerate(found, start=1))
 
 
-def _csv_rows(path: Path) -> Rows:
+def read_text(path: Path) -> str:
+    """Return the text of a file in UTF-8, with its line ends as they are.
+
+    Raises:
+        DataError: the file cannot be read, or is not UTF-8.
+    """
     try:
-        content = path.read_bytes().decode("utf-8-sig")
+        return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise DataError(f"{path} is not UTF-8") from None
-    reader = csv.DictReader(io.StringIO(content, newline=""))
+
+
+def _csv_rows(path: Path) -> Rows:
+    reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
     start = 2
     try:
         for row in reader:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from treegen.errors import DataError, InputError
 from treegen.evals.problem import Skipped
 from treegen.evals.selection import did_you_mean
+from treegen.tasks.common.files import read_text
 from treegen.tasks.common.hub import load_table
 from treegen.tasks.common.jsonl import text_field
 
@@ -117,13 +118,7 @@ def read_csv(path: Path, subject: str, skipped: list[Skipped] | None) -> list[Qu
     Raises:
         DataError: the file cannot be read, counts answers from 1, or has an unusable row.
     """
-    try:
-        content = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise DataError(f"{path} is not UTF-8") from None
-    rows = list(_csv_rows(content, str(path)))
+    rows = list(_csv_rows(read_text(path), str(path)))
     if rows and rows[0][1][-1].strip().casefold() in _ANSWER_HEADS:
         del rows[0]
     if any(row[-1].strip() == str(len(LETTERS)) for _, row in rows):

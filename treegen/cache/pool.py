@@ -125,10 +125,8 @@ class PagePool:
 
     def check(self, tables: Iterable[Pages]) -> None:
         """Assert that all references are those of `tables`, so that no page is lost."""
-        counts = np.zeros_like(self._refs)
-        counts[0] = 1
-        for table in tables:
-            np.add.at(counts, table, 1)
+        listed = np.concatenate([np.zeros(1, dtype=np.int64), *tables])
+        counts = np.bincount(listed, minlength=len(self._refs))
         wrong = np.flatnonzero(counts != self._refs)
         assert not len(wrong), f"pages {wrong[:8].tolist()} have wrong reference counts"
         assert self.num_free == int((self._refs == 0).sum()), "free pages are miscounted"

@@ -48,5 +48,5 @@ def _check_slots(
     first = [drawn.slots[rows.serial[drawn.slots] == drawn.serials] for drawn in draws]
     live.check(np.concatenate([np.empty(0, np.int64), *first]), waiting)
     owned = [slot for request in run.requests.values() for slot in request.slots or ()]
-    alive = np.setdiff1d(rows.used(), waiting)
-    assert sorted(owned) == alive.tolist(), "a row and its request do not agree"
+    alive = sorted(set(rows.used().tolist()).difference(waiting.tolist()))
+    assert sorted(owned) == alive, "a row and its request do not agree"
