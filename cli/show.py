@@ -102,7 +102,10 @@ def _show_run(view: "RunView", filter: str, *, full: bool, quiet: bool) -> dict[
         "problems": [
             {"id": s.problem_id, "right": s.right, "tied": s.tied, "won": s.won} for s in shares
         ],
-        "trees": [{"id": t.problem_id, "solved": t.solved, "answer": t.answer} for t in view.trees],
+        "trees": [
+            {"id": t.problem_id, "index": t.repeat, "solved": t.solved, "answer": t.answer}
+            for t in view.trees
+        ],
     }
     if quiet:
         return document
@@ -138,14 +141,20 @@ def _searches(trees: "tuple[StoredTree, ...]") -> str:
     from treegen.cli.tables import markdown
 
     solved = {True: "yes", False: "no", None: ""}
+    several = any(tree.repeat for tree in trees)
     rows = [
-        [t.problem_id, t.method, solved[t.solved], t.answer or "", f"{len(t.nodes):,}",
-         f"{t.num_tokens:,}"]
+        [_name(t) if several else t.problem_id, t.method, solved[t.solved], t.answer or "",
+         f"{len(t.nodes):,}", f"{t.num_tokens:,}"]
         for t in trees
     ]  # fmt: skip
     return markdown(
         ["Problem", "Search", "Solved", "Answer", "Nodes", "Tokens"], rows, right=(4, 5)
     )
+
+
+def _name(tree: "StoredTree") -> str:
+    """The problem, and which search of it, as pages name samples."""
+    return f"{tree.problem_id} #{tree.repeat}"
 
 
 def _show_problem(
@@ -257,7 +266,8 @@ def _show_tree(
 
         told = {True: ", solved", False: ", not solved", None: ""}[tree.solved]
         answer = "" if tree.answer is None else f", answer {tree.answer}"
-        echo(safe_text(f"{problem.id}, {tree.method}: {len(tree.nodes):,} nodes{told}{answer}"))
+        name = _name(tree) if len(trees) > 1 else problem.id
+        echo(safe_text(f"{name}, {tree.method}: {len(tree.nodes):,} nodes{told}{answer}"))
         # A file or a pipe has no width, so a wide one is taken.
         width = None if sys.stdout.isatty() else _WIDTH
         drawn = draw_tree(tree.nodes, tree.best, full=full)
@@ -266,6 +276,7 @@ def _show_tree(
     documents = [
         {
             "problem": problem.id,
+            "index": tree.repeat,
             "method": tree.method,
             "solved": tree.solved,
             "answer": tree.answer,

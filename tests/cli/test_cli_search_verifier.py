@@ -120,7 +120,11 @@ def test_several_searches_of_each_problem(tiny: Path, treegen: Command, tmp_path
     view = load_run(run)
     assert [len(problem.samples) for problem in view.problems] == [3, 3]
     shown = treegen("show", str(run), "--tree", view.problems[0].id)
-    assert shown.code == 0 and len(shown.document["searches"]) == 3
+    assert [each["index"] for each in shown.document["searches"]] == [0, 1, 2]
+    assert all(f"{view.problems[0].id} #{i}, sample: " in shown.out for i in range(3))
+    listed = treegen("show", str(run)).document["trees"]
+    ids = [problem.id for problem in view.problems]
+    assert [(t["id"], t["index"]) for t in listed] == [(id, i) for id in ids for i in range(3)]
     assert treegen("report", str(run), "-q").code == 0
     whole = (run / "trees.jsonl").read_bytes()
     (run / "trees.jsonl").write_bytes(whole[: len(whole) // 2])  # what a kill leaves

@@ -303,7 +303,7 @@ def test_the_run_among_the_examples_is_shown_as_it_was(
 def test_a_run_without_samples_has_a_page(treegen: Command, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", num_problems=3, done=[0, 0, 0])
     done = treegen("report", run)
-    assert done.code == 0 and "24 of 24 samples are not drawn yet" in done.err
+    assert done.code == 0 and "24 of 24 samples are not drawn yet\n" in done.err
     page = Reader(run / "report.html")
     assert page.counts["img"] == 0 and page.counts["article"] == 1
 

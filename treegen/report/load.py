@@ -66,7 +66,8 @@ def load_run(path: Path, *, data: str | None = None) -> RunView:
         problems = _problems(run, job, judged)
         if run.missing > 0:
             missing = f"{run.missing:,} of {run.info.planned:,} samples are not drawn yet"
-            notices.append(f"{missing}; what follows is of the others")
+            rest = "; what follows is of the others" if run.missing < run.info.planned else ""
+            notices.append(missing + rest)
         return RunView(
             name=path.resolve().name,
             path=path,

@@ -28,7 +28,9 @@ def load_search_run(path: Path, *, data: str | None = None) -> RunView:
     with SearchRunDir.open(path) as run:
         notices = list(run.notices)
         job = _job(run, data, notices)
-        trees = read_trees(path)
+        place = {name: at for at, name in enumerate(run.info.problem_ids)}
+        stored = sorted(read_trees(path), key=lambda t: (place.get(t.problem_id, -1), t.repeat))
+        trees = tuple(stored)  # not in the order in which they ended
         if run.missing > 0:
             notices.append(f"{run.missing:,} of {run.info.planned:,} searches are not finished yet")
         problems = _problems(run, job, trees)
@@ -94,7 +96,7 @@ def _problems(
 ) -> tuple[ProblemView, ...]:
     known = {problem.id: problem for problem in job.data.problems} if job else {}
     found: dict[str, list[StoredTree]] = {}
-    for tree in sorted(trees, key=lambda tree: tree.repeat):
+    for tree in trees:
         found.setdefault(tree.problem_id, []).append(tree)
     return tuple(
         ProblemView(
