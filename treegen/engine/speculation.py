@@ -112,8 +112,6 @@ class Speculation:
                 self._options.pace.fared(self._told, int(fared[2].sum()))
         self._fared.clear()
         self._told = self._expected
-        if self._options.pace is not None:
-            self._options.pace.look_ahead(len(self._live.order), self._keys, self._options.most)
 
     def note(self, flight: Flight, tokens_N: Ints, alive_N: NDArray[np.bool_]) -> None:
         """Learn the draws of a flight, before they are added to the rows. alive_N: which count."""
