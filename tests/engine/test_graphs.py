@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 
 from faked_graphs import FakeGraph, faked
 from fakes import HistoryModel, drain, expected, scheduler_of
+from guessing import Always
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -226,6 +227,41 @@ def test_replayed_steps_draw_what_steps_without_graphs_draw(
         got = samples_of(drain(scheduler))
     assert found.off is None and passes.off is None
     assert got == want
+
+
+def test_passes_beside_a_capture_are_not_measured(patched: pytest.MonkeyPatch) -> None:
+    """A capture takes as long as ten passes, which says nothing of passes."""
+    model, measured = HistoryModel(eos_bias=-20.0), list[bool]()
+
+    class Noting(Always):
+        def measure(self, tokens: int, keys: int, seconds: float, *, verified: bool) -> None:
+            measured.append(verified)
+
+    params = SamplingParams(max_tokens=40, seed=5)
+    requests = [
+        Request(f"p{i}", np.array([2, 3, 4, 8 + i], np.int32), 6, 6, 40 - 7 * i) for i in range(3)
+    ]
+    plan = compile_plan(requests, token_bytes=64, num_layers=1)
+    want = expected(model, plan, params)
+
+    def planned(batch: Batch) -> Tensor:
+        batch.levels.state.work(WorkShape(len(batch.tokens_T), 1, 1, 3, False))
+        return model.forward(batch)
+
+    found = graphs.DecodeGraphs(planned)
+    speculation = SpeculationOptions(lambda *_: Foreseeing(want), 5, Noting(150.0, 1e9))
+    scheduler = scheduler_of(
+        plan, model, model.new_cache(99, 3), params, graphs=found, speculation=speculation,
+        run_ahead=True,
+    )  # fmt: skip
+    was_fresh = False
+    while scheduler.has_work:
+        captured, num = found.num_captured, len(measured)
+        scheduler.step()
+        is_fresh = found.num_captured > captured
+        assert len(measured) == num or not (is_fresh or was_fresh)
+        was_fresh = is_fresh
+    assert any(measured) and found.num_captured > 1
 
 
 class Foreseeing(FunctionDrafter):

@@ -11,6 +11,7 @@ Legend: R rows, K guesses of a row, M guesses of all rows.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -25,6 +26,7 @@ Floats = NDArray[np.float64]
 _GAIN: Final = 1.04  # guesses are verified where that is expected to be so much faster
 _LIKELY: Final = 0.85  # of guesses that are accepted at best, where none are at hand
 _UNKNOWN: Final = 1.05  # what verifying costs beside the further tokens, before it was measured
+_SIZES: Final = 64  # half octaves of tokens
 _LAST: Final = 5  # passes of a size whose median counts
 _FEWEST: Final = 2  # passes of a size that make it known
 _PAUSE: Final = 8  # steps after which to look again for guesses that pay, at first
@@ -44,17 +46,21 @@ class _Curve:
 
     measured: dict[int, deque[float]] = field(default_factory=dict)
     first: set[int] = field(default_factory=set)
+    # The ratio at each size, or at the nearest that is known; None until it is asked for.
+    ratio_of: Floats | None = None
 
     def add(self, tokens: int, ratio: float) -> None:
         size = _size(tokens)
         if size in self.first:
             self.measured.setdefault(size, deque(maxlen=_LAST)).append(ratio)
+            self.ratio_of = None
         self.first.add(size)  # whose passes are captured or compiled
 
     def relax(self, other: _Curve) -> None:
         """Come closer to another curve: what was measured may have been disturbed."""
+        self.ratio_of = None
         for size, last in self.measured.items():
-            mine, theirs = float(np.median(last)), other.ratios(np.array([2 ** (size / 2)]))
+            mine, theirs = statistics.median(last), other.ratios(np.array([2 ** (size / 2)]))
             if theirs is not None and mine > theirs[0]:
                 nearer = mine**_RELAX * float(theirs[0]) ** (1 - _RELAX)
                 self.measured[size] = deque([nearer] * _FEWEST, maxlen=_LAST)
@@ -66,14 +72,19 @@ class _Curve:
 
     def ratios(self, tokens_M: Ints | Floats) -> Floats | None:
         """The ratios at the nearest sizes that are known; None if none is."""
-        known = np.array([size for size, last in self.measured.items() if len(last) >= _FEWEST])
-        if not len(known):
-            return None
-        sizes_M = np.rint(2 * np.log2(tokens_M)).astype(np.int64)
-        sizes, index_M = np.unique(sizes_M, return_inverse=True)
-        nearest = known[np.abs(known - sizes[:, None]).argmin(axis=1)]
-        found = np.array([np.median(self.measured[size]) for size in nearest.tolist()])
-        return found[index_M]
+        if self.ratio_of is None:
+            known = {
+                size: statistics.median(last)
+                for size, last in self.measured.items()
+                if len(last) >= _FEWEST
+            }
+            if not known:
+                return None
+            sizes = np.array(list(known))
+            nearest = np.abs(sizes - np.arange(_SIZES)[:, None]).argmin(axis=1)
+            self.ratio_of = np.array(list(known.values()))[nearest]
+        found: Floats = self.ratio_of[np.rint(2 * np.log2(tokens_M)).astype(np.int64)]
+        return found
 
 
 def _size(tokens: int) -> int:
@@ -127,12 +138,6 @@ class Pace:
             tokens = -(-tokens // self._multiple) * self._multiple
         curve.add(tokens, seconds / float(self._shape(np.array([tokens]), keys)[0]))
 
-    def look_ahead(self, num_rows: int, keys: int, most: int) -> None:
-        """Prepare for the next step, which is likely to have so many rows."""
-        self._outlook = None
-        if num_rows and not self._pause:
-            self._outlook = self._look(num_rows, keys, most)
-
     def is_due(self, num_rows: int, keys: int, most: int) -> bool:
         """Whether to look for guesses before the next step of some rows."""
         if num_rows >= self._free:
@@ -160,11 +165,11 @@ class Pace:
         num_R: how many each has. chance_R: how likely the first is right. later_R: how likely each
         further one is, if those before it were; None for as likely.
         """
-        place_K = np.arange(1, most + 1)
-        gain_RK = (chance_R if later_R is None else later_R)[:, None] ** (place_K - 1)
-        gain_RK *= chance_R[:, None]
-        gain_RK *= 1 - 1e-6 * np.arange(len(num_R))[:, None]  # so that no two are equal
-        gain_RK[place_K > num_R[:, None]] = 0.0
+        chance_RK = np.empty((len(num_R), most))
+        chance_RK[:] = (chance_R if later_R is None else later_R)[:, None]
+        chance_RK[:, 0] = chance_R * (1 - 1e-6 * np.arange(len(num_R)))  # so that no two are equal
+        gain_RK = chance_RK.cumprod(axis=1)
+        gain_RK[np.arange(most) >= num_R[:, None]] = 0.0
         outlook = self._look(len(num_R), keys, most)
         self._outlook = None  # what is measured meanwhile changes it
         gains_M = np.sort(gain_RK, axis=None)[: -len(outlook.cost_M) - 1 : -1]
@@ -195,7 +200,7 @@ class Pace:
         return best if rate_M[best] > _GAIN * outlook.now else None
 
     def _look(self, num_rows: int, keys: int, most: int) -> _Outlook:
-        """What passes will take; prepared, if the rows are as many as was expected."""
+        """What passes will take, as it was looked up for as many rows since the last step."""
         outlook = self._outlook
         if outlook is None or (outlook.num_rows, outlook.most) != (num_rows, most):
             self._outlook = outlook = self._looked(num_rows, keys, most)

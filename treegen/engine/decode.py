@@ -133,8 +133,8 @@ class DecodeSteps:
         pages = rows.table[order, : int(rows.num_pages[order].max())]
         same, shared_keys = self._same_rows(order)
         levels = [with_rows(level, offsets) for level in same.levels]
-        index = np.arange(len(order) + 1)
-        own = make_level(index[:-1], index[1:], pages, keys_R, base, causal=True)
+        place = np.arange(len(order) + 1)
+        own = make_level(place[:-1], place[1:], pages, keys_R, base, causal=True)
         columns_T = np.stack([first, first - base, counts, rows.seed[order]])[:, row_T]
         columns_T[:3] += guesses.place_T
         positions_T, at_T, counts_T, seeds_T = columns_T

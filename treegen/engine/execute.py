@@ -144,6 +144,12 @@ class Executor:
         if self._ranks is not None:
             self._ranks.check()
 
+    @property
+    def num_captured(self) -> int:
+        """How many decode steps were captured as CUDA graphs, each of which takes long."""
+        mine = self._graphs.num_captured if self._graphs is not None else 0
+        return mine + (self._beside.num_captured if self._beside is not None else 0)
+
     @functools.cached_property
     def _implementation(self) -> Implementation:
         """The attention; to look for it at each pass would cost the host time."""

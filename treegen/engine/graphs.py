@@ -65,6 +65,7 @@ class DecodeGraphs:
     """Captures and replays decode steps of one model.
 
     off: why graphs are not used; None while they are.
+    num_captured: steps that were captured, or could not be.
     """
 
     def __init__(self, forward: Callable[[Batch], Tensor]) -> None:
@@ -78,6 +79,7 @@ class DecodeGraphs:
         self._drawn_P1 = self._known_as = torch.empty(0, 1, dtype=torch.int64)
         self._staging = Staging()
         self.off: str | None = None
+        self.num_captured = 0
 
     @property
     def num_graphs(self) -> int:
@@ -149,6 +151,7 @@ class DecodeGraphs:
     def _capture(self, step: DecodeStep, state: TritonState) -> Draws:
         size = _size_of(step, state)
         self._padding[size] = 0.0
+        self.num_captured += 1
         if self.num_graphs >= _MAX_GRAPHS:
             del self._graphs[0]
         static_state = StaticState(state.levels, state.device, invariant=state.invariant)

@@ -59,6 +59,7 @@ class Speculation:
         self._fared: list[tuple[Ints, Ints, Ints]] = []
         self._told = self._expected = 0.0
         self._keys = 0  # that the last step read in each layer
+        self._captured, self._disturbed = run.executor.num_captured, False
         self._vocab_size = len(run.param_sets[0].stopping.may_end)
 
     def is_due(self) -> bool:
@@ -71,7 +72,10 @@ class Speculation:
     def measure(self, flight: Flight, seconds: float) -> None:
         """Note what a step took."""
         self._keys = flight.keys
-        if self._options.pace is not None:
+        # Where a step is captured, it and the one that was launched before it take longer.
+        captured, self._captured = self._captured, self._run.executor.num_captured
+        disturbed, self._disturbed = self._disturbed, self._captured != captured
+        if self._options.pace is not None and not (disturbed or self._disturbed):
             verified = flight.guesses is not None
             self._options.pace.measure(len(flight.slots), flight.keys, seconds, verified=verified)
 
@@ -112,8 +116,6 @@ class Speculation:
                 self._options.pace.fared(self._told, int(fared[2].sum()))
         self._fared.clear()
         self._told = self._expected
-        if self._options.pace is not None:
-            self._options.pace.look_ahead(len(self._live.order), self._keys, self._options.most)
 
     def note(self, flight: Flight, tokens_N: Ints, alive_N: NDArray[np.bool_]) -> None:
         """Learn the draws of a flight, before they are added to the rows. alive_N: which count."""

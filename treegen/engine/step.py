@@ -74,7 +74,7 @@ class DecodeStep:
     def on_device(self) -> DecodeStep:
         """The step with inputs on the device, which may be on the host yet."""
         device = self.levels.device
-        if self.inputs_7T.device == device:
+        if self.inputs_7T.device.type == device.type:
             return self
         inputs_7T = to_device(self.inputs_7T.numpy(), device)
         levels = replace(self.levels, positions_T=inputs_7T[POSITION])

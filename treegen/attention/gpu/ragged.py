@@ -1,8 +1,8 @@
 """Work lists of passes in which each item has some query rows, another number in each pass.
 
 What does not depend on these numbers is planned once, for entries: an item or a group of items,
-times the splits of its keys. A pass then only cuts each entry's rows into blocks. So does it while
-the GPU waits for it.
+times the splits of its keys. A pass then only cuts each entry's rows into blocks, for meanwhile the
+GPU waits.
 
 Letters: G groups, E entries, U units.
 """
