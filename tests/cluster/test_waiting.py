@@ -1,12 +1,14 @@
 """What counts as a wait that is too long."""
 
+import time
+
 import pytest
 
 from treegen.cluster.waiting import PATIENCE, Waiting
 
 
 def test_time_counts_in_which_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
+    now = [time.monotonic()]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     waiting = Waiting()
     looks = 0
@@ -20,7 +22,7 @@ def test_time_counts_in_which_somebody_looks(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_process_that_was_stopped_itself_has_not_waited(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
+    now = [time.monotonic()]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     waiting = Waiting()
     for _ in range(3):
