@@ -79,6 +79,14 @@ def test_both_workers_work_and_are_told_of(cluster: Cluster) -> None:
     assert all(worker.num_pages and not worker.deaths for worker in workers)
 
 
+def test_workers_have_as_much_of_the_cores_as_other_processes(cluster: Cluster) -> None:
+    for slot in cluster._crew.slots:
+        assert slot.loaded is not None
+        assert os.getpriority(os.PRIO_PROCESS, slot.loaded.pid) == os.getpriority(
+            os.PRIO_PROCESS, 0
+        )
+
+
 def test_what_is_skipped_is_not_drawn(llm: LLM, cluster: Cluster) -> None:
     skip = [("q0", 1), ("q3", 0), *(("q5", index) for index in range(7))]
     one, many = (sorted(_drawn(list(m.stream(TREE, PARAMS, skip=skip)))) for m in (llm, cluster))
@@ -184,7 +192,7 @@ def test_a_worker_that_hangs_is_taken_for_dead(
 ) -> None:
     wanted = llm.run(TREE, PARAMS).completions
     found: list[Completion] = []
-    monkeypatch.setattr("treegen.cluster.waiting.PATIENCE", 3.0)
+    monkeypatch.setattr("treegen.cluster.waiting.PATIENCE", 8.0)
     before = cluster._crew.slots[1].life
     with cluster.stream(TREE, PARAMS) as stream:
         found += stream.step()

@@ -31,7 +31,12 @@ _QUIET: Final = {
     # It prints of dead workers to stdout, where ours is for programs. We tell of them ourselves.
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
 }
-_PRIVATE: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
+_PRIVATE: Final = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_AUTH_MODE": "token",
+    # Else workers give way to all other processes, such as programs that are judged meanwhile.
+    "RAY_worker_niceness": "0",
+}
 
 
 class RaySession:
