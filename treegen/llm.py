@@ -106,8 +106,8 @@ class LLM(Calls):
         "flash", "xformers" or "reference". For a loaded `Model`, "auto" is what it was loaded with.
         eager: on a GPU, start at once, without compiling and without CUDA graphs, and run slower.
         compile: compile the decoder layers, on a GPU; it takes some seconds at first use. None
-        compiles on a GPU unless eager. Of models with recurrent layers those of the gated delta
-        rule are compiled.
+        compiles on a GPU unless eager. Of models with recurrent layers those are compiled whose
+        layers run by treegen's own operators.
         run_ahead: launch each pass before the last one's tokens are known; see `Scheduler`. None
         does so on a GPU.
         check: compare the model with stock transformers when it is loaded.

@@ -250,6 +250,16 @@ def test_experts_and_states_are_in_the_roofline() -> None:
     assert floor.parts["states"] == pytest.approx(1.0)
 
 
+def test_the_roofline_of_mamba2_counts_all_matrices() -> None:
+    shape = SHAPES["tiny-mamba2"]
+    model, _ = build_model(shape, device="cpu")
+    size = size_of(model)
+    assert isinstance(size, ModelSize) and size.experts is None
+    assert size.layer_weights + size.hidden * size.vocab_size == shape.num_weights
+    assert model.spec.delta is not None and not model.spec.delta.corrects
+    assert len(model.spec.states) == 3 and len(model.spec.layers) == 1
+
+
 def test_models_without_a_roofline_say_why() -> None:
     import tiny_models
     from transformers import AutoModelForCausalLM

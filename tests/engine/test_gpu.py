@@ -76,7 +76,9 @@ def test_steps_of_experts_are_replayed(family: str, tmp_path: Path) -> None:
     assert llm.engine.graphs is not None and llm.engine.graphs.num_graphs > 0
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "olmo_hybrid", "lfm2", "bamba"])
+@pytest.mark.parametrize(
+    "family", ["qwen3_5", "olmo_hybrid", "lfm2", "bamba", "falcon_h1", "nemotron_h"]
+)
 def test_steps_of_recurrent_layers_are_replayed(family: str, tmp_path: Path) -> None:
     """Rows come and go, list updates and fold them, in graphs of several sizes."""
     tiny_models.save_tiny_model(tmp_path, family)

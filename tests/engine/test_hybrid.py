@@ -27,8 +27,8 @@ from treegen.plan.requests import sample_requests
 
 TRUNK = "Q: Ann has 3 apples and Bob 14.\nA: The answer is 17.\n\n"
 GREEDY = SamplingParams(temperature=0, max_tokens=7, ignore_eos=True)
-# Gated delta rule; convolutions alone; a scan that goes on from a state by single tokens.
-SOME = ["qwen3_next", "lfm2", "jamba"]
+# Gated delta rule; convolutions alone; a scan that goes on from a state by single tokens; Mamba2.
+SOME = ["qwen3_next", "lfm2", "jamba", "bamba"]
 
 
 @pytest.fixture(autouse=True)
@@ -153,7 +153,7 @@ def test_samples_are_the_same_whatever_the_budget(
             assert a.logprobs == pytest.approx(b.logprobs, abs=1e-3)
 
 
-@pytest.mark.parametrize(("family", "seed"), list(zip(SOME, range(3), strict=True)))
+@pytest.mark.parametrize(("family", "seed"), list(zip(SOME, range(4), strict=True)))
 def test_whatever_runs_together_comes_out_as_if_alone(
     family: str, seed: int, saved: Callable[[str], Path]
 ) -> None:

@@ -23,10 +23,9 @@ FAMILIES = ["llama", "gemma2", "gpt2", "gpt_oss"]
 HYBRID = [
     "qwen3_next",
     "granitemoehybrid",
-    "lfm2",
     *(
         pytest.param(family, marks=pytest.mark.soak)
-        for family in ("qwen3_5", "bamba", "falcon_h1", "nemotron_h", "lfm2_moe")
+        for family in ("qwen3_5", "bamba", "falcon_h1", "nemotron_h", "lfm2", "lfm2_moe")
     ),
 ]
 

@@ -43,7 +43,7 @@ class Shape:
     head_dim: int
     vocab_size: int
     tied: bool = False
-    settings: tuple[tuple[str, int], ...] = ()
+    settings: tuple[tuple[str, int | tuple[str, ...]], ...] = ()
 
     @property
     def num_weights(self) -> int:
@@ -58,6 +58,10 @@ class Shape:
 _DELTA: Final = (
     ("linear_num_key_heads", 16), ("linear_num_value_heads", 32),
     ("linear_key_head_dim", 128), ("linear_value_head_dim", 128),
+)  # fmt: skip
+_MAMBA2: Final = (
+    ("mamba_d_state", 128), ("mamba_d_head", 64), ("mamba_n_groups", 1), ("num_local_experts", 0),
+    ("num_experts_per_tok", 0),
 )  # fmt: skip
 SHAPES: Final = {
     shape.name: shape
@@ -82,6 +86,18 @@ SHAPES: Final = {
         Shape("qwen3.6-35b-a3b", "qwen3_5_moe_text", 2048, 6144, 40, 16, 2, 256, 248_320, settings=(
             *_DELTA, ("num_experts", 256), ("num_experts_per_tok", 8),
             ("moe_intermediate_size", 512), ("shared_expert_intermediate_size", 512),
+        )),
+        # Nine of ten layers are of Mamba2.
+        Shape("tiny-mamba2", "granitemoehybrid", 64, 64, 4, 4, 2, 16, 512, tied=True, settings=(
+            *_MAMBA2, ("mamba_n_heads", 8), ("mamba_d_head", 16), ("mamba_d_state", 16),
+            ("shared_intermediate_size", 64),
+            ("layer_types", ("mamba", "attention", "mamba", "mamba")),
+        )),
+        Shape("granite-4.0-h-micro", "granitemoehybrid", 2048, 8192, 40, 32, 8, 64, 100_352,
+              tied=True, settings=(
+            *_MAMBA2, ("mamba_n_heads", 64), ("shared_intermediate_size", 8192),
+            ("layer_types", (*["mamba"] * 5, *["attention", *["mamba"] * 9] * 3, "attention",
+                             *["mamba"] * 4)),
         )),
     )
 }  # fmt: skip
@@ -145,7 +161,7 @@ def _config(shape: Shape) -> Any:
         tie_word_embeddings=shape.tied,
         bos_token_id=0,
         eos_token_id=1,
-        **dict(shape.settings),
+        **{name: [*each] if isinstance(each, tuple) else each for name, each in shape.settings},
     )
 
 

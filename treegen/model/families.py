@@ -104,8 +104,8 @@ RECURRENT: Final = {
 WAYS: Final = {
     "exact": "compiled, with CUDA graphs",
     "exact on text": "likewise; images and sound are not taken",
-    "exact with recurrent layers": "with CUDA graphs and a state kept at every node; the gated "
-    "delta rule compiled, and its samples below one state",
+    "exact with recurrent layers": "with CUDA graphs and a state kept at every node; most "
+    "compiled; gated delta rule and Mamba2 with samples below one state",
     "not tested": "as its layers allow, if the check on loading finds it exact",
     "refused": "not at all",
 }

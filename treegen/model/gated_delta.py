@@ -13,9 +13,10 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import conv1d, silu, softplus
+from torch.nn.functional import silu, softplus
 
 from treegen.model.states import StateRun, states_of_pass
+from treegen.model.windows import convolved
 from treegen.recurrence import DeltaInputs, DeltaStates, RowSlots, step
 from treegen.spec import DeltaSpec, StateSpec
 
@@ -142,18 +143,11 @@ def _run(given: DeltaInputs, on: DeltaStates, run: StateRun) -> Tensor:
     # Here, because it takes long to import.
     from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
-    spec, (seen, width) = on.spec, (given.conv_CW.shape[-1], on.windows.shape[-1])
-    mixed_NCL = given.mixed_TC.view(run.num, run.length, -1).transpose(1, 2)
-    if run.reads_N is None:
-        before, state = mixed_NCL.new_zeros(run.num, mixed_NCL.shape[1], width), None
-    else:
-        before, state = on.windows[run.reads_N], on.states[run.reads_N]
-    whole = torch.cat([before, mixed_NCL], -1)
-    on.windows[run.writes_N] = whole[..., -width:]
-    weight = given.conv_CW[:, None]
-    convolved = conv1d(whole[..., width - seen + 1 :].to(weight.dtype), weight, groups=len(weight))
+    spec, conv_C1W = on.spec, given.conv_CW[:, None]
+    out = convolved(given.mixed_TC, conv_C1W, None, on.windows, run)
+    state = None if run.reads_N is None else on.states[run.reads_N]
     keys = spec.k_heads * spec.k_dim
-    parts = silu(convolved).transpose(1, 2).split([keys, keys, spec.v_heads * spec.v_dim], -1)
+    parts = silu(out).split([keys, keys, spec.v_heads * spec.v_dim], -1)
     each = spec.v_heads // spec.k_heads
     q, k = (part.unflatten(-1, (spec.k_heads, -1)).repeat_interleave(each, 2) for part in parts[:2])
     a, b = (each.view(run.num, run.length, -1) for each in (given.a_TH, given.b_TH))
@@ -164,5 +158,5 @@ def _run(given: DeltaInputs, on: DeltaStates, run: StateRun) -> Tensor:
         initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True,
     )  # fmt: skip
     on.states[run.writes_N] = last.to(on.states.dtype)
-    out: Tensor = out_NLHV.flatten(0, 1)
-    return out
+    read: Tensor = out_NLHV.flatten(0, 1)
+    return read

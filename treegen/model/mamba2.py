@@ -13,9 +13,10 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.nn.functional import conv1d, silu
+from torch.nn.functional import silu
 
 from treegen.model.states import StateRun, states_of_pass
+from treegen.model.windows import convolved
 from treegen.recurrence import DeltaInputs, DeltaStates, RowSlots, step
 from treegen.spec import DeltaSpec, StateSpec
 
@@ -128,22 +129,13 @@ def _run(given: DeltaInputs, on: DeltaStates, run: StateRun, limits: tuple[float
     # Here, because it takes long to import.
     from transformers.models.bamba.modeling_bamba import mamba2_chunk_scan
 
-    spec, (seen, width) = on.spec, (given.conv_CW.shape[-1], on.windows.shape[-1])
-    mixed_NCL = given.mixed_TC.view(run.num, run.length, -1).transpose(1, 2)
-    if run.reads_N is None:
-        before, state = mixed_NCL.new_zeros(run.num, mixed_NCL.shape[1], width), None
-    else:
-        before = on.windows[run.reads_N]
+    spec, conv_C1W = on.spec, given.conv_CW[:, None]
+    out = convolved(given.mixed_TC, conv_C1W, given.conv_bias_C, on.windows, run)
+    state = None
+    if run.reads_N is not None:
         state = on.states[run.reads_N].transpose(-1, -2).contiguous()
-    whole = torch.cat([before, mixed_NCL], -1)
-    on.windows[run.writes_N] = whole[..., -width:]
-    weight = given.conv_CW[:, None]
-    convolved = conv1d(
-        whole[..., width - seen + 1 :].to(weight.dtype), weight, given.conv_bias_C,
-        groups=len(weight),
-    )  # fmt: skip
     keys = spec.k_heads * spec.k_dim
-    x, b, c = silu(convolved).transpose(1, 2).split([spec.v_heads * spec.v_dim, keys, keys], -1)
+    x, b, c = silu(out).split([spec.v_heads * spec.v_dim, keys, keys], -1)
     out_NLHV, last = mamba2_chunk_scan(
         x.unflatten(-1, (spec.v_heads, -1)), given.a_TH.view(run.num, run.length, -1),
         -given.a_log_H.float().exp(), b.unflatten(-1, (spec.k_heads, -1)),
@@ -152,8 +144,8 @@ def _run(given: DeltaInputs, on: DeltaStates, run: StateRun, limits: tuple[float
         dt_limit=limits, return_final_states=True,
     )  # fmt: skip
     on.states[run.writes_N] = last.transpose(-1, -2).to(on.states.dtype)
-    out: Tensor = out_NLHV.flatten(0, 1).to(given.mixed_TC.dtype)
-    return out
+    read: Tensor = out_NLHV.flatten(0, 1)
+    return read.to(given.mixed_TC.dtype)
 
 
 def _chunk(length: int) -> int:

@@ -10,14 +10,13 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.nn.functional import conv1d
 
-from treegen.model.states import StateRun, states_of_pass
+from treegen.model.states import states_of_pass
+from treegen.model.windows import convolved
 from treegen.recurrence import RowSlots, convolve
 from treegen.spec import StateSpec
 
-# T tokens of a pass, D width of the model and channels, W width of windows, N sequences that run
-# together, of L tokens
+# T tokens of a pass, D width of the model, which is the number of channels
 
 KNOWN: Final = frozenset({"Lfm2ShortConv", "Lfm2MoeShortConv", "Lfm3ShortConv"})
 
@@ -56,21 +55,5 @@ def short_conv(x_TD: Tensor, conv_D1W: Tensor, bias_D: Tensor | None, windows: T
             slots = RowSlots(torch.stack([run.reads_N, run.writes_N]))
             out_TD[run.rows] = convolve(mine, weights, bias_D, windows, slots)
         else:
-            out_TD[run.rows] = _run(mine, conv_D1W, bias_D, windows, run)
+            out_TD[run.rows] = convolved(mine, conv_D1W, bias_D, windows, run).flatten(0, 1)
     return out_TD
-
-
-def _run(
-    x: Tensor, conv_D1W: Tensor, bias_D: Tensor | None, windows: Tensor, run: StateRun
-) -> Tensor:
-    x_NDL = x.view(run.num, run.length, -1).transpose(1, 2)
-    width = windows.shape[-1]
-    if run.reads_N is None:
-        before = x_NDL.new_zeros(run.num, x_NDL.shape[1], width)
-    else:
-        before = windows[run.reads_N]
-    whole = torch.cat([before, x_NDL], -1)
-    windows[run.writes_N] = whole[..., -width:]
-    seen = whole[..., width - conv_D1W.shape[-1] + 1 :].to(conv_D1W.dtype)
-    out_NDL = conv1d(seen, conv_D1W, bias_D, groups=len(conv_D1W))
-    return out_NDL.transpose(1, 2).flatten(0, 1)
