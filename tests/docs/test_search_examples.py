@@ -35,6 +35,7 @@ def test_example_runs(
     path = repository / "examples" / f"search_{name}.py"
     assert len(path.read_text(encoding="utf-8").splitlines()) < 60
     monkeypatch.setattr(sys, "argv", [path.name, str(checkpoint)])
+    monkeypatch.setattr("rich._console", None)  # another program's settings of it may be left
     with pytest.raises(SystemExit) as end:
         runpy.run_path(str(path), run_name="__main__")
     assert not end.value.code
