@@ -203,7 +203,7 @@ def test_killed_three_times_a_run_ends_with_the_right_samples(
     assert tally.kills > 0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_killed_many_times_runs_end_with_the_right_samples(
     server: Server, tiny: Path, whole: Whole, tmp_path: Path
