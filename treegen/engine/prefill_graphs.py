@@ -24,7 +24,7 @@ from treegen.engine.capture import Captures, borrowed
 from treegen.model.batch import Batch
 
 _TOKENS: Final = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
-_LOGITS: Final = (16, 64, 256, 1024)
+_LOGITS: Final = (16, 64, 128, 256, 512)  # padding must not take much more than a pass may
 _MAX_GRAPHS: Final = 24
 _WASTE: Final = 2  # a graph serves passes with tokens down to this part of its own
 
