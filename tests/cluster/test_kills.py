@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="needs ray"),
 ]
 KILLS = int(os.environ.get("TREEGEN_TEST_KILLS", "100"))
+SEED = int(os.environ.get("TREEGEN_TEST_SEED", "0"))
 EVAL = ["eval", "gsm8k", "--num-fewshot", "1", "-L", "8", "-n", "100", "--max-tokens", "40", "-q",
         "--memory", "4MiB", "-b", "6", "--dtype", "float32"]  # fmt: skip
 LAST = 120.0  # seconds for what Ray has started to end; two of its helpers wait for a minute
@@ -94,7 +95,7 @@ def test_after_a_hundred_kills_nothing_is_lost_and_nothing_is_there_twice(
     tiny: Path, tmp_path: Path
 ) -> None:
     shared = set(os.listdir("/dev/shm"))
-    ordeal, whole = Ordeal(tiny, seed=0), tmp_path / "whole"
+    ordeal, whole = Ordeal(tiny, seed=SEED), tmp_path / "whole"
     ordeal.undisturbed(whole)
     runs = 0
     while ordeal.killed.total() < KILLS:

@@ -82,6 +82,8 @@ SHAPES: Final = {
             ("num_experts_per_tok", 2), ("moe_intermediate_size", 32),
             ("shared_expert_intermediate_size", 32),
         )),
+        Shape("qwen3.5-4b", "qwen3_5_text", 2560, 9216, 32, 16, 4, 256, 248_320, tied=True,
+              settings=_DELTA),
         Shape("qwen3.5-9b", "qwen3_5_text", 4096, 12_288, 32, 16, 4, 256, 248_320, settings=_DELTA),
         Shape("qwen3.6-35b-a3b", "qwen3_5_moe_text", 2048, 6144, 40, 16, 2, 256, 248_320, settings=(
             *_DELTA, ("num_experts", 256), ("num_experts_per_tok", 8),
