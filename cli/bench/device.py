@@ -161,8 +161,11 @@ def _speculate(
     at_least("repeats", options["repeats"], 1)
     check_device(options["dtype"], None)
     trace = Trace.read(Path(path) if path else RECORDED)
+    refills = not own_tokens  # their prompts would not fit beside those of the first rows
     jobs = [
-        Job(number, max(4 * number, 64) if number < 1024 else number, prefix, own_tokens)
+        Job(
+            number, max(4 * number, 64) if refills and number < 1024 else number, prefix, own_tokens
+        )
         for prefix in prefixes
         for number in rows
     ]

@@ -35,6 +35,7 @@ from treegen.bench.timing import Spread, Stopwatch, sustained
 from treegen.bench.tiny import byte_tokenizer
 from treegen.bench.workloads import Case, Workload
 from treegen.errors import CapacityError, InputError
+from treegen.model.fp8 import Fp8Linear
 from treegen.model.load import from_module
 from treegen.model.model import Model
 from treegen.plan.cost import Sharing
@@ -91,6 +92,13 @@ def test_a_module_in_a_dtype_that_is_not_supported_is_refused() -> None:
     module = build_model(SHAPES["tiny"], device="cpu")[0].module.double()
     with pytest.raises(InputError, match="float64"):
         from_module(module)
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny-delta", "tiny-mamba2"])
+def test_a_shape_is_made_in_fp8(name: str) -> None:
+    model, _ = build_model(SHAPES[name], device="cpu", quantization="fp8")
+    matrices = [part for part in model.module.modules() if isinstance(part, Fp8Linear)]
+    assert matrices and not any(weight.is_meta for weight in model.module.parameters())
 
 
 # Workloads

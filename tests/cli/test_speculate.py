@@ -62,6 +62,10 @@ def test_bench_decode_draws_recorded_samples_again(treegen: Command, tmp_path: P
     (result,) = json.loads(done.out.splitlines()[-1])["results"]
     assert result["job"] == {"rows": 3, "samples": 64, "prefix": 20, "own_tokens": 0}
     assert result["tokens_per_step"] >= 1 and result["steps"][1] <= result["steps"][0]
+    own = treegen(*asked, "--trace", path, "--own-tokens", "30", "--repeats", "1",
+                  "--memory", "16MiB", "--json")  # fmt: skip
+    (result,) = json.loads(own.out.splitlines()[-1])["results"]
+    assert result["job"] == {"rows": 3, "samples": 3, "prefix": 20, "own_tokens": 30}
     path.write_text("{}")
     assert "holds no recorded samples" in treegen(*asked, "--trace", path).err
     assert "takes --rows" in treegen(*asked, "--grid").err

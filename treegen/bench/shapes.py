@@ -235,7 +235,8 @@ def _filled(
     if ranks is not None:
         shard(module, ranks.rank, ranks.size)
     with torch.device(device):
-        module.model.rotary_emb = type(module.model.rotary_emb)(config=module.config)
+        if module.model.rotary_emb is not None:
+            module.model.rotary_emb = type(module.model.rotary_emb)(config=module.config)
     head = module.get_output_embeddings()
     for part in module.modules():
         if not any(weight.is_meta for weight in part.parameters(recurse=False)):
@@ -246,7 +247,9 @@ def _filled(
                 weight.data.normal_(0.0, 0.02)
             else:
                 weight.data.fill_(1.0)
-        if quantization == "fp8" and part is not head:
+        # What is below a part comes after it.
+        is_whole = not any(weight.is_meta for weight in part.parameters())
+        if quantization == "fp8" and part is not head and is_whole:
             quantize_matrices(part, device)
             if device.type == "cuda":
                 # A place of 16 bits that a smaller matrix lies in is lost to all others.
