@@ -23,10 +23,12 @@ from torch import Tensor
 from treegen import device as transfer
 from treegen.attention.gpu.state import WorkShape
 from treegen.attention.level import HostLevel
+from treegen.bench.shapes import SHAPES, build_model
 from treegen.cache.pool import LayerKV
 from treegen.drafting.function import FunctionDrafter
 from treegen.drafting.types import DraftContext
 from treegen.engine import graphs
+from treegen.engine.patience import row_seconds
 from treegen.engine.prefill_graphs import PrefillGraphs
 from treegen.engine.speculation import SpeculationOptions
 from treegen.engine.step import FORCED, NUM_INPUTS, DecodeStep
@@ -40,6 +42,7 @@ from treegen.sampling.draw import Draws
 
 CPU = torch.device("cpu")
 POOL = LayerKV(torch.zeros(2, 64, 2, 8), torch.zeros(2, 64, 2, 8))
+ROW = 1e-3  # seconds that a row takes; a capture takes 0.08
 GREEDY = SamplingParams(temperature=0)
 
 
@@ -95,7 +98,7 @@ def sizes(found: graphs.DecodeGraphs) -> list[int]:
 
 
 def test_padding_and_a_replay_leave_the_live_rows_alone(patched: pytest.MonkeyPatch) -> None:
-    found = graphs.DecodeGraphs(forward)
+    found = graphs.DecodeGraphs(forward, ROW)
     assert tokens_of(found.run(step(100))) == after(torch.arange(1, 101)).tolist()
     assert sizes(found) == [112]
     for rows in (98, 109, 97):
@@ -109,7 +112,7 @@ def test_padding_and_a_replay_leave_the_live_rows_alone(patched: pytest.MonkeyPa
 
 def test_rows_go_on_from_the_tokens_of_the_last_step(patched: pytest.MonkeyPatch) -> None:
     """Whether it was replayed, captured, or run by someone else; rows come and go meanwhile."""
-    found = graphs.DecodeGraphs(forward)
+    found = graphs.DecodeGraphs(forward, ROW)
     drawn = torch.arange(200, 300)[:, None]
     rng = np.random.default_rng(0)
     for turn in range(60):
@@ -130,24 +133,42 @@ def test_rows_go_on_from_the_tokens_of_the_last_step(patched: pytest.MonkeyPatch
     assert found.num_graphs > 1
 
 
-def test_a_larger_graph_serves_until_its_padding_would_have_paid_for_a_capture(
+def test_a_larger_graph_serves_until_its_padding_has_cost_a_capture(
     patched: pytest.MonkeyPatch,
 ) -> None:
-    found = graphs.DecodeGraphs(forward)
+    found = graphs.DecodeGraphs(forward, ROW)
     found.run(step(64))
-    for _ in range(16):  # each of them wastes half a step
+    for _ in range(2):
         found.run(step(32))
-    assert sizes(found) == [64]
-    found.run(step(32))
-    found.run(step(32))
-    assert sizes(found) == [64, 32]
-    found.run(step(4))  # the others are more than four times as large
-    assert sizes(found) == [64, 32, 4]
+    assert sizes(found) == [64], "64 rows were computed in vain"
+    found.run(step(16))
+    assert sizes(found) == [64, 16], "they would be 112"
+    for _ in range(9):  # those of a step that fits cost nothing
+        found.run(step(16))
+        found.run(step(64))
+    assert sizes(found) == [16, 64]
+
+
+def test_few_rows_are_not_computed_by_a_graph_of_many(patched: pytest.MonkeyPatch) -> None:
+    found = graphs.DecodeGraphs(forward, ROW)
+    for rows in (128, 4):
+        found.run(step(rows))
+    assert sizes(found) == [128, 4]
+
+
+def test_a_row_takes_as_long_as_the_weights_that_it_is_computed_with() -> None:
+    dense, of_experts = (
+        build_model(SHAPES[name], device="cpu")[0] for name in ("tiny", "tiny-delta")
+    )
+    expected = sum(weight.nbytes for weight in dense.module.parameters())
+    assert row_seconds(dense) == pytest.approx(expected / 650e12)
+    numbers = [weight.nbytes for weight in of_experts.module.parameters()]
+    assert 0 < row_seconds(of_experts) * 650e12 < sum(numbers), "two of four experts"
 
 
 def test_the_graph_that_was_used_last_is_dropped_last(patched: pytest.MonkeyPatch) -> None:
     patched.setattr(graphs, "_MAX_GRAPHS", 2)
-    found = graphs.DecodeGraphs(forward)
+    found = graphs.DecodeGraphs(forward, ROW)
     found.run(step(1))
     found.run(step(16))
     found.run(step(1))
@@ -167,7 +188,7 @@ def test_where_nothing_can_be_captured_steps_run_eagerly(
     patched.setattr(torch.cuda, "graph", refuse)
     streams: list[str] = []
     patched.setattr(torch.cuda, "set_stream", streams.append)
-    found = graphs.DecodeGraphs(forward)
+    found = graphs.DecodeGraphs(forward, ROW)
     for _ in range(2):
         assert tokens_of(found.run(step(20))) == after(torch.arange(1, 21)).tolist()
     assert found.num_graphs == 0
@@ -219,7 +240,7 @@ def test_replayed_steps_draw_what_steps_without_graphs_draw(
     want = expected(model, plan, params)
     speculation = SpeculationOptions(lambda *_: Foreseeing(want), 5) if guesses else None
     with faked():
-        found, passes = graphs.DecodeGraphs(planned), PrefillGraphs(planned)
+        found, passes = graphs.DecodeGraphs(planned, ROW), PrefillGraphs(planned)
         scheduler = scheduler_of(
             plan, model, cache, params, max_rows=max_rows, run_ahead=run_ahead, graphs=found,
             prefills=passes, speculation=speculation,
@@ -248,7 +269,7 @@ def test_passes_beside_a_capture_are_not_measured(patched: pytest.MonkeyPatch) -
         batch.levels.state.work(WorkShape(len(batch.tokens_T), 1, 1, 3, False))
         return model.forward(batch)
 
-    found = graphs.DecodeGraphs(planned)
+    found = graphs.DecodeGraphs(planned, ROW)
     speculation = SpeculationOptions(lambda *_: Foreseeing(want), 5, Noting(150.0, 1e9))
     scheduler = scheduler_of(
         plan, model, model.new_cache(99, 3), params, graphs=found, speculation=speculation,

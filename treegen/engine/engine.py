@@ -14,6 +14,7 @@ from treegen.cache.pool import PagedCache
 from treegen.engine.execute import Executor
 from treegen.engine.graphs import DecodeGraphs
 from treegen.engine.guesser import Guesser
+from treegen.engine.patience import row_seconds
 from treegen.engine.prefill_graphs import PrefillGraphs
 from treegen.engine.scheduler import Scheduler
 from treegen.errors import InputError
@@ -64,7 +65,7 @@ class Engine:
         self.graphs: DecodeGraphs | None = None
         self.prefills: PrefillGraphs | None = None
         if on_gpu and not eager:
-            self.graphs = DecodeGraphs(model.forward)
+            self.graphs = DecodeGraphs(model.forward, row_seconds(model))
             if model.ranks is None:
                 self.prefills = PrefillGraphs(model.forward)
             model.watch_weights()

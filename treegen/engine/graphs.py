@@ -12,7 +12,6 @@ alternatives take much memory, which each graph would keep.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -26,6 +25,7 @@ from treegen.attention.gpu.state import StaticState, TritonState
 from treegen.device import Staging
 from treegen.engine.capture import Captures, borrowed
 from treegen.engine.padding import padded_rows, several_rows
+from treegen.engine.patience import Patience
 from treegen.engine.step import NUM_INPUTS, POSITION, DecodeStep
 from treegen.model.batch import Batch
 from treegen.model.states import states_in_slots
@@ -34,7 +34,6 @@ from treegen.sampling.batch import SamplingBatch
 from treegen.sampling.draw import Draws
 
 _MAX_GRAPHS = 48
-_PATIENCE = 8.0  # steps' worth of padding in larger graphs before one of the size is captured
 _CAPTURED = ("triton", "invariant")  # attention whose work lists can stay where they are
 _FIRST_ROOM = 4096  # drawn tokens to have room for at first
 
@@ -68,11 +67,11 @@ class DecodeGraphs:
     num_captured: steps that were captured, or could not be.
     """
 
-    def __init__(self, forward: Callable[[Batch], Tensor]) -> None:
-        """`forward` computes a batch eagerly."""
+    def __init__(self, forward: Callable[[Batch], Tensor], row_seconds: float) -> None:
+        """`forward` computes a batch eagerly. row_seconds: what a row takes in a pass of many."""
         self._forward = forward
         self._graphs: list[_Graph] = []
-        self._padding: defaultdict[int, float] = defaultdict(float)  # by size, in steps' worth
+        self._patience = Patience(row_seconds)
         self._captures = Captures()
         # `_drawn_P1` has the tokens of the last step where the next step's graph reads them.
         # `_known_as` is the tensor under which the caller knows these tokens.
@@ -122,27 +121,27 @@ class DecodeGraphs:
             self._drawn_P1[: len(drawn_P1)] = drawn_P1
 
     def _find(self, step: DecodeStep, state: TritonState) -> _Graph | None:
-        """A graph with the step's levels in place: of its size, or for a while a larger one.
+        """A graph with the step's levels in place: the smallest that has room for its rows.
 
-        Capturing takes as long as many steps, and at the end of a run sizes are soon left behind.
+        None if to capture one of its size costs less than further padding.
         """
         keys, size, several = step.layers[0].keys, _size_of(step, state), _draws_several(state)
-        # Ranks must compute equally many rows, whichever graphs each of them has.
-        exact = step.ranks is not None or self._padding[size] > _PATIENCE
-        most = size if exact else 4 * size
         usable = [
             each
             for each in self._graphs
-            if size <= each.size <= most
+            if size <= each.size
             and each.several == several
             and each.step.layers[0].keys is keys
             and each.step.sampling.is_plain == step.sampling.is_plain
         ]
-        if len(usable) > 1:
-            usable.sort(key=lambda each: each.size)
+        usable.sort(key=lambda each: each.size)
         for entry in usable:
+            # Ranks must compute equally many rows, whichever graphs each of them has.
+            must_fit = step.ranks is not None or self._patience.is_over(size, entry.size)
+            if must_fit and entry.size > size:
+                return None
             if entry.state.load(state, self._staging):
-                self._padding[size] += 1 - size / entry.size
+                self._patience.served(size, entry.size)
                 self._graphs.remove(entry)
                 self._graphs.append(entry)  # it is now the last to be dropped
                 return entry
@@ -150,7 +149,7 @@ class DecodeGraphs:
 
     def _capture(self, step: DecodeStep, state: TritonState) -> Draws:
         size = _size_of(step, state)
-        self._padding[size] = 0.0
+        self._patience.captured()
         self.num_captured += 1
         if self.num_graphs >= _MAX_GRAPHS:
             del self._graphs[0]

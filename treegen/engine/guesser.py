@@ -13,6 +13,7 @@ from treegen.engine.draft_model import ModelDrafter, SameVocabulary, look_at_dra
 from treegen.engine.execute import Executor
 from treegen.engine.graphs import DecodeGraphs
 from treegen.engine.padding import several_rows
+from treegen.engine.patience import row_seconds
 from treegen.engine.row_queue import LiveRows
 from treegen.engine.run_state import RunState
 from treegen.engine.speculation import SpeculationOptions, check_speculation
@@ -76,9 +77,8 @@ class Guesser:
         mine = PagedCache(self._draft.new_cache(num_pages + 1, size), num_pages, size)
         cache.on_copy = mine.copy_tokens
         model = SameVocabulary(self._draft, self._vocab_size)
-        self.executor = Executor(
-            model, mine, DecodeGraphs(model.forward) if graphs else None, "auto"
-        )
+        replays = DecodeGraphs(model.forward, row_seconds(self._draft)) if graphs else None
+        self.executor = Executor(model, mine, replays, "auto")
 
     def speculation(self) -> SpeculationOptions | None:
         """How a run guesses tokens; None if it does not."""
