@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from treegen.bench.shapes import build_model, shape_of
@@ -18,7 +18,6 @@ from treegen.params import SamplingParams
 from treegen.prompts.tree import Node
 
 _SEED = 0
-_WARM_UP = 4  # as part of the job's tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +52,6 @@ class ClusterJob:
         ]  # fmt: skip
         return Node(first, children=below, samples=0)
 
-    @property
-    def warm_up(self) -> ClusterJob:
-        """The job with shorter samples, so that as many rows are decoded at once."""
-        shorter = max(self.mean_tokens // _WARM_UP, 1)
-        most = None if self.max_tokens is None else max(self.max_tokens // _WARM_UP, 1)
-        return replace(self, mean_tokens=shorter, max_tokens=most)
-
 
 @dataclass(frozen=True, slots=True)
 class ClusterTime:
@@ -93,14 +85,14 @@ class MadeUp:
 class ClusterBench(Closing):
     """Workers that are started and warmed up once, for jobs on some or all of them.
 
-    startup_seconds: until all have the model. warm_up_seconds: that the first work took, all
-    together, compiling included.
+    startup_seconds: until all have the model. warm_up_seconds: that the whole job took at first, by
+    all together, compiling included.
     """
 
     def __init__(
         self, job: ClusterJob, places: Places, options: EngineOptions, *, shape: str | None
     ) -> None:
-        """Start them, and run the job with shorter samples.
+        """Start them, and run the job once.
 
         shape: of made-up weights; None for the checkpoint that the options name.
 
@@ -116,7 +108,7 @@ class ClusterBench(Closing):
         try:
             begun = time.perf_counter()
             self.startup_seconds = begun - start
-            self._run(job.warm_up)
+            self._run(job)
             self.warm_up_seconds = time.perf_counter() - begun
         except BaseException:
             self.close()

@@ -23,6 +23,7 @@ from treegen.recurrence.types import (
     offsets,
     page_offsets,
 )
+from treegen.spec import DeltaSpec
 
 _CHANNELS: Final = 512  # of a program
 _ROWS: Final = 32  # of a program that reads shared states; half in float32
@@ -31,6 +32,7 @@ _VALUES: Final = 64  # of a state's columns, of a program that takes products
 _OWN_VALUES: Final = 32  # of a program of a row's own state
 _UPDATES: Final = 32  # that are folded at once
 _READ: Final = 4  # updates that are read at once, by one warp, so that none waits for others
+_HELD: Final = 1024  # numbers that it sums up what it reads in
 
 
 def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
@@ -71,10 +73,11 @@ def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
         BLOCK_T=block_t, BLOCK_K=block_k, BLOCK_V=block_v, PRECISION=_precision(mixed_TC.dtype),
         num_warps=8,
     )  # fmt: skip
-    kernels.read_lists[spec.v_heads, num_rows](
+    block_h = _heads_at_once(spec)
+    kernels.read_lists[spec.v_heads // block_h, num_rows](
         mixed_TC, *gates, reads_2THV, on.states, on.states.view(on.dtype), inputs[BASE],
         inputs[LISTED], inputs[PAGES:], out, num_rows, scale, given.strength, **heads, **_page(on),
-        BLOCK_N=_READ, BLOCK_K=block_k, BLOCK_V=_padded(spec.v_dim), num_warps=1,
+        BLOCK_H=block_h, BLOCK_N=_READ, BLOCK_K=block_k, BLOCK_V=_padded(spec.v_dim), num_warps=1,
     )  # fmt: skip
     return out
 
@@ -124,6 +127,14 @@ def _blocks(on: DeltaStates) -> tuple[int, int]:
     """Keys' numbers and values' numbers of a program that takes products; it holds both at once."""
     keys = _padded(on.spec.k_dim)
     return keys, min(_padded(on.spec.v_dim), _VALUES * _KEYS // max(keys, _KEYS))
+
+
+def _heads_at_once(spec: DeltaSpec) -> int:
+    """Heads of one key head that a program reads lists for: a power of two of them."""
+    heads, most = 1, _HELD // (_READ * _padded(spec.v_dim))
+    while 2 * heads <= most and spec.v_heads // spec.k_heads % (2 * heads) == 0:
+        heads *= 2
+    return heads
 
 
 def _precision(dtype: torch.dtype) -> str:

@@ -147,26 +147,32 @@ def read_bases(
 
 @triton.jit
 def _updates(
-    gates, numbers, page_N, n, num, head, k, v,
+    gates, numbers, page_N, n, num, head_H, k, v,
     G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, N: tl.constexpr,
     PAGE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Keys, values and sums of gates of some updates of a list; zeros past its end."""
+    """Keys, values and sums of gates of some updates of a list; zeros past its end.
+
+    head_H: heads that have one key head.
+    """
     each: tl.constexpr = H // G
     live = n < num
-    block_N = (page_N * G + head // each) * PAGE
+    block_N = (page_N * G + tl.min(head_H, 0) // each) * PAGE
     at_N = n % N
-    sums = tl.load(gates + block_N // 4 + at_N * each + head % each, mask=live, other=0.0)
+    sums_NH = tl.load(
+        (gates + block_N // 4 + at_N * each)[:, None] + (head_H % each)[None, :],
+        mask=live[:, None], other=0.0,
+    )  # fmt: skip
     k_NK = tl.load(
         (numbers + (block_N + KEYS) // SIZE + at_N * K)[:, None] + k[None, :],
         mask=live[:, None] & (k < K)[None, :], other=0.0,
     )  # fmt: skip
-    u_NV = tl.load(
-        (numbers + (block_N + VALUES) // SIZE + (at_N * each + head % each) * V)[:, None]
-        + v[None, :],
-        mask=live[:, None] & (v < V)[None, :], other=0.0,
+    u_NHV = tl.load(
+        (numbers + (block_N + VALUES) // SIZE + at_N * (each * V))[:, None, None]
+        + ((head_H % each) * V)[None, :, None] + v[None, None, :],
+        mask=live[:, None, None] & (v < V)[None, None, :], other=0.0,
     )  # fmt: skip
-    return k_NK, u_NV, sums
+    return k_NK, u_NHV, sums_NH
 
 
 @triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=INPUTS)
@@ -176,9 +182,11 @@ def read_lists(
     G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     Q_AT: tl.constexpr, K_AT: tl.constexpr, V_AT: tl.constexpr, CORRECTS: tl.constexpr,
     N: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
-    SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """One program: one head of one row. It reads the row's list, and adds the token's update.
+    """One program: some heads of one row, which have one key head. It reads the row's list, and
+    adds the token's update.
 
     It also reads a state that no row beside it has. What it reads of others is in `reads`, by
     `read_bases`. gates, numbers: the states' memory as float32 and as the type of lists, which
@@ -187,13 +195,16 @@ def read_lists(
 
     What waits for nothing is asked for first, and updates while those before are computed with.
     """
-    head = tl.program_id(0)
+    first_head = tl.program_id(0) * BLOCK_H
+    head_H = first_head + tl.arange(0, BLOCK_H)
     row = tl.program_id(1).to(tl.int64)
     each: tl.constexpr = H // G
-    key_head = head // each
+    key_head = first_head // each
     k = tl.arange(0, BLOCK_K)
     v = tl.arange(0, BLOCK_V)
     n = tl.arange(0, BLOCK_N)
+    place_HV = head_H[:, None] * V + v[None, :]
+    inside_HV = (v < V)[None, :]
     num = tl.load(listed + row).to(tl.int32)
     slot, is_shared = _base_of(base, row, num_rows)
     channels = mixed + row * (2 * G * K + H * V)
@@ -201,18 +212,18 @@ def read_lists(
     keys = channels + K_AT + key_head * K
     q_K = tl.load(queries + k, mask=k < K, other=0.0).to(tl.float32)
     k_K = tl.load(keys + k, mask=k < K, other=0.0).to(tl.float32)
-    v_V = tl.load(channels + V_AT + head * V + v, mask=v < V, other=0.0).to(tl.float32)
-    gate, beta = _gate(
-        a, a_stride, b, b_stride, a_log, dt_bias, row, head, strength, CORRECTS
+    v_HV = tl.load(channels + V_AT + place_HV, mask=inside_HV, other=0.0).to(tl.float32)
+    gate_H, beta_H = _gate(
+        a, a_stride, b, b_stride, a_log, dt_bias, row, head_H, strength, CORRECTS
     )  # fmt: skip
     last = tl.maximum(num - 1, 0)
     last_page = tl.load(pages + (last // N) * num_rows + row)
     new_page = tl.load(pages + (num // N) * num_rows + row)
     page_N = tl.load(pages + (n // N) * num_rows + row, mask=n < num, other=0)
     last_block = (last_page * G + key_head) * PAGE
-    sum_before = tl.load(gates + last_block // 4 + (last % N) * each + head % each)
+    sum_H = tl.load(gates + last_block // 4 + (last % N) * each + head_H % each)
     next_k, next_u, next_sums = _updates(
-        gates, numbers, page_N, n, num, head, k, v, G, H, K, V, N, PAGE, KEYS, VALUES, SIZE
+        gates, numbers, page_N, n, num, head_H, k, v, G, H, K, V, N, PAGE, KEYS, VALUES, SIZE
     )
     ahead = n + BLOCK_N
     page_N = tl.load(pages + (ahead // N) * num_rows + row, mask=ahead < num, other=0)
@@ -220,64 +231,70 @@ def read_lists(
     k_scale = _scale_of(k_K, 1.0, CORRECTS)
     q_K *= q_scale
     k_K *= k_scale
-    total = gate + tl.where(num > 0, sum_before, 0.0)
+    total_H = gate_H + tl.where(num > 0, sum_H, 0.0)
     # Summed up at the end, because threads have to wait for each other to do so.
-    by_q_NV = tl.zeros([BLOCK_N, BLOCK_V], tl.float32)
-    by_k_NV = tl.zeros([BLOCK_N, BLOCK_V], tl.float32)
+    by_q_NHV = tl.zeros([BLOCK_N, BLOCK_H, BLOCK_V], tl.float32)
+    by_k_NHV = tl.zeros([BLOCK_N, BLOCK_H, BLOCK_V], tl.float32)
     for start in range(0, num, BLOCK_N):
-        k_NK, u_NV, sums = next_k.to(tl.float32), next_u.to(tl.float32), next_sums
+        k_NK, u_NHV, sums_NH = next_k.to(tl.float32), next_u.to(tl.float32), next_sums
         ahead = start + BLOCK_N + n
         next_k, next_u, next_sums = _updates(
-            gates, numbers, page_N, ahead, num, head, k, v,
+            gates, numbers, page_N, ahead, num, head_H, k, v,
             G, H, K, V, N, PAGE, KEYS, VALUES, SIZE,
         )  # fmt: skip
         ahead += BLOCK_N
         page_N = tl.load(pages + (ahead // N) * num_rows + row, mask=ahead < num, other=0)
-        weight = tl.where(start + n < num, tl.exp(total - sums), 0.0)
-        by_q_NV += (weight * tl.sum(k_NK * q_K[None, :], 1))[:, None] * u_NV
+        weight_NH = tl.where((start + n < num)[:, None], tl.exp(total_H[None, :] - sums_NH), 0.0)
+        by_q_NH = weight_NH * tl.sum(k_NK * q_K[None, :], 1)[:, None]
+        by_q_NHV += by_q_NH[:, :, None] * u_NHV
         if CORRECTS:
-            by_k_NV += (weight * tl.sum(k_NK * k_K[None, :], 1))[:, None] * u_NV
-    decay = tl.exp(total)
+            by_k_NH = weight_NH * tl.sum(k_NK * k_K[None, :], 1)[:, None]
+            by_k_NHV += by_k_NH[:, :, None] * u_NHV
+    decay_H = tl.exp(total_H)
     own = tl.where(is_shared, 0, slot)
     if own > 0:
-        state = gates + (own * H + head) * (K * V)
+        state_HV = gates + (own * H + head_H)[:, None] * (K * V) + v[None, :]
         for start in range(0, K, 2 * BLOCK_N):
             first = start + n
             second = first + BLOCK_N
-            first_NV = tl.load(
-                state + first[:, None] * V + v[None, :],
-                mask=(first < K)[:, None] & (v < V)[None, :], other=0.0,
+            first_NHV = tl.load(
+                state_HV[None, :, :] + first[:, None, None] * V,
+                mask=(first < K)[:, None, None] & inside_HV[None, :, :], other=0.0,
             )  # fmt: skip
-            second_NV = tl.load(
-                state + second[:, None] * V + v[None, :],
-                mask=(second < K)[:, None] & (v < V)[None, :], other=0.0,
+            second_NHV = tl.load(
+                state_HV[None, :, :] + second[:, None, None] * V,
+                mask=(second < K)[:, None, None] & inside_HV[None, :, :], other=0.0,
             )  # fmt: skip
             first_q = tl.load(queries + first, mask=first < K, other=0.0).to(tl.float32)
             second_q = tl.load(queries + second, mask=second < K, other=0.0).to(tl.float32)
-            by_q_NV += (first_q * (q_scale * decay))[:, None] * first_NV
-            by_q_NV += (second_q * (q_scale * decay))[:, None] * second_NV
+            by_q_H = q_scale * decay_H
+            by_q_NHV += (first_q[:, None] * by_q_H[None, :])[:, :, None] * first_NHV
+            by_q_NHV += (second_q[:, None] * by_q_H[None, :])[:, :, None] * second_NHV
             if CORRECTS:
                 first_k = tl.load(keys + first, mask=first < K, other=0.0).to(tl.float32)
                 second_k = tl.load(keys + second, mask=second < K, other=0.0).to(tl.float32)
-                by_k_NV += (first_k * (k_scale * decay))[:, None] * first_NV
-                by_k_NV += (second_k * (k_scale * decay))[:, None] * second_NV
-    read = reads + (row * H + head) * V + v
-    u_V = beta * v_V
+                by_k_H = k_scale * decay_H
+                by_k_NHV += (first_k[:, None] * by_k_H[None, :])[:, :, None] * first_NHV
+                by_k_NHV += (second_k[:, None] * by_k_H[None, :])[:, :, None] * second_NHV
+    read = reads + row * (H * V) + place_HV
+    u_HV = beta_H[:, None] * v_HV
     if CORRECTS:
-        by_k = decay * tl.load(read, mask=v < V, other=0.0) + tl.sum(by_k_NV, 0)
-        u_V = beta * (v_V - by_k)
+        by_k_HV = decay_H[:, None] * tl.load(read, mask=inside_HV, other=0.0)
+        u_HV = beta_H[:, None] * (v_HV - by_k_HV - tl.sum(by_k_NHV, 0))
     read += num_rows.to(tl.int64) * (H * V)
-    by_q = decay * tl.load(read, mask=v < V, other=0.0) + tl.sum(by_q_NV, 0)
-    by_q += tl.sum(k_K * q_K, 0) * u_V
+    by_q_HV = decay_H[:, None] * tl.load(read, mask=inside_HV, other=0.0) + tl.sum(by_q_NHV, 0)
+    by_q_HV += tl.sum(k_K * q_K, 0) * u_HV
     if not CORRECTS:
-        by_q += tl.load(skip + head).to(tl.float32) * v_V
-    tl.store(out + (row * H + head) * V + v, by_q.to(out.dtype.element_ty), mask=v < V)
+        by_q_HV += tl.load(skip + head_H).to(tl.float32)[:, None] * v_HV
+    target = out + row * (H * V) + place_HV
+    tl.store(target, by_q_HV.to(out.dtype.element_ty), mask=inside_HV)
     new_block = (new_page * G + key_head) * PAGE
-    tl.store(gates + new_block // 4 + (num % N) * each + head % each, total)
+    tl.store(gates + new_block // 4 + (num % N) * each + head_H % each, total_H)
     kind = numbers.dtype.element_ty
-    new_u = numbers + (new_block + VALUES) // SIZE + ((num % N) * each + head % each) * V + v
-    tl.store(new_u, u_V.to(kind), mask=v < V)
-    if head % each == 0:
+    new_u = numbers + (new_block + VALUES) // SIZE + (num % N) * (each * V)
+    new_u += (head_H % each)[:, None] * V + v[None, :]
+    tl.store(new_u, u_HV.to(kind), mask=inside_HV)
+    if first_head % each == 0:
         new_k = numbers + (new_block + KEYS) // SIZE + (num % N) * K + k
         tl.store(new_k, k_K.to(kind), mask=k < K)
 
@@ -349,11 +366,12 @@ def fold_lists(
     for start in range(0, num, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         page_N = tl.load(pages + (n // N) * num_rows + row, mask=n < num, other=0)
-        k_NK, u_NV, sums = _updates(
-            gates, numbers, page_N, n, num, head, k, v, G, H, K, V, N, PAGE, KEYS, VALUES, SIZE
-        )
-        weight = tl.where(n < num, tl.exp(total - sums), 0.0)
-        u_NV = u_NV.to(tl.float32) * weight[:, None]
+        k_NK, u_N1V, sums_N1 = _updates(
+            gates, numbers, page_N, n, num, head + tl.arange(0, 1), k, v,
+            G, H, K, V, N, PAGE, KEYS, VALUES, SIZE,
+        )  # fmt: skip
+        weight_N1 = tl.where((n < num)[:, None], tl.exp(total - sums_N1), 0.0)
+        u_NV = tl.reshape(u_N1V, [BLOCK_N, BLOCK_V]).to(tl.float32) * weight_N1
         k_KN = tl.trans(k_NK.to(tl.float32))
         s_KV += tl.dot(k_KN, u_NV, input_precision=PRECISION)
     target_at = states + (tl.load(target + row) * H + head) * (K * V)
