@@ -32,7 +32,7 @@ _VALUES: Final = 64  # of a state's columns, of a program that takes products
 _OWN_VALUES: Final = 32  # of a program of a row's own state
 _UPDATES: Final = 32  # that are folded at once
 _READ: Final = 4  # updates that are read at once, by one warp, so that none waits for others
-_HELD: Final = 1024  # numbers that it sums up what it reads in
+_HELD: Final = 2048  # numbers that it sums up what it reads in
 
 
 def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
