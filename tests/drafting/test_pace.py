@@ -97,3 +97,20 @@ def test_what_is_measured_counts_at_the_next_step() -> None:
     for tokens in (64, 64, 64, 128, 128, 128, 144, 144, 144):
         pace.measure(tokens, 0, 50.0, verified=True)
     assert pace.choose(*asked)[0].sum() < first
+
+
+def test_a_new_run_looks_for_guesses_soon() -> None:
+    pace = Pace(150.0, 1e6)
+
+    def looks(steps: int) -> int:
+        found = 0
+        for _ in range(steps):
+            if pace.is_due(16, 0, 8):
+                found += 1
+                pace.choose(np.zeros(16, dtype=np.int64), np.zeros(16), 0, 8)
+        return found
+
+    assert looks(1000) > 0, "of guesses that never pay"
+    assert not looks(30)
+    pace.begin()
+    assert 3 <= looks(30) <= 6

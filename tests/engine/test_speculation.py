@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny_models
 import torch
@@ -72,6 +73,19 @@ def test_samples_of_every_family_are_those_without_guesses(family: str, tmp_path
     assert usage.decode_steps < plain.usage.decode_steps
     assert 0.3 * usage.drafted_tokens < usage.accepted_tokens < usage.drafted_tokens
     assert 1.4 < usage.tokens_per_step < 8
+
+
+def test_samples_that_others_are_guessed_by_run_first(checkpoint: Path) -> None:
+    llm = load(checkpoint, speculate="ngram", max_rows=12)
+    with llm.stream(tree_of(10), PARAMS) as stream:
+        rows, live = stream.scheduler.run.rows, stream.scheduler.live
+        while not len(live.order):
+            stream.step()
+        first = np.stack([rows.request[live.order], rows.sample[live.order]], axis=1).tolist()
+        done = list(stream)
+    assert sorted(first) == [*([0, i] for i in range(8)), *([1, i] for i in range(4))]
+    plain = load(checkpoint, max_rows=12).run(tree_of(10), PARAMS).completions
+    assert_same(sorted(done, key=lambda c: (c.prompt_id, c.sample_index)), plain)
 
 
 _OPTIONS: list[dict[str, Any]] = [

@@ -126,6 +126,11 @@ class Pace:
         self._expected = self._right = _TRUST
         self._outlook: _Outlook | None = None
 
+    def begin(self) -> None:
+        """Look for guesses soon, for another run begins."""
+        self._pause, self._next_pause = _PAUSE, min(self._next_pause, 4 * _PAUSE)
+        self._idle = self._streak = 0
+
     def fared(self, expected: float, right: int) -> None:
         """Note how many guesses of a step were right, and how many had been expected to be."""
         self._expected = _MEMORY * self._expected + expected

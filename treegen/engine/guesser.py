@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # Tokens of a pass that reading the weights hides, about.
 _FREE_TOKENS: Final = {"cpu": 16.0, "cuda": 150.0}
+_SCOUTS: Final = 4  # as good as 2 or 8
 
 
 class Guesser:
@@ -91,4 +92,4 @@ class Guesser:
                 return ModelDrafter(run, live, beside)
             return FunctionDrafter(how) if callable(how) else Ngrams()
 
-        return SpeculationOptions(make, self._most, self._pace)
+        return SpeculationOptions(make, self._most, self._pace, _SCOUTS if how == "ngram" else 0)

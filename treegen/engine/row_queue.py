@@ -20,6 +20,9 @@ from treegen.plan.seeds import sample_seed
 
 _PAUSE: Final = 16
 _KEY_BITS: Final = 32  # a sort key is the request's rank above, the sample index below
+_LATE: Final = (1 << _KEY_BITS) + (
+    1 << _KEY_BITS - 1
+)  # after the first samples of the next request
 
 FREE, DRAWN, PARKED, READY, RESUMING, LIVE, ENDED = RowState
 
@@ -45,8 +48,13 @@ class LiveRows:
     budgets: of the rows' thinking.
     """
 
-    def __init__(self, run: RunState) -> None:
-        """No rows yet."""
+    def __init__(self, run: RunState, *, scouts: int = 0) -> None:
+        """No rows yet.
+
+        scouts: so many samples of a request run before the others, beside those of the request
+        before; 0 for all one after another. What they draw can then be guessed of the others.
+        """
+        self._scouts = scouts
         self.budgets = ThinkingBudgets(run)
         self._run = run
         self._pool, self._page_size = run.pool, run.cache.page_size
@@ -113,6 +121,8 @@ class LiveRows:
         ranks = np.array([request.rank for request in requests])
         rows.sample[slots_PN] = samples
         rows.key[slots_PN] = (ranks << _KEY_BITS)[:, None] + rows.sample[slots_PN]
+        if self._scouts:
+            rows.key[slots_PN[:, self._scouts :]] += _LATE
         rows.seed[slots_PN] = [
             [self._seed(request, index) for index in wanted]
             for request, wanted in zip(requests, samples, strict=True)

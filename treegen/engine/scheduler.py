@@ -123,7 +123,7 @@ class Scheduler:
         self._landed: list[PrefillFlight | Flight] = []  # passes noted in this step
         self._guesses = False  # whether this step verifies guesses, if there are any
         self._error: Exception | None = None  # raised once all samples that had ended are returned
-        self.live = LiveRows(run)
+        self.live = LiveRows(run, scouts=speculation.scouts if speculation else 0)
         self._passes = PrefillPasses(run, self.live, chunk=prefill_chunk)
         self._steps = DecodeSteps(run, self.live, graphs)
         self._speculation = Speculation(run, self.live, speculation) if speculation else None

@@ -40,11 +40,13 @@ class SpeculationOptions:
     make: makes what guesses tokens in a run.
     most: tokens of a row that a step verifies at most.
     pace: decides how many of the guesses are verified; None for all.
+    scouts: samples of a prompt that run before the others, which are guessed by what they draw.
     """
 
     make: Callable[[RunState, LiveRows], Drafter]
     most: int
     pace: Pace | None = None
+    scouts: int = 0
 
 
 class Speculation:
@@ -61,6 +63,8 @@ class Speculation:
         self._keys = 0  # that the last step read in each layer
         self._captured, self._disturbed = run.executor.num_captured, False
         self._vocab_size = len(run.param_sets[0].stopping.may_end)
+        if options.pace is not None:
+            options.pace.begin()
 
     def is_due(self) -> bool:
         """Whether the next step is to verify guesses, if there are any that pay."""
