@@ -286,6 +286,10 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"prompt": "a", "suffix": "b"}, 400, "suffix"),
     ({"prompt": "a", "n": 10**6}, 400, "one call asks for"),
     ({"prompt": "a", "n": True}, 400, "n must be"),
+    ({"prompt": "a", "min_tokens": 10**30, "max_tokens": 10**30}, 400, "min_tokens must be"),
+    ({"prompt": ["a"] * 999, "echo": True, "max_tokens": 0}, 400, "one call asks for"),
+    ({"prompt": "a", "x" * 9_000: 1}, 400, "xxx"),
+    ({"prompt": "a", "top_k": "x" * 9_000}, 400, "top_k must be"),
     ({"prompt": "a", "temperature": "hot"}, 400, "temperature"),
     ({"prompt": "a", "temperature": 10**400}, 400, ""),
     ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
@@ -331,6 +335,7 @@ def test_what_cannot_be_done_is_refused_by_name(running: Running) -> None:
         assert response.status_code == status, (body[:99], response.text)
         error = response.json()["error"]
         assert told in error["message"], (body[:99], error)
+        assert len(error["message"]) <= 1_000  # it does not give back what was sent
         assert error["code"] == status
 
 

@@ -28,6 +28,7 @@ from treegen.serve.metrics import Metrics
 
 _LOG: Final = logging.getLogger("treegen.serve")
 _RETRY_AFTER: Final = 1  # seconds
+_MOST_TOLD: Final = 1_000  # characters, for a message may have what the client has sent
 _GONE: Final = 499  # as nginx has it: nobody reads the answer
 _KINDS: Final = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
 
@@ -225,7 +226,7 @@ def _failed(error: Exception) -> Response:
 
 def _error(status: int, message: str, *, param: str | None = None, headers: Any = None) -> Response:
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    told = {"message": message, "type": kind, "param": param, "code": status}
+    told = {"message": message[:_MOST_TOLD], "type": kind, "param": param, "code": status}
     return _json({"error": told}, status, headers)
 
 
