@@ -23,6 +23,9 @@ CALL = ToolCall("add", {"a": 1, "b": [2]})
         (f"The call is {ADD}", f"The call is {ADD}", []),
         ('{"name": 5, "arguments": {}}', '{"name": 5, "arguments": {}}', []),
         ("[" * 9_000, "[" * 9_000, []),
+        (f"<tool_call> \n{ADD} ", "", [CALL]),
+        # A search that went back over the spaces would take minutes.
+        (f"<tool_call>x{' ' * 200_000}x", f"<tool_call>x{' ' * 200_000}x", []),
         ("", "", []),
     ],
 )

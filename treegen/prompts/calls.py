@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from treegen.outputs import Completion
 
-_TAGGED: Final = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
+_TAGGED: Final = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _THOUGHTS: Final = ("reasoning_content", "thinking", "reasoning", "thoughts")
 
 
@@ -62,7 +62,7 @@ def tool_calls(text: str) -> tuple[str, list[ToolCall]]:
     found: list[ToolCall] = []
 
     def take(match: re.Match[str]) -> str:
-        call = _read(match[1])
+        call = _read(match[1].strip())
         if call is None:
             return match[0]
         found.append(call)
