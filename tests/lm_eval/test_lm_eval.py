@@ -429,6 +429,18 @@ def test_a_journal_holds_every_kind_of_answer(
     assert json.loads((folder / "model.json").read_text())["model_dtype"] == "torch.float32"
 
 
+def test_answers_of_rounded_numbers_are_kept_apart(checkpoint: Path, tmp_path: Path) -> None:
+    usual: dict[str, Any] = {"memory": MEMORY, "device": "cpu", "check": False}
+    for rounded in ({}, {"quantization": "fp8"}, {"kv_cache_dtype": "fp8"}, {"max_rows": 5}):
+        TreegenLM(str(checkpoint), cache=str(tmp_path), **usual, **rounded)
+    kept = [json.loads(file.read_text()) for file in tmp_path.glob("*/model.json")]
+    assert len(kept) == 3
+    rest = ("model_fingerprint", "model_dtype", "treegen_version")
+    assert sorted(str({k: v for k, v in each.items() if k not in rest}) for each in kept) == [
+        "{'model_kv_cache_dtype': 'fp8'}", "{'model_quantization': 'fp8'}", "{}",
+    ]  # fmt: skip
+
+
 def test_a_torn_journal_is_mended_and_a_damaged_one_refused(
     tiny_llm: LLM, tmp_path: Path, counted: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:

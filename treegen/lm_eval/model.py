@@ -102,10 +102,11 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
 
     def _journal(self, directory: Path) -> Journal:
         info = self.get_model_info()
-        identity = {name: info[name] for name in ("model_fingerprint", "model_dtype")}
-        if not identity["model_fingerprint"]:
+        if not info["model_fingerprint"]:
             raise InputError("cache needs a model from files; one from memory has no fingerprint")
-        return Journal(directory, {**identity, "treegen_version": treegen.__version__})
+        no_part = ("model_num_parameters", "model_revision")
+        known = {name: value for name, value in info.items() if value is not None}
+        return Journal(directory, {k: v for k, v in known.items() if k not in no_part})
 
     # What lm-eval asks about the model
 
@@ -137,9 +138,12 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
     def get_model_info(self) -> dict[str, Any]:
         """What lm-eval's results say of the model."""
         model = self.llm.model
+        in_8_bits = model.cache_dtype != model.dtype
         return {
             "model_num_parameters": sum(p.numel() for p in model.module.parameters()),
             "model_dtype": str(model.dtype),
+            "model_quantization": model.quantization,
+            "model_kv_cache_dtype": "fp8" if in_8_bits else None,
             "model_revision": self._revision,
             "model_fingerprint": model.fingerprint,
             "treegen_version": treegen.__version__,
