@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -31,11 +31,23 @@ class RolloutResult(dict[str, Any]):
 
 @dataclass(slots=True)
 class _Served:
-    """The LLM of a trainer. step, calls: the step of training, and rollouts there so far."""
+    """The LLM of a trainer.
 
-    llm: LLM
+    step: of the training. calls: rollouts there so far, in training (True) and in evaluation.
+    """
+
+    llm: LLM | None = None
     step: int = -1
-    calls: int = 0
+    calls: Counter[bool] = field(default_factory=Counter)
+
+    def seed(self, trainer: Any) -> int:
+        """The seed of the next rollout. The module is in the mode that the trainer has set."""
+        step, trains = trainer.state.global_step, trainer.model.training
+        if self.step != step:
+            self.step, self.calls = step, Counter()
+        # A training that goes on from a checkpoint does not evaluate again what it has before.
+        self.calls[trains] += 1
+        return seed_of(trainer, self.calls[trains] - 1, trains=trains)
 
 
 class Rollouts:
@@ -67,13 +79,12 @@ class Rollouts:
         prompt_ids, images, _ = trainer._tokenize_prompts(prompts)
         if images is not None:
             raise InputError("prompts have images; treegen takes text only")
+        served = self._served.setdefault(trainer, _Served())
+        params = sampling_params(trainer, seed=served.seed(trainer))
         with borrowed(module):
-            served = self._served_for(trainer, module)
-            step = trainer.state.global_step
-            served.step, served.calls = step, served.calls + 1 if served.step == step else 0
-            params = sampling_params(trainer, seed=seed_of(trainer, served.calls))
+            llm = self._llm_for(trainer, module)
             each = Counter(tuple(ids) for ids in prompt_ids)
-            found = served.llm.generate(
+            found = llm.generate(
                 [list(ids) for ids in each], [replace(params, n=num) for num in each.values()]
             )
         samples = {ids: iter(mine) for ids, mine in zip(each, found, strict=True)}
@@ -87,14 +98,13 @@ class Rollouts:
         result.tree = tree_of([before + after for before, after in texts])
         return result
 
-    def _served_for(self, trainer: Any, module: Any) -> _Served:
+    def _llm_for(self, trainer: Any, module: Any) -> LLM:
         """The LLM of a trainer; made at its first rollout, and anew if weights were replaced."""
-        served = self._served.pop(trainer, None)
-        if served is None or not _still_serves(served.llm, module):
-            served = None  # first, so that two caches are never there at once
-            served = _Served(self._llm(trainer, module))
-        self._served[trainer] = served
-        return served
+        served = self._served[trainer]
+        if served.llm is None or not _still_serves(served.llm, module):
+            served.llm = None  # first, so that two caches are never there at once
+            served.llm = self._llm(trainer, module)
+        return served.llm
 
     def _llm(self, trainer: Any, module: Any) -> LLM:
         options = dict(self._options)
