@@ -274,10 +274,8 @@ def check_tree_params(params: SamplingParams | None) -> SamplingParams:
     return params
 
 
-def check_int(
-    name: str, value: object, least: int | None = None, most: int | None = None
-) -> None:
-    """Raise InputError for what is not a whole number, or less than the least or beyond the most."""
+def check_int(name: str, value: object, least: int | None = None, most: int | None = None) -> None:
+    """Raise InputError for what is not a whole number, or out of its bounds."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(f"{name} must be an integer, got {value!r}")
     if least is not None and value < least:
