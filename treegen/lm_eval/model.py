@@ -7,7 +7,6 @@ k times is one node with k samples. Texts become tokens, are shortened and cut a
 import inspect
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from math import fsum
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from treegen.lm_eval.answers import Answers, Pair, Prompt
 from treegen.lm_eval.journal import Journal, make_directory
 from treegen.lm_eval.settings import GenSettings, gen_settings
 from treegen.lm_eval.texts import Texts
-from treegen.options import EngineOptions
+from treegen.options import check_known
 from treegen.params import check_int
 
 
@@ -69,7 +68,10 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
             RunError: the cache cannot be used.
         """
         super().__init__()
-        _check_options(options, is_loaded=isinstance(pretrained, LLM))
+        own = [name for name in inspect.signature(TreegenLM).parameters if name != "options"]
+        check_known(options, "model_args", own)
+        if options and isinstance(pretrained, LLM):
+            raise InputError(f"{', '.join(options)}: the LLM is loaded; give its options to LLM")
         check_int("seed", seed, least=0)
         check_int("max_gen_toks", max_gen_toks, least=1)
         if max_length is not None:
@@ -255,20 +257,6 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
             )
         tokens = self._texts.encode_prompt(context)[-room:]
         return Prompt.of(tokens, settings.params), settings
-
-
-def _check_options(options: Mapping[str, Any], *, is_loaded: bool) -> None:
-    """Refuse arguments that neither treegen's model for lm-eval nor its LLM has."""
-    known = [field.name for field in fields(EngineOptions) if field.name != "model"]
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        own = [name for name in inspect.signature(TreegenLM).parameters if name != "options"]
-        raise InputError(
-            f"model_args have {', '.join(unknown)}, which treegen does not know; it knows "
-            f"{', '.join((*own, *known))}"
-        )
-    if options and is_loaded:
-        raise InputError(f"{', '.join(options)}: the LLM is loaded; give its options to LLM")
 
 
 def _bar(total: int, kind: str, quiet: bool) -> Any:

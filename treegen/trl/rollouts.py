@@ -14,6 +14,7 @@ from treegen.errors import InputError, ModelError
 from treegen.llm import LLM
 from treegen.model.borrow import borrowed
 from treegen.model.load import from_module
+from treegen.options import check_known
 from treegen.trl.settings import sampling_params, seed_of
 from treegen.trl.tree import RolloutTree, tree_of
 
@@ -59,7 +60,11 @@ class Rollouts:
         memory: bytes of the key-value cache, which stays while the model is trained. By default
         three tenths of a GPU's free memory.
         options: those of LLM for a loaded model, such as max_rows or eager.
+
+        Raises:
+            InputError: an option is not known.
         """
+        check_known(options, "options of rollouts")
         self._options = {"memory": memory, "compile": False, **options}
         self._served: WeakKeyDictionary[Any, _Served] = WeakKeyDictionary()
 
