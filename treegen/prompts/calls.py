@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from treegen.outputs import Completion
@@ -16,10 +17,11 @@ _THOUGHTS: Final = ("reasoning_content", "thinking", "reasoning", "thoughts")
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a function. arguments: by name."""
+    """A call of a function. arguments: by name. id: its own, by which a result names it."""
 
     name: str
     arguments: dict[str, Any]
+    id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The text of single tokens, as log-probabilities name them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from treegen.prompts.detokenize import CONTEXT_TOKENS, PARTIAL, Detokenizer
@@ -19,6 +19,18 @@ class NamedToken(NamedTuple):
     logprob: float | None
     top: list[tuple[str, float]]
     num_characters: int
+
+
+def chat_logprobs(tokens: Iterable[NamedToken]) -> list[dict[str, Any]]:
+    """Tokens as OpenAI's protocol has those of a chat, which other programs have taken over."""
+    return [
+        {**_told(each.text, each.logprob), "top_logprobs": [_told(*pair) for pair in each.top]}
+        for each in tokens
+    ]
+
+
+def _told(token: str, logprob: float | None) -> dict[str, Any]:
+    return {"token": token, "logprob": logprob, "bytes": list(token.encode("utf-8", "replace"))}
 
 
 class Text:

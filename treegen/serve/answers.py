@@ -12,7 +12,7 @@ from typing import Any, Final
 from treegen.outputs import Completion, Score
 from treegen.prompts.calls import read_reply
 from treegen.prompts.detokenize import CONTEXT_TOKENS
-from treegen.prompts.token_text import NamedToken, Text
+from treegen.prompts.token_text import NamedToken, Text, chat_logprobs
 from treegen.search.live.run import News
 from treegen.serve.asks import Ask
 
@@ -84,7 +84,7 @@ class Answer:
         if reply.calls:
             message["content"] = reply.text or None
             message["tool_calls"] = [
-                {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "index": index,
+                {"id": call.id, "type": "function", "index": index,
                  "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
                 for index, call in enumerate(reply.calls)
             ]  # fmt: skip
@@ -164,18 +164,7 @@ class Answer:
         tokens = list(self._text.named(before, drawn.tokens, drawn.logprobs, tops))
         if not self.ask.is_chat:
             return _by_name(tokens, offset)
-        content = [
-            {
-                **_token(each.text, each.logprob),
-                "top_logprobs": [_token(*pair) for pair in each.top],
-            }
-            for each in tokens
-        ]
-        return {"content": content, "refusal": None}
-
-
-def _token(token: str, logprob: float | None) -> dict[str, Any]:
-    return {"token": token, "logprob": logprob, "bytes": list(token.encode("utf-8", "replace"))}
+        return {"content": chat_logprobs(tokens), "refusal": None}
 
 
 def _by_name(tokens: Sequence[NamedToken], offset: int) -> dict[str, list[Any]]:
