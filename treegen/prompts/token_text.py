@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from treegen.prompts.detokenize import CONTEXT_TOKENS, PARTIAL, Detokenizer
-from treegen.prompts.thinking import tags_of
 
 
 class NamedToken(NamedTuple):
@@ -43,15 +42,6 @@ class Text:
     def of(self, before: Sequence[int], tokens: Sequence[int]) -> str:
         """What tokens add to the text of those before."""
         return self._detokenizer.text(before, tokens)
-
-    def thinking(self, text: str) -> str:
-        """The text of a thinking without the tags around it."""
-        tags = tags_of(self.tokenizer)
-        if tags is not None:
-            if (bare := text.lstrip()).startswith(tags.open):
-                text = bare.removeprefix(tags.open)
-            text = text.removesuffix(tags.close)
-        return text.strip("\n")
 
     def named(
         self,

@@ -72,10 +72,7 @@ class Answer:
     def _message(self, place: int, drawn: Completion) -> dict[str, Any]:
         ask = self.ask
         message: dict[str, Any] = {"role": "assistant", "content": drawn.text}
-        if ask.separate_reasoning and drawn.thinking is not None:
-            message["content"] = drawn.answer
-            message["reasoning_content"] = self._text.thinking(drawn.text[: drawn.thinking.end])
-        if not ask.shown_tools:
+        if not ask.shown_tools and not ask.separate_reasoning:
             return message
         reply = read_reply(drawn, self.prompts[place], self._text.tokenizer, ask.shown_tools)
         message["content"] = reply.text
