@@ -50,24 +50,22 @@ class Answer:
         found: the completions of each prompt; none where nothing was to be drawn.
         scores: the score of each prompt, for echo with logprobs.
         """
-        choices = [
-            self._whole(place, drawn, scores[place] if scores else None)
-            for place in range(len(self.prompts))
-            for drawn in (found[place] if found else [_NOTHING])
-        ]
+        choices = []
+        for place, prompt in enumerate(self.prompts):
+            echoed, its_own = "", None
+            if self.ask.echo:
+                echoed = self._text.of([], prompt)
+            if scores:
+                score = scores[place]
+                known = (None, *(score.logprobs if score else ()))
+                its_own = _by_name(list(self._text.named([], prompt, known)), 0)
+            for drawn in found[place] if found else [_NOTHING]:
+                said = self._message(place, drawn) if self.ask.is_chat else echoed + drawn.text
+                logprobs = self._logprobs(prompt, drawn, len(echoed))
+                if logprobs and its_own:
+                    logprobs = {name: its_own[name] + logprobs[name] for name in its_own}
+                choices.append(self._ended(place, drawn, said, logprobs))
         return {**self._frame, "choices": choices, "usage": self._usage()}
-
-    def _whole(self, place: int, drawn: Completion, score: Score | None) -> dict[str, Any]:
-        prompt, echoed = self.prompts[place], ""
-        if self.ask.echo:
-            echoed = self._text.of([], prompt)
-        logprobs = self._logprobs(prompt, drawn, len(echoed))
-        if self.ask.echo and logprobs:
-            known = (None, *(score.logprobs if score else ()))
-            first = _by_name(list(self._text.named([], prompt, known)), 0)
-            logprobs = {name: first[name] + logprobs[name] for name in first}
-        said = self._message(place, drawn) if self.ask.is_chat else echoed + drawn.text
-        return self._ended(place, drawn, said, logprobs)
 
     def _message(self, place: int, drawn: Completion) -> dict[str, Any]:
         ask = self.ask
