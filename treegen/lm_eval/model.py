@@ -22,11 +22,12 @@ import treegen
 from treegen.errors import CapacityError, InputError
 from treegen.llm import LLM
 from treegen.lm_eval.answers import Answers, Pair, Prompt
-from treegen.lm_eval.journal import Journal, make_directory
+from treegen.lm_eval.journal import Journal
 from treegen.lm_eval.settings import GenSettings, gen_settings
 from treegen.lm_eval.texts import Texts
 from treegen.options import check_known
 from treegen.params import check_int
+from treegen.runs.made import Made
 
 
 class TreegenLM(TemplateLM):  # type: ignore[misc]
@@ -79,7 +80,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         if enable_thinking and think_end_token is None:
             raise InputError("enable_thinking needs think_end_token, which ends the thoughts")
         if cache is not None:
-            make_directory(Path(cache))
+            Made.directory(Path(cache))
         if options.get("device") == "cuda:0" and not torch.cuda.is_available():
             options["device"] = "auto"  # lm-eval's command names that GPU where the user names none
         self.llm = pretrained if isinstance(pretrained, LLM) else LLM(str(pretrained), **options)

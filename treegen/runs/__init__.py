@@ -1,5 +1,6 @@
 """Run directories: what a run was asked for, the samples it has finished, and its results."""
 
+from treegen.runs.appended import appending
 from treegen.runs.directory import RunDir, SearchRunDir
 from treegen.runs.frames import open_frames as open
 from treegen.runs.records import Key, RecordFile
@@ -14,6 +15,7 @@ __all__ = [
     "RunSettings",
     "SearchRunDir",
     "StopFlag",
+    "appending",
     "graceful_signals",
     "open",
     "versions",
