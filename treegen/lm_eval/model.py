@@ -27,6 +27,7 @@ from treegen.lm_eval.settings import GenSettings, gen_settings
 from treegen.lm_eval.texts import Texts
 from treegen.options import check_known
 from treegen.params import check_int
+from treegen.runs import model_identity
 from treegen.runs.made import Made
 
 
@@ -108,8 +109,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         if not info["model_fingerprint"]:
             raise InputError("cache needs a model from files; one from memory has no fingerprint")
         no_part = ("model_num_parameters", "model_revision")
-        known = {name: value for name, value in info.items() if value is not None}
-        return Journal(directory, {k: v for k, v in known.items() if k not in no_part})
+        return Journal(directory, {k: v for k, v in info.items() if k not in no_part})
 
     # What lm-eval asks about the model
 
@@ -141,14 +141,12 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
     def get_model_info(self) -> dict[str, Any]:
         """What lm-eval's results say of the model."""
         model = self.llm.model
-        in_8_bits = model.cache_dtype != model.dtype
+        keys = None if model.cache_dtype == model.dtype else "fp8"
+        known = model_identity(model.fingerprint, str(model.dtype), model.quantization, keys)
         return {
             "model_num_parameters": sum(p.numel() for p in model.module.parameters()),
-            "model_dtype": str(model.dtype),
-            "model_quantization": model.quantization,
-            "model_kv_cache_dtype": "fp8" if in_8_bits else None,
             "model_revision": self._revision,
-            "model_fingerprint": model.fingerprint,
+            **{f"model_{name}": value for name, value in known.items()},
             "treegen_version": treegen.__version__,
         }
 

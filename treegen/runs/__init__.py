@@ -4,7 +4,7 @@ from treegen.runs.appended import appending
 from treegen.runs.directory import RunDir, SearchRunDir
 from treegen.runs.frames import open_frames as open
 from treegen.runs.records import Key, RecordFile
-from treegen.runs.settings import RunInfo, RunSettings, versions
+from treegen.runs.settings import RunInfo, RunSettings, model_identity, versions
 from treegen.runs.signals import StopFlag, graceful_signals
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "StopFlag",
     "appending",
     "graceful_signals",
+    "model_identity",
     "open",
     "versions",
 ]
