@@ -198,6 +198,14 @@ def test_stop_strings_and_thoughts_are_cut_as_by_hf(tiny_llm: LLM, checkpoint: P
         assert ours.generate_until(until) == [answer.split("i")[0] for answer in answers]
 
 
+def test_what_thinks_scores_no_continuations(tiny_llm: LLM) -> None:
+    pairs = [Instance("loglikelihood", {}, ("a", " b"), 0)]
+    lm = TreegenLM(tiny_llm, enable_thinking=True, think_end_token="o")
+    with pytest.raises(InputError, match="enable_thinking"):
+        lm.loglikelihood(pairs)
+    TreegenLM(tiny_llm, enable_thinking=False).loglikelihood(pairs)
+
+
 @pytest.mark.parametrize(
     ("family", "add_bos_token"),
     [("llama", True), ("qwen3", None), ("gemma2", False), ("gpt2", True), ("mistral_swa", None)],
