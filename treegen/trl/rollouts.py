@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -88,14 +88,10 @@ class Rollouts:
         params = sampling_params(trainer, seed=served.seed(trainer))
         with borrowed(module):
             llm = self._llm_for(trainer, module)
-            each = Counter(tuple(ids) for ids in prompt_ids)
-            found = llm.generate(
-                [list(ids) for ids in each], [replace(params, n=num) for num in each.values()]
-            )
-        samples = {ids: iter(mine) for ids, mine in zip(each, found, strict=True)}
-        drawn = [next(samples[tuple(ids)]) for ids in prompt_ids]
+            prompt_ids = [list(ids) for ids in prompt_ids]
+            drawn = [completions[0] for completions in llm.generate(prompt_ids, params)]
         result = RolloutResult(
-            prompt_ids=[list(ids) for ids in prompt_ids],
+            prompt_ids=prompt_ids,
             completion_ids=[list(sample.tokens) for sample in drawn],
             logprobs=[list(sample.logprobs) for sample in drawn],
         )
