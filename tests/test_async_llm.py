@@ -146,6 +146,10 @@ def test_mistakes_and_a_crowd_are_refused_alone(served: AsyncLLM) -> None:
         for prompt, params, told in refused:
             with pytest.raises(InputError, match=told):
                 await served.generate([prompt], params)
+        many: Any = [SamplingParams()]
+        for call in (served.generate([PROMPT], many), anext(served.stream([PROMPT], many))):
+            with pytest.raises(InputError, match="params is a list"):
+                await call
         with pytest.raises(InputError, match="one call asks for"):
             await served.encode([PROMPT] * 9_999)
         scores = await served.score([[5, 6, 7], [5, 6, 8]])

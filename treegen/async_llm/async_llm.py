@@ -12,7 +12,7 @@ from treegen.async_llm.stepper import Stepper
 from treegen.closing import Closing
 from treegen.errors import BusyError, InputError, StoppedError
 from treegen.outputs import Completion, Score, Status, Usage
-from treegen.params import SamplingParams, check_int
+from treegen.params import SamplingParams, check_int, check_params
 from treegen.prompts.token_text import Text
 from treegen.prompts.tree import as_list, chat_arguments
 from treegen.search.live.texts import GrowingTexts
@@ -67,7 +67,7 @@ class AsyncLLM(Closing):
             BusyError: too many samples wait.
             TreegenError: as for `LLM.generate`.
         """
-        params = params or SamplingParams()
+        params = check_params(params)
         call = self._call(prompts, params, False, tools, chat_template_kwargs, first)
         found: list[list[Completion]] = []
         async for place, result in self._results(call):
@@ -94,7 +94,7 @@ class AsyncLLM(Closing):
 
         Raises what `generate` raises.
         """
-        params = params or SamplingParams()
+        params = check_params(params)
         call = self._call(prompts, params, True, tools, chat_template_kwargs)
         results, texts = self._results(call), GrowingTexts(self.text, params.stops)
         try:
