@@ -485,6 +485,7 @@ def test_who_does_not_read_is_hung_up_on(model: LLM, monkeypatch: pytest.MonkeyP
 
 def test_who_reads_slowly_gets_a_whole_answer(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treegen.serve.run._READ_SECONDS", 1)
+    monkeypatch.setattr("treegen.serve.app._PIECE", 2**16)
     prompts = [f"{number} {PROMPT}" * 50 for number in range(160)]
     body = json.dumps({"prompt": prompts, "echo": True, "max_tokens": 0}).encode()
     received = bytearray()

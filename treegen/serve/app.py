@@ -28,7 +28,9 @@ from treegen.serve.metrics import Metrics
 
 _LOG: Final = logging.getLogger("treegen.serve")
 _RETRY_AFTER: Final = 1  # seconds
-_PIECE: Final = 2**16  # bytes of an answer that are written at a time
+# Bytes of an answer that are written, and must be read in time, before the next ones. Smaller
+# pieces would let a client that reads next to nothing keep a large answer in memory for hours.
+_PIECE: Final = 2**20
 _MOST_TOLD: Final = 1_000  # characters, for a message may have what the client has sent
 _GONE: Final = 499  # as nginx has it: nobody reads the answer
 _KINDS: Final = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
