@@ -226,7 +226,9 @@ def test_thoughts_have_a_budget(directory: Path) -> None:
         config = GenerateConfig(seed=1, max_tokens=30, reasoning_tokens=4)
         output = asyncio.run(model.generate("Ann", config=config))
         llm = api_of(model)._served.llm
-    thought, answer = output.choices[0].message.content
+    content = output.choices[0].message.content
+    assert isinstance(content, list)
+    thought, answer = content
     assert isinstance(thought, ContentReasoning) and isinstance(answer, ContentText)
     params = SamplingParams(seed=1, max_tokens=30, max_thinking_tokens=4)
     want = llm.generate([asked("Ann")], params)[0][0]
