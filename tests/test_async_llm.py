@@ -146,10 +146,40 @@ def test_mistakes_and_a_crowd_are_refused_alone(served: AsyncLLM) -> None:
         for prompt, params, told in refused:
             with pytest.raises(InputError, match=told):
                 await served.generate([prompt], params)
+        many: Any = [SamplingParams()]
+        for call in (served.generate([PROMPT], many), anext(served.stream([PROMPT], many))):
+            with pytest.raises(InputError, match="params is a list"):
+                await call
+        with pytest.raises(InputError, match="one call asks for"):
+            await served.encode([PROMPT] * 9_999)
         scores = await served.score([[5, 6, 7], [5, 6, 8]])
         assert [score.tokens for score in scores] == [(6, 7), (6, 8)]
         with pytest.raises(InputError, match="another run"):
             served.llm.generate([PROMPT])
+
+    asyncio.run(ask())
+    served.check()
+
+
+def test_the_largest_numbers_disturb_nobody(served: AsyncLLM) -> None:
+    most, tags = 2**31 - 1, ("<think>", "</think>")
+    huge: list[dict[str, Any]] = [
+        {"min_tokens": most, "max_tokens": 10**30},
+        {"max_thinking_tokens": most, "reasoning_tags": tags},
+        {"confidence": most, "min_confidence": 0.1, "confidence_window": most},
+        {"top_k": 10**30, "logprobs": 10**30},
+        {"stop_token_ids": [10**30]},
+    ]
+
+    async def ask() -> None:
+        params = [SamplingParams(**{"max_tokens": 3, **each}) for each in huge]
+        calls = [asyncio.create_task(served.generate([PROMPT], each)) for each in params]
+        while not served.status().rows:
+            await asyncio.sleep(0.005)
+        calls.pop(0).cancel()
+        for call in calls:
+            assert (await call)[1][0][0].num_tokens
+        assert len(served.usages()) == 1  # no run has failed
 
     asyncio.run(ask())
     served.check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple
 
@@ -141,3 +142,16 @@ class EngineOptions:
         """Return the sizes on a kind of device, its defaults where none are given."""
         default = _SIZES["cpu" if device_type == "cpu" else "cuda"]
         return Sizes(*(getattr(self, name) or getattr(default, name) for name in Sizes._fields))
+
+
+def check_known(given: Iterable[str], whose: str, own: Sequence[str] = ()) -> None:
+    """Raise InputError for names that are no options of an LLM beside its model.
+
+    whose: what messages call them. own: further names that are known there.
+    """
+    known = [*own, *(field.name for field in fields(EngineOptions) if field.name != "model")]
+    if unknown := sorted(set(given) - set(known)):
+        raise InputError(
+            f"{whose} have {', '.join(unknown)}, which treegen does not know; it knows "
+            f"{', '.join(known)}"
+        )

@@ -14,6 +14,7 @@ MAX_SEED = 2**63 - 1
 MIN_TEMPERATURE = 1e-4
 MAX_TEMPERATURE = 1e4
 MAX_LOGIT_BIAS = 100.0
+MAX_COUNT = 2**31 - 1  # larger numbers of tokens mean nothing, and overflow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +117,11 @@ class SamplingParams:
     def _check_numbers(self) -> None:
         for name in ("temperature", "top_p", "min_p"):
             check_number(name, getattr(self, name))
-        for name in ("top_k", "max_tokens", "min_tokens", "logprobs", "n"):
+        for name in ("top_k", "max_tokens", "logprobs", "n"):
             check_int(name, getattr(self, name))
-        check_int("confidence", self.confidence, least=0)
-        check_int("confidence_window", self.confidence_window, least=1)
+        check_int("min_tokens", self.min_tokens, most=MAX_COUNT)
+        check_int("confidence", self.confidence, least=0, most=MAX_COUNT)
+        check_int("confidence_window", self.confidence_window, least=1, most=MAX_COUNT)
         if self.min_confidence is not None:
             check_number("min_confidence", self.min_confidence)
             if not self.confidence:
@@ -193,7 +195,7 @@ class SamplingParams:
     def _check_thinking(self) -> None:
         budget, tags, end = self.max_thinking_tokens, self.reasoning_tags, self.thinking_end
         if budget is not None:
-            check_int("max_thinking_tokens", budget, least=0)
+            check_int("max_thinking_tokens", budget, least=0, most=MAX_COUNT)
         if tags is not None and tags != "auto":
             tags = () if isinstance(tags, str) else _as_tuple("reasoning_tags", tags)
             if len(tags) != 2 or not all(isinstance(tag, str) and tag.strip() for tag in tags):
@@ -272,12 +274,14 @@ def check_tree_params(params: SamplingParams | None) -> SamplingParams:
     return params
 
 
-def check_int(name: str, value: object, least: int | None = None) -> None:
-    """Raise InputError for what is not a whole number, or less than the least."""
+def check_int(name: str, value: object, least: int | None = None, most: int | None = None) -> None:
+    """Raise InputError for what is not a whole number, or out of its bounds."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(f"{name} must be an integer, got {value!r}")
     if least is not None and value < least:
         raise InputError(f"{name} must be at least {least}, got {value}")
+    if most is not None and value > most:
+        raise InputError(f"{name} must be at most {most:,}, got {value}")
 
 
 def check_bool(name: str, value: object) -> None:

@@ -187,6 +187,9 @@ def test_what_cannot_be_honoured_is_refused_by_name(model: Model) -> None:
             ({"presence_penalty": 1.0}, "presence_penalty"),
             ({"best_of": 3}, "best_of"),
             ({"prompt_logprobs": 1}, "prompt_logprobs"),
+            ({"effort": "low"}, "effort"),
+            ({"verbosity": "low"}, "verbosity"),
+            ({"reasoning_tokens": 5}, "a budget for thinking needs the tags around it"),
             ({"top_logprobs": 2}, "needs logprobs"),
             ({"extra_body": {"wings": 2}}, "wings"),
             ({"temperature": -1.0}, "temperature"),
@@ -216,6 +219,21 @@ def test_a_model_that_cannot_be_loaded_is_a_clear_error(directory: Path) -> None
         loaded(directory, chat_template="no/such.jinja")
     with pytest.raises(PrerequisiteError, match="chat_template_kwargs"):
         loaded(directory, chat_template_kwargs="thinking")
+
+
+def test_thoughts_have_a_budget(directory: Path) -> None:
+    with loaded(directory, chat_template=TEMPLATE + "<think>{# </think> #}") as model:
+        config = GenerateConfig(seed=1, max_tokens=30, reasoning_tokens=4)
+        output = asyncio.run(model.generate("Ann", config=config))
+        llm = api_of(model)._served.llm
+    content = output.choices[0].message.content
+    assert isinstance(content, list)
+    thought, answer = content
+    assert isinstance(thought, ContentReasoning) and isinstance(answer, ContentText)
+    params = SamplingParams(seed=1, max_tokens=30, max_thinking_tokens=4)
+    want = llm.generate([asked("Ann")], params)[0][0]
+    assert want.thinking is not None and want.thinking.is_forced
+    assert f"{thought.reasoning}\n</think>\n\n{answer.text}" == want.text
 
 
 def test_thoughts_are_told_apart_and_come_back() -> None:

@@ -198,6 +198,14 @@ def test_stop_strings_and_thoughts_are_cut_as_by_hf(tiny_llm: LLM, checkpoint: P
         assert ours.generate_until(until) == [answer.split("i")[0] for answer in answers]
 
 
+def test_what_thinks_scores_no_continuations(tiny_llm: LLM) -> None:
+    pairs = [Instance("loglikelihood", {}, ("a", " b"), 0)]
+    lm = TreegenLM(tiny_llm, enable_thinking=True, think_end_token="o")
+    with pytest.raises(InputError, match="enable_thinking"):
+        lm.loglikelihood(pairs)
+    TreegenLM(tiny_llm, enable_thinking=False).loglikelihood(pairs)
+
+
 @pytest.mark.parametrize(
     ("family", "add_bos_token"),
     [("llama", True), ("qwen3", None), ("gemma2", False), ("gpt2", True), ("mistral_swa", None)],
@@ -427,6 +435,18 @@ def test_a_journal_holds_every_kind_of_answer(
     assert other != want[2] and counted[5:] == [5]
     (folder,) = (tmp_path / "kept").iterdir()
     assert json.loads((folder / "model.json").read_text())["model_dtype"] == "torch.float32"
+
+
+def test_answers_of_rounded_numbers_are_kept_apart(checkpoint: Path, tmp_path: Path) -> None:
+    usual: dict[str, Any] = {"memory": MEMORY, "device": "cpu", "check": False}
+    for rounded in ({}, {"quantization": "fp8"}, {"kv_cache_dtype": "fp8"}, {"max_rows": 5}):
+        TreegenLM(str(checkpoint), cache=str(tmp_path), **usual, **rounded)
+    kept = [json.loads(file.read_text()) for file in tmp_path.glob("*/model.json")]
+    assert len(kept) == 3
+    rest = ("model_fingerprint", "model_dtype", "treegen_version")
+    assert sorted(str({k: v for k, v in each.items() if k not in rest}) for each in kept) == [
+        "{'model_kv_cache_dtype': 'fp8'}", "{'model_quantization': 'fp8'}", "{}",
+    ]  # fmt: skip
 
 
 def test_a_torn_journal_is_mended_and_a_damaged_one_refused(

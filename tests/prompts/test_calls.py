@@ -1,11 +1,12 @@
 """Tool calls in generated text."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 from tiny_models import tiny_tokenizer
 
-from treegen.outputs import Completion
+from treegen.outputs import Completion, Thinking
 from treegen.prompts.calls import Reply, ToolCall, read_reply, tool_calls
 
 ADD = '{"name": "add", "arguments": {"a": 1, "b": [2]}}'
@@ -23,6 +24,9 @@ CALL = ToolCall("add", {"a": 1, "b": [2]})
         (f"The call is {ADD}", f"The call is {ADD}", []),
         ('{"name": 5, "arguments": {}}', '{"name": 5, "arguments": {}}', []),
         ("[" * 9_000, "[" * 9_000, []),
+        (f"<tool_call> \n{ADD} ", "", [CALL]),
+        # A search that went back over the spaces would take minutes.
+        (f"<tool_call>x{' ' * 200_000}x", f"<tool_call>x{' ' * 200_000}x", []),
         ("", "", []),
     ],
 )
@@ -42,6 +46,19 @@ def test_thoughts_end_where_the_mark_says() -> None:
     assert read_reply(said, [], tokenizer, ["add"]) == Reply("I add.", [CALL], f"Shall I {call}?")
     assert read_reply(said, [], tokenizer, None) == Reply(f"I add.{call}", [], f"Shall I {call}?")
     assert read_reply(_said(" a </s>"), [], tokenizer, ["add"]) == Reply(" a ", [])
+
+
+def test_a_thinking_that_is_known_is_taken_off_whatever_its_tags() -> None:
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.chat_template = "[THINK]{{ messages }}[/THINK]"
+    thinking = "[THINK]\nHm, <tool_call>?\n[/THINK]"
+    said = _said(f"{thinking}\n\nI add.<tool_call>{ADD}</tool_call>")
+    said = replace(said, thinking=Thinking(9, len(thinking), is_closed=True))
+    want = Reply("I add.", [CALL], "Hm, <tool_call>?")
+    assert read_reply(said, [], tokenizer, ["add"]) == want
+    assert read_reply(said, [], tokenizer, None) == Reply(said.answer, [], want.thoughts)
+    open_end = replace(said, thinking=Thinking(99, len(said.text), is_closed=False))
+    assert read_reply(open_end, [], tokenizer, ["add"]).text == ""
 
 
 def test_a_tokenizer_says_how_its_model_writes() -> None:

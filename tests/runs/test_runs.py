@@ -20,7 +20,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treegen.errors import InputError, RunError
-from treegen.runs import RunDir, RunSettings, SearchRunDir, StopFlag, graceful_signals, versions
+from treegen.runs import (
+    RunDir,
+    RunSettings,
+    SearchRunDir,
+    StopFlag,
+    appending,
+    graceful_signals,
+    versions,
+)
+from treegen.runs.files import Lock
 from treegen.runs.leftovers import hold, sweep
 
 HOSTILE_IDS = (
@@ -955,3 +964,22 @@ def test_outside_the_main_thread_nothing_is_installed() -> None:
     thread.start()
     thread.join()
     assert seen[0]() is None
+
+
+def test_a_file_that_commands_append_to_is_made_locked_and_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "notes.jsonl"
+    for index in range(2):
+        with appending(path, "notes.lock") as file:
+            assert list(file.keys) == [("a", each) for each in range(index)]
+            file.append({"problem_id": "a", "sample_index": index})
+            with pytest.raises(RunError, match="in use by process"), appending(path, "notes.lock"):
+                pass
+    with pytest.raises(RunError, match="cannot write in"):
+        appending(tmp_path / "none" / "notes.jsonl", "notes.lock").__enter__()
+    path.write_bytes(b"{}\n" + path.read_bytes())
+    with (
+        pytest.raises(RunError, match="delete this line and run the same command again"),
+        appending(path, "notes.lock"),
+    ):
+        pass
+    Lock(tmp_path / "notes.lock").release()  # which the failure has given back

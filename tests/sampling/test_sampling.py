@@ -219,6 +219,11 @@ def test_a_token_of_no_probability_is_never_drawn() -> None:
         ({"stop": ["a", ""]}, "stop strings must be non-empty text"),
         ({"stop_token_ids": [-3]}, "stop_token_ids must not be negative"),
         ({"logprobs": -1}, "logprobs must be at least 0"),
+        # Arrays of whole numbers cannot hold these.
+        ({"min_tokens": 10**30, "max_tokens": 10**30}, "min_tokens must be at most 2,147,483,647"),
+        ({"max_thinking_tokens": 2**63 - 1}, "max_thinking_tokens must be at most 2,147,483,647"),
+        ({"confidence": 10**30}, "confidence must be at most 2,147,483,647"),
+        ({"confidence_window": 10**30}, "confidence_window must be at most 2,147,483,647"),
     ],
 )
 def test_bad_parameters_are_refused(options: dict[str, object], message: str) -> None:

@@ -286,6 +286,11 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"prompt": "a", "suffix": "b"}, 400, "suffix"),
     ({"prompt": "a", "n": 10**6}, 400, "one call asks for"),
     ({"prompt": "a", "n": True}, 400, "n must be"),
+    ({"prompt": "a", "min_tokens": 10**30, "max_tokens": 10**30}, 400, "min_tokens must be"),
+    ({"prompt": "a" * 9_000, "echo": True, "n": 150}, 400, "echo tells"),
+    ({"prompt": ["a"] * 999, "echo": True, "max_tokens": 0}, 400, "one call asks for"),
+    ({"prompt": "a", "x" * 9_000: 1}, 400, "xxx"),
+    ({"prompt": "a", "top_k": "x" * 9_000}, 400, "top_k must be"),
     ({"prompt": "a", "temperature": "hot"}, 400, "temperature"),
     ({"prompt": "a", "temperature": 10**400}, 400, ""),
     ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
@@ -331,6 +336,7 @@ def test_what_cannot_be_done_is_refused_by_name(running: Running) -> None:
         assert response.status_code == status, (body[:99], response.text)
         error = response.json()["error"]
         assert told in error["message"], (body[:99], error)
+        assert len(error["message"]) <= 1_000  # it does not give back what was sent
         assert error["code"] == status
 
 
@@ -378,13 +384,17 @@ def test_who_hangs_up_takes_the_samples_along(running: Running, streams: bool) -
     assert running.served.usages()[-1].decoded_tokens < 20 * 3_000
 
 
-def _sent(running: Running, body: bytes, *, length: int | None = None) -> socket.socket:
+def _request(body: bytes, *, length: int | None = None) -> bytes:
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
         f"Content-Length: {len(body) if length is None else length}\r\n\r\n"
     )
+    return head.encode() + body
+
+
+def _sent(running: Running, body: bytes, *, length: int | None = None) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", running.port))
-    connection.sendall(head.encode() + body)
+    connection.sendall(_request(body, length=length))
     return connection
 
 
@@ -429,9 +439,11 @@ def draining(served: AsyncLLM, **options: Any) -> Iterator[Running]:
     thread.start()
     while not urls:
         time.sleep(0.01)
-    yield Running(served, int(urls[0].rpartition(":")[2]))
-    server.handle_exit(signal.SIGTERM, None)
-    thread.join()
+    try:
+        yield Running(served, int(urls[0].rpartition(":")[2]))
+    finally:
+        server.handle_exit(signal.SIGTERM, None)
+        thread.join()
 
 
 def test_what_is_not_answered_in_time_is_told_so(model: LLM) -> None:
@@ -469,6 +481,30 @@ def test_who_does_not_read_is_hung_up_on(model: LLM, monkeypatch: pytest.MonkeyP
                 time.sleep(0.01)
             running.wait_until_idle()
         assert served.usages()[-1].decoded_tokens < 20 * 3_000
+
+
+def test_who_reads_slowly_gets_a_whole_answer(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treegen.serve.run._READ_SECONDS", 1)
+    monkeypatch.setattr("treegen.serve.app._PIECE", 2**16)
+    prompts = [f"{number} {PROMPT}" * 50 for number in range(160)]
+    body = json.dumps({"prompt": prompts, "echo": True, "max_tokens": 0}).encode()
+    received = bytearray()
+    with (
+        AsyncLLM(model) as served,
+        draining(served) as running,
+        closing(socket.socket()) as connection,
+    ):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        connection.settimeout(30)
+        connection.connect(("127.0.0.1", running.port))
+        connection.sendall(_request(body))
+        while not received.endswith(b"}}"):  # the end of the answer
+            time.sleep(0.015)
+            piece = connection.recv(2**14)
+            assert piece, f"hung up on after {len(received):,} bytes"
+            received += piece
+    answer = json.loads(received.partition(b"\r\n\r\n")[2])
+    assert [choice["text"] for choice in answer["choices"]] == prompts
 
 
 def test_two_servers_do_not_share_an_address(model: LLM) -> None:

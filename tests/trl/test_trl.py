@@ -186,6 +186,23 @@ def test_greedy_rollouts_are_those_of_the_weights_of_now(tmp_path: Path, adapter
 
 
 @pytest.mark.filterwarnings("ignore:You are using 'rollout_func':UserWarning")
+def test_an_evaluation_changes_no_rollout_of_the_training(tmp_path: Path) -> None:
+    drawn = []
+    for evaluates in (False, True):
+        trainer = trainer_of(tiny_module(), tmp_path, rollout)
+        results = [rollout(PROMPTS, trainer)]
+        if evaluates:  # as a training does that goes on, and one that begins there again does not
+            trainer.model.eval()
+            results += [rollout(PROMPTS, trainer), rollout(PROMPTS, trainer)]
+            trainer.model.train()
+        results.append(rollout(PROMPTS, trainer))
+        drawn.append([each["completion_ids"] for each in results])
+    without, with_evaluation = drawn
+    assert [with_evaluation[0], with_evaluation[-1]] == without
+    assert all(one != other for at, one in enumerate(drawn[1]) for other in drawn[1][:at])
+
+
+@pytest.mark.filterwarnings("ignore:You are using 'rollout_func':UserWarning")
 def test_what_cannot_be_honoured_is_refused_by_name(tmp_path: Path) -> None:
     for settings, told in (
         ({"repetition_penalty": 1.2}, "repetition_penalty"),
@@ -194,9 +211,8 @@ def test_what_cannot_be_honoured_is_refused_by_name(tmp_path: Path) -> None:
         trainer = trainer_of(tiny_module(), tmp_path, rollout, **settings)
         with pytest.raises(InputError, match=told):
             trainer.train()
-    trainer = trainer_of(tiny_module(), tmp_path, Rollouts(memory="1GiB", wings=1))
-    with pytest.raises(TypeError, match="wings"):
-        trainer.train()
+    with pytest.raises(InputError, match="options of rollouts have wings, which treegen does not"):
+        Rollouts(memory="1GiB", wings=1)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3_text"])

@@ -12,7 +12,7 @@ from treegen.async_llm.stepper import Stepper
 from treegen.closing import Closing
 from treegen.errors import BusyError, InputError, StoppedError
 from treegen.outputs import Completion, Score, Status, Usage
-from treegen.params import SamplingParams, check_int
+from treegen.params import SamplingParams, check_int, check_params
 from treegen.prompts.token_text import Text
 from treegen.prompts.tree import as_list, chat_arguments
 from treegen.search.live.texts import GrowingTexts
@@ -67,7 +67,7 @@ class AsyncLLM(Closing):
             BusyError: too many samples wait.
             TreegenError: as for `LLM.generate`.
         """
-        params = params or SamplingParams()
+        params = check_params(params)
         call = self._call(prompts, params, False, tools, chat_template_kwargs, first)
         found: list[list[Completion]] = []
         async for place, result in self._results(call):
@@ -94,7 +94,7 @@ class AsyncLLM(Closing):
 
         Raises what `generate` raises.
         """
-        params = params or SamplingParams()
+        params = check_params(params)
         call = self._call(prompts, params, True, tools, chat_template_kwargs)
         results, texts = self._results(call), GrowingTexts(self.text, params.stops)
         try:
@@ -119,10 +119,11 @@ class AsyncLLM(Closing):
         """The token ids of prompts.
 
         Raises:
-            TreegenError: as for `LLM.generate`.
+            TreegenError: as for `generate`.
         """
         contents = as_list("prompts", prompts)
         self._check_open()
+        self._check_num(len(contents), "prompts")
         return [request.tokens for request in await self._encoder.encode(contents)]
 
     @property
@@ -159,9 +160,8 @@ class AsyncLLM(Closing):
         call = Call(params, streams, asyncio.get_running_loop(), each, due, first)
         with self._stepper.lock:
             self._check_open()
-            waiting, most = self.num_waiting, self.max_waiting + self.llm.max_rows
-            if due > most:
-                raise InputError(f"one call asks for {due:,} samples; ask for {most:,} at most")
+            self._check_num(due, "samples")
+            waiting = self.num_waiting
             if waiting and waiting + each > self.max_waiting:
                 raise BusyError(
                     f"{waiting:,} samples wait, and at most {self.max_waiting:,} may; try again "
@@ -184,6 +184,11 @@ class AsyncLLM(Closing):
                     yield place, item
         finally:
             self._stepper.cancel(call)
+
+    def _check_num(self, num: int, what: str) -> None:
+        most = self.max_waiting + self.llm.max_rows
+        if num > most:
+            raise InputError(f"one call asks for {num:,} {what}; ask for {most:,} at most")
 
     def _check_open(self) -> None:
         if self._stepper.failure is not None:

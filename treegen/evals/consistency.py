@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from treegen.errors import CapacityError, InputError, RunError
+from treegen.errors import CapacityError, InputError
 from treegen.params import SamplingParams
 from treegen.prompts.tree import Node
-from treegen.runs import RecordFile, RunDir
-from treegen.runs.files import Lock, reason
+from treegen.runs import RecordFile, RunDir, appending
 
 if TYPE_CHECKING:
     from treegen.evals.job import Job
@@ -93,7 +92,8 @@ def pick(
         RunError: the picks cannot be written.
     """
     questions = questions_of(job, run, most)
-    with closing(_Picks(run.path)) as picks:
+    with appending(run.path / FILE, "usc.lock") as file:
+        picks = _Picks(file)
         left = [each for each in questions if picks.key_of(each.problem_id) != each.key]
         done = len(questions) - len(left)
         yield done, len(questions)
@@ -138,18 +138,8 @@ def _node(question: Question, *, chat: bool) -> Node:
 class _Picks:
     """The file of picks of a run, to append to. The last pick of a problem counts."""
 
-    def __init__(self, folder: Path) -> None:
-        path = folder / FILE
-        self._lock = Lock(folder / "usc.lock")
-        try:
-            path.touch()
-            self._file = RecordFile(path, writable=True, again="run the same command again")
-        except OSError as error:
-            self._lock.release()
-            raise RunError(f"cannot write {path}: {reason(error)}") from error
-        except BaseException:
-            self._lock.release()
-            raise
+    def __init__(self, file: RecordFile) -> None:
+        self._file = file
         self._keys = {r["problem_id"]: r["key"] for r in self._file.records()}
         self._counts: dict[str, int] = {}
         for problem_id, index in self._file.keys:
@@ -173,13 +163,6 @@ class _Picks:
                 "shown": len(question.samples),
             }
         )
-
-    def close(self) -> None:
-        """Flush and close the file."""
-        try:
-            self._file.close()
-        finally:
-            self._lock.release()
 
 
 def read_picks(folder: Path) -> dict[str, tuple[int, int]]:

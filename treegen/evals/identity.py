@@ -9,7 +9,7 @@ import treegen
 from treegen.errors import InputError
 from treegen.evals.job import AnyJob, Job
 from treegen.options import EngineOptions
-from treegen.runs import RunSettings
+from treegen.runs import RunSettings, model_identity
 
 
 def run_settings(
@@ -30,13 +30,13 @@ def run_settings(
     quantization: of `ModelFacts`.
     """
     problems = [problem.content for problem in job.data.problems]
-    kinds = {"quantization": quantization, "kv_cache_dtype": job.settings.engine.kv_cache_dtype}
-    quantized = {name: kind for name, kind in kinds.items() if kind not in (None, "auto")}
+    kept_in = job.settings.engine.kv_cache_dtype
+    keys = None if kept_in == "auto" else kept_in
     return RunSettings(
         identity={
             "task": {"name": job.task.name, "version": job.task.version},
             "data": {"problems": _hash(problems), "fewshot": _hash(job.data.examples)},
-            "model": {"fingerprint": fingerprint, "dtype": dtype, **quantized},
+            "model": model_identity(fingerprint, dtype, quantization, keys),
             "treegen": treegen.__version__,
             **job.settings.identity(),
         },

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from treegen.errors import InputError, RunError
+from treegen.errors import InputError
 from treegen.evals.thinking import answer_of
 from treegen.evals.vote_tables import SCORES
-from treegen.runs import RecordFile, RunDir
-from treegen.runs.files import Lock, reason
+from treegen.runs import RunDir, appending
 
 if TYPE_CHECKING:
     from treegen.evals.job import Job
@@ -41,33 +39,25 @@ def verify(
     questions = {problem.id: problem.question for problem in job.data.problems}
     records = [(r["problem_id"], r["sample_index"], answer_of(r)) for r in run.records()]
     path = run.path / SCORES
-    lock = Lock(run.path / "scores.lock")
-    try:
-        try:
-            path.touch()
-        except OSError as error:
-            raise RunError(f"cannot write {path}: {reason(error)}") from error
-        with closing(RecordFile(path, writable=True, again="run the same command again")) as file:
-            if any(row.get("by") != by for row in file.records()):
-                raise InputError(f"{path} has scores by something else; move it away to score anew")
-            left = [record for record in records if record[:2] not in file.keys]
-            yield len(records) - len(left), len(records)
-            for start in range(0, len(left), _AT_ONCE):
-                if stop():
-                    return
-                part = left[start : start + _AT_ONCE]
-                values = verifier.values([(questions[key], text) for key, _, text in part])
-                for (problem_id, index, _), steps in zip(part, values, strict=True):
-                    score = verifier.reduced(steps)
-                    file.append(
-                        {
-                            "problem_id": problem_id,
-                            "sample_index": index,
-                            "score": score,
-                            "steps": steps,
-                            "by": by,
-                        }
-                    )
-                yield len(records) - len(left) + start + len(part), len(records)
-    finally:
-        lock.release()
+    with appending(path, "scores.lock") as file:
+        if any(row.get("by") != by for row in file.records()):
+            raise InputError(f"{path} has scores by something else; move it away to score anew")
+        left = [record for record in records if record[:2] not in file.keys]
+        yield len(records) - len(left), len(records)
+        for start in range(0, len(left), _AT_ONCE):
+            if stop():
+                return
+            part = left[start : start + _AT_ONCE]
+            values = verifier.values([(questions[key], text) for key, _, text in part])
+            for (problem_id, index, _), steps in zip(part, values, strict=True):
+                score = verifier.reduced(steps)
+                file.append(
+                    {
+                        "problem_id": problem_id,
+                        "sample_index": index,
+                        "score": score,
+                        "steps": steps,
+                        "by": by,
+                    }
+                )
+            yield len(records) - len(left) + start + len(part), len(records)

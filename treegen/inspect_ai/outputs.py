@@ -1,6 +1,5 @@
 """Completions as Inspect's outputs."""
 
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,18 +8,16 @@ from inspect_ai.model import (
     ChatMessageAssistant,
     ContentReasoning,
     ContentText,
-    Logprob,
     Logprobs,
     ModelOutput,
     ModelUsage,
     StopReason,
-    TopLogprob,
 )
 from inspect_ai.tool import ToolCall
 
 from treegen.outputs import Completion
 from treegen.prompts.calls import read_reply
-from treegen.prompts.token_text import Text
+from treegen.prompts.token_text import Text, chat_logprobs
 
 
 def output_of(
@@ -66,8 +63,7 @@ def _message(
     if reply.thoughts:
         content = [ContentReasoning(reasoning=reply.thoughts), ContentText(text=reply.text)]
     calls = [
-        ToolCall(id=f"call_{uuid.uuid4().hex[:24]}", function=call.name, arguments=call.arguments)
-        for call in reply.calls
+        ToolCall(id=call.id, function=call.name, arguments=call.arguments) for call in reply.calls
     ]
     return ChatMessageAssistant(
         content=content, tool_calls=calls or None, model=model, source="generate"
@@ -75,17 +71,5 @@ def _message(
 
 
 def _logprobs(prompt: Sequence[int], completion: Completion, text: Text) -> Logprobs:
-    every = text.named(prompt, completion.tokens, completion.logprobs, completion.top_logprobs)
-    return Logprobs(
-        content=[
-            Logprob(
-                **_told(each.text, each.logprob),
-                top_logprobs=[TopLogprob(**_told(*pair)) for pair in each.top] or None,
-            )
-            for each in every
-        ]
-    )
-
-
-def _told(token: str, logprob: float | None) -> dict[str, Any]:
-    return {"token": token, "logprob": logprob, "bytes": list(token.encode("utf-8", "replace"))}
+    tokens = text.named(prompt, completion.tokens, completion.logprobs, completion.top_logprobs)
+    return Logprobs.model_validate({"content": chat_logprobs(tokens)})

@@ -1,18 +1,12 @@
 """The model provider: many generations of Inspect, one LLM, the same steps."""
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from inspect_ai._util.error import PrerequisiteError
-from inspect_ai.model import (
-    ChatMessage,
-    GenerateConfig,
-    ModelAPI,
-    ModelOutput,
-)
+from inspect_ai.model import ChatMessage, GenerateConfig, ModelAPI, ModelOutput
 from inspect_ai.model._cache import epoch  # which Inspect's own cache of outputs goes by, too
 from inspect_ai.tool import ToolChoice, ToolInfo
 
@@ -22,9 +16,9 @@ from treegen.inspect_ai.messages import template_messages, template_tools
 from treegen.inspect_ai.outputs import output_of
 from treegen.inspect_ai.settings import sampling_params, template_arguments
 from treegen.llm import LLM
-from treegen.options import EngineOptions
-from treegen.prompts.token_text import Text
+from treegen.options import check_known
 
+_OWN: Final = ("chat_template", "chat_template_kwargs")
 _CONNECTIONS: Final = 1024
 _MAX_TOKENS: Final = 2048  # of an answer, where nobody says; as Inspect's `hf`
 _WAITING: Final = 2**20  # Inspect's own limit of connections is what holds calls back
@@ -63,7 +57,7 @@ class TreegenAPI(ModelAPI):
                 raise InputError("treegen computes here and has no base_url; leave it out")
             if not isinstance(chat_template_kwargs or {}, Mapping):
                 raise InputError(f"chat_template_kwargs must be a mapping: {chat_template_kwargs}")
-            _check_options(options)
+            check_known(options, "model arguments", _OWN)
             template = None if chat_template is None else _read_template(chat_template)
             llm = LLM(model_name, **options)
         except TreegenError as error:
@@ -71,7 +65,6 @@ class TreegenAPI(ModelAPI):
         if template is not None:
             llm.tokenizer.chat_template = template
         self._served = AsyncLLM(llm, max_waiting=_WAITING)
-        self._text = Text(llm.tokenizer)
         self._template = dict(chat_template_kwargs or {})
         if config.max_connections is None and config.adaptive_connections is None:
             # Inspect's default begins with 20 connections and never goes beyond 100. Its model has
@@ -114,7 +107,7 @@ class TreegenAPI(ModelAPI):
             self.model_name,
             prompt.tolist(),
             found,
-            self._text,
+            self._served.text,
             tools=known,
             logprobs=bool(config.logprobs),
             seconds=time.perf_counter() - start,
@@ -122,7 +115,7 @@ class TreegenAPI(ModelAPI):
 
     async def tokenize(self, text: str) -> list[int]:
         """The token ids of a text."""
-        return list(self._text.tokenizer(text)["input_ids"])
+        return list(self._served.text.tokenizer(text)["input_ids"])
 
     async def count_text_tokens(self, text: str) -> int:
         """How many tokens a text has."""
@@ -147,16 +140,6 @@ class TreegenAPI(ModelAPI):
     def close(self) -> None:
         """Free the model; what is under way is dropped."""
         self._served.close(drain=False)
-
-
-def _check_options(options: Mapping[str, Any]) -> None:
-    known: Sequence[str] = [each.name for each in fields(EngineOptions) if each.name != "model"]
-    unknown = [name for name in options if name not in known]
-    if unknown:
-        raise InputError(
-            f"model arguments have {', '.join(unknown)}, which treegen does not know; it knows "
-            f"chat_template, chat_template_kwargs, {', '.join(known)}"
-        )
 
 
 def _read_template(given: str) -> str:

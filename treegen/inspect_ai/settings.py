@@ -12,10 +12,12 @@ _NAMES: Final = {
     "temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "max_tokens": "max_tokens",
     "seed": "seed", "num_choices": "n", "stop_seqs": "stop", "logit_bias": "logit_bias",
     "presence_penalty": "presence_penalty", "frequency_penalty": "frequency_penalty",
+    "reasoning_tokens": "max_thinking_tokens",
 }  # fmt: skip
 _EXTRA: Final = ("min_p", "min_tokens", "stop_token_ids", "ignore_eos", "repetition_penalty")
 _REFUSED: Final = (
-    "best_of", "prompt_logprobs", "response_schema", "reasoning_tokens", "modalities",
+    "best_of", "prompt_logprobs", "response_schema", "modalities", "effort", "verbosity",
+    "reasoning_mode",
 )  # fmt: skip
 
 
@@ -25,7 +27,7 @@ def sampling_params(config: GenerateConfig) -> SamplingParams:
     Raises:
         InputError: a setting cannot be honoured, or has a value that cannot be used.
     """
-    refused = [name for name in _REFUSED if getattr(config, name) is not None]
+    refused = [name for name in _REFUSED if getattr(config, name, None) is not None]
     extra = {k: v for k, v in (config.extra_body or {}).items() if k != "chat_template_kwargs"}
     refused += [f"extra_body[{name!r}]" for name in extra if name not in _EXTRA]
     if refused:

@@ -15,13 +15,14 @@ import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from treegen.errors import RunError
-from treegen.runs import Key, RecordFile
-from treegen.runs.files import Lock, reason, sync_directory, write_json
+from treegen.runs import Key, RecordFile, appending
+from treegen.runs.files import Lock, write_json
+from treegen.runs.made import Made
 
 Kind = Literal["samples", "scores"]
+_LOCK: Final = "run.lock"
 
 _log = logging.getLogger(__name__)
 
@@ -38,10 +39,9 @@ class Journal:
             RunError: the folder cannot be made, or is in use.
         """
         text = json.dumps(identity, sort_keys=True)
-        name = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-        self._folder = directory / name
-        make_directory(self._folder)
-        with self._locked():
+        self._folder = directory / hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        Made.directory(self._folder)
+        with Lock(self._folder / _LOCK):
             if not (self._folder / "model.json").exists():
                 write_json(self._folder / "model.json", identity)
 
@@ -52,40 +52,10 @@ class Journal:
         Raises:
             RunError: another process has it, or it is damaged or cannot be written.
         """
-        with self._locked():
-            path = self._folder / f"{kind}.jsonl"
-            try:
-                path.touch()
-                sync_directory(self._folder)
-            except OSError as error:
-                raise RunError(f"cannot write {path}: {reason(error)}") from error
-            file = RecordFile(path, writable=True, again="run the same command again")
-            try:
-                for notice in file.notices:
-                    _log.warning("%s: %s", self._folder, notice)
-                yield file
-            finally:
-                file.close()
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        lock = Lock(self._folder / "run.lock")
-        try:
-            yield
-        finally:
-            lock.release()
-
-
-def make_directory(path: Path) -> None:
-    """Make a directory and those above it.
-
-    Raises:
-        RunError: the system refuses.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"cannot make the directory {path}: {reason(error)}") from error
+        with appending(self._folder / f"{kind}.jsonl", _LOCK) as file:
+            for notice in file.notices:
+                _log.warning("%s: %s", self._folder, notice)
+            yield file
 
 
 def stored(file: RecordFile, wanted: Collection[Key]) -> dict[Key, dict[str, Any]]:

@@ -6,8 +6,7 @@ k times is one node with k samples. Texts become tokens, are shortened and cut a
 
 import inspect
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterator, Mapping, Sequence
 from math import fsum
 from pathlib import Path
 from typing import Any
@@ -23,15 +22,27 @@ import treegen
 from treegen.errors import CapacityError, InputError
 from treegen.llm import LLM
 from treegen.lm_eval.answers import Answers, Pair, Prompt
-from treegen.lm_eval.journal import Journal, make_directory
+from treegen.lm_eval.journal import Journal
 from treegen.lm_eval.settings import GenSettings, gen_settings
 from treegen.lm_eval.texts import Texts
-from treegen.options import EngineOptions
+from treegen.options import check_known
 from treegen.params import check_int
+from treegen.runs import model_identity
+from treegen.runs.made import Made
 
 
 class TreegenLM(TemplateLM):  # type: ignore[misc]
-    """`--model treegen`; its arguments are `--model_args`."""
+    """`--model treegen`; its arguments are `--model_args`.
+
+    max_length: tokens of a prompt and its answer at most.
+    max_gen_toks: tokens of an answer at most, where its request does not say.
+    eot_token_id: the token that ends a text. prefix_token_id: stands for an empty context.
+    tokenizer_name: what lm-eval's caches of requests call the tokenizer and its chat template.
+    """
+
+    eot_token_id: int | None = None
+    prefix_token_id: int | None = None
+    tokenizer_name = ""
 
     def __init__(
         self,
@@ -69,7 +80,10 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
             RunError: the cache cannot be used.
         """
         super().__init__()
-        _check_options(options, is_loaded=isinstance(pretrained, LLM))
+        own = [name for name in inspect.signature(TreegenLM).parameters if name != "options"]
+        check_known(options, "model_args", own)
+        if options and isinstance(pretrained, LLM):
+            raise InputError(f"{', '.join(options)}: the LLM is loaded; give its options to LLM")
         check_int("seed", seed, least=0)
         check_int("max_gen_toks", max_gen_toks, least=1)
         if max_length is not None:
@@ -77,7 +91,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         if enable_thinking and think_end_token is None:
             raise InputError("enable_thinking needs think_end_token, which ends the thoughts")
         if cache is not None:
-            make_directory(Path(cache))
+            Made.directory(Path(cache))
         if options.get("device") == "cuda:0" and not torch.cuda.is_available():
             options["device"] = "auto"  # lm-eval's command names that GPU where the user names none
         self.llm = pretrained if isinstance(pretrained, LLM) else LLM(str(pretrained), **options)
@@ -90,58 +104,37 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
             enable_thinking=enable_thinking,
             chat_template_args=chat_template_args,
         )
+        self.eot_token_id = self._texts.eos_token_id
+        self.prefix_token_id = self._texts.prefix_token_id
+        self.tokenizer_name = str(self.tokenizer.name_or_path).replace("/", "__")
         self._device = self.llm.model.device
-        self._seed, self._max_gen_toks = seed, max_gen_toks
+        self._seed, self.max_gen_toks, self._thinks = seed, max_gen_toks, bool(enable_thinking)
         self._revision = options.get("revision")
         most = self.llm.spec.context_length
         if max_length is not None and max_length > most:
             raise InputError(f"max_length={max_length} is beyond the model's context of {most}")
         config = self.llm.model.module.config
-        self._max_length = max_length or min(resolve_max_length(config, self.tokenizer), most)
+        self.max_length = max_length or min(resolve_max_length(config, self.tokenizer), most)
         self._answers = Answers(self.llm, None if cache is None else self._journal(Path(cache)))
 
     def _journal(self, directory: Path) -> Journal:
         info = self.get_model_info()
-        identity = {name: info[name] for name in ("model_fingerprint", "model_dtype")}
-        if not identity["model_fingerprint"]:
+        if not info["model_fingerprint"]:
             raise InputError("cache needs a model from files; one from memory has no fingerprint")
-        return Journal(directory, {**identity, "treegen_version": treegen.__version__})
+        no_part = ("model_num_parameters", "model_revision")
+        return Journal(directory, {k: v for k, v in info.items() if k not in no_part})
 
     # What lm-eval asks about the model
-
-    @property
-    def eot_token_id(self) -> int | None:
-        """The token that ends a text."""
-        return self._texts.eos_token_id
-
-    @property
-    def prefix_token_id(self) -> int | None:
-        """The token that stands for an empty context."""
-        return self._texts.prefix_token_id
-
-    @property
-    def max_length(self) -> int:
-        """Tokens of a prompt and its answer at most."""
-        return self._max_length
-
-    @property
-    def max_gen_toks(self) -> int:
-        """Tokens of an answer at most, where its request does not say."""
-        return self._max_gen_toks
-
-    @property
-    def tokenizer_name(self) -> str:
-        """What lm-eval's caches of requests call the tokenizer and its chat template."""
-        return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def get_model_info(self) -> dict[str, Any]:
         """What lm-eval's results say of the model."""
         model = self.llm.model
+        keys = None if model.cache_dtype == model.dtype else "fp8"
+        known = model_identity(model.fingerprint, str(model.dtype), model.quantization, keys)
         return {
             "model_num_parameters": sum(p.numel() for p in model.module.parameters()),
-            "model_dtype": str(model.dtype),
             "model_revision": self._revision,
-            "model_fingerprint": model.fingerprint,
+            **{f"model_{name}": value for name, value in known.items()},
             "treegen_version": treegen.__version__,
         }
 
@@ -166,13 +159,15 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         **kwargs: Any,
     ) -> list[tuple[float, bool]]:
         """Score the continuations of requests; a long context loses its first tokens."""
+        if self._thinks:
+            raise InputError("enable_thinking is for answers that are drawn; for tasks that score "
+                             "given answers leave it out")  # fmt: skip
         pairs = [self._fitting(context, continuation) for _, context, continuation in requests]
         answers: dict[int, tuple[float, bool]] = {}
-        with _bar(len(pairs), "loglikelihood", disable_tqdm) as bar:
-            for at, answer in self._answers.scores(pairs):
-                bar.update()
-                answers[at] = answer
-                self.cache_hook.add_partial("loglikelihood", requests[at][0], answer)
+        scores = self._answers.scores(pairs)
+        for at, answer in _told(scores, len(pairs), "loglikelihood", disable_tqdm):
+            answers[at] = answer
+            self.cache_hook.add_partial("loglikelihood", requests[at][0], answer)
         return [answers[at] for at in range(len(pairs))]
 
     def _fitting(self, context: list[int], continuation: list[int]) -> Pair:
@@ -199,14 +194,13 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
                 owner.append(at)
         windows_of = Counter(owner)
         parts: list[list[float]] = [[] for _ in requests]
-        with _bar(len(pairs), "loglikelihood_rolling", disable_tqdm) as bar:
-            for index, (logprob, _) in self._answers.scores(pairs):
-                bar.update()
-                at = owner[index]
-                parts[at].append(logprob)
-                if len(parts[at]) == windows_of[at]:
-                    whole = fsum(parts[at])
-                    self.cache_hook.add_partial("loglikelihood_rolling", requests[at].args, whole)
+        scores = self._answers.scores(pairs)
+        kind = "loglikelihood_rolling"
+        for index, (logprob, _) in _told(scores, len(pairs), kind, disable_tqdm):
+            at = owner[index]
+            parts[at].append(logprob)
+            if len(parts[at]) == windows_of[at]:
+                self.cache_hook.add_partial(kind, requests[at].args, fsum(parts[at]))
         return [fsum(each) for each in parts]
 
     # Generation
@@ -225,20 +219,19 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
             members[prompt].append(at)
             settings.append(own)
         answers: dict[int, str] = {}
-        with _bar(len(requests), "generate_until", disable_tqdm) as bar:
-            counts = {prompt: len(places) for prompt, places in members.items()}
-            for prompt, index, tokens in self._answers.samples(counts):
-                bar.update()
-                at = members[prompt][index]
-                answers[at] = self._texts.answer(tokens, settings[at].until)
-                self.cache_hook.add_partial("generate_until", requests[at].args, answers[at])
+        drawn = self._answers.samples({prompt: len(places) for prompt, places in members.items()})
+        kind = "generate_until"
+        for prompt, index, tokens in _told(drawn, len(requests), kind, disable_tqdm):
+            at = members[prompt][index]
+            answers[at] = self._texts.answer(tokens, settings[at].until)
+            self.cache_hook.add_partial(kind, requests[at].args, answers[at])
         return [answers[at] for at in range(len(requests))]
 
     def _prompt(self, context: str, gen_kwargs: Mapping[str, Any]) -> tuple[Prompt, GenSettings]:
         """A prompt, shortened to leave room for the answer, and its settings."""
         settings = gen_settings(
             gen_kwargs,
-            max_gen_toks=self._max_gen_toks,
+            max_gen_toks=self.max_gen_toks,
             seed=self._seed,
             eos=self._texts.eos,
             thinks=self._texts.think,
@@ -253,19 +246,6 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         return Prompt.of(tokens, settings.params), settings
 
 
-def _check_options(options: Mapping[str, Any], *, is_loaded: bool) -> None:
-    """Refuse arguments that neither treegen's model for lm-eval nor its LLM has."""
-    known = [field.name for field in fields(EngineOptions) if field.name != "model"]
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        own = [name for name in inspect.signature(TreegenLM).parameters if name != "options"]
-        raise InputError(
-            f"model_args have {', '.join(unknown)}, which treegen does not know; it knows "
-            f"{', '.join((*own, *known))}"
-        )
-    if options and is_loaded:
-        raise InputError(f"{', '.join(options)}: the LLM is loaded; give its options to LLM")
-
-
-def _bar(total: int, kind: str, quiet: bool) -> Any:
-    return tqdm(total=total, desc=f"Running {kind} requests", disable=quiet)
+def _told(answers: Iterator[Any], total: int, kind: str, quiet: bool) -> Any:
+    """Answers as they come, counted on a bar."""
+    return tqdm(answers, total=total, desc=f"Running {kind} requests", disable=quiet)

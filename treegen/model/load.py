@@ -94,7 +94,10 @@ def load_model(
     module = _load_weights(
         directory, config, spec, kind, target, trust_remote_code, ranks, stored, stays, quantization
     )
-    model = Model(module, spec, kind, fingerprint=fingerprint(directory), impl=impl, ranks=ranks)
+    model = Model(
+        module, spec, kind, fingerprint=fingerprint(directory), impl=impl, ranks=ranks,
+        quantization="fp8" if stays or quantization == "fp8" else None,
+    )  # fmt: skip
     if check:
         check_model(model)
     return model
@@ -138,7 +141,10 @@ def from_module(
     if quantization == "fp8":
         quantize_matrices(module, module.device)
     module.set_attn_implementation(attention_of_text(config, ATTENTION))
-    model = Model(module, spec, module.dtype, fingerprint="", impl=impl, ranks=ranks)
+    model = Model(
+        module, spec, module.dtype, fingerprint="", impl=impl, ranks=ranks,
+        quantization="fp8" if quantization == "fp8" else None,
+    )  # fmt: skip
     if check:
         check_model(model)
     return model

@@ -43,6 +43,7 @@ class Model:
     cache_dtype: the type of its keys and values where they are kept.
     fingerprint: hex digits that stand for the weights and the tokenizer in a run's records; empty
     for a module that was in memory.
+    quantization: "fp8" if its matrices are computed in 8 bits; None for as dtype says.
     impl: the attention implementation.
     device: where the weights are.
     uncompiled_because: why the layers could not be compiled; else empty.
@@ -57,6 +58,7 @@ class Model:
         dtype: torch.dtype,
         *,
         fingerprint: str,
+        quantization: str | None = None,
         impl: str = "auto",
         ranks: Ranks | None = None,
     ) -> None:
@@ -67,6 +69,7 @@ class Model:
         self.dtype = dtype
         self.cache_dtype = dtype if spec.itemsize == dtype.itemsize else FP8
         self.fingerprint = fingerprint
+        self.quantization = quantization
         self.impl = impl
         self.device: torch.device = module.device
         self._keeps_rows = "logits_to_keep" in inspect.signature(module.forward).parameters

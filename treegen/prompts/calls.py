@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from treegen.outputs import Completion
+from treegen.prompts.thinking import without_tags
 
-_TAGGED: Final = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
+_TAGGED: Final = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _THOUGHTS: Final = ("reasoning_content", "thinking", "reasoning", "thoughts")
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a function. arguments: by name."""
+    """A call of a function. arguments: by name. id: its own, by which a result names it."""
 
     name: str
     arguments: dict[str, Any]
+    id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +39,9 @@ def read_reply(
 ) -> Reply:
     """Take a completion apart.
 
-    A tokenizer with a `response_template` says how its model writes. For others, thoughts end with
-    </think>, and `tool_calls` finds the calls if there are tools.
+    A tokenizer with a `response_template` says how its model writes. For others, thoughts are the
+    completion's `thinking` if that is known, or else end with </think>; and `tool_calls` finds the
+    calls if there are tools.
 
     prompt: the token ids before it. tools: as the chat template had them.
     """
@@ -45,11 +49,15 @@ def read_reply(
         reply = _by_template(completion, prompt, tokenizer, tools)
         if reply is not None:
             return reply
-    thoughts, _, text = completion.text.rpartition("</think>")
+    if completion.thinking is not None:
+        thoughts = without_tags(completion.text[: completion.thinking.end], tokenizer)
+        text = completion.answer
+    else:
+        before, _, text = completion.text.rpartition("</think>")
+        thoughts = before.strip().removeprefix("<think>").strip()
+        text = text.strip() if before else text
     text, calls = tool_calls(text) if tools else (text, [])
-    return Reply(
-        text.strip() if thoughts else text, calls, thoughts.strip().removeprefix("<think>").strip()
-    )
+    return Reply(text, calls, thoughts)
 
 
 def tool_calls(text: str) -> tuple[str, list[ToolCall]]:
@@ -62,7 +70,7 @@ def tool_calls(text: str) -> tuple[str, list[ToolCall]]:
     found: list[ToolCall] = []
 
     def take(match: re.Match[str]) -> str:
-        call = _read(match[1])
+        call = _read(match[1].strip())
         if call is None:
             return match[0]
         found.append(call)

@@ -3,6 +3,7 @@
     Tags            the text of the two tags, and of what closes a thinking that is cut short
     ThinkingTags    the same for one tokenizer: where the thinking of a sample ends
     tags_of         the tags that a tokenizer is known by
+    without_tags    a thinking without them
 
 A sample thinks from its start if its prompt ends with the opening tag, as many chat templates have
 it, or if the sample begins with that tag. Whatever stands before a closing tag counts as thinking
@@ -70,6 +71,16 @@ def tags_of(tokenizer: Any) -> Tags | None:
         if tags.close in added or any(tags.close in text for text in texts):
             return tags
     return None
+
+
+def without_tags(text: str, tokenizer: Any) -> str:
+    """The text of a thinking without the tags that a tokenizer is known by."""
+    tags = tags_of(tokenizer)
+    if tags is not None:
+        if (bare := text.lstrip()).startswith(tags.open):
+            text = bare.removeprefix(tags.open)
+        text = text.removesuffix(tags.close)
+    return text.strip("\n")
 
 
 def thinking_of(params: SamplingParams, tokenizer: Any) -> ThinkingTags | None:

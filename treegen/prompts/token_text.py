@@ -1,10 +1,9 @@
 """The text of single tokens, as log-probabilities name them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from treegen.prompts.detokenize import CONTEXT_TOKENS, PARTIAL, Detokenizer
-from treegen.prompts.thinking import tags_of
 
 
 class NamedToken(NamedTuple):
@@ -21,6 +20,18 @@ class NamedToken(NamedTuple):
     num_characters: int
 
 
+def chat_logprobs(tokens: Iterable[NamedToken]) -> list[dict[str, Any]]:
+    """Tokens as OpenAI's protocol has those of a chat, which other programs have taken over."""
+    return [
+        {**_told(each.text, each.logprob), "top_logprobs": [_told(*pair) for pair in each.top]}
+        for each in tokens
+    ]
+
+
+def _told(token: str, logprob: float | None) -> dict[str, Any]:
+    return {"token": token, "logprob": logprob, "bytes": list(token.encode("utf-8", "replace"))}
+
+
 class Text:
     """The text of tokens, whole and one by one."""
 
@@ -31,15 +42,6 @@ class Text:
     def of(self, before: Sequence[int], tokens: Sequence[int]) -> str:
         """What tokens add to the text of those before."""
         return self._detokenizer.text(before, tokens)
-
-    def thinking(self, text: str) -> str:
-        """The text of a thinking without the tags around it."""
-        tags = tags_of(self.tokenizer)
-        if tags is not None:
-            if (bare := text.lstrip()).startswith(tags.open):
-                text = bare.removeprefix(tags.open)
-            text = text.removesuffix(tags.close)
-        return text.strip("\n")
 
     def named(
         self,

@@ -1,9 +1,10 @@
 """Run directories: what a run was asked for, the samples it has finished, and its results."""
 
+from treegen.runs.appended import appending
 from treegen.runs.directory import RunDir, SearchRunDir
 from treegen.runs.frames import open_frames as open
 from treegen.runs.records import Key, RecordFile
-from treegen.runs.settings import RunInfo, RunSettings, versions
+from treegen.runs.settings import RunInfo, RunSettings, model_identity, versions
 from treegen.runs.signals import StopFlag, graceful_signals
 
 __all__ = [
@@ -14,7 +15,9 @@ __all__ = [
     "RunSettings",
     "SearchRunDir",
     "StopFlag",
+    "appending",
     "graceful_signals",
+    "model_identity",
     "open",
     "versions",
 ]

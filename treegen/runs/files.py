@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from treegen.errors import InputError, RunError
 from treegen.runs.leftovers import is_at, replacing
@@ -206,6 +206,12 @@ class Lock:
             with suppress(OSError):
                 self.path.unlink()
             self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
 
     def close(self) -> None:
         """Close the file. The lock ends when no process has the file open."""

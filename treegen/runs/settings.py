@@ -95,6 +95,19 @@ class RunInfo:
     resumes: tuple[Mapping[str, Any], ...]
 
 
+def model_identity(
+    fingerprint: str, dtype: str, quantization: str | None, kv_cache_dtype: str | None
+) -> dict[str, str]:
+    """What of a model its samples depend on, for all that keeps samples.
+
+    quantization, kv_cache_dtype: how matrices, and keys and values, are rounded; None if they are
+    as dtype says.
+    """
+    rounded = {"quantization": quantization, "kv_cache_dtype": kv_cache_dtype}
+    named = {name: kind for name, kind in rounded.items() if kind is not None}
+    return {"fingerprint": fingerprint, "dtype": dtype, **named}
+
+
 def versions() -> dict[str, str]:
     """Return the versions of Python, the platform, and the packages that make the samples."""
     return dict(_versions())

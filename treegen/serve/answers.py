@@ -12,7 +12,7 @@ from typing import Any, Final
 from treegen.outputs import Completion, Score
 from treegen.prompts.calls import read_reply
 from treegen.prompts.detokenize import CONTEXT_TOKENS
-from treegen.prompts.token_text import NamedToken, Text
+from treegen.prompts.token_text import NamedToken, Text, chat_logprobs
 from treegen.search.live.run import News
 from treegen.serve.asks import Ask
 
@@ -50,32 +50,27 @@ class Answer:
         found: the completions of each prompt; none where nothing was to be drawn.
         scores: the score of each prompt, for echo with logprobs.
         """
-        choices = [
-            self._whole(place, drawn, scores[place] if scores else None)
-            for place in range(len(self.prompts))
-            for drawn in (found[place] if found else [_NOTHING])
-        ]
+        choices = []
+        for place, prompt in enumerate(self.prompts):
+            echoed, its_own = "", None
+            if self.ask.echo:
+                echoed = self._text.of([], prompt)
+            if scores:
+                score = scores[place]
+                known = (None, *(score.logprobs if score else ()))
+                its_own = _by_name(list(self._text.named([], prompt, known)), 0)
+            for drawn in found[place] if found else [_NOTHING]:
+                said = self._message(place, drawn) if self.ask.is_chat else echoed + drawn.text
+                logprobs = self._logprobs(prompt, drawn, len(echoed))
+                if logprobs and its_own:
+                    logprobs = {name: its_own[name] + logprobs[name] for name in its_own}
+                choices.append(self._ended(place, drawn, said, logprobs))
         return {**self._frame, "choices": choices, "usage": self._usage()}
-
-    def _whole(self, place: int, drawn: Completion, score: Score | None) -> dict[str, Any]:
-        prompt, echoed = self.prompts[place], ""
-        if self.ask.echo:
-            echoed = self._text.of([], prompt)
-        logprobs = self._logprobs(prompt, drawn, len(echoed))
-        if self.ask.echo and logprobs:
-            known = (None, *(score.logprobs if score else ()))
-            first = _by_name(list(self._text.named([], prompt, known)), 0)
-            logprobs = {name: first[name] + logprobs[name] for name in first}
-        said = self._message(place, drawn) if self.ask.is_chat else echoed + drawn.text
-        return self._ended(place, drawn, said, logprobs)
 
     def _message(self, place: int, drawn: Completion) -> dict[str, Any]:
         ask = self.ask
         message: dict[str, Any] = {"role": "assistant", "content": drawn.text}
-        if ask.separate_reasoning and drawn.thinking is not None:
-            message["content"] = drawn.answer
-            message["reasoning_content"] = self._text.thinking(drawn.text[: drawn.thinking.end])
-        if not ask.shown_tools:
+        if not ask.shown_tools and not ask.separate_reasoning:
             return message
         reply = read_reply(drawn, self.prompts[place], self._text.tokenizer, ask.shown_tools)
         message["content"] = reply.text
@@ -84,7 +79,7 @@ class Answer:
         if reply.calls:
             message["content"] = reply.text or None
             message["tool_calls"] = [
-                {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "index": index,
+                {"id": call.id, "type": "function", "index": index,
                  "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
                 for index, call in enumerate(reply.calls)
             ]  # fmt: skip
@@ -164,18 +159,7 @@ class Answer:
         tokens = list(self._text.named(before, drawn.tokens, drawn.logprobs, tops))
         if not self.ask.is_chat:
             return _by_name(tokens, offset)
-        content = [
-            {
-                **_token(each.text, each.logprob),
-                "top_logprobs": [_token(*pair) for pair in each.top],
-            }
-            for each in tokens
-        ]
-        return {"content": content, "refusal": None}
-
-
-def _token(token: str, logprob: float | None) -> dict[str, Any]:
-    return {"token": token, "logprob": logprob, "bytes": list(token.encode("utf-8", "replace"))}
+        return {"content": chat_logprobs(tokens), "refusal": None}
 
 
 def _by_name(tokens: Sequence[NamedToken], offset: int) -> dict[str, list[Any]]:

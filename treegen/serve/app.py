@@ -28,6 +28,10 @@ from treegen.serve.metrics import Metrics
 
 _LOG: Final = logging.getLogger("treegen.serve")
 _RETRY_AFTER: Final = 1  # seconds
+# Bytes of an answer that are written, and must be read in time, before the next ones. Smaller
+# pieces would let a client that reads next to nothing keep a large answer in memory for hours.
+_PIECE: Final = 2**20
+_MOST_TOLD: Final = 1_000  # characters, for a message may have what the client has sent
 _GONE: Final = 499  # as nginx has it: nobody reads the answer
 _KINDS: Final = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
 
@@ -56,24 +60,23 @@ class Server:
 
     def app(self) -> Starlette:
         """The ASGI application."""
-        post = ["POST"]
         texts, chats = (partial(self._answer, is_chat=is_chat) for is_chat in (False, True))
         return Starlette(
             routes=[
-                Route("/v1/completions", self._handled(texts), methods=post),
-                Route("/v1/chat/completions", self._handled(chats), methods=post),
-                Route("/v1/models", self._handled(self._models)),
-                Route("/v1/models/{name:path}", self._handled(self._models)),
-                Route("/metrics", self._handled(self._metrics.response)),
+                self._route("/v1/completions", texts, "POST"),
+                self._route("/v1/chat/completions", chats, "POST"),
+                self._route("/v1/models", self._models),
+                self._route("/v1/models/{name:path}", self._models),
+                self._route("/metrics", self._metrics.response),
                 Route("/health", self._health),
             ],
             exception_handlers={HTTPException: _not_found},
         )
 
-    def _handled(
-        self, handler: Callable[[Request], Awaitable[Response]]
-    ) -> Callable[[Request], Awaitable[Response]]:
-        """A handler whose errors become OpenAI's JSON."""
+    def _route(
+        self, path: str, handler: Callable[[Request], Awaitable[Response]], method: str = "GET"
+    ) -> Route:
+        """A route for those who have the key, whose errors become OpenAI's JSON."""
 
         async def handled(request: Request) -> Response:
             try:
@@ -85,11 +88,10 @@ class Server:
                 response = Response(status_code=_GONE)
             except Exception as error:
                 response = _failed(error)
-            path = request.scope["route"].path
             self._metrics.requests.labels(path, str(response.status_code)).inc()
             return response
 
-        return handled
+        return Route(path, handled, methods=[method])
 
     def _check_key(self, request: Request) -> None:
         if self._api_key is None:
@@ -124,7 +126,7 @@ class Server:
         how: Any = {"tools": ask.shown_tools, "chat_template_kwargs": ask.chat_template_kwargs}
         if not ask.stream:
             whole = self._whole(answer, prompts, params if ask.draws else None, how)
-            return _json(await _unless_gone(request, whole))
+            return _paced(await _unless_gone(request, whole))
         items = served.stream(prompts, params, **how)
         # A request that cannot be served is told so by its status, not within the stream.
         first = await _unless_gone(request, anext(items))
@@ -132,7 +134,7 @@ class Server:
 
     async def _whole(
         self, answer: Answer, prompts: list[Any], params: SamplingParams | None, how: Any
-    ) -> Any:
+    ) -> bytes:
         """The JSON of an answer. params: None draws nothing."""
         found: list[list[Completion]] = []
         scores: list[Score | None] = []
@@ -146,7 +148,7 @@ class Server:
             known = iter(await self._served.score(long) if long else ())
             scores = [next(known) if len(tokens) > 1 else None for tokens in answer.prompts]
         # Many log-probabilities take a while, and others are to be served meanwhile.
-        return await asyncio.to_thread(answer.whole, found, scores)
+        return await asyncio.to_thread(lambda: _dumped(answer.whole(found, scores)))
 
     async def _models(self, request: Request) -> Response:
         card = {"id": self._name, "object": "model", "created": self._started,
@@ -225,15 +227,29 @@ def _failed(error: Exception) -> Response:
 
 def _error(status: int, message: str, *, param: str | None = None, headers: Any = None) -> Response:
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    told = {"message": message, "type": kind, "param": param, "code": status}
+    told = {"message": message[:_MOST_TOLD], "type": kind, "param": param, "code": status}
     return _json({"error": told}, status, headers)
 
 
 def _json(value: Any, status: int = 200, headers: Any = None) -> Response:
-    # ASCII alone: a text may have halves of characters, which have no UTF-8.
-    body = json.dumps(value, separators=(",", ":")).encode()
-    return Response(body, status, headers, media_type="application/json")
+    return Response(_dumped(value), status, headers, media_type="application/json")
+
+
+def _paced(body: bytes) -> Response:
+    """JSON that is written as it is read: the time of a slow client is that of each piece."""
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        for start in range(0, len(body), _PIECE):
+            yield body[start : start + _PIECE]
+
+    headers = {"content-length": str(len(body))}
+    return StreamingResponse(pieces(), headers=headers, media_type="application/json")
 
 
 def _event(value: Any) -> bytes:
-    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _dumped(value) + b"\n\n"
+
+
+def _dumped(value: Any) -> bytes:
+    # ASCII alone: a text may have halves of characters, which have no UTF-8.
+    return json.dumps(value, separators=(",", ":")).encode()

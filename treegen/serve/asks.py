@@ -30,6 +30,8 @@ _ONLY_CHATS: Final = (
 )  # fmt: skip
 _DEFAULT_MAX_TOKENS: Final = 16  # of /v1/completions, as OpenAI has it
 
+_MOST_ECHOED: Final = 2**20  # characters of prompts that are told n times
+
 _Length = Annotated[int, Field(ge=0)]
 _Top = Annotated[int, Field(ge=0, le=20)]
 _Token = Annotated[int, Field(strict=False)]  # names in JSON are text
@@ -131,7 +133,7 @@ class Ask(BaseModel):
         """
         usual = room if self.is_chat else _DEFAULT_MAX_TOKENS
         given = [self.max_completion_tokens, self.max_tokens, usual]
-        return SamplingParams(
+        params = SamplingParams(
             **self.sampling,
             reasoning_tags="auto" if self.separate_reasoning else None,
             max_tokens=next(each for each in given if each is not None) if self.draws else 1,
@@ -139,6 +141,11 @@ class Ask(BaseModel):
             logprobs=self.num_top or 0,
             logit_bias=self.logit_bias or None,
         )
+        if self.echo and params.n > 1 and params.n * len(str(self.prompt)) > _MOST_ECHOED:
+            raise AskError(
+                f"echo tells the prompt n={params.n} times, which is too much; leave it out", "echo"
+            )
+        return params
 
 
 def read_json(text: bytes, name: str = "the body") -> dict[str, Any]:

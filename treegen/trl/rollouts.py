@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -14,6 +14,7 @@ from treegen.errors import InputError, ModelError
 from treegen.llm import LLM
 from treegen.model.borrow import borrowed
 from treegen.model.load import from_module
+from treegen.options import check_known
 from treegen.trl.settings import sampling_params, seed_of
 from treegen.trl.tree import RolloutTree, tree_of
 
@@ -31,11 +32,23 @@ class RolloutResult(dict[str, Any]):
 
 @dataclass(slots=True)
 class _Served:
-    """The LLM of a trainer. step, calls: the step of training, and rollouts there so far."""
+    """The LLM of a trainer.
 
-    llm: LLM
+    step: of the training. calls: rollouts there so far, in training (True) and in evaluation.
+    """
+
+    llm: LLM | None = None
     step: int = -1
-    calls: int = 0
+    calls: Counter[bool] = field(default_factory=Counter)
+
+    def seed(self, trainer: Any) -> int:
+        """The seed of the next rollout. The module is in the mode that the trainer has set."""
+        step, trains = trainer.state.global_step, trainer.model.training
+        if self.step != step:
+            self.step, self.calls = step, Counter()
+        # A training that goes on from a checkpoint does not evaluate again what it has before.
+        self.calls[trains] += 1
+        return seed_of(trainer, self.calls[trains] - 1, trains=trains)
 
 
 class Rollouts:
@@ -47,7 +60,11 @@ class Rollouts:
         memory: bytes of the key-value cache, which stays while the model is trained. By default
         three tenths of a GPU's free memory.
         options: those of LLM for a loaded model, such as max_rows or eager.
+
+        Raises:
+            InputError: an option is not known.
         """
+        check_known(options, "options of rollouts")
         self._options = {"memory": memory, "compile": False, **options}
         self._served: WeakKeyDictionary[Any, _Served] = WeakKeyDictionary()
 
@@ -67,19 +84,14 @@ class Rollouts:
         prompt_ids, images, _ = trainer._tokenize_prompts(prompts)
         if images is not None:
             raise InputError("prompts have images; treegen takes text only")
+        served = self._served.setdefault(trainer, _Served())
+        params = sampling_params(trainer, seed=served.seed(trainer))
         with borrowed(module):
-            served = self._served_for(trainer, module)
-            step = trainer.state.global_step
-            served.step, served.calls = step, served.calls + 1 if served.step == step else 0
-            params = sampling_params(trainer, seed=seed_of(trainer, served.calls))
-            each = Counter(tuple(ids) for ids in prompt_ids)
-            found = served.llm.generate(
-                [list(ids) for ids in each], [replace(params, n=num) for num in each.values()]
-            )
-        samples = {ids: iter(mine) for ids, mine in zip(each, found, strict=True)}
-        drawn = [next(samples[tuple(ids)]) for ids in prompt_ids]
+            llm = self._llm_for(trainer, module)
+            prompt_ids = [list(ids) for ids in prompt_ids]
+            drawn = [completions[0] for completions in llm.generate(prompt_ids, params)]
         result = RolloutResult(
-            prompt_ids=[list(ids) for ids in prompt_ids],
+            prompt_ids=prompt_ids,
             completion_ids=[list(sample.tokens) for sample in drawn],
             logprobs=[list(sample.logprobs) for sample in drawn],
         )
@@ -87,14 +99,13 @@ class Rollouts:
         result.tree = tree_of([before + after for before, after in texts])
         return result
 
-    def _served_for(self, trainer: Any, module: Any) -> _Served:
+    def _llm_for(self, trainer: Any, module: Any) -> LLM:
         """The LLM of a trainer; made at its first rollout, and anew if weights were replaced."""
-        served = self._served.pop(trainer, None)
-        if served is None or not _still_serves(served.llm, module):
-            served = None  # first, so that two caches are never there at once
-            served = _Served(self._llm(trainer, module))
-        self._served[trainer] = served
-        return served
+        served = self._served[trainer]
+        if served.llm is None or not _still_serves(served.llm, module):
+            served.llm = None  # first, so that two caches are never there at once
+            served.llm = self._llm(trainer, module)
+        return served.llm
 
     def _llm(self, trainer: Any, module: Any) -> LLM:
         options = dict(self._options)

@@ -49,10 +49,12 @@ def sampling_params(trainer: Any, *, seed: int) -> SamplingParams:
     )
 
 
-def seed_of(trainer: Any, call: int) -> int:
+def seed_of(trainer: Any, call: int, *, trains: bool) -> int:
     """The seed of a rollout: another one in each call, and the same in each run of the trainer.
 
-    call: how many rollouts came before it at this step of the training.
+    call: how many rollouts came before it at this step, in training or in evaluation.
+    trains: which of the two it is for.
     """
-    parts = (trainer.args.seed, trainer.accelerator.process_index, trainer.state.global_step, call)
+    place = (trainer.accelerator.process_index, trainer.state.global_step, call)
+    parts = (trainer.args.seed, *place, *(() if trains else (1,)))
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -1,0 +1,30 @@
+"""A file of records that a command appends to, made by the first and gone on with by the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from treegen.errors import RunError
+from treegen.runs.files import Lock, reason, sync_directory
+from treegen.runs.records import RecordFile
+
+
+@contextmanager
+def appending(path: Path, lock: str) -> Iterator[RecordFile]:
+    """The records of a file, to read and to append to; meanwhile it is locked.
+
+    lock: the name of the lock's file, which stands beside it.
+
+    Raises:
+        RunError: another process has it, or it is damaged or cannot be written.
+    """
+    with Lock(path.with_name(lock)):
+        try:
+            path.touch()
+            sync_directory(path.parent)
+        except OSError as error:
+            raise RunError(f"cannot write {path}: {reason(error)}") from error
+        with closing(RecordFile(path, writable=True, again="run the same command again")) as file:
+            yield file
