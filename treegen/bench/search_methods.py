@@ -76,6 +76,8 @@ def compare_methods(
             name: str, fn: Callable[[SearchNode], Awaitable[Found]], tokens: int | None
         ) -> MethodTime:
             budget = None if tokens is None else Budget(tokens=tokens)
+            decoded.clear()
+            nodes.clear()
             start, steps = time.perf_counter(), 0
             with llm.search_stream(fn, prompts, params, concurrency=problems, budget=budget) as run:
                 while run.has_work:
@@ -92,11 +94,11 @@ def compare_methods(
         ways: list[tuple[str, Callable[[SearchNode], Awaitable[Found]]]] = [("beam", by_beam)]
         ways += [(f"mcts, batches of {size}", partial(by_mcts, batch=size)) for size in batches]
         rows: dict[str, list[MethodTime]] = {name: [] for name, _ in ways}
+        limit: int | None = None  # what the beam decodes for one problem, at most
         for _ in range(1 + repeats):
             for name, fn in ways:
-                limit = rows["beam"][0].decoded // problems if rows["beam"] else None
-                decoded, nodes = [], []
                 rows[name].append(timed(name, fn, limit if name != "beam" else None))
+                limit = limit or max(decoded)
         return [
             replace(own[-1], seconds=statistics.median(row.seconds for row in own[1:]))
             for own in rows.values()
