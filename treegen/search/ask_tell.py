@@ -212,7 +212,7 @@ class AskTell(Closing):
         self.results: list[SearchResult | None] = [None] * len(self._searches)
         """In the order of the problems; None for a search that has not ended."""
         self._closing = False
-        self._loop = IdleLoop(self._on_idle, self._mail)
+        self._loop = IdleLoop(self._on_idle, self._on_idle, self._mail)
         self._running = [
             Running(self._loop, fn, search, partial(self._note, index))
             for index, search in enumerate(self._searches)

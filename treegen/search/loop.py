@@ -8,22 +8,30 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from treegen.errors import InputError
 from treegen.search.aside import Aside
 from treegen.search.budget import BudgetReached
 
+_ROUNDS: Final = 1000
+"""Rounds of an event loop after which it is looked after though it never had to wait."""
+
 
 class _IdleSelector(selectors.DefaultSelector):
     """A selector that notices when its event loop has nothing left to run."""
 
-    def __init__(self, on_idle: Callable[[], bool]) -> None:
+    def __init__(self, on_idle: Callable[[], bool], on_busy: Callable[[], object]) -> None:
         super().__init__()
-        self._on_idle = on_idle
+        self._on_idle, self._on_busy = on_idle, on_busy
+        self._num_busy = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout != 0 and self._on_idle():
+        self._num_busy = self._num_busy + 1 if timeout == 0 else 0
+        if self._num_busy == _ROUNDS:
+            self._num_busy = 0
+            self._on_busy()
+        elif timeout != 0 and self._on_idle():
             timeout = 0
         return super().select(timeout)
 
@@ -34,13 +42,18 @@ class IdleLoop(asyncio.SelectorEventLoop):
     `on_idle` returns false if coroutines wait for something that the loop itself knows of, such as
     the network or a timer.
 
+    `on_busy` is called if the loop has not waited for a thousand rounds. Some coroutine then asks
+    again and again whether something is there yet, which must not hold up what it asks for.
+
     backend: computes the samples that are awaited in the loop.
     aside: what is awaited beside them.
     """
 
-    def __init__(self, on_idle: Callable[[], bool], backend: object) -> None:
+    def __init__(
+        self, on_idle: Callable[[], bool], on_busy: Callable[[], object], backend: object
+    ) -> None:
         """A loop in which nothing runs yet."""
-        super().__init__(_IdleSelector(on_idle))
+        super().__init__(_IdleSelector(on_idle, on_busy))
         self.backend, self.aside = backend, Aside()
 
 

@@ -100,7 +100,7 @@ class SearchRun(Iterator[SearchResult], Closing):
             self.deal(self.names)
         self._running: set[Running] = set()
         self._results: deque[SearchResult] = deque()
-        self._loop = IdleLoop(self._on_idle, backend)
+        self._loop = IdleLoop(self._on_idle, self._on_busy, backend)
         self.closed = False
 
     def status(self) -> Status:
@@ -179,6 +179,11 @@ class SearchRun(Iterator[SearchResult], Closing):
             self._loop.stop()
             return True
         return False  # all searches wait for something else, such as a tool
+
+    def _on_busy(self) -> None:
+        """Do what is done in an idle loop, and stop it in any case: the caller may look around."""
+        self._on_idle()
+        self._loop.stop()
 
     def _begin(self, problem: SearchProblem, context: Context, origin: str | None) -> None:
         search = Search(

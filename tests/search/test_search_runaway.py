@@ -1,0 +1,97 @@
+"""Search functions that would never end, or let nothing else go on."""
+
+import asyncio
+
+import pytest
+from fakes import HistoryModel
+from live_search import backend_of, run_of
+
+from treegen.search import AskTell, Budget, SearchNode, gather
+
+_MOST = 200_000  # rounds of a loop after which a test gives up
+
+
+async def polls(root: SearchNode) -> int:
+    """Waits for its sample by asking again and again whether it is there."""
+    asked = asyncio.ensure_future(root.sample(2))
+    for _ in range(_MOST):
+        if asked.done():
+            return len(asked.result())
+        await asyncio.sleep(0)
+    return -1
+
+
+async def spins(root: SearchNode) -> str:
+    for _ in range(_MOST):
+        await asyncio.sleep(0)
+    return "never ended"
+
+
+async def two_spin(root: SearchNode) -> str:
+    await gather([spins(root), spins(root)])
+    return "never ended"
+
+
+async def tries_again(root: SearchNode) -> str:
+    """Takes a reached budget for a failure that may pass."""
+    for _ in range(_MOST):
+        try:
+            await root.sample(1)
+        except Exception:
+            continue
+    return "never ended"
+
+
+async def extends_again(root: SearchNode) -> str:
+    for _ in range(_MOST):
+        try:
+            root.extend("a")
+        except Exception:
+            continue
+    return "never ended"
+
+
+def test_a_search_may_poll_for_what_it_has_asked() -> None:
+    backend = backend_of(HistoryModel())
+    results = list(run_of(backend, polls, 3))
+    assert [result.value for result in results] == [2, 2, 2]
+
+
+def test_a_search_that_polls_does_not_hold_up_others() -> None:
+    async def fn(root: SearchNode) -> object:
+        if root.search.name == "0":
+            return await spins(root)
+        await root.run(len, "tool")
+        return len(await root.sample(2))
+
+    run = run_of(backend_of(HistoryModel()), fn, 3, budget=Budget(seconds=60))
+    results = {}
+    while len(results) < 2:
+        run.step()
+        results |= {result.name: result for result in run.ended()}
+    assert {name: result.value for name, result in results.items()} == {"1": 2, "2": 2}
+    run.close()
+
+
+def test_one_may_look_around_while_a_search_spins() -> None:
+    run = run_of(backend_of(HistoryModel()), spins, 1)
+    for _ in range(5):
+        run.step()  # returns, so that Ctrl-C is noticed
+        assert not run.ended()
+    run.close()
+
+
+@pytest.mark.parametrize("fn", [spins, two_spin])
+def test_seconds_end_a_search_that_spins(fn) -> None:  # type: ignore[no-untyped-def]
+    for result in run_of(backend_of(HistoryModel()), fn, 2, budget=Budget(seconds=0.05)):
+        assert result.error is None and result.stopped == "budget of 0.05 seconds reached"
+    searches = AskTell(fn, ["a"], budget=Budget(seconds=0.05))
+    assert searches.ask() == [] and searches.done
+    assert searches.results[0].stopped == "budget of 0.05 seconds reached"
+
+
+@pytest.mark.parametrize("fn", [tries_again, extends_again])
+def test_who_asks_on_and_on_after_the_budget_is_ended(fn) -> None:  # type: ignore[no-untyped-def]
+    (result,) = run_of(backend_of(HistoryModel()), fn, 1, budget=Budget(nodes=3))
+    assert result.usage.nodes == 3 and len(result.tree.nodes) == 4
+    assert result.stopped == "budget of 3 nodes reached" and result.error is None
