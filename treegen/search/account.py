@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, NoReturn
+from typing import Final, Literal, NoReturn
 
 from treegen.search.budget import Budget, BudgetReached, SearchUsage, StillAsking
 from treegen.search.uncopied import Uncopied
+
+_PATIENCE: Final = 100_000
+"""How often BudgetReached is raised before StillAsking is."""
 
 
 class Account(Uncopied):
@@ -20,7 +22,6 @@ class Account(Uncopied):
     usage: what the search has cost so far.
     stopped: why nothing more may be asked for; None while it may.
     num_asked: calls for samples and scores that are under way.
-    patience: how often BudgetReached is raised before StillAsking is.
     """
 
     def __init__(self, name: str, budget: Budget | None, origin: str | None) -> None:
@@ -31,7 +32,6 @@ class Account(Uncopied):
         self.usage = SearchUsage()
         self.stopped: BudgetReached | None = None
         self.num_asked = self._num_drawing = self._num_refused = 0
-        self.patience: float = math.inf
 
     def origin_of(self, key: str) -> str:
         """The origin of the seeds of a node's samples."""
@@ -101,7 +101,7 @@ class Account(Uncopied):
 
     def _refuse(self, reason: str) -> NoReturn:
         self._num_refused += 1
-        if self._num_refused <= self.patience:
+        if self._num_refused <= _PATIENCE:
             raise BudgetReached(reason)
         self._num_refused = 0  # what cleans up after the search may ask once more
         raise StillAsking(reason)

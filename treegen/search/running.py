@@ -18,10 +18,6 @@ _AGAIN: Final = 0.1
 """Seconds between ending two waits of one search; in them it cleans up after the first."""
 
 
-_PATIENCE: Final = 100_000
-"""BudgetReached is raised so often before a search is ended that asks on in spite of it."""
-
-
 class Running:
     """A search function in an event loop. It ends when the seconds of its budget are over.
 
@@ -34,7 +30,6 @@ class Running:
     ) -> None:
         """Begin the search. on_end: called with the result."""
         self.search = search
-        search.patience = _PATIENCE
         self._loop, self._on_end = loop, on_end
         self._due: float | None = None  # once its time is over: when its next wait may end
         self._raises: BudgetReached | None = None  # raised in place of a cancellation under way
