@@ -1,6 +1,9 @@
-"""Search functions that would never end, or let nothing else go on."""
+"""Search functions that would never end, let nothing else go on, or break what records them."""
 
 import asyncio
+import gc
+import json
+from typing import Any
 
 import pytest
 from fakes import HistoryModel
@@ -95,3 +98,93 @@ def test_who_asks_on_and_on_after_the_budget_is_ended(fn) -> None:  # type: igno
     (result,) = run_of(backend_of(HistoryModel()), fn, 1, budget=Budget(nodes=3))
     assert result.usage.nodes == 3 and len(result.tree.nodes) == 4
     assert result.stopped == "budget of 3 nodes reached" and result.error is None
+
+
+async def holds_itself(root: SearchNode) -> None:
+    (child,) = await root.sample(1)
+    child.data = {}
+    child.data["again"] = child.data
+
+
+async def too_deep(root: SearchNode) -> None:
+    (child,) = await root.sample(1)
+    for _ in range(5000):
+        child.data = [child.data]
+
+
+class Mute:
+    def __repr__(self) -> str:
+        raise ValueError("nothing to say")
+
+
+async def mute(root: SearchNode) -> object:
+    (child,) = await root.sample(1)
+    child.data = Mute()
+    return Mute()
+
+
+@pytest.mark.parametrize(
+    ("fn", "data"),
+    [
+        (holds_itself, "{'again': {...}}"),
+        (too_deep, "<list without a repr>"),
+        (mute, "<Mute without a repr>"),
+    ],
+)
+def test_data_that_nothing_can_hold_is_told_of(fn: Any, data: str) -> None:
+    (result,) = run_of(backend_of(HistoryModel()), fn, 1)
+    assert result.error is None and result.tree.nodes[1].data == data
+    assert json.dumps(result.to_json())
+
+
+async def no_number(root: SearchNode) -> None:
+    for child in await root.sample(3):
+        child.value = "good"  # type: ignore[assignment]
+
+
+async def leaves_early(root: SearchNode) -> None:
+    raise GeneratorExit
+
+
+@pytest.mark.parametrize(("fn", "num"), [(no_number, 4), (leaves_early, 1)])
+def test_every_search_has_a_result(fn: Any, num: int) -> None:
+    results = list(run_of(backend_of(HistoryModel()), fn, 3))
+    assert len(results) == 3
+    for result in results:
+        assert result.error is not None and len(result.tree.nodes) == num
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_what_ends_the_program_ends_all_searches(kind: type[BaseException]) -> None:
+    async def leaves(root: SearchNode) -> None:
+        try:
+            await root.sample(2)
+        finally:
+            raise kind(3)
+
+    run = run_of(backend_of(HistoryModel()), leaves, 3)
+    with pytest.raises(kind) as caught:
+        next(run)
+    assert caught.value.args == (3,) and run.closed
+    assert run.backend.scheduler.run.cache.pool.num_used == 0
+
+
+def test_a_node_is_awaited_in_the_loop_of_its_search_alone() -> None:
+    async def fn(root: SearchNode) -> object:
+        return await root.run(lambda: asyncio.run(root.sample(1)))
+
+    for result in run_of(backend_of(HistoryModel()), fn, 2):
+        assert result.error is not None and "another event loop" in result.error
+
+
+def test_tasks_that_a_search_leaves_behind_end_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    async def fn(root: SearchNode) -> int:
+        for _ in range(3):
+            asyncio.ensure_future(root.sample(2))  # noqa: RUF006
+        await asyncio.sleep(0)
+        return 1
+
+    backend = backend_of(HistoryModel())
+    assert [result.value for result in run_of(backend, fn, 2)] == [1, 1]
+    gc.collect()
+    assert caplog.records == [] and backend.scheduler.run.cache.pool.num_used == 0

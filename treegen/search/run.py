@@ -12,7 +12,7 @@ from treegen.outputs import Status, WorkerStatus
 from treegen.params import SamplingParams
 from treegen.search.backend import Backend, Context
 from treegen.search.budget import Budget
-from treegen.search.loop import IdleLoop, end_tasks, run_apart
+from treegen.search.loop import IdleLoop, end_loop, run_apart
 from treegen.search.node import Search, SearchFn
 from treegen.search.problems import SearchProblem
 from treegen.search.result import SearchResult
@@ -182,8 +182,9 @@ class SearchRun(Iterator[SearchResult], Closing):
 
     def _on_busy(self) -> None:
         """Do what is done in an idle loop, and stop it in any case: the caller may look around."""
-        self._on_idle()
-        self._loop.stop()
+        if not self.closed:
+            self._on_idle()
+            self._loop.stop()
 
     def _begin(self, problem: SearchProblem, context: Context, origin: str | None) -> None:
         search = Search(
@@ -207,8 +208,7 @@ class SearchRun(Iterator[SearchResult], Closing):
         if self._loop.is_running():  # a search closes the run, which ends when that search waits
             self._loop.stop()
         elif not self._loop.is_closed():
-            run_apart(lambda: self._loop.run_until_complete(end_tasks()))
-            self._loop.close()
+            run_apart(lambda: end_loop(self._loop))
 
     def __del__(self) -> None:
         if hasattr(self, "closed"):
