@@ -9,7 +9,7 @@ import pytest
 from fakes import HistoryModel
 from live_search import backend_of, run_of
 
-from treegen.search import AskTell, Budget, SearchNode, gather
+from treegen.search import AskTell, Budget, SearchNode, SearchResult, gather
 
 _MOST = 200_000  # rounds of a loop after which a test gives up
 
@@ -68,7 +68,7 @@ def test_a_search_that_polls_does_not_hold_up_others() -> None:
         return len(await root.sample(2))
 
     run = run_of(backend_of(HistoryModel()), fn, 3, budget=Budget(seconds=60))
-    results = {}
+    results: dict[str, SearchResult] = {}
     while len(results) < 2:
         run.step()
         results |= {result.name: result for result in run.ended()}
@@ -90,7 +90,8 @@ def test_seconds_end_a_search_that_spins(fn) -> None:  # type: ignore[no-untyped
         assert result.error is None and result.stopped == "budget of 0.05 seconds reached"
     searches = AskTell(fn, ["a"], budget=Budget(seconds=0.05))
     assert searches.ask() == [] and searches.done
-    assert searches.results[0].stopped == "budget of 0.05 seconds reached"
+    (ended,) = searches.results
+    assert ended is not None and ended.stopped == "budget of 0.05 seconds reached"
 
 
 @pytest.mark.parametrize("fn", [tries_again, extends_again])
