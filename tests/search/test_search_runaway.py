@@ -189,3 +189,16 @@ def test_tasks_that_a_search_leaves_behind_end_in_silence(caplog: pytest.LogCapt
     assert [result.value for result in run_of(backend, fn, 2)] == [1, 1]
     gc.collect()
     assert caplog.records == [] and backend.scheduler.run.cache.pool.num_used == 0
+
+
+def test_a_stream_that_is_left_shows_what_it_has_yielded_alone() -> None:
+    async def fn(root: SearchNode) -> str:
+        async for child in root.stream(6):
+            return child.text  # without aclosing, so that the stream is closed some time later
+        return ""
+
+    backend = backend_of(HistoryModel())
+    for result in run_of(backend, fn, 5):
+        assert result.error is None
+        assert [node.text for node in result.tree.nodes[1:]] == [result.value]
+    assert backend.scheduler.run.cache.pool.num_used == 0
