@@ -45,8 +45,8 @@ class Running:
     def end_wait(self) -> bool:
         """End the wait of a search whose time is over. False if it is not, or a wait just ended.
 
-        Call it only when nothing in the loop can go on: then the search waits for nothing of the
-        model.
+        Call it only when nothing in the loop can go on, or has gone on for long: then the search
+        waits for nothing of the model.
         """
         if self._due is None or self._loop.time() < self._due or self.task.done():
             return False
