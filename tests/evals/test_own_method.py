@@ -36,6 +36,13 @@ async def endless(root):
     while True:
         await root.sample(1)
 
+async def stubborn(root):
+    while True:
+        try:
+            await root.sample(1)
+        except Exception:
+            pass
+
 async def wrong(root):
     return 7
 
@@ -93,6 +100,12 @@ def test_it_searches_as_methods_that_come_with_treegen(own: Path, function: str)
         assert record["usage"]["tokens_decoded"] <= 900 + 40
         assert record["stopped"] in ("solved", "budget of 900 tokens reached")
     assert records == records_of(job_of(own, function))
+
+
+def test_one_that_takes_the_end_for_a_failure_is_ended(own: Path) -> None:
+    (record,) = records_of(job_of(own, "stubborn", limit=1, budget={"calls": 9}))
+    assert record["error"] is None and record["stopped"] == "solved"  # by what is in the tree
+    assert record["usage"]["calls"] == 9 < len(record["nodes"])
 
 
 def test_its_arguments_shape_the_tree(own: Path) -> None:

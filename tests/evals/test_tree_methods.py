@@ -46,7 +46,7 @@ def test_arguments_shape_the_tree(method: str, tmp_path: Path) -> None:
     def found(**arguments: str) -> SearchResult:
         asked: dict[str, Any] = {
             "task": "countdown", "data": str(data), "model": "toy", "num_fewshot": 1,
-            "method": method, "budget": {"calls": 60}, "arguments": arguments,
+            "method": method, "budget": {"calls": 50}, "arguments": arguments,
             "evaluate": "logprob", "exploration": 0.1, "rollouts": 0,
         }  # fmt: skip
         job = load_search_job(settle_search(asked))

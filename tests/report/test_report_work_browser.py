@@ -5,7 +5,7 @@ import io
 import json
 import re
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -358,6 +358,43 @@ def test_a_big_tree_is_folded_at_first(tmp_path: Path, visit: Open) -> None:
     assert picture.locator(".dot.best").count() == 5
     page.get_by_text("unfold all").click()
     opened.wait(lambda: picture.locator("g.spot").count() == 2000)
+    opened.check()
+
+
+def test_labels_of_a_tree_stand_apart_from_its_top_on(tmp_path: Path, visit: Open) -> None:
+    run = make_run(tmp_path / "run", num_problems=2, num_samples=2)
+    (record,) = make_trees(run, num_trees=1)
+    root, node = record["nodes"][:2]
+    fields = {"text": "a step of some length", "pruned": False, "score": 0.5, "visits": 2}
+    # The root, 8 nodes below it, below each of these one or three, and below each of those one.
+    parents = [0] * 8 + [1 + i for i in range(8) for _ in range(1 + 2 * (i % 2))]
+    parents += range(9, 1 + len(parents))
+    record["nodes"] = [
+        {**root, "leaf": False},
+        *({**node, **fields, "id": i, "parent_id": parent, "depth": 1 + (i > 8) + (i > 24),
+           "leaf": i not in parents} for i, parent in enumerate(parents, 1)),
+    ]  # fmt: skip
+    record["best"] = 1
+    (run / "trees.jsonl").write_bytes(encode_record(record))
+    write_page([load_run(run)], run / "report.html", plots=False)
+    page = (opened := visit(run / "report.html")).page
+    picture = page.locator(".searches .picture")
+    opened.wait(lambda: picture.locator("g.spot").count() == len(record["nodes"]))
+    boxes = [
+        (x, y, x + width, y + height)
+        for x, y, width, height in picture.locator("text").evaluate_all(
+            "all => all.filter(e => e.textContent).map(e => e.getBoundingClientRect())"
+            ".map(b => [b.x, b.y, b.width, b.height])"
+        )
+    ]
+    assert len(boxes) > 2 * len(parents)
+    for (a, b, c, d), (left, up, right, down) in combinations(boxes, 2):
+        assert min(c, right) - max(a, left) < 1 or min(d, down) - max(b, up) < 1
+    seen = picture.locator("svg").bounding_box()
+    assert seen is not None
+    top = min(up for _, up, _, _ in boxes)
+    assert seen["y"] - 2 <= top < seen["y"] + 40  # though the tree is higher than the picture
+    assert max(down for *_, down in boxes) > seen["y"] + seen["height"]
     opened.check()
 
 

@@ -12,7 +12,13 @@ from report_cases import HOSTILE, make_run, make_search_run
 from treegen.evals.stats import estimate
 from treegen.report.graphs import to_dot, to_mermaid
 from treegen.report.load import load_run
-from treegen.report.searched import cost_listing, methods_plot, solved_plot, solved_share
+from treegen.report.searched import (
+    cost_listing,
+    methods_of,
+    methods_plot,
+    solved_plot,
+    solved_share,
+)
 from treegen.report.trees import StoredTree
 from treegen.report.view import RunView
 
@@ -50,7 +56,9 @@ def test_a_table_says_what_runs_cost(runs: list[RunView], tmp_path: Path) -> Non
         cells = dict(zip(found.head, row, strict=True))
         tokens = [tree.num_tokens for tree in run.trees]
         solved = sum(bool(tree.solved) for tree in run.trees)
-        assert cells["Solved"] == f"{solved}/12" and cells["Budget"] == "2,000 tokens"
+        assert (
+            cells["Solved"] == f"{solved}/12" and cells["Budget"] == "2,000\N{NO-BREAK SPACE}tokens"
+        )
         assert cells["Tokens"] == f"{sum(tokens) / 12:,.0f}" and cells["Most"] == f"{max(tokens)}"
         assert cells["Per solution"] == f"{sum(tokens) / solved:,.0f}"
         assert cells["Prefilled"] == "90.0" and cells["Seconds"] == ""
@@ -68,6 +76,25 @@ def test_curves_over_tokens(runs: list[RunView]) -> None:
     assert methods is not None and methods.told.count(" with ") == 3
     assert methods.svg().startswith(b"<svg")
     assert methods_plot(runs[:1]) is None
+
+
+def test_runs_of_one_method_with_other_settings_are_told_apart(runs: list[RunView]) -> None:
+    def like(run: RunView, arguments: dict[str, Any], budget: int, seed: int = 0) -> RunView:
+        identity = {
+            "search": {"method": "ab-mcts", "width": 3, "arguments": arguments},
+            "budget": {"tokens": budget}, "draw": {"seed": seed, "top_p": 1},
+        }  # fmt: skip
+        return replace(run, info=replace(run.info, identity=identity))
+
+    m, a = {"rule": "m", "batch": 4}, {"rule": "a", "batch": 4}
+    mine = [like(runs[0], m, 250), like(runs[1], m, 500), like(runs[2], a, 250)]
+    assert methods_of(mine) == ["ab-mcts rule=m", "ab-mcts rule=m", "ab-mcts rule=a"]
+    assert methods_of(mine[:2]) == ["ab-mcts"] * 2
+    assert methods_of([*mine[:2], runs[0]])[:2] == ["ab-mcts"] * 2
+    plot = methods_plot(mine)
+    assert plot is not None and plot.told.count("rule=") == 2 and plot.told.count(" with ") == 3
+    seeds = [mine[0], like(runs[1], m, 250, seed=1)]
+    assert methods_of(seeds) == ["ab-mcts seed=0", "ab-mcts seed=1"]
 
 
 def test_hostile_text_stays_in_its_label() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from transformers import (
 )
 from transformers import LlamaConfig as Config
 
-from treegen.errors import CapacityError, InputError, ModelWarning
+from treegen.errors import CapacityError, InputError, ModelError, ModelWarning
 from treegen.model.scorer import load_scorer
 from treegen.model.verifier import Verifier
 from treegen.search.live.reading import TreeReader
@@ -157,6 +158,14 @@ def test_heads_of_two_layers_are_read_without_their_code(tmp_path: Path, ending:
     config["architectures"] = [f"Qwen2For{ending}"]
     config["auto_map"] = {"AutoModel": f"modeling_own.Qwen2For{ending}"}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    if ending == "ProcessRewardModel":  # its tokenizer knows the mark that it was trained with
+        marked = tmp_path / "marked"
+        shutil.copytree(tmp_path, marked)
+        tokenizer = copy.deepcopy(tiny_tokenizer())
+        tokenizer.add_tokens("<extra_0>", special_tokens=True)
+        tokenizer.save_pretrained(marked)
+        with pytest.raises(InputError, match="give mark=<extra_0>"):
+            load_verifier(marked, device="cpu")
     shared, whole = both(tmp_path)
     assert shared.reader is not None
     module = load_scorer(tmp_path, device="cpu").model
@@ -170,6 +179,56 @@ def test_heads_of_two_layers_are_read_without_their_code(tmp_path: Path, ending:
         for verifier in (shared, whole):
             (values,) = verifier.values([(question, answer)])
             assert values == pytest.approx(want.tolist(), abs=1e-5)
+
+
+def test_value_heads_are_read_at_newlines(tmp_path: Path) -> None:
+    """A checkpoint as Skywork publishes them; question, steps and newlines are tokenised apart."""
+    folder = save(tmp_path, Qwen2ForTokenClassification, Qwen2Config)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights = {name: each for name, each in weights.items() if not name.startswith("score")}
+    generator = torch.Generator().manual_seed(0)
+    weights["v_head.summary.weight"] = torch.randn(1, 32, generator=generator) / 3
+    weights["v_head.summary.bias"] = torch.ones(1)
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    config["architectures"] = ["Qwen2ForPrmModel"]
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(InputError, match=r"give mark=\\n and separator=\\n"):
+        load_verifier(folder, device="cpu")
+    shared, whole = both(folder, mark="\n", separator="\n")
+    assert shared.reader is not None
+    tokenizer, module = shared.scorer.tokenizer, load_scorer(folder, device="cpu").model
+    (newline,) = tokenizer("\n", add_special_tokens=False)["input_ids"]
+    want: list[int] = tokenizer("How many?\n")["input_ids"]
+    flags = []
+    for step in ("One and", "two.", "So 3."):
+        want += [*tokenizer(step, add_special_tokens=False)["input_ids"], newline]
+        flags.append(len(want) - 1)
+    if tokenizer.bos_token_id is not None and want[0] != tokenizer.bos_token_id:
+        want, flags = [tokenizer.bos_token_id, *want], [place + 1 for place in flags]
+    assert shared.encode("How many?", "One and\ntwo.\n\nSo 3.") == (want, flags)
+    with torch.inference_mode():
+        hidden = module.base_model(input_ids=torch.tensor([want])).last_hidden_state[0, flags]
+        logits = hidden @ weights["v_head.summary.weight"].T + weights["v_head.summary.bias"]
+    for verifier in (shared, whole):
+        (values,) = verifier.values([("How many?", "One and\ntwo.\nSo 3.")])
+        assert values == pytest.approx(logits.sigmoid()[:, 0].tolist(), abs=1e-5)
+    with pytest.raises(InputError, match="a mark of white space is for texts without a chat"):
+        load_verifier(folder, device="cpu", mark="\n", chat=True)
+
+
+def test_models_that_cannot_be_read_as_published_are_refused_by_name(tmp_path: Path) -> None:
+    folder = save(tmp_path, LlamaForSequenceClassification, num_labels=19)
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    code = {"AutoModelForSequenceClassification": "modeling_custom.LlamaForRewardModelWithGating"}
+    for architecture, told in (
+        ("LlamaForRewardModelWithGating", "its architecture is LlamaForRewardModelWithGating"),
+        ("LlamaForSequenceClassification", "comes with code of its own .* is not run to judge"),
+    ):
+        changed = {**config, "architectures": [architecture], "auto_map": code}
+        (tmp_path / "config.json").write_text(json.dumps(changed), encoding="utf-8")
+        with pytest.raises(ModelError, match=told):
+            load_verifier(folder, device="cpu")
 
 
 def test_turns_are_read_where_the_model_would_answer(tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ def compare_methods(
 ) -> list[MethodTime]:
     """Run a beam, and tree search with batches of several sizes that may decode as many tokens.
 
-    Repeats take turns, so that whatever else the machine does meets all methods alike.
+    Repeats take turns, so that whatever else the machine does meets all methods alike. Each method
+    has run once before, so that no time is that of CUDA graphs that are captured.
 
     Each node gets `samples` children of `step_tokens` tokens; the beam keeps `breadth` of a level.
     A value of a node follows from its text alone, so that no method decodes for its values.
@@ -54,7 +55,9 @@ def compare_methods(
     with tempfile.TemporaryDirectory() as folder:
         if model is None:
             make_checkpoint(Path(folder))
-        llm = LLM(model or folder, max_rows=problems * breadth * samples, check=False)
+        # No method waits for rows: a batch grows at most one node for each of its visits.
+        max_rows = problems * samples * max(breadth, *batches)
+        llm = LLM(model or folder, max_rows=max_rows, check=False)
         prompts = problems_of(problems, shots)
         params = SamplingParams(max_tokens=step_tokens, ignore_eos=True, seed=0)
         propose = sample_steps(samples, stop=())
@@ -73,6 +76,8 @@ def compare_methods(
             name: str, fn: Callable[[SearchNode], Awaitable[Found]], tokens: int | None
         ) -> MethodTime:
             budget = None if tokens is None else Budget(tokens=tokens)
+            decoded.clear()
+            nodes.clear()
             start, steps = time.perf_counter(), 0
             with llm.search_stream(fn, prompts, params, concurrency=problems, budget=budget) as run:
                 while run.has_work:
@@ -86,16 +91,15 @@ def compare_methods(
 
         decoded: list[int] = []
         nodes: list[int] = []
-        timed("warm up", by_beam, None)
         ways: list[tuple[str, Callable[[SearchNode], Awaitable[Found]]]] = [("beam", by_beam)]
         ways += [(f"mcts, batches of {size}", partial(by_mcts, batch=size)) for size in batches]
         rows: dict[str, list[MethodTime]] = {name: [] for name, _ in ways}
-        for _ in range(repeats):
+        limit: int | None = None  # what the beam decodes for one problem, at most
+        for _ in range(1 + repeats):
             for name, fn in ways:
-                limit = rows["beam"][0].decoded // problems if rows["beam"] else None
-                decoded, nodes = [], []
                 rows[name].append(timed(name, fn, limit if name != "beam" else None))
+                limit = limit or max(decoded)
         return [
-            replace(own[0], seconds=statistics.median(row.seconds for row in own))
+            replace(own[-1], seconds=statistics.median(row.seconds for row in own[1:]))
             for own in rows.values()
         ]

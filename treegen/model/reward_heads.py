@@ -2,14 +2,16 @@
 
 Qwen's process reward models (`ForProcessRewardModel`) and reward models (`ForRewardModel`) come
 with code of their own, which is not run. Their layers are transformers'. Their head is two matrices
-with a ReLU between, named `score.0` and `score.2`.
+with a ReLU between, named `score.0` and `score.2`. Skywork's process reward models (`ForPrmModel`)
+have a value head of one output, named `v_head.summary`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors import safe_open
@@ -18,18 +20,22 @@ from transformers import AutoModel
 
 from treegen.errors import ModelError
 
+_QWENS_MARK: Final = "<extra_0>"
+
 
 class RewardModel(nn.Module):
     """The layers of a language model, and a head on each token or on the last.
 
     base_model: the layers. score: the head. config: its number of labels is that of the head.
+    read_at: the settings of a verifier by which such models are published; empty if unknown.
     """
 
-    def __init__(self, body: Any, head: nn.Sequential, *, pooled: bool) -> None:
+    def __init__(self, body: Any, head: nn.Sequential, *, pooled: bool, read_at: str = "") -> None:
         super().__init__()
         self.base_model, self.score, self._pooled = body, head, pooled
+        self.read_at = read_at
         self.config: Any = body.config
-        self.config.num_labels = head[2].out_features
+        self.config.num_labels = head[-1].out_features
 
     @property
     def device(self) -> torch.device:
@@ -57,7 +63,7 @@ class RewardModel(nn.Module):
 
 
 def read_reward_model(
-    directory: Path, config: Any, dtype: torch.dtype, *, pooled: bool
+    directory: Path, config: Any, dtype: torch.dtype, tokenizer: Any, *, pooled: bool
 ) -> RewardModel:
     """Load one. pooled: whether it judges the last token alone.
 
@@ -73,16 +79,28 @@ def read_reward_model(
     found: dict[str, Tensor] = {}
     for file in sorted(directory.glob("*.safetensors")):
         with safe_open(file, "pt") as stored:
-            names = [name for name in stored.keys() if name.startswith("score.")]  # noqa: SIM118
+            heads = ("score.", "v_head.")
+            names = [name for name in stored.keys() if name.startswith(heads)]  # noqa: SIM118
             found |= {name: stored.get_tensor(name) for name in names}
-    layers: list[nn.Linear] = []
-    for name in ("score.0", "score.2"):
-        if f"{name}.weight" not in found:
-            raise ModelError(f"{directory} has no weights for {name}.weight")
-        weight, bias = found[f"{name}.weight"].to(dtype), found.get(f"{name}.bias")
-        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, dtype=dtype)
-        layer.weight = nn.Parameter(weight, requires_grad=False)
-        if bias is not None:
-            layer.bias = nn.Parameter(bias.to(dtype), requires_grad=False)
-        layers.append(layer)
-    return RewardModel(body, nn.Sequential(layers[0], nn.ReLU(), layers[1]), pooled=pooled)
+    if "v_head.summary.weight" in found:
+        head = nn.Sequential(_linear(found, "v_head.summary", directory, dtype))
+        return RewardModel(body, head, pooled=pooled, read_at=r"mark=\n and separator=\n")
+    first, second = (_linear(found, name, directory, dtype) for name in ("score.0", "score.2"))
+    marked = not pooled and _QWENS_MARK in tokenizer.get_vocab()
+    return RewardModel(
+        body, nn.Sequential(first, nn.ReLU(), second), pooled=pooled,
+        read_at=f"mark={_QWENS_MARK}" if marked else "",
+    )  # fmt: skip
+
+
+def _linear(
+    found: Mapping[str, Tensor], name: str, directory: Path, dtype: torch.dtype
+) -> nn.Linear:
+    if f"{name}.weight" not in found:
+        raise ModelError(f"{directory} has no weights for {name}.weight")
+    weight, bias = found[f"{name}.weight"].to(dtype), found.get(f"{name}.bias")
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, dtype=dtype)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.to(dtype), requires_grad=False)
+    return layer

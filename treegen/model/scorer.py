@@ -20,6 +20,7 @@ _FORMS: Final[Mapping[str, str]] = {
     TOKEN: TOKEN,
     CAUSAL: CAUSAL,
     "ProcessRewardModel": TOKEN,
+    "PrmModel": TOKEN,
     "RewardModel": SEQUENCE,
 }
 """Endings of architectures, and the form that each is of."""
@@ -109,10 +110,16 @@ def load_scorer(
     raw = read_raw_config(directory)
     # Code that comes with a model of these is not run, because treegen has its own.
     ours = _has_own_head(raw)
-    trusted = {k: v for k, v in raw.items() if k != "auto_map"} if ours else raw
+    form = form or _form_of(name, raw)
+    if raw.get("auto_map") and not ours:
+        raise ModelError(
+            f"{name} comes with code of its own (auto_map in config.json), which is not run to "
+            "judge; if transformers' class of its architecture reads the same weights, remove the "
+            "field from a local copy"
+        )
+    trusted = {k: v for k, v in raw.items() if k != "auto_map"}
     check_trust(trusted, "config.json", revision, local=True, trust=False)
     check_weights(directory)
-    form = form or _form_of(name, raw)
     tokenizer: Any = load_tokenizer(directory, with_config=not ours)
     model = None if own else _in_use.get((str(directory), where, form))
     if model is None:
@@ -124,7 +131,7 @@ def load_scorer(
 
 def _has_own_head(raw: Mapping[str, Any]) -> bool:
     named = [str(each) for each in raw.get("architectures") or ()]
-    return any(each.endswith("RewardModel") for each in named)
+    return any(each.endswith(("RewardModel", "PrmModel")) for each in named)
 
 
 def _form_of(name: str | os.PathLike[str], raw: Mapping[str, Any]) -> str:
@@ -133,8 +140,9 @@ def _form_of(name: str | os.PathLike[str], raw: Mapping[str, Any]) -> str:
         if any(each.endswith(f"For{ending}") for each in named):
             return form
     raise ModelError(
-        f"{name} is no model that judges: its architectures are {', '.join(named) or 'unknown'}; "
-        f"one must end in For{SEQUENCE}, For{TOKEN} or For{CAUSAL}"
+        f"{name} is no model that judges in a way that treegen knows: its architecture is "
+        f"{', '.join(named) or 'unknown'}; one must end in For{', For'.join(_FORMS)}. A function "
+        "of your own can judge with any model (by_function, Together)"
     )
 
 
@@ -162,7 +170,7 @@ def _read(
 
             config.pad_token_id = tokenizer.pad_token_id
             pooled = form == SEQUENCE
-            return read_reward_model(directory, config, dtype, pooled=pooled).eval()
+            return read_reward_model(directory, config, dtype, tokenizer, pooled=pooled).eval()
         # Older releases of transformers choose sdpa for such models, which drops the cap.
         capped = getattr(config, "attn_logit_softcapping", None)
         model, info = getattr(transformers, f"AutoModelFor{form}").from_pretrained(

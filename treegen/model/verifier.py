@@ -48,7 +48,8 @@ class Verifier:
     tokens: of a language model, the two tokens that it says at a mark: right and wrong.
     separator: the text between the steps of an answer.
     mark: a text that is put after each step in place of it; the model is read where it ends. Empty
-    for a token classifier that is read at the last token of each step.
+    for a token classifier that is read at the last token of each step. A mark of white space alone
+    is a token of its own, whatever the tokenizer makes of it beside a step; then there is no chat.
     reduce: how the values of steps become one, of REDUCE.
     chat: put question and answer in the model's chat format; None does so if it has one.
     turns: each step is a turn of the user's in the chat, the first after the question, and the mark
@@ -78,6 +79,9 @@ class Verifier:
             )
         if form == SEQUENCE and self.mark:
             raise InputError("a sequence classifier reads the whole text; leave the mark out")
+        read_at = getattr(self.scorer.model, "read_at", "")
+        if read_at and not self.mark:
+            raise InputError(f"this reward model is read at a mark after each step: give {read_at}")
         if form != CAUSAL and self.label is not None:
             num = int(self.scorer.model.config.num_labels)
             if not 0 <= self.label < num:
@@ -88,6 +92,8 @@ class Verifier:
             raise InputError("the separator between steps must not be empty")
         if form == CAUSAL:
             self.token_ids()
+        if self.mark.isspace() and (self.chat or self.turns):
+            raise InputError("a mark of white space is for texts without a chat; leave chat out")
         if self.turns and (form != CAUSAL or self.chat is False or not self._has_chat):
             raise InputError("turns are for a language model with a chat template")
 
@@ -168,6 +174,8 @@ class Verifier:
         tokenizer, form = self.scorer.tokenizer, self.scorer.form
         if self.turns:
             return self._encode_turns(question, answer)
+        if self.mark.isspace():
+            return self._encode_apart(question, answer)
         steps = [answer] if form == SEQUENCE else _steps(answer, self.separator)
         body, ends = "", []
         for number, step in enumerate(steps):
@@ -194,6 +202,20 @@ class Verifier:
         # The first token that reaches the end of the step. Later ones stop further on.
         places = [int(np.argmax(stops >= at + end)) for end in ends]
         return list(encoded["input_ids"]), places
+
+    def _encode_apart(self, question: str, answer: str) -> tuple[list[int], list[int]]:
+        """Question, steps and marks, each tokenised by itself, as Skywork's models are trained."""
+        tokenizer, ends = self.scorer.tokenizer, []
+        ids = list(tokenizer(f"{question}\n")["input_ids"])
+        first = tokenizer.bos_token_id
+        if first is not None and ids[:1] != [first]:
+            ids.insert(0, first)
+        for step in _steps(answer, self.separator):
+            for text in (step, self.mark):
+                own = tokenizer(text, add_special_tokens=False)["input_ids"]
+                ids += own if text is step else own[-1:]
+            ends.append(len(ids) - 1)
+        return ids, ends
 
     def _encode_turns(self, question: str, answer: str) -> tuple[list[int], list[int]]:
         messages = []

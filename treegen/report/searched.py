@@ -20,15 +20,34 @@ _COSTS = {
 }  # fmt: skip
 
 
-def method_of(view: RunView) -> str:
-    """Return the name of a run's search method."""
-    return str(_part(view, "search").get("method") or (view.trees[0].method if view.trees else "?"))
+def methods_of(views: Sequence[RunView]) -> list[str]:
+    """Return the search method of each run, with the settings in which runs of it differ."""
+    names = [
+        str(_part(view, "search").get("method") or (view.trees[0].method if view.trees else "?"))
+        for view in views
+    ]
+    settings = [_settings(view) for view in views]
+    told = []
+    for name, mine in zip(names, settings, strict=True):
+        others = [each for other, each in zip(names, settings, strict=True) if other == name]
+        differ = (key for key in mine if any(each.get(key) != mine[key] for each in others))
+        told.append(" ".join([name, *(f"{key}={mine[key]}" for key in differ)]))
+    return told
+
+
+def _settings(view: RunView) -> dict[str, Any]:
+    """The settings of a run that shape its searches, apart from their budget."""
+    search = dict(_part(view, "search"))
+    given = search.pop("arguments", None)
+    more = dict(given) if isinstance(given, Mapping) else {}
+    model = {"model": view.info.free.get("model")}
+    return {**search, **more, **_part(view, "draw"), **model}
 
 
 def budget_of(view: RunView) -> str:
     """Return what a search of a run may cost at most."""
     limits = _part(view, "budget").items()
-    told = (f"{value:,} {name}" for name, value in limits if value is not None)
+    told = (f"{value:,}\N{NO-BREAK SPACE}{name}" for name, value in limits if value is not None)
     return ", ".join(told) or "none"
 
 
@@ -56,14 +75,14 @@ def cost_listing(views: Sequence[RunView]) -> Listing | None:
     if not mine:
         return None
     rows = []
-    for view in mine:
+    for view, method in zip(mine, methods_of(mine), strict=True):
         solved = solved_share(view.trees)
         tokens = [tree.num_tokens for tree in view.trees]
         found = sum(bool(tree.solved) for tree in view.trees)
         rows.append(
             [
                 view.name,
-                method_of(view),
+                method,
                 budget_of(view),
                 f"{found:,}/{len(view.trees):,}",
                 number(solved.value if solved else None),
@@ -131,12 +150,16 @@ def solved_plot(view: RunView) -> Plot | None:
 
 
 def methods_plot(views: Sequence[RunView]) -> Plot | None:
-    """Return solved against tokens: a curve for each method, over the budgets of its runs."""
+    """Return solved against tokens: a curve for each method, over the budgets of its runs.
+
+    Runs of a method that differ in anything else have curves of their own.
+    """
     curves: dict[str, list[tuple[float, Estimate]]] = {}
-    for view in views:
-        if view.searched and (solved := solved_share(view.trees)) is not None:
+    mine = [view for view in views if view.searched and view.trees]
+    for view, method in zip(mine, methods_of(mine), strict=True):
+        if (solved := solved_share(view.trees)) is not None:
             tokens = _mean([float(tree.num_tokens) for tree in view.trees])
-            curves.setdefault(method_of(view), []).append((tokens, solved))
+            curves.setdefault(method, []).append((tokens, solved))
     if sum(map(len, curves.values())) < 2:
         return None
     for points in curves.values():

@@ -25,7 +25,7 @@ from treegen.report.load import load_run
 from treegen.report.page import Live, render_page
 
 HOST: Final = "127.0.0.1"
-# A page that took a second is made again after this many seconds at the earliest.
+# A page that took a second of a processor is made again after this many seconds at the earliest.
 _REST: Final = 10.0
 # The states of the files that belong to runs; others in their directories say nothing of them.
 _FILES: Final = ("*.json", "*.jsonl")
@@ -44,8 +44,12 @@ class Watched:
         data: str | None = None,
         every: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
+        cpu: Callable[[], float] = time.thread_time,
     ) -> None:
-        self._paths, self._data, self._every, self._clock = tuple(paths), data, every, clock
+        self._paths, self._data, self._every = tuple(paths), data, every
+        # Beside a run that keeps all processors busy, a page of low priority takes long by the
+        # clock. That is no reason to make the next one late.
+        self._clock, self._cpu = clock, cpu
         self._lock = threading.Lock()
         self._version, self._due = "", float("-inf")
         self._page, self._page_version, self._ended = b"", "", False
@@ -65,14 +69,14 @@ class Watched:
         with self._lock:
             self._look()
             if self._page_version != self._version:
-                begin = self._clock()
+                begin = self._cpu()
                 version = self._version
                 views = [load_run(path, data=self._data) for path in self._paths]
                 page = render_page(views, live=Live(version, self._every))
                 self._page, self._page_version = page.encode(), version
                 self._ended = all(view.num_done >= view.info.planned for view in views)
-                now = self._clock()
-                self._due = now + max(self._every, _REST * (now - begin))
+                rest = max(self._every, _REST * (self._cpu() - begin))
+                self._due = self._clock() + rest
             return self._page
 
     def _look(self) -> None:

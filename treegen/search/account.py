@@ -5,10 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Final, Literal, NoReturn
 
-from treegen.search.budget import Budget, BudgetReached, SearchUsage
+from treegen.search.budget import Budget, BudgetReached, SearchUsage, StillAsking
 from treegen.search.uncopied import Uncopied
+
+_PATIENCE: Final = 100_000
+"""How often BudgetReached is raised before StillAsking is."""
 
 
 class Account(Uncopied):
@@ -28,7 +31,7 @@ class Account(Uncopied):
         self.budget = budget or Budget()
         self.usage = SearchUsage()
         self.stopped: BudgetReached | None = None
-        self.num_asked = self._num_drawing = 0
+        self.num_asked = self._num_drawing = self._num_refused = 0
 
     def origin_of(self, key: str) -> str:
         """The origin of the seeds of a node's samples."""
@@ -47,7 +50,7 @@ class Account(Uncopied):
         if self.stopped is None and (reason := self.budget.exceeded(self.usage)):
             self.stopped = BudgetReached(reason)
         if self.stopped is not None:
-            raise BudgetReached(*self.stopped.args)
+            self._refuse(str(self.stopped))
 
     def fitting(self, n: int, max_tokens: int) -> int:
         """How many of n samples are sure to end within the budget of tokens; 0 if none is."""
@@ -93,5 +96,12 @@ class Account(Uncopied):
             if limit is not None:
                 room = min(room, limit - spent[name] - self._num_drawing)
             if room < 1:
-                raise BudgetReached(self.budget.reached(name))
+                self._refuse(self.budget.reached(name))
         return room
+
+    def _refuse(self, reason: str) -> NoReturn:
+        self._num_refused += 1
+        if self._num_refused <= _PATIENCE:
+            raise BudgetReached(reason)
+        self._num_refused = 0  # what cleans up after the search may ask once more
+        raise StillAsking(reason)

@@ -22,7 +22,7 @@ from treegen.plan.unnamed import DrawnBefore, origin_of
 from treegen.search.account import Account
 from treegen.search.backend import Context, Drawn
 from treegen.search.budget import Budget, SearchUsage
-from treegen.search.loop import IdleLoop, end_tasks, run_apart
+from treegen.search.loop import IdleLoop, end_loop, run_apart
 from treegen.search.node import Search, SearchFn
 from treegen.search.problems import named
 from treegen.search.result import SearchResult, warn_if_all_failed
@@ -212,7 +212,7 @@ class AskTell(Closing):
         self.results: list[SearchResult | None] = [None] * len(self._searches)
         """In the order of the problems; None for a search that has not ended."""
         self._closing = False
-        self._loop = IdleLoop(self._on_idle, self._mail)
+        self._loop = IdleLoop(self._on_idle, self._on_idle, self._mail)
         self._running = [
             Running(self._loop, fn, search, partial(self._note, index))
             for index, search in enumerate(self._searches)
@@ -301,8 +301,7 @@ class AskTell(Closing):
         if self._loop.is_closed():
             return
         self._closing = True
-        run_apart(lambda: self._loop.run_until_complete(end_tasks()))
-        self._loop.close()
+        run_apart(lambda: end_loop(self._loop))
 
     def _note(self, index: int, result: SearchResult) -> None:
         if not self._closing:

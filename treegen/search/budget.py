@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass, field, fields
 
@@ -11,6 +12,13 @@ from treegen.params import check_int, check_number
 
 class BudgetReached(TreegenError):
     """A search asked for more after its budget was used up, or after it was stopped."""
+
+
+class StillAsking(asyncio.CancelledError):
+    """A search asked for more in spite of BudgetReached, so often that it would never end.
+
+    It ends the search as BudgetReached would, but `except Exception` does not catch it.
+    """
 
 
 @dataclass(slots=True)

@@ -8,22 +8,31 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 from treegen.errors import InputError
 from treegen.search.aside import Aside
-from treegen.search.budget import BudgetReached
+from treegen.search.budget import BudgetReached, StillAsking
+
+_ROUNDS: Final = 1000
+"""Rounds of an event loop after which it is looked after though it never had to wait."""
 
 
 class _IdleSelector(selectors.DefaultSelector):
     """A selector that notices when its event loop has nothing left to run."""
 
-    def __init__(self, on_idle: Callable[[], bool]) -> None:
+    def __init__(self, on_idle: Callable[[], bool], on_busy: Callable[[], object]) -> None:
         super().__init__()
-        self._on_idle = on_idle
+        self._on_idle, self._on_busy = on_idle, on_busy
+        self._num_busy = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout != 0 and self._on_idle():
+        self._num_busy = self._num_busy + 1 if timeout == 0 else 0
+        if self._num_busy == _ROUNDS:
+            self._num_busy = 0
+            self._on_busy()
+        elif timeout != 0 and self._on_idle():
             timeout = 0
         return super().select(timeout)
 
@@ -34,15 +43,33 @@ class IdleLoop(asyncio.SelectorEventLoop):
     `on_idle` returns false if coroutines wait for something that the loop itself knows of, such as
     the network or a timer.
 
+    `on_busy` is called if the loop has not waited for a thousand rounds. Some coroutine then asks
+    again and again whether something is there yet, which must not hold up what it asks for.
+
     backend: computes the samples that are awaited in the loop.
-    aside: what is awaited beside them.
+    aside: what is awaited beside them. ending: whether all tasks are being cancelled.
     """
 
-    def __init__(self, on_idle: Callable[[], bool], backend: object) -> None:
+    def __init__(
+        self, on_idle: Callable[[], bool], on_busy: Callable[[], object], backend: object
+    ) -> None:
         """A loop in which nothing runs yet."""
-        super().__init__(_IdleSelector(on_idle))
-        self.backend, self.aside = backend, Aside()
+        super().__init__(_IdleSelector(on_idle, on_busy))
+        self.backend, self.aside, self.ending = backend, Aside(), False
+        _loops[id(backend)] = self  # which keeps the backend, so that no other has its id
 
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        """Tell of an error that nobody awaited, unless it is that a search was over.
+
+        Tasks that a search has left behind end so. What ends the program was raised already.
+        """
+        known = BudgetReached | StillAsking | KeyboardInterrupt | SystemExit
+        if not isinstance(context.get("exception"), known):
+            super().default_exception_handler(context)
+
+
+_loops: WeakValueDictionary[int, IdleLoop] = WeakValueDictionary()
+"""By the ids of their backends."""
 
 _driven: ContextVar[object] = ContextVar("_driven", default=None)
 
@@ -65,6 +92,12 @@ def check_loop(backend: object) -> None:
         loop = asyncio.get_running_loop()
     except RuntimeError:
         return
+    own = _loops.get(id(backend))
+    if own is not None and own is not loop and not isinstance(loop, IdleLoop):
+        raise InputError(
+            "a node is awaited in another event loop than that of its search, such as in a thread; "
+            "await it in the search function, or in a task of its loop"
+        )
     if isinstance(loop, IdleLoop) and loop.backend is not backend:
         raise InputError(
             "a search awaits a node of another session or run, which computes nothing meanwhile; "
@@ -89,16 +122,20 @@ def _has_running_loop() -> bool:
     return True
 
 
-async def end_tasks() -> None:
-    """Cancel all other tasks of a loop that is about to be closed, and wait for their ends."""
+def end_loop(loop: IdleLoop) -> None:
+    """Cancel all tasks of a loop, wait for their ends, and close it."""
+    loop.ending = True
+    loop.run_until_complete(_end_tasks(loop))
+    loop.close()
+
+
+async def _end_tasks(loop: IdleLoop) -> None:
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    loop = asyncio.get_running_loop()
     await loop.shutdown_asyncgens()
-    if isinstance(loop, IdleLoop):
-        loop.aside.close()
+    loop.aside.close()
     await loop.shutdown_default_executor()
 
 

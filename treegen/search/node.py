@@ -173,6 +173,7 @@ class SearchNode(TextNode):
         node was dropped, CapacityError if its context or the cache has no room for a sample.
         """
         children = await self._sample(n, overrides)
+        _place(self, children)
         if len(children) < n:
             self.search.check()
             self.search.check_room("nodes", "tokens")  # other calls may have taken the room
@@ -189,30 +190,33 @@ class SearchNode(TextNode):
         first = self._num_drawn
         self._num_drawn += n
         tasks = [asyncio.ensure_future(self._sample(1, overrides, first + i)) for i in range(n)]
-        num_yielded = 0
+        num_placed = 0
         try:
             for task in tasks:
-                num_yielded += 1
-                for child in await task:
+                children = await task
+                _place(self, children)
+                num_placed += 1
+                for child in children:
                     yield child
             if self.search.stopped is not None:
                 self.search.check()  # It comes last, so that all children that ended are yielded.
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            # Chance decides which of the other children have ended. The tree must not show it.
-            kept = range(first + num_yielded)
-            for child in [c for c in self.children if c.order[0] == 0]:
-                if first <= child.order[1] < first + n and child.order[1] not in kept:
-                    self.children.remove(child)
+            drawn = await asyncio.gather(*tasks, return_exceptions=True)
+            # Chance decides which of the other children have ended. The tree never has them.
+            for children in (each for each in drawn[num_placed:] if isinstance(each, list)):
+                for child in children:
                     child.drop()
                     self.search.usage.nodes -= 1
 
     async def _sample(
         self, n: int, overrides: Mapping[str, Any], first: int | None = None
     ) -> list[SearchNode]:
-        """Draw children from index `first` on, by default the next; fewer if a stop comes."""
+        """Draw children from index `first` on, by default the next; fewer if a stop comes.
+
+        They are not among `children` yet.
+        """
         _check_count(n)
         overrides = dict(overrides)
         context = self._context_of(overrides.pop("llm", None))
@@ -245,7 +249,7 @@ class SearchNode(TextNode):
             for offset, each in enumerate(drawn)
             if each is not None
         ]
-        _add(self, children)
+        self.search.usage.nodes += len(children)
         if not self.is_live:  # It was dropped meanwhile, so its children are too.
             for child in children:
                 child.drop()
@@ -268,7 +272,8 @@ class SearchNode(TextNode):
             order=(1, self._num_extended),
         )
         self._num_extended += 1
-        _add(self, [child])
+        self.search.usage.nodes += 1
+        _place(self, [child])
         return child
 
     async def score(self, texts: Sequence[str], *, llm: str | None = None) -> list[Score]:
@@ -325,8 +330,7 @@ class SearchNode(TextNode):
         return self._context
 
 
-def _add(parent: SearchNode, children: list[SearchNode]) -> None:
-    parent.search.usage.nodes += len(children)
+def _place(parent: SearchNode, children: list[SearchNode]) -> None:
     parent.children += children
     # Calls that overlap may end in any order. The tree must not show it.
     parent.children.sort(key=lambda child: child.order)

@@ -13,6 +13,7 @@ from treegen.search.node import SearchNode
 from treegen.search.text_node import NodeEnd
 
 _DECIMALS: Final = 3  # of a log-probability
+_DEPTH: Final = 100  # of what JSON holds in other things
 _DIGITS: Final = 4  # decimals of a value, or digits of a smaller one
 
 
@@ -199,14 +200,22 @@ def _scores(scores: Mapping[str, float]) -> dict[str, float]:
 
 def as_json(value: object) -> object:
     """The value, or its repr if JSON cannot hold it."""
-    return value if _is_json(value) else repr(value)
+    if _is_json(value):
+        return value
+    try:
+        return repr(value)
+    except Exception:  # the repr is somebody's code, and may nest too deeply
+        return f"<{type(value).__name__} without a repr>"
 
 
-def _is_json(value: object) -> bool:
-    if isinstance(value, Mapping):
-        return all(isinstance(key, str) and _is_json(each) for key, each in value.items())
+def _is_json(value: object, depth: int = 0) -> bool:
+    if depth > _DEPTH:  # it may hold itself
+        return False
+    if isinstance(value, dict):
+        parts = value.items()
+        return all(isinstance(key, str) and _is_json(each, depth + 1) for key, each in parts)
     if isinstance(value, list | tuple):
-        return all(map(_is_json, value))
+        return all(_is_json(each, depth + 1) for each in value)
     if isinstance(value, float):
         return math.isfinite(value)
     return value is None or isinstance(value, str | int | bool)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from treegen.errors import DataError, InputError
-from treegen.search.budget import BudgetReached, SearchUsage
+from treegen.search.budget import BudgetReached, SearchUsage, StillAsking
 from treegen.search.detached import detach
 from treegen.search.node import Search, SearchNode
 from treegen.search.problems import SearchProblem
@@ -90,7 +90,7 @@ class SearchResult:
         except InputError as wrong:
             error, found, returned = wrong, None, None
         stopped = found.stopped if found else ""
-        if isinstance(error, BudgetReached):
+        if isinstance(error, BudgetReached | StillAsking):
             stopped, error = str(error), None
         return SearchResult(
             name=search.name,

@@ -12,7 +12,7 @@ from treegen.outputs import Status, WorkerStatus
 from treegen.params import SamplingParams
 from treegen.search.backend import Backend, Context
 from treegen.search.budget import Budget
-from treegen.search.loop import IdleLoop, end_tasks, run_apart
+from treegen.search.loop import IdleLoop, end_loop, run_apart
 from treegen.search.node import Search, SearchFn
 from treegen.search.problems import SearchProblem
 from treegen.search.result import SearchResult
@@ -100,7 +100,7 @@ class SearchRun(Iterator[SearchResult], Closing):
             self.deal(self.names)
         self._running: set[Running] = set()
         self._results: deque[SearchResult] = deque()
-        self._loop = IdleLoop(self._on_idle, backend)
+        self._loop = IdleLoop(self._on_idle, self._on_busy, backend)
         self.closed = False
 
     def status(self) -> Status:
@@ -180,6 +180,12 @@ class SearchRun(Iterator[SearchResult], Closing):
             return True
         return False  # all searches wait for something else, such as a tool
 
+    def _on_busy(self) -> None:
+        """Do what is done in an idle loop, and stop it in any case: the caller may look around."""
+        if not self.closed:
+            self._on_idle()
+            self._loop.stop()
+
     def _begin(self, problem: SearchProblem, context: Context, origin: str | None) -> None:
         search = Search(
             self.backend, problem.content, name=problem.name, params=self._params,
@@ -202,8 +208,7 @@ class SearchRun(Iterator[SearchResult], Closing):
         if self._loop.is_running():  # a search closes the run, which ends when that search waits
             self._loop.stop()
         elif not self._loop.is_closed():
-            run_apart(lambda: self._loop.run_until_complete(end_tasks()))
-            self._loop.close()
+            run_apart(lambda: end_loop(self._loop))
 
     def __del__(self) -> None:
         if hasattr(self, "closed"):

@@ -45,8 +45,8 @@ class Running:
     def end_wait(self) -> bool:
         """End the wait of a search whose time is over. False if it is not, or a wait just ended.
 
-        Call it only when nothing in the loop can go on: then the search waits for nothing of the
-        model.
+        Call it only when nothing in the loop can go on, or has gone on for long: then the search
+        waits for nothing of the model.
         """
         if self._due is None or self._loop.time() < self._due or self.task.done():
             return False
@@ -61,11 +61,21 @@ class Running:
         failure: BaseException | None = None
         try:
             returned = await self._relayed(_call(fn, self.search))
-        except (Exception, asyncio.CancelledError) as error:
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt | SystemExit) and not self._loop.ending:
+                raise
             failure = error  # it goes into the result, and other searches go on
             failure.__traceback__ = _outside(error.__traceback__)
         self.search.close()  # before the result, for it counts calls that nobody waited for
-        self._on_end(SearchResult.of(self.search, returned, failure))
+        self._on_end(self._result(returned, failure))
+
+    def _result(self, returned: object, failure: BaseException | None) -> SearchResult:
+        try:
+            return SearchResult.of(self.search, returned, failure)
+        except Exception as error:  # what it has noted at a node is nothing that records can have
+            for node in self.search.nodes():
+                node.forget()
+            return SearchResult.of(self.search, None, error)
 
     @types.coroutine
     def _relayed(self, call: Coroutine[Any, Any, object]) -> Generator[Any, Any, object]:

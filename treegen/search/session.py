@@ -18,7 +18,7 @@ from treegen.outputs import Score, Usage
 from treegen.params import SamplingParams
 from treegen.prompts.tokens import tokenize
 from treegen.prompts.tree import Message, Node, chat_arguments
-from treegen.search.budget import Budget, SearchUsage, check_budget
+from treegen.search.budget import Budget, SearchUsage, StillAsking, check_budget
 from treegen.search.live.backend import LiveBackend, Ticket
 from treegen.search.loop import driven
 from treegen.search.node import Search, SearchNode
@@ -60,7 +60,7 @@ class Asked(Generic[T]):
             self.call.send(None)
         except StopIteration as stop:
             self._result, self.is_done = stop.value, True
-        except Exception as error:  # `result` raises it
+        except (Exception, StillAsking) as error:  # `result` raises it
             self.error, self.is_done = error, True
 
     def fail(self, error: Exception) -> None:

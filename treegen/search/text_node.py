@@ -48,15 +48,17 @@ class TextNode(Uncopied):
         self.parent, self.key, self.text = parent, key, text
         self.depth: int = parent.depth + 1 if parent is not None else 0
         self.completion = completion
-        self.order = order
+        self.order, self.restart = order, restart
         self.children: list[Self] = []
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what was noted of the node; it stays in its tree."""
         self.value: float | None = None
         self.visits = 0
         self.prior: float | None = None
         self.scores: dict[str, float] = {}
-        self.pruned = False
-        self.pruned_because = ""
-        self.restart = restart
+        self.pruned, self.pruned_because = False, ""
         self.data: Any = None
 
     @property

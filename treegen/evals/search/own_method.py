@@ -98,7 +98,7 @@ class _Run:
         self._wants_tools = TOOLS in inspect.signature(function).parameters
 
     async def __call__(self, on: Tools, **arguments: Any) -> "Found":
-        from treegen.search.budget import BudgetReached
+        from treegen.search.budget import BudgetReached, StillAsking
         from treegen.search.result import as_found
         from treegen.search.strategies.common import conclude
 
@@ -108,7 +108,7 @@ class _Run:
         stopped = ""
         try:
             returned = await self._function(on.root, **arguments)
-        except BudgetReached as end:
+        except (BudgetReached, StillAsking) as end:
             stopped = str(end)
         if returned is None:  # what it has found is read from the tree
             return await conclude(on.root, on.done, on.evaluate, stopped)

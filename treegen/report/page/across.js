@@ -41,7 +41,7 @@ class Across {
     const of = (side) => (row) => this.value(side, ids[row]);
     const columns = [
       { key: "problem", of: (row) => ids[row], width: "minmax(7rem, 11rem)" },
-      ...runs.map((run, side) => ({ key: run.name, of: of(side), show: fixed(3), width: "minmax(5rem, 8rem)" })),
+      ...runs.map((run, side) => ({ key: run.name, of: of(side), show: fixed(3), width: "minmax(5.7rem, 8rem)" })),
     ];
     if (runs.length === 2) {
       const difference = (row) => {

@@ -21,6 +21,7 @@ const cividis = (share) => {
 class TreePicture {
   static columns = 240;
   static rows = 40;
+  static apart = 54; // from what is above to the first node below another, whose label is above it
   static most = 60; // nodes that are unfolded at first
 
   // best: ids of the path that is marked. asked: what the root is called, instead of a whole prompt.
@@ -107,9 +108,12 @@ class TreePicture {
       order.push([node, depth]);
       stack.push(...this.shownBelow(node).map((each) => [each, depth + 1]).reverse());
     }
-    let leaves = 0;
+    let low = null;
     for (const [node, depth] of order) {
-      if (this.shownBelow(node).length === 0) this.at.set(node.id, [depth * TreePicture.columns, leaves++ * TreePicture.rows]);
+      if (this.shownBelow(node).length > 0) continue;
+      const first = node === this.root || this.below.get(node.parent_id)[0] === node;
+      low = low === null ? 0 : low + (first ? TreePicture.apart : TreePicture.rows);
+      this.at.set(node.id, [depth * TreePicture.columns, low]);
     }
     for (const [node, depth] of order.reverse()) {
       const below = this.shownBelow(node);
@@ -119,7 +123,7 @@ class TreePicture {
     }
     this.order = order.reverse().map(([node]) => node);
     // As high as the tree at first sight, within bounds.
-    if (this.svg) this.svg.style.height = `${Math.max(130, Math.min(420, (leaves + 1) * TreePicture.rows))}px`;
+    if (this.svg) this.svg.style.height = `${Math.max(130, Math.min(420, low + 2 * TreePicture.rows))}px`;
   }
 
   draw() {
@@ -195,7 +199,8 @@ class TreePicture {
     this.scale = Math.max(0.65, Math.min(1.2, width / (right + 40), height / (bottom + 20)));
     this.x = 20;
     const end = this.order.findLast((node) => this.best.has(node.id)) ?? this.root;
-    this.y = bottom * this.scale < height ? 24 : height / 2 - this.at.get(end.id)[1] * this.scale;
+    const centred = height / 2 - this.at.get(end.id)[1] * this.scale;
+    this.y = Math.min(24, Math.max(Math.min(24, height - bottom * this.scale), centred));
     this.move();
   }
 

@@ -22,6 +22,7 @@ from treegen.search.strategies.common import (
     conclude,
     text_state,
 )
+from treegen.search.strategies.costs import Costs
 
 
 async def ab_mcts(
@@ -40,7 +41,7 @@ async def ab_mcts(
     them makes a child is drawn likewise, from the values of all that each has made. The child's
     `data` has its name, if that is empty.
     evaluate: gives values, for which 0 is bad and 1 is good.
-    iterations: most children to generate. batch: how many to choose before any is generated.
+    iterations: most children to generate. batch: how many to choose at once if the budget has room.
     rule: "m", the mixed model of `posterior.mixed` over the values below each child. "a": a new
     child draws from the values of the children when they were new, and all old ones together from
     the values of all that is below them. If these win, the children draw, each from the values at
@@ -58,7 +59,7 @@ async def ab_mcts(
     barren: defaultdict[SearchNode, list[float]] = defaultdict(list)  # what made no new child
     made: dict[str, list[float]] = {name: [] for name in ways}
     above: dict[SearchNode, SearchNode] = {}
-    first = {state(root): root}
+    first, costs = {state(root): root}, Costs(root.search)
     rng = random.Random(
         row_seed(root.search.params.seed, root.search.origin_of(root.key), len(root.children))
     )
@@ -85,13 +86,15 @@ async def ab_mcts(
     stopped, left = "", iterations
     try:
         while left > 0:
-            chosen = [choose() for _ in range(min(batch, left))]
-            left -= len(chosen)
+            num = costs.most(min(batch, left), "children", "values")
+            chosen, left = [choose() for _ in range(num)], left - num
             asked = {each: chosen.count(each) for each in chosen}
-            drawn = await gather(ways[name](node, n) for (node, name), n in asked.items())
+            calls = gather(ways[name](node, n) for (node, name), n in asked.items())
+            drawn = await costs.of("children", num, calls)
             fresh = list(dict.fromkeys(child for group in drawn for child in group))
             new = [child for child in fresh if first.setdefault(state(child), child) is child]
-            for child, value in zip(new, await values_of(new, evaluate), strict=True):
+            values = await costs.of("values", len(new), values_of(new, evaluate))
+            for child, value in zip(new, values, strict=True):
                 child.value, known[child] = value, []
             for child in [each for each in fresh if each not in known]:
                 # Its parent stays, even if it has no other child.

@@ -131,41 +131,55 @@ async def arms_of(children: Sequence[SearchNode], priors: Evaluate | None) -> li
     return [Arm(prior=child.prior) for child in children]
 
 
-def mark(
-    arms: Mapping[SearchNode, Arm], paths: Iterable[Sequence[SearchNode]], change: int
-) -> None:
-    """Count visits along paths as under way, or as no longer so."""
-    for node in (node for path in paths for node in path):
-        arms[node].pending += change
+class Visits:
+    """The visits of a tree.
 
-
-def count(arms: Mapping[SearchNode, Arm], path: Sequence[SearchNode], rules: Rules) -> None:
-    """Count a visit for each node of its path, and note what the node is worth now."""
-    rewards = rules.rewards([arms[node].own for node in path])
-    for node, value in zip(path, rewards, strict=True):
-        arms[node].add(value)
-        node.value, node.visits = arms[node].worth(rules), arms[node].visits
-    end = arms[path[-1]]
-    end.reached = max(end.reached, rewards[0])
-
-
-def in_order(
-    found: Found, rules: Rules, root: SearchNode, ways: Mapping[SearchNode, Sequence[SearchNode]],
-    arms: Mapping[SearchNode, Arm],
-) -> Found:  # fmt: skip
-    """Solutions, which are in the order of their values, in the order of the output rule.
-
-    ways: the children of each node.
+    arms: what is known of each node. ways: the children of each node that has been given some.
     """
-    if rules.output == "value" or not found.candidates:
-        return found
-    ranked = list(found.candidates)
-    if rules.output == "reward":
-        ranked.sort(key=lambda node: -arms[node].reached if node in arms else math.inf)
-    else:
-        node = root
-        while visited := [child for child in ways.get(node, ()) if arms[child].visits]:
-            by_visits = rules.output == "visits"
-            node = max(visited, key=lambda c: arms[c].visits if by_visits else arms[c].mean)
-        ranked.sort(key=lambda each: each is not node)
-    return replace(found, best=ranked[0], candidates=tuple(ranked))
+
+    def __init__(self, arms: dict[SearchNode, Arm], c: float, rules: Rules) -> None:
+        """Visits that count by some rules. c: the weight of the second term of the bound."""
+        self.arms, self.ways = arms, dict[SearchNode, list[SearchNode]]()
+        self._c, self._rules = c, rules
+
+    def next(self, node: SearchNode) -> SearchNode:
+        """The child with the highest bound, the first of several."""
+        visits = self.arms[node].visits + self.arms[node].pending
+        bounds = [self.arms[child].bound(visits, self._c, self._rules) for child in self.ways[node]]
+        return self.ways[node][bounds.index(max(bounds))]
+
+    def mark(self, paths: Iterable[Sequence[SearchNode]], change: int) -> None:
+        """Note visits along paths as under way, or as no longer so."""
+        for node in (node for path in paths for node in path):
+            self.arms[node].pending += change
+
+    def count(self, paths: Sequence[Sequence[SearchNode]]) -> None:
+        """Count visits that were under way, and note what the nodes of their paths are worth."""
+        self.mark(paths, -1)
+        for path in paths:
+            rewards = self._rules.rewards([self.arms[node].own for node in path])
+            for node, value in zip(path, rewards, strict=True):
+                arm = self.arms[node]
+                arm.add(value)
+                node.value, node.visits = arm.worth(self._rules), arm.visits
+            end = self.arms[path[-1]]
+            end.reached = max(end.reached, rewards[0])
+
+    def in_order(self, found: Found, root: SearchNode) -> Found:
+        """Solutions, which are in the order of their values, in that of the output rule."""
+        rule = self._rules.output
+        if rule == "value" or not found.candidates:
+            return found
+        ranked = list(found.candidates)
+        if rule == "reward":
+            ranked.sort(key=lambda n: -self.arms[n].reached if n in self.arms else math.inf)
+        else:
+            node = root
+            while below := [child for child in self.ways.get(node, ()) if self.arms[child].visits]:
+                keys = [
+                    self.arms[child].visits if rule == "visits" else self.arms[child].mean
+                    for child in below
+                ]
+                node = below[keys.index(max(keys))]
+            ranked.sort(key=lambda each: each is not node)
+        return replace(found, best=ranked[0], candidates=tuple(ranked))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate, values_of
@@ -11,7 +11,7 @@ from treegen.search.loop import gather
 from treegen.search.node import SearchNode
 from treegen.search.propose import Propose
 from treegen.search.result import Found
-from treegen.search.strategies.arms import DEFAULT, Arm, Rules, arms_of, count, in_order, mark
+from treegen.search.strategies.arms import DEFAULT, Arm, Rules, Visits, arms_of
 from treegen.search.strategies.common import (
     DEAD_END,
     Done,
@@ -22,6 +22,7 @@ from treegen.search.strategies.common import (
     prune,
     text_state,
 )
+from treegen.search.strategies.costs import Costs
 
 
 async def mcts(
@@ -40,7 +41,7 @@ async def mcts(
     iterations: most visits. c: the weight of the bound's second term; 1.4 fits values from 0 to 1.
     depth: most steps of a path. enough: the search ends at a solution of at least this value.
     batch: visits side by side. Each is led away from those chosen before it. One that would come to
-    the same node is left out.
+    the same node is left out. So are those for which the budget has no room, by costs so far.
     rules: how visits count, and which solution comes first.
     priors: weights of siblings, such as `likelihood`. Bounds are then those of AlphaZero.
     state: of nodes with equal states only the first is kept.
@@ -49,8 +50,7 @@ async def mcts(
     check_counts(iterations=iterations, depth=depth, batch=batch)
     arms = {} if arms is None else arms
     arms[root] = Arm()
-    ways: dict[SearchNode, list[SearchNode]] = {}
-    seen: set[Hashable] = {state(root)}
+    visits, seen, costs = Visits(arms, c, rules), {state(root)}, Costs(root.search)
 
     def is_end(path: Sequence[SearchNode]) -> bool:
         is_solution = path[-1] is not root and done(path[-1])
@@ -62,40 +62,42 @@ async def mcts(
             node = path[-1]
             if node is not root and not arms[node].visits:
                 return True
-            if node not in ways:
+            if node not in visits.ways:
                 return False
-            if ways[node]:
-                visits = arms[node].visits + arms[node].pending
-                bounds = [arms[child].bound(visits, c, rules) for child in ways[node]]
-                path.append(ways[node][bounds.index(max(bounds))])
+            if visits.ways[node]:
+                path.append(visits.next(node))
             else:
                 path.pop()
-                if path and node in ways[path[-1]]:  # another visit may have pruned it
+                if path and node in visits.ways[path[-1]]:  # another visit may have pruned it
                     prune([node], root, DEAD_END)
-                    ways[path[-1]].remove(node)
+                    visits.ways[path[-1]].remove(node)
         return True
 
     async def grow(nodes: Sequence[SearchNode]) -> None:
-        for node, steps in zip(nodes, await gather(map(propose, nodes)), strict=True):
-            ways[node] = distinct(steps, state, seen, root)
-            arms.update(zip(ways[node], await arms_of(ways[node], priors), strict=True))
+        proposed = await costs.of("steps", len(nodes), gather(map(propose, nodes)))
+        for node, steps in zip(nodes, proposed, strict=True):
+            visits.ways[node] = new = distinct(steps, state, seen, root)
+            arms.update(zip(new, await arms_of(new, priors), strict=True))
 
     async def visits_to(most: int) -> list[list[SearchNode]]:
         """The paths of the next visits, each to a node of its own."""
         paths: list[list[SearchNode]] = [[root] for _ in range(most)]
         while True:
-            ends: dict[SearchNode, list[SearchNode]] = {}
-            kept = []
+            ready, kept = dict[SearchNode, bool](), list[list[SearchNode]]()
             for path in paths:
-                ready = descend(path)
-                if path and not (ready and path[-1] in ends):
+                is_ready = descend(path)
+                if path and not (is_ready and path[-1] in ready):
+                    further = ready | {path[-1]: is_ready}
+                    to_grow = [node for node in further if not further[node]]
+                    if kept and not costs.fit(steps=len(to_grow), values=len(kept) + 1):
+                        break
+                    ready = further
                     kept.append(path)
-                    mark(arms, [path], 1)
-                    ends |= {path[-1]: path} if ready else {}
-            if len(ends) == len(kept):
+                    visits.mark([path], 1)
+            if all(ready.values()):
                 return kept
-            await grow(list(dict.fromkeys(path[-1] for path in kept if path[-1] not in ends)))
-            mark(arms, kept, -1)
+            await grow([node for node in ready if not ready[node]])
+            visits.mark(kept, -1)
             paths = kept
 
     stopped, left = "", iterations
@@ -105,14 +107,13 @@ async def mcts(
             leaves = [path[-1] for path in paths]
             is_solution = {leaf: leaf is not root and done(leaf) for leaf in leaves}
             new = [leaf for leaf in leaves if not (is_solution[leaf] and arms[leaf].visits)]
-            for leaf, value in zip(new, await values_of(new, evaluate), strict=True):
+            values = await costs.of("values", len(new), values_of(new, evaluate))
+            for leaf, value in zip(new, values, strict=True):
                 arms[leaf].own = value
-            mark(arms, paths, -1)
-            for path in paths:
-                count(arms, path, rules)
+            visits.count(paths)
             if any(is_solution[leaf] and arms[leaf].own >= enough for leaf in leaves):
                 break
     except BudgetReached as end:
         stopped = str(end)
     found = await conclude(root, done, evaluate, stopped)
-    return in_order(found, rules, root, ways, arms)
+    return visits.in_order(found, root)

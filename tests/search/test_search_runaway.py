@@ -1,0 +1,204 @@
+"""Search functions that would never end, let nothing else go on, or break what records them."""
+
+import asyncio
+import gc
+import json
+from typing import Any
+
+import pytest
+from fakes import HistoryModel
+from live_search import backend_of, run_of
+
+from treegen.search import AskTell, Budget, SearchNode, SearchResult, gather
+
+_MOST = 200_000  # rounds of a loop after which a test gives up
+
+
+async def polls(root: SearchNode) -> int:
+    """Waits for its sample by asking again and again whether it is there."""
+    asked = asyncio.ensure_future(root.sample(2))
+    for _ in range(_MOST):
+        if asked.done():
+            return len(asked.result())
+        await asyncio.sleep(0)
+    return -1
+
+
+async def spins(root: SearchNode) -> str:
+    for _ in range(_MOST):
+        await asyncio.sleep(0)
+    return "never ended"
+
+
+async def two_spin(root: SearchNode) -> str:
+    await gather([spins(root), spins(root)])
+    return "never ended"
+
+
+async def tries_again(root: SearchNode) -> str:
+    """Takes a reached budget for a failure that may pass."""
+    for _ in range(_MOST):
+        try:
+            await root.sample(1)
+        except Exception:
+            continue
+    return "never ended"
+
+
+async def extends_again(root: SearchNode) -> str:
+    for _ in range(_MOST):
+        try:
+            root.extend("a")
+        except Exception:
+            continue
+    return "never ended"
+
+
+def test_a_search_may_poll_for_what_it_has_asked() -> None:
+    backend = backend_of(HistoryModel())
+    results = list(run_of(backend, polls, 3))
+    assert [result.value for result in results] == [2, 2, 2]
+
+
+def test_a_search_that_polls_does_not_hold_up_others() -> None:
+    async def fn(root: SearchNode) -> object:
+        if root.search.name == "0":
+            return await spins(root)
+        await root.run(len, "tool")
+        return len(await root.sample(2))
+
+    run = run_of(backend_of(HistoryModel()), fn, 3, budget=Budget(seconds=60))
+    results: dict[str, SearchResult] = {}
+    while len(results) < 2:
+        run.step()
+        results |= {result.name: result for result in run.ended()}
+    assert {name: result.value for name, result in results.items()} == {"1": 2, "2": 2}
+    run.close()
+
+
+def test_one_may_look_around_while_a_search_spins() -> None:
+    run = run_of(backend_of(HistoryModel()), spins, 1)
+    for _ in range(5):
+        run.step()  # returns, so that Ctrl-C is noticed
+        assert not run.ended()
+    run.close()
+
+
+@pytest.mark.parametrize("fn", [spins, two_spin])
+def test_seconds_end_a_search_that_spins(fn) -> None:  # type: ignore[no-untyped-def]
+    for result in run_of(backend_of(HistoryModel()), fn, 2, budget=Budget(seconds=0.05)):
+        assert result.error is None and result.stopped == "budget of 0.05 seconds reached"
+    searches = AskTell(fn, ["a"], budget=Budget(seconds=0.05))
+    assert searches.ask() == [] and searches.done
+    (ended,) = searches.results
+    assert ended is not None and ended.stopped == "budget of 0.05 seconds reached"
+
+
+@pytest.mark.parametrize("fn", [tries_again, extends_again])
+def test_who_asks_on_and_on_after_the_budget_is_ended(fn) -> None:  # type: ignore[no-untyped-def]
+    (result,) = run_of(backend_of(HistoryModel()), fn, 1, budget=Budget(nodes=3))
+    assert result.usage.nodes == 3 and len(result.tree.nodes) == 4
+    assert result.stopped == "budget of 3 nodes reached" and result.error is None
+
+
+async def holds_itself(root: SearchNode) -> None:
+    (child,) = await root.sample(1)
+    child.data = {}
+    child.data["again"] = child.data
+
+
+async def too_deep(root: SearchNode) -> None:
+    (child,) = await root.sample(1)
+    for _ in range(5000):
+        child.data = [child.data]
+
+
+class Mute:
+    def __repr__(self) -> str:
+        raise ValueError("nothing to say")
+
+
+async def mute(root: SearchNode) -> object:
+    (child,) = await root.sample(1)
+    child.data = Mute()
+    return Mute()
+
+
+@pytest.mark.parametrize(
+    ("fn", "data"),
+    [
+        (holds_itself, "{'again': {...}}"),
+        (too_deep, "<list without a repr>"),
+        (mute, "<Mute without a repr>"),
+    ],
+)
+def test_data_that_nothing_can_hold_is_told_of(fn: Any, data: str) -> None:
+    (result,) = run_of(backend_of(HistoryModel()), fn, 1)
+    assert result.error is None and result.tree.nodes[1].data == data
+    assert json.dumps(result.to_json())
+
+
+async def no_number(root: SearchNode) -> None:
+    for child in await root.sample(3):
+        child.value = "good"  # type: ignore[assignment]
+
+
+async def leaves_early(root: SearchNode) -> None:
+    raise GeneratorExit
+
+
+@pytest.mark.parametrize(("fn", "num"), [(no_number, 4), (leaves_early, 1)])
+def test_every_search_has_a_result(fn: Any, num: int) -> None:
+    results = list(run_of(backend_of(HistoryModel()), fn, 3))
+    assert len(results) == 3
+    for result in results:
+        assert result.error is not None and len(result.tree.nodes) == num
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_what_ends_the_program_ends_all_searches(kind: type[BaseException]) -> None:
+    async def leaves(root: SearchNode) -> None:
+        try:
+            await root.sample(2)
+        finally:
+            raise kind(3)
+
+    run = run_of(backend_of(HistoryModel()), leaves, 3)
+    with pytest.raises(kind) as caught:
+        next(run)
+    assert caught.value.args == (3,) and run.closed
+    assert run.backend.scheduler.run.cache.pool.num_used == 0
+
+
+def test_a_node_is_awaited_in_the_loop_of_its_search_alone() -> None:
+    async def fn(root: SearchNode) -> object:
+        return await root.run(lambda: asyncio.run(root.sample(1)))
+
+    for result in run_of(backend_of(HistoryModel()), fn, 2):
+        assert result.error is not None and "another event loop" in result.error
+
+
+def test_tasks_that_a_search_leaves_behind_end_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    async def fn(root: SearchNode) -> int:
+        for _ in range(3):
+            asyncio.ensure_future(root.sample(2))  # noqa: RUF006
+        await asyncio.sleep(0)
+        return 1
+
+    backend = backend_of(HistoryModel())
+    assert [result.value for result in run_of(backend, fn, 2)] == [1, 1]
+    gc.collect()
+    assert caplog.records == [] and backend.scheduler.run.cache.pool.num_used == 0
+
+
+def test_a_stream_that_is_left_shows_what_it_has_yielded_alone() -> None:
+    async def fn(root: SearchNode) -> str:
+        async for child in root.stream(6):
+            return child.text  # without aclosing, so that the stream is closed some time later
+        return ""
+
+    backend = backend_of(HistoryModel())
+    for result in run_of(backend, fn, 5):
+        assert result.error is None
+        assert [node.text for node in result.tree.nodes[1:]] == [result.value]
+    assert backend.scheduler.run.cache.pool.num_used == 0

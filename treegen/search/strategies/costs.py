@@ -1,0 +1,56 @@
+"""What parts of a search cost, so that what begins together also ends within the budget."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Awaitable
+from typing import Final, TypeVar
+
+from treegen.search.account import Account
+
+_LIMITS: Final = {"tokens": "tokens_decoded", "calls": "calls", "nodes": "nodes"}
+
+T = TypeVar("T")
+
+
+class Costs:
+    """Tokens, calls and nodes that things of each kind have taken of a search's budget so far."""
+
+    def __init__(self, search: Account) -> None:
+        """Nothing is known yet."""
+        self._usage = search.usage
+        self._limits = {
+            name: limit for name in _LIMITS if (limit := getattr(search.budget, name)) is not None
+        }
+        self._num: Counter[str] = Counter()
+        self._taken: defaultdict[str, Counter[str]] = defaultdict(Counter)
+
+    async def of(self, kind: str, num: int, call: Awaitable[T]) -> T:
+        """What a call returns; what it asks for is noted as the costs of `num` things of a kind."""
+        before = self._spent()
+        returned = await call
+        self._num[kind] += num
+        self._taken[kind].update(self._spent() - before)
+        return returned
+
+    def fit(self, **nums: int) -> bool:
+        """Whether the budget has room for so many things of each kind, if each takes the mean.
+
+        A kind of which none is known takes nothing.
+        """
+        spent = self._spent()
+        return all(
+            spent[name] + sum(self._mean(kind, name) * num for kind, num in nums.items()) <= limit
+            for name, limit in self._limits.items()
+        )
+
+    def most(self, num: int, *kinds: str) -> int:
+        """How many of `num` the budget has room for, each one of every kind; at least 1."""
+        sizes = range(num, 1, -1)
+        return next((size for size in sizes if self.fit(**dict.fromkeys(kinds, size))), 1)
+
+    def _mean(self, kind: str, name: str) -> float:
+        return self._taken[kind][name] / max(1, self._num[kind])
+
+    def _spent(self) -> Counter[str]:
+        return Counter({name: getattr(self._usage, _LIMITS[name]) for name in self._limits})
