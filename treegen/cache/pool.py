@@ -106,8 +106,9 @@ class PagePool:
     def free(self, pages: Pages) -> None:
         """Give up one reference on a page for each time that it occurs in `pages`."""
         np.subtract.at(self._refs, pages, 1)
-        assert (self._refs[pages] >= 0).all(), "freed a free page"
-        freed = int((self._refs[np.unique(pages)] == 0).sum())
+        left = self._refs[pages]
+        assert (left >= 0).all(), "freed a free page"
+        freed = len(set(pages[left == 0].tolist()))
         self.num_free += freed
         self.num_freed += freed
 

@@ -47,7 +47,7 @@ def row_seconds(model: Model) -> float:
     """What a row takes in a pass of many, about; of all experts those count that a token has."""
     config = model.module.config.get_text_config(decoder=True)
     experts = getattr(config, "num_experts_per_tok", None) or 1
-    num_bytes = sum(
+    num_bytes: float = sum(
         each.nbytes * (min(experts / len(each), 1.0) if each.dim() == 3 else 1.0)
         for each in model.module.parameters()
     )
