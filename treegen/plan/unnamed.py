@@ -7,14 +7,17 @@ The results of separate calls would then go up and down together.
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
 from treegen.plan.plan import Request
 from treegen.prompts.radix import Tokens
+
+_MOST: Final = 2**19  # prompts whose counts are kept, in some 150 MB
 
 
 def origin_of(content: str | Sequence[int] | Tokens) -> str:
@@ -27,28 +30,41 @@ def origin_of(content: str | Sequence[int] | Tokens) -> str:
 
 
 class DrawnBefore:
-    """Counts the samples, and the searches, of each unnamed prompt."""
+    """Counts the samples, and the searches, of each unnamed prompt.
+
+    A server is asked for new prompts for ever. Of those that were asked for the longest ago it only
+    keeps the highest count. A prompt that is not known, or not any more, goes on from there. So no
+    sample is drawn twice.
+    """
 
     def __init__(self, earlier: DrawnBefore | None = None) -> None:
         """Nothing was drawn yet, or only what `earlier` has counted, which is not changed."""
         self._earlier = earlier
-        self._num: dict[str, int] = {}
+        self._num: OrderedDict[str, int] = OrderedDict()  # the one asked for the longest ago first
+        self._forgotten = 0  # the highest count that was dropped
 
     def num(self, origin: str) -> int:
         """How many samples of an origin were counted."""
         earlier = 0 if self._earlier is None else self._earlier.num(origin)
-        return self._num.get(origin, earlier)
+        return self._num.get(origin, max(earlier, self._forgotten))
 
     def take(self, origin: str, num: int) -> int:
         """Count `num` more samples of an origin; returns how many there were before."""
         first = self.num(origin)
-        self._num[origin] = first + num
+        self._set(origin, first + num)
         return first
 
     def update(self, other: DrawnBefore) -> None:
         """Take over the counts of another `DrawnBefore` where they are higher."""
+        self._forgotten = max(self._forgotten, other._forgotten)
         for origin, num in other._num.items():
-            self._num[origin] = max(num, self.num(origin))
+            self._set(origin, max(num, self.num(origin)))
+
+    def _set(self, origin: str, num: int) -> None:
+        self._num[origin] = num
+        self._num.move_to_end(origin)
+        if len(self._num) > _MOST:
+            self._forgotten = max(self._forgotten, self._num.popitem(last=False)[1])
 
     def origin_of_search(self, origin: str) -> str:
         """Count one more search of a prompt; returns an origin that no search before it had."""
