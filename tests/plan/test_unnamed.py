@@ -17,6 +17,7 @@ def test_however_many_prompts_are_asked_for_no_sample_is_drawn_twice(
         first = within.take(origin, num)
         if within is not before:
             before.update(within)
+        before.forget()
         mine = {(origin, first + index) for index in range(num)}
         assert not mine & drawn, "a sample is drawn twice"
         drawn |= mine
@@ -29,5 +30,12 @@ def test_a_prompt_that_is_asked_for_again_is_kept(monkeypatch: pytest.MonkeyPatc
     before = DrawnBefore()
     for origin in ("a", "b", "a", "c"):  # "b" was asked for the longest ago
         before.take(origin, 5)
+        before.forget()
     assert (before.num("a"), before.num("c")) == (10, 5)
     assert before.num("b") == 5
+
+
+def test_one_call_numbers_all_of_its_prompts_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unnamed, "_MOST", 2)
+    before = DrawnBefore()
+    assert [before.take(f"p{i}", 3) for i in range(9)] == [0] * 9

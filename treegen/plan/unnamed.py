@@ -32,16 +32,14 @@ def origin_of(content: str | Sequence[int] | Tokens) -> str:
 class DrawnBefore:
     """Counts the samples, and the searches, of each unnamed prompt.
 
-    A server is asked for new prompts for ever. Of those that were asked for the longest ago it only
-    keeps the highest count. A prompt that is not known, or not any more, goes on from there. So no
-    sample is drawn twice.
+    A run that takes prompts for ever calls `forget`.
     """
 
     def __init__(self, earlier: DrawnBefore | None = None) -> None:
         """Nothing was drawn yet, or only what `earlier` has counted, which is not changed."""
         self._earlier = earlier
         self._num: OrderedDict[str, int] = OrderedDict()  # the one asked for the longest ago first
-        self._forgotten = 0  # the highest count that was dropped
+        self._forgotten = 0  # the highest count that was forgotten
 
     def num(self, origin: str) -> int:
         """How many samples of an origin were counted."""
@@ -63,7 +61,13 @@ class DrawnBefore:
     def _set(self, origin: str, num: int) -> None:
         self._num[origin] = num
         self._num.move_to_end(origin)
-        if len(self._num) > _MOST:
+
+    def forget(self) -> None:
+        """Of all but the prompts asked for last keep the highest count alone.
+
+        A prompt that is not known, or not any more, goes on from there, so nothing is drawn twice.
+        """
+        while len(self._num) > _MOST:
             self._forgotten = max(self._forgotten, self._num.popitem(last=False)[1])
 
     def origin_of_search(self, origin: str) -> str:

@@ -104,6 +104,7 @@ class LiveRun(Closing, Uncopied):
                 segments.append(self._prompts.find(request.tokens))
                 check_fits("the prompt", segments[-1], request, self._run.cache)
             numbered = self._before.continued_flat(requests, [each.seed for each in params])
+            self._before.forget()
             numbers = []
             if first:
                 numbered = [
