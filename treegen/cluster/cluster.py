@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from treegen.cache.kept import Kept
 from treegen.closing import Closing
-from treegen.cluster.crew import Crew, cores, most_threads
+from treegen.cluster.crew import Crew, most_threads
 from treegen.cluster.dealer import Dealer, Item
 from treegen.cluster.jobs import Job, SampleJob, ScoreJob, SearchJob
 from treegen.cluster.order import sample_items, score_groups, score_items
 from treegen.cluster.packed import PackedPlan
-from treegen.cluster.places import Places, places_of
+from treegen.cluster.places import Places, cores, places_of
 from treegen.cluster.run import Run, none_left
 from treegen.cluster.session import RaySession
 from treegen.cluster.streams import ClusterScores, ClusterSearchRun, ClusterStream

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.cluster.holding import held_signals
+from treegen.cluster.places import cores
 from treegen.cluster.session import RaySession
 from treegen.cluster.waiting import PATIENCE, Waiting
 from treegen.cluster.worker import Failure, Loaded, Worker
@@ -188,11 +189,6 @@ class Crew:
             if slot.actor is not None and not slot.over:
                 slot.over = True
                 self.session.ray.kill(slot.actor)
-
-
-def cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def most_threads() -> int:
