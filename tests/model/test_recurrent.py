@@ -127,7 +127,7 @@ def test_the_memory_is_shared_out_between_keys_and_states() -> None:
 
 def test_a_text_may_have_as_many_tokens_as_a_state_has_heads(tmp_path: Path) -> None:
     """Layers of minimax return their state [N, heads, ...] beside their output [N, length, ...]."""
-    llm = LLM(save_tiny_model(tmp_path, "minimax"), device="cpu", memory="4MiB")
+    llm = LLM(str(save_tiny_model(tmp_path, "minimax")), device="cpu", memory="4MiB")
     prompts = [[5, 6, 7, 8], [9, 8, 7, 6, 5, 4, 3]]
     params = SamplingParams(temperature=0, max_tokens=6)
     together = llm.generate(prompts, params)

@@ -26,6 +26,7 @@ def held_signals() -> Iterator[None]:
     # What is ignored stays so, and what ends the process at once does so.
     before = {n: handler for n in _SIGNALS if callable(handler := signal.getsignal(n))}
     held: list[int] = []
+    module: Any = signal
     install = signal.signal
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -39,10 +40,10 @@ def held_signals() -> Iterator[None]:
     try:
         for number in before:
             install(number, on_signal)
-        signal.signal = not_these
+        module.signal = not_these
         yield
     finally:
-        signal.signal = install
+        module.signal = install
         for number, handler in before.items():
             install(number, handler)
         if held:
