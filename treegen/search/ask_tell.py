@@ -22,7 +22,7 @@ from treegen.plan.unnamed import DrawnBefore, origin_of
 from treegen.search.account import Account
 from treegen.search.backend import Context, Drawn
 from treegen.search.budget import Budget, SearchUsage
-from treegen.search.loop import IdleLoop, end_tasks, run_apart
+from treegen.search.loop import IdleLoop, end_loop, run_apart
 from treegen.search.node import Search, SearchFn
 from treegen.search.problems import named
 from treegen.search.result import SearchResult, warn_if_all_failed
@@ -301,8 +301,7 @@ class AskTell(Closing):
         if self._loop.is_closed():
             return
         self._closing = True
-        run_apart(lambda: self._loop.run_until_complete(end_tasks()))
-        self._loop.close()
+        end_loop(self._loop)
 
     def _note(self, index: int, result: SearchResult) -> None:
         if not self._closing:

@@ -89,11 +89,18 @@ def _has_running_loop() -> bool:
     return True
 
 
-async def end_tasks() -> None:
-    """Cancel all other tasks of a loop that is about to be closed, and wait for their ends."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+def end_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel all tasks of a loop, wait for their ends, and close it."""
+    tasks = asyncio.all_tasks(loop)
     for task in tasks:
-        task.cancel()
+        task.cancel()  # before the loop runs, so that none begins meanwhile
+    try:
+        run_apart(lambda: loop.run_until_complete(_ends(tasks)))
+    finally:
+        loop.close()
+
+
+async def _ends(tasks: Iterable[asyncio.Task[object]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
     loop = asyncio.get_running_loop()
     await loop.shutdown_asyncgens()

@@ -13,7 +13,7 @@ from treegen.outputs import Status, WorkerStatus
 from treegen.params import SamplingParams
 from treegen.search.backend import Backend, Context
 from treegen.search.budget import Budget
-from treegen.search.loop import IdleLoop, end_tasks, run_apart
+from treegen.search.loop import IdleLoop, end_loop, run_apart
 from treegen.search.node import Search, SearchFn
 from treegen.search.problems import SearchProblem
 from treegen.search.result import SearchResult
@@ -208,12 +208,7 @@ class SearchRun(Iterator[SearchResult], Closing):
         if self._loop.is_running():  # a search closes the run, which ends when that search waits
             self._loop.stop()
         elif not self._loop.is_closed():
-            for each in self._running:
-                each.task.cancel()  # now, so that none begins meanwhile
-            try:
-                run_apart(lambda: self._loop.run_until_complete(end_tasks()))
-            finally:
-                self._loop.close()
+            end_loop(self._loop)
 
     def __del__(self) -> None:
         if hasattr(self, "closed"):
