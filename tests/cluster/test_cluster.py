@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from treegen import LLM, Cluster, Node, SamplingParams
-from treegen.errors import CapacityError, InputError, ModelWarning
+from treegen.errors import CapacityError, InputError, ModelWarning, WorkerError
 from treegen.outputs import Completion
 from treegen.search import Found, SearchNode
 
@@ -150,6 +151,34 @@ async def _fails(root: SearchNode) -> Found:
 def test_a_search_that_fails_fails_alone(cluster: Cluster) -> None:
     good, bad = cluster.search(_fails, [("good", "a"), ("bad", "b")])
     assert good.error is None and bad.error is not None and "no way" in bad.error
+    with pytest.warns(RuntimeWarning, match=r"searches failed.*no way$"):  # it has no exception
+        cluster.search(_fails, [("bad", "b")])
+
+
+async def _returns_a_lock(root: SearchNode) -> object:
+    node = (await root.sample(1, max_tokens=2))[0]
+    return threading.Lock() if root.search.name == "bad" else node
+
+
+def test_a_search_that_returns_what_cannot_be_sent_fails_alone(cluster: Cluster) -> None:
+    lives = [slot.life for slot in cluster._crew.slots]
+    good, bad = cluster.search(_returns_a_lock, [("good", "a"), ("bad", "b")])
+    assert good.error is None and good.best == 1
+    assert bad.error is not None and "cannot be sent by a worker (TypeError" in bad.error
+    assert bad.value is None and len(bad.tree.nodes) == 2
+    assert [slot.life for slot in cluster._crew.slots] == lives
+
+
+def test_if_all_workers_are_given_up_each_call_says_so(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for slot in cluster._crew.slots:
+        monkeypatch.setattr(slot, "over", True)
+        monkeypatch.setattr(slot, "told", "its process died")
+    told = r"no worker is left \(worker 0: its process died; worker 1: its process died\)"
+    for call in (lambda: cluster.run(TREE, PARAMS), lambda: cluster.search(_fails, ["a"])):
+        with pytest.raises(WorkerError, match=told):
+            call()
 
 
 def test_a_stream_that_is_left_is_over(cluster: Cluster) -> None:

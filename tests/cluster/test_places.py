@@ -49,6 +49,7 @@ WRONG = [
     (["--gpus", "2", "--model-args", "device=cpu"], "contradict each other"),
     (["--gpus", "0,1", "--ray", "auto"], "are those of this machine"),
     (["--workers", "0"], "workers must be at least 1"),
+    (["--workers", "1000000"], "1,000,000 of them are too many for the"),
     (["--workers", "2", "--device", "cuda"], "run on CPUs"),
     (["--workers", "2", "--ray", "nowhere"], "auto or HOST:PORT"),
     (["--workers", "2", "--ray", "ray://a:1"], "auto or HOST:PORT"),

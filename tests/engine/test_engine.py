@@ -428,6 +428,8 @@ def test_prompts_that_cannot_be_run_are_refused_with_the_numbers(
     assert only_one.completions[0].num_tokens == 1
     with pytest.raises(InputError, match=r"token id 320, but the model's ids are 0 to 319"):
         llm.run(Node([3, 320]))
+    with pytest.raises(CapacityError, match=r"10,000,000,000 samples are too many for one run"):
+        llm.plan(Node("a", samples=10**10))
     tiny = load(checkpoint, memory=10 * 16 * llm.spec.kv_bytes_per_token)
     with pytest.raises(CapacityError, match=r"needs 176 cache tokens even alone, but 144 fit"):
         tiny.run(Node([5] * 130), SamplingParams(max_tokens=20))

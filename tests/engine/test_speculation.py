@@ -145,6 +145,9 @@ def test_a_function_is_told_of_each_sample_and_may_guess_nothing(checkpoint: Pat
     lengths = {request.id: len(request.tokens) for request in got.plan.requests}
     assert all(lengths[name] == length for name, _, length, _ in seen)
     assert {count for _, _, _, count in seen} >= set(range(2, 24))
+    # What is guessed beyond what a pass can use is not looked at.
+    endless = guessed(llm, lambda contexts: [itertools.repeat(5) for _ in contexts])
+    assert_same(endless.run(tree_of(2), PARAMS).completions, wanted.completions)
 
 
 @pytest.mark.parametrize("found", [None, [[1]], [["a"]] * 6, [1.5] * 6, [[1.5]] * 6], ids=str)

@@ -213,6 +213,7 @@ def test_configs_that_fetch_kernels_are_refused(copy: Path, settings: dict[str, 
         ({"layer_types": ["chunked_attention", "full_attention"]}, "chunked_attention"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
         ({"max_position_embeddings": 0}, "max_position_embeddings"),
+        ({"num_hidden_layers": 0}, "config.json gives it 0 layers"),
         ({"hidden_size": "wide"}, "not valid"),
     ],
 )

@@ -11,6 +11,7 @@ import torch
 from tiny_models import HYBRID, config_of, save_tiny_model
 from transformers import DynamicCache
 
+from treegen import LLM, SamplingParams
 from treegen.errors import CacheFullError, ModelError
 from treegen.model.config import load_spec
 from treegen.model.load import from_module, load_model
@@ -122,3 +123,13 @@ def test_the_memory_is_shared_out_between_keys_and_states() -> None:
     assert cache_size(1 << 20, spec_of(0, 1 << 10), 16, 8) == (63, None, 0)
     with pytest.raises(CacheFullError, match=r"recurrent states of 60\.0 MiB"):
         cache_size(128 << 20, large, 64, 256)
+
+
+def test_a_text_may_have_as_many_tokens_as_a_state_has_heads(tmp_path: Path) -> None:
+    """Layers of minimax return their state [N, heads, ...] beside their output [N, length, ...]."""
+    llm = LLM(str(save_tiny_model(tmp_path, "minimax")), device="cpu", memory="4MiB")
+    prompts = [[5, 6, 7, 8], [9, 8, 7, 6, 5, 4, 3]]
+    params = SamplingParams(temperature=0, max_tokens=6)
+    together = llm.generate(prompts, params)
+    alone = [llm.generate([prompt], params)[0] for prompt in prompts]
+    assert [each[0].tokens for each in together] == [each[0].tokens for each in alone]

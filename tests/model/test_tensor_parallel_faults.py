@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from failing_ranks import draw_other_tokens, fail_in_rank_1
 
 from treegen import LLM, Node, SamplingParams
 from treegen.errors import WorkerError
-from treegen.model.leading import Group
+from treegen.model.leading import Followers, Group
 from treegen.model.load import load_model
 from treegen.model.model import Model
 
@@ -72,3 +73,24 @@ def test_processes_end_with_the_model(tmp_path: Path) -> None:
     assert not children() - before
     with pytest.raises(WorkerError, match="the LLM was closed"):
         llm.run(tree_of(1))
+
+
+def test_ranks_that_start_do_not_hold_up_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait for rank 0, not for what it tells them."""
+    waits: list[type[BaseException] | None] = []
+    wait = subprocess.Popen.wait
+
+    def waiting(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        waits.append(subprocess.TimeoutExpired)
+        code = wait(process, timeout)
+        waits[-1] = None
+        return code
+
+    def interrupted(followers: Followers, rank: int, connection: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "wait", waiting)
+    monkeypatch.setattr(Followers, "_await", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Group(2, "cpu")
+    assert waits == [None]

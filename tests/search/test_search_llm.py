@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -229,3 +230,16 @@ def test_roots_that_are_split_below_a_kept_prefix_reuse_it(llm: LLM) -> None:
     assert usage.prompt_tokens_reused >= kept_tokens
     whole = sum(len(llm.tokenizer(prompt)["input_ids"]) for prompt in prompts)
     assert usage.prompt_tokens_computed < whole - len(prompts) * kept_tokens
+
+
+def test_what_ends_the_program_comes_out_of_a_search(
+    llm: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def leave(root: SearchNode) -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        llm.search(leave, ["a", "b"])
+    gc.collect()  # asyncio tells of exceptions that nobody looked at
+    assert not caplog.records
+    assert len(llm.run(Node("a", samples=2), PARAMS).completions) == 2

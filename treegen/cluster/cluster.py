@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from treegen.cache.kept import Kept
 from treegen.closing import Closing
-from treegen.cluster.crew import Crew, cores, most_threads
+from treegen.cluster.crew import Crew, most_threads
 from treegen.cluster.dealer import Dealer, Item
 from treegen.cluster.jobs import Job, SampleJob, ScoreJob, SearchJob
 from treegen.cluster.order import sample_items, score_groups, score_items
 from treegen.cluster.packed import PackedPlan
-from treegen.cluster.places import Places, places_of
-from treegen.cluster.run import Run
+from treegen.cluster.places import Places, cores, places_of
+from treegen.cluster.run import Run, none_left
 from treegen.cluster.session import RaySession
 from treegen.cluster.streams import ClusterScores, ClusterSearchRun, ClusterStream
 from treegen.cluster.worker import from_checkpoint, loading
@@ -224,6 +224,8 @@ class Cluster(LLM, Closing):
     ) -> Run:
         self._check_ready()
         slots = self._crew.slots[: self._most]
+        if all(slot.over for slot in slots):
+            raise none_left(slots)
         dealer = Dealer(items, [slot.number for slot in slots if not slot.over])
         run = Run(self._crew, job, dealer, names.__getitem__, parts=parts, most=self._most)
         self._current = weakref.ref(run)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from treegen.cluster.holding import held_signals
+from treegen.cluster.places import cores
 from treegen.cluster.session import RaySession
 from treegen.cluster.waiting import PATIENCE, Waiting
 from treegen.cluster.worker import Failure, Loaded, Worker
@@ -23,6 +25,7 @@ MOST_FAILURES: Final = 5
 NO_ROOM: Final = (
     f"Ray has found no room for workers in {PATIENCE / 60:.0f} minutes; see `ray status`"
 )
+_TURN: Final = 0.2  # seconds that one look at workers takes, in which a signal waits
 _LOOK: Final = 5.0  # seconds between looks for GPUs that have joined
 
 
@@ -80,16 +83,12 @@ class Crew:
         """Start workers and wait until all have loaded the model; raise what one cannot do."""
         self.starting = True
         self.slots = [Slot(number) for number in range(count)]
-        for slot in self.slots:
-            self.begin(slot)
-        while any(slot.loading is not None for slot in self.slots):
-            self.session.ray.wait([s.loading for s in self.slots if s.loading], timeout=1.0)
+        with held_signals():
             for slot in self.slots:
-                self.look_at(slot)
-                if slot.over or (slot.failures and slot.loaded is None):
-                    raise WorkerError(f"{slot.name} cannot be started: {slot.told}")
-            if self.has_no_room():
-                raise WorkerError(NO_ROOM)
+                self.begin(slot)
+        while any(slot.loading is not None for slot in self.slots):
+            with held_signals():
+                self._look_at_those_that_load()
         self.starting = False
         names = Counter(slot.loaded.device for slot in self.slots if slot.loaded)
         if len(names) > 1:
@@ -98,6 +97,15 @@ class Crew:
         for told in dict.fromkeys(w for s in self.slots if s.loaded for w in s.loaded.warnings):
             warnings.warn(told, ModelWarning, stacklevel=2)
         self._look_due = time.monotonic() + _LOOK
+
+    def _look_at_those_that_load(self) -> None:
+        self.session.ray.wait([s.loading for s in self.slots if s.loading], timeout=_TURN)
+        for slot in self.slots:
+            self.look_at(slot)
+            if slot.over or (slot.failures and slot.loaded is None):
+                raise WorkerError(f"{slot.name} cannot be started: {slot.told}")
+        if self.has_no_room():
+            raise WorkerError(NO_ROOM)
 
     def begin(self, slot: Slot) -> None:
         """Start a process for a slot; its model is loaded meanwhile."""
@@ -181,11 +189,6 @@ class Crew:
             if slot.actor is not None and not slot.over:
                 slot.over = True
                 self.session.ray.kill(slot.actor)
-
-
-def cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def most_threads() -> int:

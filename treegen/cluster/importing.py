@@ -1,14 +1,18 @@
-"""Jobs as they are sent: with the user's code that workers cannot import."""
+"""Jobs and results as they are sent: with the user's code that workers cannot import."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treegen.errors import InputError
 from treegen.search.found import leaving
+
+if TYPE_CHECKING:
+    from treegen.search.result import SearchResult
 
 
 def packed_job(job: object) -> bytes:
@@ -33,6 +37,21 @@ def unpacked_job(data: bytes) -> Any:
     from ray import cloudpickle
 
     return cloudpickle.loads(data)
+
+
+def sendable_result(result: SearchResult) -> SearchResult:
+    """Return a result as it can be sent; without what cannot, and with an error that says so."""
+    from ray import cloudpickle
+
+    pickle: Any = cloudpickle
+    try:
+        # What is read back here is read back there. The tree has nothing but records.
+        pickle.loads(pickle.dumps((result.value, result.answers, result.votes)))
+    except Exception as error:
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        told = f"what it returned cannot be sent by a worker ({told:.200}); return text or numbers"
+        return replace(result, value=None, answers=(), votes={}, error=result.error or told)
+    return result
 
 
 def _send_loose_modules(register: Callable[[ModuleType], None]) -> None:

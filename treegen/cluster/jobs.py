@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from treegen.cluster.importing import sendable_result
 from treegen.cluster.packed import PackedPlan
 from treegen.outputs import LevelRows, Status, Usage
 from treegen.params import SamplingParams
@@ -221,7 +222,7 @@ class _Searching(Task):
 
     def step(self) -> list[Result]:
         self._run.step()
-        return [(self._key_of[result.name], 0, result) for result in self._run.ended()]
+        return [(self._key_of[r.name], 0, sendable_result(r)) for r in self._run.ended()]
 
     def close(self) -> None:
         self._run.close()

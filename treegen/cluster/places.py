@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Final
 
 from treegen.errors import InputError
 from treegen.params import check_int
 
 ALL = "all"
+_MOST_A_CORE: Final = 16  # workers on CPUs; more would bring a machine down
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,11 @@ def places_of(
         check_int("workers", workers, least=1)
         if device not in ("auto", "cpu"):
             raise InputError(f"workers (--workers) run on CPUs; device {device} needs --gpus")
+        if address is None and workers > (most := _MOST_A_CORE * cores()):
+            raise InputError(
+                f"workers (--workers) are processes, and {workers:,} of them are too many for the "
+                f"{cores()} cores here; ask for {most} at most"
+            )
         return Places("cpu", workers, address=_checked(address))
     if device not in ("auto", "cuda"):
         other = "leave one out" if device == "cpu" else "name the GPUs by gpus (--gpus) alone"
@@ -70,6 +78,11 @@ def places_of(
         raise InputError(f"{what} asked for (--gpus) but this machine has {there}")
     chosen = chosen or tuple(range(count or there))
     return Places("cuda", len(chosen), chosen)
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def num_gpus() -> int:

@@ -127,8 +127,7 @@ class Run:
             results += self._collect(slot)
         self._end_those_that_hang()
         if all(slot.over for slot in self._slots) and self._dealer.has_work and self._error is None:
-            told = "; ".join(f"{slot.name}: {slot.told}" for slot in self._slots if slot.told)
-            self._error = WorkerError(f"no worker is left ({told})")
+            self._error = none_left(self._slots)
         elif not self._shares and self._crew.has_no_room() and self._error is None:
             self._error = WorkerError(f"no worker is left ({NO_ROOM})")
         self._add_up()
@@ -295,6 +294,12 @@ class Run:
             self.closed = True
             for slot in self._shares:
                 slot.actor.end.remote(self._id)
+
+
+def none_left(slots: Iterable[Slot]) -> WorkerError:
+    """What to raise if all workers have been given up."""
+    told = "; ".join(f"{slot.name}: {slot.told}" for slot in slots if slot.told)
+    return WorkerError(f"no worker is left ({told})")
 
 
 def _num_pages(slot: Slot) -> int:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import signal
 import socket
 import sys
-import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+from treegen.cluster.holding import held_signals
 from treegen.cluster.places import Places
 from treegen.errors import InputError, WorkerError
 
@@ -82,7 +81,7 @@ class RaySession:
 
     def _init(self, **options: Any) -> None:
         logging.getLogger("ray").setLevel(logging.ERROR)
-        with _own_signals():
+        with held_signals():
             try:
                 self.ray.init(
                     namespace=f"treegen-{uuid.uuid4().hex}",
@@ -108,13 +107,16 @@ class RaySession:
             return "Ray ended it, for its machine had no memory left"
         if isinstance(error, exceptions.RayActorError | exceptions.WorkerCrashedError):
             return "its process died; the kernel may have ended it for want of memory (see dmesg)"
-        return " ".join(str(error).split())[:300]
+        if isinstance(error, exceptions.RayTaskError):  # whose own text is a traceback
+            error = error.cause
+        return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
     def close(self) -> None:
         """Stop what was started here, or leave."""
         if self._is_ours:
             self._is_ours = False
-            self.ray.shutdown()
+            with held_signals():
+                self.ray.shutdown()
 
 
 def _imported(*, private: bool) -> Any:
@@ -165,18 +167,3 @@ def _visible(gpus: tuple[int, ...]) -> Iterator[None]:
             os.environ.pop(name, None)
         else:
             os.environ[name] = before
-
-
-@contextmanager
-def _own_signals() -> Iterator[None]:
-    """Keep this process's signal handlers, which Ray replaces."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            if handler is not None:
-                signal.signal(number, handler)

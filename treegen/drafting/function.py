@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -56,7 +57,7 @@ class FunctionDrafter:
             if len(found) != len(slots):
                 raise ValueError
             for row, guess in zip(tokens_RK, found, strict=True):
-                ids = np.array(list(guess)[:most])
+                ids = np.array(list(islice(guess, most)))
                 if len(ids) and not np.issubdtype(ids.dtype, np.integer):
                     raise TypeError
                 row[: len(ids)] = ids

@@ -72,7 +72,7 @@ class Followers:
             for rank, connection in enumerate(self._connections, start=1):
                 self._await(rank, connection)
         except BaseException:
-            self.close()
+            self.close(now=True)
             raise
         self._watch.start()
 
@@ -156,10 +156,10 @@ class Followers:
         if not self._closing:
             self.fail(told)
 
-    def close(self) -> None:
-        """End the followers and wait for them."""
+    def close(self, *, now: bool = False) -> None:
+        """End the followers and wait for them. now: wherever they are; they may wait for rank 0."""
         self._closing = True
-        for process in self._processes if self._failed else ():
+        for process in self._processes if now or self._failed else ():
             process.kill()
         for connection in self._connections:
             with contextlib.suppress(OSError):
@@ -241,7 +241,7 @@ class Group(Closing):
         try:
             yield
         except TreegenError:
-            self.close()
+            self._followers.close(now=True)
             raise
         except BaseException as error:
             self._followers.fail(f"rank 0: {type(error).__name__}: {error}")

@@ -275,11 +275,13 @@ def _check_layers(config: PretrainedConfig, probe: Probe) -> None:
     """Raise ModelError unless each layer called the attention function once, in order."""
     num_layers = config.get_text_config(decoder=True).num_hidden_layers
     layers = [call.layer for call in probe.calls]
-    if layers == list(range(num_layers)):
+    if layers and layers == list(range(num_layers)):
         return
     (most, times), *_ = Counter(layers).most_common(1) or [(0, 0)]
     silent = sorted({*range(num_layers)} - {*layers})
-    if not layers:
+    if num_layers < 1:
+        reason = f"config.json gives it {num_layers} layers"
+    elif not layers:
         reason = OWN_ATTENTION
     elif NO_NUMBER in layers:
         reason = f"{type(probe.modules[0]).__name__} has no layer number (layer_idx)"

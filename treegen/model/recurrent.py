@@ -362,7 +362,8 @@ def _joined(parts: list[tuple[StateRun, Any]], num_tokens: int) -> Any:
     if isinstance(first, tuple):
         columns = [[(run, out[at]) for run, out in parts] for at in range(len(first))]
         return tuple(_joined(column, num_tokens) for column in columns)
-    if not isinstance(first, Tensor) or first.shape[:2] != (run.num, run.length):
+    # A state beside the output may be as wide as one of the runs is long.
+    if not all(isinstance(out, Tensor) and out.shape[:2] == (r.num, r.length) for r, out in parts):
         return None
     if len(parts) == 1 and isinstance(run.rows, slice):
         return first.reshape(1, num_tokens, *first.shape[2:])

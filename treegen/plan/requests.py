@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from treegen.spec import ModelSpec
 
 ScoreInput = str | Sequence[int]
+_MOST_SAMPLES: Final = 10**8  # of a run: there is a number in memory for each
 
 
 def sample_requests(
@@ -36,7 +37,8 @@ def sample_requests(
         TreeError: the tree has no samples, or generates levels.
         InputError: a prompt has no tokens, or tokens that the model does not have, or params are
             not as many as sampled nodes.
-        CapacityError: a prompt leaves no room for a token in the model's context.
+        CapacityError: a prompt leaves no room for a token in the model's context, or there are more
+            than 100 million samples.
     """
     prompts = tokenize(tree, tokenizer)
     of_each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
@@ -44,10 +46,19 @@ def sample_requests(
         raise InputError(
             f"there are {len(of_each)} params for {len(prompts)} sampled nodes; give one for each"
         )
+    _check_total(sum(prompt.samples for prompt in prompts))
     return [
         _request(prompt, prompt.samples, each, spec)
         for prompt, each in zip(prompts, of_each, strict=True)
     ]
+
+
+def _check_total(samples: int) -> None:
+    if samples > _MOST_SAMPLES:
+        raise CapacityError(
+            f"{samples:,} samples are too many for one run, which has {_MOST_SAMPLES:,} at most; "
+            "ask for fewer, or for several runs with other seeds"
+        )
 
 
 def flat_requests(

@@ -301,7 +301,7 @@ class AskTell(Closing):
         if self._loop.is_closed():
             return
         self._closing = True
-        run_apart(lambda: end_loop(self._loop))
+        end_loop(self._loop)
 
     def _note(self, index: int, result: SearchResult) -> None:
         if not self._closing:

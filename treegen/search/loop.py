@@ -125,14 +125,16 @@ def _has_running_loop() -> bool:
 def end_loop(loop: IdleLoop) -> None:
     """Cancel all tasks of a loop, wait for their ends, and close it."""
     loop.ending = True
-    loop.run_until_complete(_end_tasks(loop))
-    loop.close()
-
-
-async def _end_tasks(loop: IdleLoop) -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    tasks = asyncio.all_tasks(loop)
     for task in tasks:
-        task.cancel()
+        task.cancel()  # before the loop runs, so that none begins meanwhile
+    try:
+        run_apart(lambda: loop.run_until_complete(_ends(loop, tasks)))
+    finally:
+        loop.close()
+
+
+async def _ends(loop: IdleLoop, tasks: Iterable[asyncio.Task[object]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
     await loop.shutdown_asyncgens()
     loop.aside.close()

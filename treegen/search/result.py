@@ -158,9 +158,10 @@ class SearchResult:
 def warn_if_all_failed(results: Sequence[SearchResult]) -> None:
     """Warn if all searches failed, with the failure of the first."""
     if results and all(result.error is not None for result in results):
+        first = results[0]
+        more = " (its exception and traceback are in result.exception)" if first.exception else ""
         warnings.warn(
-            f"all {len(results):,} searches failed; the first: {results[0].error} (its exception "
-            "and traceback are in result.exception)",
+            f"all {len(results):,} searches failed; the first: {first.error}{more}",
             RuntimeWarning,
             stacklevel=3,
         )

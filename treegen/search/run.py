@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -192,8 +193,13 @@ class SearchRun(Iterator[SearchResult], Closing):
             budget=self._budget, context=context, origin=origin,
         )  # fmt: skip
         running = Running(self._loop, self._fn, search, self._note)
-        running.task.add_done_callback(lambda _: self._running.discard(running))
+        running.task.add_done_callback(lambda task: self._ended(running, task))
         self._running.add(running)
+
+    def _ended(self, running: Running, task: asyncio.Task[None]) -> None:
+        self._running.discard(running)
+        if not task.cancelled():
+            task.exception()  # such as Ctrl-C, which `step` raises; asyncio would tell it again
 
     def _note(self, result: SearchResult) -> None:
         if not self.closed:
@@ -208,7 +214,7 @@ class SearchRun(Iterator[SearchResult], Closing):
         if self._loop.is_running():  # a search closes the run, which ends when that search waits
             self._loop.stop()
         elif not self._loop.is_closed():
-            run_apart(lambda: end_loop(self._loop))
+            end_loop(self._loop)
 
     def __del__(self) -> None:
         if hasattr(self, "closed"):
