@@ -66,6 +66,7 @@ class Judge:
         self._tier, self.report = choose_tier(sandbox, self._runtime)
         self._executor = ThreadPoolExecutor(self.workers, thread_name_prefix="judge")
         self._quiet = _Quiet()
+        self._least_seconds = 0.0  # of CPU time, of programs that were accepted; 0 before the first
         self._local = threading.local()
         self._cells: set[SandboxCell] = set()
         self._lock = threading.Lock()
@@ -133,7 +134,9 @@ class Judge:
         for test in tests:
             with self._quiet.shared():
                 result = self._test(program, test, compare)
-            if may_retry and _starved(result, self.limits):
+            if result.verdict is JudgeVerdict.ACCEPTED:
+                self._least_seconds = min(self._least_seconds or result.seconds, result.seconds)
+            if may_retry and _starved(result, self.limits, self._least_seconds):
                 # Load may be to blame, so the test runs again while no other does. Each program may
                 # do this once: one that works and then sleeps would stop all others at every test.
                 may_retry = False
@@ -190,10 +193,14 @@ class Judge:
             cell.close()
 
 
-def _starved(result: TestResult, limits: Limits) -> bool:
-    """Whether a program ran out of wall time though it had work to do, and CPU time left."""
-    by_wall_only = result.verdict is JudgeVerdict.TIMEOUT and result.seconds <= limits.cpu_seconds
-    return by_wall_only and result.seconds > _STARTING_SECONDS
+def _starved(result: TestResult, limits: Limits, least_seconds: float) -> bool:
+    """Whether a program ran out of wall time though it had work to do, and CPU time left.
+
+    least_seconds: CPU time of the program that took the least. With half of it none has begun.
+    """
+    if result.verdict is not JudgeVerdict.TIMEOUT or result.seconds > limits.cpu_seconds:
+        return False
+    return result.seconds > _STARTING_SECONDS or result.seconds < least_seconds / 2
 
 
 class _Quiet:

@@ -10,6 +10,7 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from treegen.tasks.judge import (
     TestResult,
     canaries,
 )
+from treegen.tasks.judge.pool import _starved
 from treegen.tasks.judge.runtime import find_runtime
 from treegen.tasks.judge.sandbox import TIERS
 
@@ -128,6 +130,18 @@ def test_only_a_program_that_worked_is_judged_again_alone() -> None:
         [False, False],
         [True, False],
     ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "starved"),
+    [(0.001, True), (0.008, False), (0.02, False), (0.2, True), (1.5, False)],
+)
+def test_a_program_that_was_kept_from_a_core_is_told_from_one_that_waits(
+    seconds: float, starved: bool
+) -> None:
+    late = TestResult(JudgeVerdict.TIMEOUT, seconds=seconds)
+    assert _starved(late, Limits(cpu_seconds=1.0), least_seconds=0.01) == starved
+    assert not _starved(replace(late, verdict=JudgeVerdict.ACCEPTED), Limits(), 0.01)
 
 
 def test_time_is_cpu_time(judge: Judge) -> None:
