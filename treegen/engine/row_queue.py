@@ -20,9 +20,7 @@ from treegen.plan.seeds import sample_seed
 
 _PAUSE: Final = 16
 _KEY_BITS: Final = 32  # a sort key is the request's rank above, the sample index below
-_LATE: Final = (1 << _KEY_BITS) + (
-    1 << _KEY_BITS - 1
-)  # after the first samples of the next request
+_LATE: Final = 3 << (_KEY_BITS - 1)  # behind the first samples of the next request
 
 FREE, DRAWN, PARKED, READY, RESUMING, LIVE, ENDED = RowState
 
