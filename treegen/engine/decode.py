@@ -67,21 +67,20 @@ class DecodeSteps:
         """Rows of the next step, the number of their tokens, and their places in the last step.
 
         flight: the last step, if its tokens are not known yet. The number of tokens is known even
-        then, so rows that reach their limit in it are left out. So are rows whose budget for
-        thinking it uses up: only their tokens tell whether the thinking has ended by then.
+        then, so rows that reach their limit in it are left out. Rows that have reached it are left
+        out too, which may not have left yet. So are rows whose budget for thinking it uses up: only
+        their tokens tell whether the thinking has ended by then.
         A row that was not in that step has the place -1.
         """
         order, rows, budgets = self._live.order, self._run.rows, self._live.budgets
-        counts = rows.count[order]
-        if flight is None:
-            budgets.decide(order, counts)
-            return order, counts, np.full(len(order), -1)
-        place = np.full(len(rows.serial), -1)
-        place[flight.slots] = np.arange(len(flight.slots))
-        source = place[order]
-        source[flight.serials[source] != rows.serial[order]] = -1
-        counts = counts + (source >= 0)
-        goes_on = (source < 0) | (counts < rows.limit[order])
+        counts, source = rows.count[order], np.full(len(order), -1)
+        if flight is not None:
+            place = np.full(len(rows.serial), -1)
+            place[flight.slots] = np.arange(len(flight.slots))
+            source = place[order]
+            source[flight.serials[source] != rows.serial[order]] = -1
+            counts = counts + (source >= 0)
+        goes_on = counts < rows.limit[order]
         if budgets.used:
             goes_on &= budgets.decide(order, counts, source < 0)
         if goes_on.all():
@@ -164,6 +163,11 @@ class DecodeSteps:
         self._count(prepared, len(order), keys, int(positions_T.sum()) + num)
         usage.drafted_tokens += num - len(order)
         return Flight.of(slots_T, rows.serial[slots_T], draws.first(num), guesses, keys)
+
+    def look_ahead(self) -> None:
+        """Make what the next step needs of the rows that are live now, if they are others."""
+        if len(self._live.order):
+            self._same_rows(self._live.order)
 
     def _count(self, levels: Prepared, num_rows: int, read: int, unshared: int) -> None:
         """Count a step: its rows, the keys it reads, and those it would read without levels."""

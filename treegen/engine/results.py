@@ -13,6 +13,7 @@ from treegen.engine.decode import Flight
 from treegen.engine.failures import check_numbers
 from treegen.engine.finish import Endings
 from treegen.engine.guesses import Guesses
+from treegen.engine.layout import Ints
 from treegen.engine.prefill import PrefillFlight
 from treegen.engine.rows import RowState
 from treegen.engine.run_state import RunState
@@ -32,13 +33,21 @@ class Results:
         """speculation: told what was drawn where it guessed; None for a run without guesses."""
         self._run, self._admission, self._endings = run, admission, endings
         self._speculation = speculation
+        self._over: list[Ints] = []  # slots of rows that are over, or may be, and have not ended
 
     def note(self, flight: PrefillFlight | Flight) -> None:
-        """Wait for a pass, and note its results."""
+        """Wait for a pass, and note its results. Rows that are over stay until `end`."""
         if isinstance(flight, PrefillFlight):
             self._note_prefill(flight)
         else:
             self._note_draws(flight)
+
+    def end(self) -> bool:
+        """End the samples that are over by what was noted; whether there were any."""
+        over, self._over = self._over, []
+        if over:
+            self._endings.end(np.concatenate(over))
+        return bool(over)
 
     def _note_prefill(self, flight: PrefillFlight) -> None:
         """Note the results of a prefill pass, and the first tokens that were drawn after it."""
@@ -50,10 +59,11 @@ class Results:
         self._admission.on_computed(flight.ended())
         for drawn, requests in flight.first:
             self._note_draws(drawn)
+            self.end()
             self._admission.add_rows(requests)
 
     def _note_draws(self, flight: Flight) -> None:
-        """Note the drawn tokens of rows that are still there; end the samples that are over."""
+        """Note the drawn tokens of rows that are still there."""
         rows, num = self._run.rows, len(flight.slots)
         tokens, logprobs, *more = flight.fetch.wait()
         self._run.executor.check()
@@ -96,6 +106,7 @@ class Results:
             stays = rows.serial[slots[now]] == flight.serials[now]
             stays &= rows.state[slots[now]] == RowState.LIVE
             self._note_tokens(flight, columns, now[stays])
+            self.end()
             self._run.usage.accepted_tokens += int(stays.sum()) if turn else 0
 
     def _note_tokens(
@@ -105,7 +116,7 @@ class Results:
         draws: NDArray[np.int64],
         is_last: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Note tokens of some rows, and end the rows that are over. columns: of a flight's draws.
+        """Note tokens of some rows, and which rows may be over. columns: of a flight's draws.
 
         draws: which of them these are, row by row.
         is_last: which of these is the last of its row; None if each row has one.
@@ -127,7 +138,7 @@ class Results:
         if rows.watches:
             over |= rows.unsure(slots)
         if over.any():
-            self._endings.end(slots[over])
+            self._over.append(slots[over])
 
     def _row_name(self, slot: int) -> str:
         rows = self._run.rows

@@ -205,6 +205,8 @@ class Scheduler:
                     if isinstance(error, torch.OutOfMemoryError):
                         self._land()  # the pass before was under way; its results are good
                 with suppress(Exception):
+                    self._results.end()
+                with suppress(Exception):
                     self._endings.report_all()
         finished = self._endings.take()
         if self._error is not None and not finished:
@@ -226,7 +228,9 @@ class Scheduler:
         self._landed.clear()
         self._guesses = self._speculation is not None and self._speculation.is_due()
         if isinstance(self.flight, Flight) and (self._guesses or self.flight.guesses is not None):
-            self._land()  # what is guessed next depends on its tokens
+            # What is guessed next depends on its tokens. Rows that are over leave later, when the
+            # device has work again.
+            self._land(end=False)
         self._admission.admit()
         launched: PrefillFlight | Flight | None
         if self._prefills_next:
@@ -238,6 +242,10 @@ class Scheduler:
             self._speculation.work()
         if before is not None:
             self._note(before)
+        if self._results.end() and self._run_ahead:
+            # Now, for the device waits when the next results are there.
+            self._admission.admit()
+            self._steps.look_ahead()
         if not self._run_ahead:
             self._land()
         if self._run_ahead and self._admission.has_work:  # then the GPU works meanwhile
@@ -306,11 +314,16 @@ class Scheduler:
             failed=self._error is not None,
         )
 
-    def _land(self) -> None:
-        """Wait for the pass under way, if there is one, and note its results."""
+    def _land(self, *, end: bool = True) -> None:
+        """Wait for the pass under way, if there is one, and note its results.
+
+        end: whether the rows leave that are over.
+        """
         flight, self.flight = self.flight, None
         if flight is not None:
             self._note(flight)
+        if end:
+            self._results.end()
 
     def _note(self, flight: PrefillFlight | Flight) -> None:
         self._landed.append(flight)
@@ -337,7 +350,7 @@ class Scheduler:
             if self.flight is not None:
                 # A row gives way only when all its tokens are known.
                 self._land()
-            elif not self._admission.give_way():
+            elif not self._results.end() and not self._admission.give_way():
                 raise CapacityError(f"the last row lacks {short} cache pages; give more memory")
         if not len(order):
             return None
