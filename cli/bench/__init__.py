@@ -10,6 +10,7 @@ from treegen.cli.bench.attention import attention
 from treegen.cli.bench.cluster import cluster
 from treegen.cli.bench.device import decode, monkeys, paper
 from treegen.cli.bench.options import at_least, check_checkpoint
+from treegen.cli.bench.prefill import prefill
 from treegen.cli.options import JSON
 from treegen.errors import InputError
 
@@ -19,7 +20,7 @@ def command() -> None:
     """Measure treegen on this machine."""
 
 
-for _part in (attention, decode, paper, monkeys, cluster):
+for _part in (attention, decode, prefill, paper, monkeys, cluster):
     command.add_command(_part)
 
 

@@ -202,6 +202,10 @@ def test_the_floor_of_a_step_is_the_sum_of_what_its_parts_take_at_least() -> Non
     one = step_floor(size, CEILINGS, 1, [])
     assert one.parts["layers"] == pytest.approx(1000 * 2 / 4e8)  # the weights have to be read
     assert set(one.parts) == {"layers", "head", "sampling"}
+    prefill = step_floor(size, CEILINGS, 30, levels, drawn=1)
+    for name, seconds in prefill.parts.items():
+        same = one if name in ("head", "sampling") else floor
+        assert seconds == same.parts[name]
 
 
 @pytest.mark.parametrize("sharing", SHARING_MODES)

@@ -1,4 +1,4 @@
-"""`treegen bench attention, decode, paper, monkeys`: what they print and what they refuse."""
+"""`treegen bench`, its parts for a device: what they print and what they refuse."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from treegen.cli.bench.options import show
 
 QUICK = ("--ceiling-seconds", "0.003", "--device", "cpu")
 TINY = ("--shape", "tiny", "--repeats", "2", "--memory", "4MiB", *QUICK)
-COMMANDS = ("attention", "cluster", "decode", "paper", "monkeys")
+COMMANDS = ("attention", "cluster", "decode", "paper", "prefill", "monkeys")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -55,6 +55,10 @@ REFUSED = [
     (["decode", "--repeats", "0"], "--repeats"),
     (["decode", "--time-limit", "0"], "--time-limit"),
     (["decode", "--memory", "much"], "memory must be"),
+    (["prefill", "--tokens", "8,0"], "--tokens must be whole numbers of at least 1"),
+    (["prefill", "--passes", "0"], "--passes must be at least 1"),
+    (["prefill", "--shape", "tiny", "--model", "x"], "not both"),
+    (["prefill", "--memory", "much"], "memory must be"),
     (["paper", "gsm9k"], "experiment must be one of"),
     (["paper", "--scale", "2"], "--scale"),
     (["paper", "--shape", "tiny", "--dtype", "int4"], "--dtype"),
@@ -164,6 +168,15 @@ def test_a_grid_says_where_sharing_would_cost_speed(treegen: Command) -> None:
     assert found["settings"]["time_limit"] == 5 and not found["settings"]["eager"]
     assert {r["mode"] for r in found["results"]} == {"auto", "off"}
     assert "Prefix \\ rows" in done.out
+
+
+def test_prefill(treegen: Command) -> None:
+    done = treegen("bench", "prefill", "--tokens", "16,5", "--prefix", "40", "--passes", "3", *TINY)
+    assert done.code == 0, done.err
+    results = done.document["results"]
+    assert [(r["tokens"], r["prefix"], r["passes"]) for r in results] == [(16, 40, 3), (5, 40, 3)]
+    assert all(r["times_floor"] == r["milliseconds"]["median"] / r["floor_ms"] for r in results)
+    assert "|Prefix|Tokens|ms a pass|" in done.out
 
 
 def test_experiments(treegen: Command) -> None:

@@ -242,18 +242,21 @@ def step_floor(
     rows: float,
     levels: list[LevelWork],
     states: float = 0.0,
+    drawn: float | None = None,
 ) -> Floor:
-    """Return the least time of a decode step.
+    """Return the least time of a decode step, or of another pass.
 
     rows: live rows.
     levels: what attention reads; empty for a step without attention.
     states: bytes of recurrent states that are read and written.
+    drawn: rows after which a token is drawn; by default all.
     """
+    drawn = rows if drawn is None else drawn
 
     def part(flops: float, numbers: float, rate: float, itemsize: int = size.itemsize) -> float:
         return max(flops / rate, numbers * itemsize / ceilings.memory)
 
-    weights, logits = size.layer_weights, rows * size.vocab_size
+    weights, logits = size.layer_weights, drawn * size.vocab_size
     head = size.hidden * size.vocab_size
     rate = ceilings.fp8 if size.weight_itemsize == 1 and ceilings.fp8 else ceilings.matmul
     used, read = float(weights), float(weights)
@@ -274,6 +277,6 @@ def step_floor(
             )
             for layer in size.layers
         )
-    parts["head"] = part(2 * rows * head, head + logits, ceilings.matmul)
+    parts["head"] = part(2 * drawn * head, head + logits, ceilings.matmul)
     parts["sampling"] = part(0.0, logits, ceilings.matmul)
     return Floor(parts)

@@ -1,0 +1,93 @@
+"""Small prefill passes, such as search steps with given text need, beside their roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from treegen.bench.ceilings import Ceilings
+from treegen.bench.roofline import LevelWork, ModelSize, size_of, step_floor
+from treegen.bench.table import TextTable
+from treegen.bench.timing import Spread
+from treegen.llm import LLM
+from treegen.params import SamplingParams
+from treegen.prompts.tree import Node
+
+
+@dataclass(frozen=True, slots=True)
+class PassTime:
+    """What passes of so many tokens took, one after another below a prefix.
+
+    passes: of a run. milliseconds: of a pass. floor_ms: the least time of a pass on this device;
+    None where no roofline can be drawn.
+    """
+
+    tokens: int
+    prefix: int
+    passes: int
+    milliseconds: Spread
+    floor_ms: float | None
+
+    @property
+    def times_floor(self) -> float | None:
+        """The median pass over its roofline."""
+        return self.milliseconds.median / self.floor_ms if self.floor_ms else None
+
+
+def measure(
+    llm: LLM, ceilings: Ceilings, sizes: Sequence[int], *, prefix: int, passes: int, repeats: int
+) -> Iterator[PassTime]:
+    """Time prefill passes of each size: one prompt each, below a prefix that is kept.
+
+    The first token after each prompt is drawn too. One run is not timed, in which sizes are met.
+
+    Raises:
+        CapacityError: the prefix, or a prompt, does not fit.
+    """
+    size = size_of(llm.model)
+    rng = np.random.default_rng(0)
+    shared = rng.integers(2, llm.spec.vocab_size, prefix).tolist()
+    params = SamplingParams(max_tokens=1, ignore_eos=True)
+    with llm.keep(Node(shared)):
+        for tokens in sizes:
+            llm.engine.prefill_chunk = tokens  # a pass has one prompt
+            took = []
+            for _ in range(repeats + 1):
+                leaves = [
+                    Node(rng.integers(2, llm.spec.vocab_size, tokens).tolist(), id=str(number))
+                    for number in range(passes)
+                ]
+                usage = llm.run(Node(shared, children=leaves, samples=0), params).usage
+                took.append(usage.prefill_seconds / passes * 1e3)
+            floor = None if isinstance(size, str) else _floor(size, ceilings, tokens, prefix)
+            yield PassTime(tokens, prefix, passes, Spread.of(took[1:]), floor)
+
+
+def pass_table(times: Sequence[PassTime]) -> TextTable:
+    """A row for each size."""
+    return TextTable(
+        ("Prefix", "Tokens", "ms a pass", "low-high", "roofline ms", "times the roofline"),
+        tuple(
+            (
+                f"{each.prefix:,}",
+                f"{each.tokens:,}",
+                f"{each.milliseconds.median:,.2f}",
+                f"{each.milliseconds.low:,.2f}-{each.milliseconds.high:,.2f}",
+                f"{each.floor_ms:,.2f}" if each.floor_ms is not None else "",
+                f"{each.times_floor:.2f}" if each.times_floor is not None else "",
+            )
+            for each in times
+        ),
+        tuple(range(6)),
+    )
+
+
+def _floor(size: ModelSize, ceilings: Ceilings, tokens: int, prefix: int) -> float:
+    """The least milliseconds of a pass: each token sees the prefix and those of its prompt."""
+    levels = [
+        LevelWork("prefix", tokens * prefix, prefix),
+        LevelWork("own keys", tokens * (tokens + 1) / 2, tokens),
+    ]
+    return step_floor(size, ceilings, tokens, levels, drawn=1).seconds * 1e3
