@@ -50,6 +50,18 @@ def _load_flash() -> Implementation:
     return Flash()
 
 
+def _load_flash4() -> Implementation:
+    try:
+        from flash_attn.cute import flash_attn_varlen_func
+    except ImportError as error:
+        return Missing(
+            "flash4", f"flash-attn-4 cannot be imported ({error}); install treegen[flash4]"
+        )
+    from treegen.attention.libraries.varlen import Flash4
+
+    return Flash4(flash_attn_varlen_func)
+
+
 def _load_xformers() -> Implementation:
     try:
         import xformers
@@ -73,6 +85,7 @@ LOADERS: Final[dict[str, Callable[[], Implementation]]] = {
     "reference": _load_reference,
     "invariant": _load_invariant,
     "flash": _load_flash,
+    "flash4": _load_flash4,
     "xformers": _load_xformers,
 }
 Pools = Tensor | Sequence[Tensor]

@@ -1,6 +1,6 @@
-"""Kernels of libraries: FlashAttention-2, from torch or from the package flash-attn, and xformers.
+"""Kernels of libraries: FlashAttention-2 (torch's or flash-attn), FlashAttention-4, xformers.
 
-Both are told where the keys of a sequence start and how many there are. So sequences may lie
+All are told where the keys of a sequence start and how many there are. So sequences may lie
 anywhere in a pool, and overlap. The page tables of FlashAttention-2 are not used: it takes no pages
 of fewer than 256 tokens.
 
@@ -62,6 +62,54 @@ class Flash(Library):
             out_NHD, lse_HN, *_ = torch.ops.aten._flash_attention_forward(
                 *sequences, causal, False, scale=scale, **more
             )
+        return out_NHD, lse_HN
+
+
+class Flash4(Library):
+    """FlashAttention-4, from the package flash-attn-4, for Hopper and Blackwell.
+
+    Its last step over the keys of a unit reads on to the end of a block, and multiplies what it
+    finds there by 0. So slots that hold no key have to hold finite values. In the pools of an LLM
+    they do.
+    """
+
+    name = "flash4"
+    softcaps = True
+
+    def __init__(self, attend: Any) -> None:
+        """attend: the function flash_attn.cute.flash_attn_varlen_func."""
+        self._attend = attend
+
+    def refusal(self, device: torch.device) -> str | None:
+        """It has kernels for older GPUs too, but these are not tested."""
+        reason = super().refusal(device)
+        if reason is None and torch.cuda.get_device_capability(device)[0] not in (9, 10):
+            reason = "needs compute capability 9.0 (Hopper) or 10.x (Blackwell)"
+        return reason
+
+    def run(
+        self, q_NHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, call: Call, options: Options
+    ) -> tuple[Tensor, Tensor]:
+        """One call. A kernel is compiled at the first call of its kind, in some seconds.
+
+        The kind is what the arguments fix: types, widths, heads per key head, causality, whether
+        there is a window, the softcap, and whether there are more than 256 units. So the call does
+        not tell how long units are, which would only make more kinds.
+        """
+        q_ends_U1, k_start_U1, k_len_U1 = call.ends_3U
+        out_NHD, lse_HN = self._attend(
+            q_NHD,
+            k_SKD,
+            v_SKD,
+            cu_seqlens_q=q_ends_U1,
+            cu_seqlens_k=k_start_U1,
+            seqused_k=k_len_U1[:-1],
+            softmax_scale=options.scale,
+            causal=call.causal,
+            window_size=(None if call.window is None else call.window - 1, None),
+            softcap=options.softcap or 0.0,
+            return_lse=True,
+        )
         return out_NHD, lse_HN
 
 
