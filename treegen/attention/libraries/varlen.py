@@ -9,14 +9,16 @@ Legend: N packed rows, H query heads, K key heads, D dimension, S slots.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from treegen.attention.libraries import packages
 from treegen.attention.libraries.base import Call, Library
 from treegen.attention.libraries.units import KEYS, ROWS, SLOT
-from treegen.attention.types import Options
+from treegen.attention.types import KVPair, Options
 from treegen.errors import InputError
 
 
@@ -26,13 +28,7 @@ class Flash(Library):
     name = "flash"
 
     def __init__(self) -> None:
-        try:
-            # Its public function has no argument for the number of keys used.
-            from flash_attn.flash_attn_interface import _flash_attn_varlen_forward
-        except ImportError:
-            self._package: Any = None
-        else:
-            self._package = _flash_attn_varlen_forward
+        self._package = packages.flash2()
         self.softcaps = self._package is not None
 
     def refusal(self, device: torch.device) -> str | None:
@@ -86,6 +82,15 @@ class Flash4(Library):
         if reason is None and torch.cuda.get_device_capability(device)[0] not in (9, 10):
             reason = "needs compute capability 9.0 (Hopper) or 10.x (Blackwell)"
         return reason
+
+    def _check(self, q_THD: Tensor, pairs: Sequence[KVPair], options: Options) -> None:
+        super()._check(q_THD, pairs, options)
+        width = q_THD.shape[2]
+        if 128 < width < 256 and torch.cuda.get_device_capability(q_THD.device)[0] > 9:
+            raise InputError(
+                "impl 'flash4' takes no width between 128 and 256 on a Blackwell GPU, got "
+                f"{width}; use 'triton' or 'reference'"
+            )
 
     def run(
         self, q_NHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, call: Call, options: Options
