@@ -11,10 +11,11 @@ import torch
 
 from treegen.attention import Level, attend
 from treegen.attention.api import LOADERS, choose
+from treegen.attention.libraries import packages
 from treegen.attention.libraries.varlen import Flash, Flash4
 from treegen.errors import InputError
 
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 Install = Callable[[str, str], None]
 
 
@@ -24,6 +25,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     names = "flash_attn", "xformers"
     kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith(names)}
     monkeypatch.syspath_prepend(tmp_path)
+    packages.flash4.cache_clear()
 
     def write(path: str, text: str) -> None:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -33,43 +35,68 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     for name in [name for name in sys.modules if name.startswith(names)]:
         del sys.modules[name]
     sys.modules.update(kept)
+    packages.flash4.cache_clear()
 
 
-def complaint(impl: str) -> str:
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+
+
+def complaint(impl: str, device: torch.device = CPU) -> str:
     with pytest.raises(InputError) as caught:
-        choose(impl, CPU)
+        choose(impl, device)
     return str(caught.value)
 
 
-def test_flash_attn_4_alone_is_not_taken_for_flash_attn(install: Install) -> None:
+def test_flash_attn_4_alone_is_not_taken_for_flash_attn(install: Install, hopper: None) -> None:
     install("flash_attn/cute/__init__.py", "def flash_attn_varlen_func(): ...")
     assert not Flash().softcaps  # the kernels are torch's
-    assert "flash: takes tensors on an NVIDIA GPU, got cpu" in complaint("flash")
+    assert choose("flash4", CUDA).name == "flash4"
+
+
+def test_flash_attn_4_is_not_imported_where_it_cannot_run(install: Install) -> None:
+    """The import takes seconds."""
+    install("flash_attn/cute/__init__.py", "def flash_attn_varlen_func(): ...")
     assert "flash4: takes tensors on an NVIDIA GPU, got cpu" in complaint("flash4")
+    assert choose("auto", CPU).name == "cpu" and "flash_attn.cute" not in sys.modules
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
+        (None, "No module named 'flash_attn.cute'"),
         ("import cutlass_of_another_time", "No module named 'cutlass_of_another_time'"),
         ("flash_attn_func = None", "cannot import name 'flash_attn_varlen_func'"),
         ("None.shape", "AttributeError: 'NoneType' object has no attribute 'shape'"),
+        ("raise OSError('libcuda:\\nmissing')", "OSError: libcuda: missing)"),
     ],
 )
 def test_a_flash_attn_4_that_cannot_be_loaded_is_refused(
-    install: Install, text: str, reason: str
+    install: Install, hopper: None, text: str | None, reason: str
 ) -> None:
-    install("flash_attn/cute/__init__.py", text)
-    told = complaint("flash4")
+    install("flash_attn/__init__.py", "")
+    if text is not None:
+        install("flash_attn/cute/__init__.py", text)
+    told = complaint("flash4", CUDA)
     assert f"flash4: flash-attn-4 cannot be imported ({reason}" in told
-    assert told.endswith("install treegen[flash4]") and "\n" not in told
+    assert told.endswith("install treegen[flash4]")
 
 
-def test_flash_attn_alone_is_not_taken_for_flash_attn_4(install: Install) -> None:
+def test_warnings_of_flash_attn_4_are_its_authors(install: Install) -> None:
+    install(
+        "flash_attn/cute/__init__.py",
+        "import warnings\nwarnings.warn('old', DeprecationWarning)\n"
+        "def flash_attn_varlen_func(): ...",
+    )
+    assert callable(packages.flash4())
+
+
+def test_flash_attn_alone_is_taken_for_flash(install: Install) -> None:
     install("flash_attn/__init__.py", "")
     install("flash_attn/flash_attn_interface.py", "def _flash_attn_varlen_forward(): ...")
     assert Flash().softcaps
-    assert "(No module named 'flash_attn.cute')" in complaint("flash4")
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -89,11 +116,11 @@ def test_xformers_beside_flash_attn_4(install: Install, whole: bool, loaded: boo
         "if found:\n    import flash_attn.flash_attn_interface\n",
     )
     if loaded:
-        complaint("flash4")
+        packages.flash4()
     assert "xformers: xformers was built for another torch or CUDA" in complaint("xformers")
     assert sys.modules["xformers.ops.fmha"].found is whole
     assert ("flash_attn" in sys.modules) is (loaded or whole)
-    assert "flash4: takes tensors on an NVIDIA GPU, got cpu" in complaint("flash4")
+    assert callable(packages.flash4())
 
 
 def test_a_broken_xformers_is_refused_with_the_reason(install: Install) -> None:
@@ -115,11 +142,15 @@ def test_a_broken_xformers_is_refused_with_the_reason(install: Install) -> None:
     ],
 )
 def test_gpus_of_flash4(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], reason: str | None
+    install: Install,
+    hopper: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    reason: str | None,
 ) -> None:
-    monkeypatch.setattr(torch.version, "hip", None)
+    install("flash_attn/cute/__init__.py", "def flash_attn_varlen_func(): ...")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    assert Flash4(attend=None).refusal(torch.device("cuda")) == reason
+    assert Flash4().refusal(CUDA) == reason
 
 
 @pytest.mark.parametrize("width", [136, 192, 248])
@@ -128,7 +159,7 @@ def test_widths_that_flash4_does_not_take_on_blackwell(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (10, 0))
     monkeypatch.setattr(Flash4, "refusal", lambda self, device: None)
-    monkeypatch.setitem(LOADERS, "flash4", lambda: Flash4(attend=None))
+    monkeypatch.setitem(LOADERS, "flash4", Flash4)
     q_THD, pool = torch.zeros(1, 1, width), torch.zeros(1, 1, 1, width)
     q_THD, pool = q_THD.bfloat16(), pool.bfloat16()
     level = Level.dense([0], [1], 1)

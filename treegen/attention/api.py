@@ -51,14 +51,9 @@ def _load_flash() -> Implementation:
 
 
 def _load_flash4() -> Implementation:
-    from treegen.attention.libraries import packages
     from treegen.attention.libraries.varlen import Flash4
 
-    try:
-        return Flash4(packages.flash4())
-    except ImportError as error:
-        reason = f"flash-attn-4 cannot be imported ({error}); install treegen[flash4]"
-        return Missing("flash4", reason)
+    return Flash4()
 
 
 def _load_xformers() -> Implementation:

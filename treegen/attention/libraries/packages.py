@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 
@@ -26,20 +27,21 @@ def flash2() -> Any:
     return _flash_attn_varlen_forward
 
 
+@cache
 def flash4() -> Any:
-    """The function of flash-attn-4 for sequences of unequal lengths.
+    """The function of flash-attn-4 for sequences of unequal lengths. The import takes seconds.
 
     Raises:
         ImportError: it is not installed, or it or what it needs cannot be loaded.
     """
     try:
-        from flash_attn.cute import flash_attn_varlen_func
+        with quiet():
+            from flash_attn.cute import flash_attn_varlen_func
     except ImportError:
         raise
     except Exception as error:  # pre-releases that do not fit each other, libraries of CUDA
-        raise ImportError(f"{type(error).__name__}: {error}") from error
-    # Each compilation of a kernel would tell that an empty argument has an unknown type.
-    warnings.filterwarnings("ignore", message="Argument aux_data", category=UserWarning)
+        reason = " ".join(str(error).split())
+        raise ImportError(f"{type(error).__name__}: {reason}") from error
     return flash_attn_varlen_func
 
 
@@ -70,3 +72,11 @@ def _whole_flash_attn() -> Iterator[None]:
         del sys.modules["flash_attn"]
         if loaded is not None:
             sys.modules["flash_attn"] = loaded
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Drop warnings: those of flash-attn-4 and of its compiler are for its authors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -10,6 +10,7 @@ Legend: N packed rows, H query heads, K key heads, D dimension, S slots.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -72,15 +73,19 @@ class Flash4(Library):
     name = "flash4"
     softcaps = True
 
-    def __init__(self, attend: Any) -> None:
-        """attend: the function flash_attn.cute.flash_attn_varlen_func."""
-        self._attend = attend
+    def __init__(self) -> None:
+        self._compiled: set[Any] = set()
 
     def refusal(self, device: torch.device) -> str | None:
-        """It has kernels for older GPUs too, but these are not tested."""
+        """There must be the package. Its kernels for older GPUs are not tested, so not used."""
         reason = super().refusal(device)
         if reason is None and torch.cuda.get_device_capability(device)[0] not in (9, 10):
             reason = "needs compute capability 9.0 (Hopper) or 10.x (Blackwell)"
+        if reason is None:
+            try:
+                packages.flash4()
+            except ImportError as error:
+                reason = f"flash-attn-4 cannot be imported ({error}); install treegen[flash4]"
         return reason
 
     def _check(self, q_THD: Tensor, pairs: Sequence[KVPair], options: Options) -> None:
@@ -97,24 +102,28 @@ class Flash4(Library):
     ) -> tuple[Tensor, Tensor]:
         """One call. A kernel is compiled at the first call of its kind, in some seconds.
 
-        The kind is what the arguments fix: types, widths, heads per key head, causality, whether
-        there is a window, the softcap, and whether there are more than 256 units. So the call does
-        not tell how long units are, which would only make more kinds.
+        To tell how long units are would make more kinds, and gain nothing on Hopper.
         """
         q_ends_U1, k_start_U1, k_len_U1 = call.ends_3U
-        out_NHD, lse_HN = self._attend(
-            q_NHD,
-            k_SKD,
-            v_SKD,
-            cu_seqlens_q=q_ends_U1,
-            cu_seqlens_k=k_start_U1,
-            seqused_k=k_len_U1[:-1],
-            softmax_scale=options.scale,
-            causal=call.causal,
-            window_size=(None if call.window is None else call.window - 1, None),
-            softcap=options.softcap or 0.0,
-            return_lse=True,
-        )
+        per_head = q_NHD.shape[1] // k_SKD.shape[1]
+        many = len(call.units_U5) > 256  # these are found by another kind of search
+        kind = (q_NHD.dtype, q_NHD.shape[2], per_head, call.causal, call.window is None, many,
+                options.softcap)  # fmt: skip
+        with nullcontext() if kind in self._compiled else packages.quiet():
+            out_NHD, lse_HN = packages.flash4()(
+                q_NHD,
+                k_SKD,
+                v_SKD,
+                cu_seqlens_q=q_ends_U1,
+                cu_seqlens_k=k_start_U1,
+                seqused_k=k_len_U1[:-1],
+                softmax_scale=options.scale,
+                causal=call.causal,
+                window_size=(None if call.window is None else call.window - 1, None),
+                softcap=options.softcap or 0.0,
+                return_lse=True,
+            )
+        self._compiled.add(kind)
         return out_NHD, lse_HN
 
 
