@@ -103,7 +103,8 @@ class LLM(Calls):
         on a GPU.
         sharing: which tree levels are attention parts of their own; see `compile_plan`.
         impl: how attention is computed: "auto", "cpu", "triton" (with cuDNN for a long trunk),
-        "flash", "xformers" or "reference". For a loaded `Model`, "auto" is what it was loaded with.
+        "flash", "flash4", "xformers" or "reference". For a loaded `Model`, "auto" is what it was
+        loaded with.
         eager: on a GPU, start at once, without compiling and without CUDA graphs, and run slower.
         compile: compile the decoder layers, on a GPU; it takes some seconds at first use. None
         compiles on a GPU unless eager. Of models with recurrent layers those are compiled whose

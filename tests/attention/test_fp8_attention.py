@@ -60,7 +60,7 @@ def test_attention_takes_the_numbers_that_are_stored(impl: str, seed: int) -> No
     torch.testing.assert_close(lse.cpu().double(), want_lse, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("impl", ["xformers", "flash"])
+@pytest.mark.parametrize("impl", ["xformers", "flash", "flash4"])
 def test_other_implementations_refuse_it(impl: str) -> None:
     with pytest.raises(InputError, match=f"{impl}.*takes no keys in FP8"):
         check_reads_fp8(impl)

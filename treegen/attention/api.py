@@ -50,17 +50,24 @@ def _load_flash() -> Implementation:
     return Flash()
 
 
+def _load_flash4() -> Implementation:
+    from treegen.attention.libraries.varlen import Flash4
+
+    return Flash4()
+
+
 def _load_xformers() -> Implementation:
+    from treegen.attention.libraries import packages
+    from treegen.attention.libraries.varlen import XFormers
+
     try:
-        import xformers
-        from xformers.ops import fmha
-    except ImportError:
-        return Missing("xformers", "xformers is not installed; install treegen[xformers]")
+        xformers, fmha = packages.xformers()
+    except ImportError as error:
+        reason = f"xformers cannot be imported ({error}); install treegen[xformers]"
+        return Missing("xformers", reason)
     if not getattr(xformers, "_has_cpp_library", True):
         reason = "xformers was built for another torch or CUDA and cannot load its kernels"
         return Missing("xformers", reason)
-    from treegen.attention.libraries.varlen import XFormers
-
     return XFormers(fmha)
 
 
@@ -73,6 +80,7 @@ LOADERS: Final[dict[str, Callable[[], Implementation]]] = {
     "reference": _load_reference,
     "invariant": _load_invariant,
     "flash": _load_flash,
+    "flash4": _load_flash4,
     "xformers": _load_xformers,
 }
 Pools = Tensor | Sequence[Tensor]
@@ -249,7 +257,8 @@ def attend(
 
     A row sees the keys of its groups. On a causal level it sees only keys at or before its own
     position. With a window W it sees, on any level, only keys less than W positions before it.
-    Slots past a group's kv_len, and pages of no group, do not reach the result, whatever they hold.
+    Slots past a group's kv_len, and pages of no group, do not reach the result, whatever they hold;
+    for "flash4" this must be finite.
 
     q_THD: queries [T, q_heads, k_dim]. q_heads is a multiple of kv_heads: query head h reads key
     head h // (q_heads // kv_heads).

@@ -1,6 +1,6 @@
-"""Kernels of libraries: FlashAttention-2, from torch or from the package flash-attn, and xformers.
+"""Kernels of libraries: FlashAttention-2 (torch's or flash-attn), FlashAttention-4, xformers.
 
-Both are told where the keys of a sequence start and how many there are. So sequences may lie
+All are told where the keys of a sequence start and how many there are. So sequences may lie
 anywhere in a pool, and overlap. The page tables of FlashAttention-2 are not used: it takes no pages
 of fewer than 256 tokens.
 
@@ -9,14 +9,17 @@ Legend: N packed rows, H query heads, K key heads, D dimension, S slots.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from treegen.attention.libraries import packages
 from treegen.attention.libraries.base import Call, Library
 from treegen.attention.libraries.units import KEYS, ROWS, SLOT
-from treegen.attention.types import Options
+from treegen.attention.types import KVPair, Options
 from treegen.errors import InputError
 
 
@@ -26,13 +29,7 @@ class Flash(Library):
     name = "flash"
 
     def __init__(self) -> None:
-        try:
-            # Its public function has no argument for the number of keys used.
-            from flash_attn.flash_attn_interface import _flash_attn_varlen_forward
-        except ImportError:
-            self._package: Any = None
-        else:
-            self._package = _flash_attn_varlen_forward
+        self._package = packages.flash2()
         self.softcaps = self._package is not None
 
     def refusal(self, device: torch.device) -> str | None:
@@ -62,6 +59,71 @@ class Flash(Library):
             out_NHD, lse_HN, *_ = torch.ops.aten._flash_attention_forward(
                 *sequences, causal, False, scale=scale, **more
             )
+        return out_NHD, lse_HN
+
+
+class Flash4(Library):
+    """FlashAttention-4, from the package flash-attn-4, for Hopper and Blackwell.
+
+    Its last step over the keys of a unit reads on to the end of a block, and multiplies what it
+    finds there by 0. So slots that hold no key have to hold finite values. In the pools of an LLM
+    they do.
+    """
+
+    name = "flash4"
+    softcaps = True
+
+    def __init__(self) -> None:
+        self._compiled: set[Any] = set()
+
+    def refusal(self, device: torch.device) -> str | None:
+        """There must be the package. Its kernels for older GPUs are not tested, so not used."""
+        reason = super().refusal(device)
+        if reason is None and torch.cuda.get_device_capability(device)[0] not in (9, 10):
+            reason = "needs compute capability 9.0 (Hopper) or 10.x (Blackwell)"
+        if reason is None:
+            try:
+                packages.flash4()
+            except ImportError as error:
+                reason = f"flash-attn-4 cannot be imported ({error}); install treegen[flash4]"
+        return reason
+
+    def _check(self, q_THD: Tensor, pairs: Sequence[KVPair], options: Options) -> None:
+        super()._check(q_THD, pairs, options)
+        width = q_THD.shape[2]
+        if 128 < width < 256 and torch.cuda.get_device_capability(q_THD.device)[0] > 9:
+            raise InputError(
+                "impl 'flash4' takes no width between 128 and 256 on a Blackwell GPU, got "
+                f"{width}; use 'triton' or 'reference'"
+            )
+
+    def run(
+        self, q_NHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, call: Call, options: Options
+    ) -> tuple[Tensor, Tensor]:
+        """One call. A kernel is compiled at the first call of its kind, in some seconds.
+
+        To tell how long units are would make more kinds, and gain nothing on Hopper.
+        """
+        q_ends_U1, k_start_U1, k_len_U1 = call.ends_3U
+        per_head = q_NHD.shape[1] // k_SKD.shape[1]
+        many = len(call.units_U5) > 256  # these are found by another kind of search
+        kind = (q_NHD.dtype, q_NHD.shape[2], per_head, call.causal, call.window is None, many,
+                options.softcap)  # fmt: skip
+        with nullcontext() if kind in self._compiled else packages.quiet():
+            out_NHD, lse_HN = packages.flash4()(
+                q_NHD,
+                k_SKD,
+                v_SKD,
+                cu_seqlens_q=q_ends_U1,
+                cu_seqlens_k=k_start_U1,
+                seqused_k=k_len_U1[:-1],
+                softmax_scale=options.scale,
+                causal=call.causal,
+                window_size=(None if call.window is None else call.window - 1, None),
+                softcap=options.softcap or 0.0,
+                return_lse=True,
+            )
+        self._compiled.add(kind)
         return out_NHD, lse_HN
 
 
