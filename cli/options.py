@@ -90,7 +90,7 @@ _MODEL: Final = (
     click.option("--draft-model", metavar="DIR|NAME", help="A small model with the same tokenizer, "
                  "which guesses tokens. Samples stay the same."),
     click.option("--draft-tokens", type=int, metavar="N", help="Tokens of a sample that are "
-                 "guessed for a pass at most. Default: 8."),
+                 "guessed for a pass at most. Default: 12."),
 )  # fmt: skip
 # For commands that have another option -a.
 _MODEL_WITHOUT_A: Final = (_MODEL[0], _model_args(), *_MODEL[2:])

@@ -290,7 +290,8 @@ class MixedRun:
         max_rows, chunk = int(rng.integers(1, 9)), int(rng.choice([2, 4, 8, 30]))
         run_ahead = bool(rng.random() < 0.7)
         drafter = _Knowing(self.model, rng)
-        speculation = SpeculationOptions(lambda *_: drafter, int(rng.integers(1, 7)))
+        most, scouts = int(rng.integers(1, 7)), int(rng.choice([0, 1, 4]))
+        speculation = SpeculationOptions(lambda *_: drafter, most, scouts=scouts)
         wanted = [list(range(request.samples)) for request in self.plan.requests]
 
         def make_scheduler(

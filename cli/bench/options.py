@@ -12,6 +12,7 @@ from treegen.errors import InputError
 if TYPE_CHECKING:
     from treegen.bench.table import TextTable
 
+_MOST: Final = 9_999_999
 DEVICE: Final = (
     click.option("--dtype", default="auto", metavar="TYPE", help="auto, float32, bfloat16 or "
                  "float16; auto is bfloat16 on a GPU and float32 on a CPU."),
@@ -38,14 +39,17 @@ def numbers(text: str, name: str, least: int = 1) -> list[int]:
     words = [word.strip() for word in text.split(",")]
     if not all(is_number(word, least) for word in words):
         raise InputError(
-            f"--{name} must be whole numbers of at least {least} with commas between, got {text!r}"
+            f"--{name} must be whole numbers from {least} to {_MOST:,} with commas between, got "
+            f"{text!r}"
         )
     return list(dict.fromkeys(int(word) for word in words))
 
 
 def is_number(word: str, least: int = 1) -> bool:
-    """Return whether a word is a whole number from `least` on, of at most 7 digits."""
-    return word.isascii() and word.isdecimal() and len(word) < 8 and int(word) >= least
+    """Return whether a word is a whole number that is neither too small nor too large."""
+    # A count of digits first, for Python reads no number of thousands of digits.
+    is_short = word.isascii() and word.isdecimal() and len(word) <= len(str(_MOST))
+    return is_short and least <= int(word) <= _MOST
 
 
 def at_least(name: str, value: int, least: int) -> None:

@@ -26,7 +26,8 @@ def test_help_imports_nothing_heavy(name: str) -> None:
 
 REFUSED = [
     (["attention", "--rows", "1,x"], "--rows must be whole numbers"),
-    (["attention", "--prefix", "0"], "--prefix must be whole numbers of at least 1"),
+    (["attention", "--prefix", "0"], "--prefix must be whole numbers from 1 to 9,999,999"),
+    (["decode", "--rows", "10000000"], "--rows must be whole numbers from 1 to 9,999,999"),
     (["attention", "--heads", "8,3,128"], "--heads"),
     (["attention", "--levels", "16x1,8"], "--levels must be KEYSxGROUPS"),
     (["attention", "--levels", "16x0"], "--levels must be KEYSxGROUPS"),

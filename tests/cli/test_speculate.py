@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import fields
 from pathlib import Path
 
+import pytest
 from cli_cases import SMALL, Command
+
+from treegen.options import EngineOptions
 
 
 def _samples(run: Path) -> dict[tuple[str, int], tuple[str, int]]:
@@ -52,7 +56,7 @@ def test_bench_decode_draws_recorded_samples_again(treegen: Command, tmp_path: P
     trace = {
         "source": "a test",
         "prompts": [[3, 4, 5], [6, 7]],
-        "samples": [[[8, 9, 10, 11] * 4, [8, 9, 10, 11] * 3], [[12, 13] * 5, [14]]],
+        "samples": [[[8, 9, 10, 11] * 4, [8, 9, 10, 11] * 3], [[12, 13] * 5, [14, 15]]],
     }
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(trace))
@@ -66,7 +70,38 @@ def test_bench_decode_draws_recorded_samples_again(treegen: Command, tmp_path: P
                   "--memory", "16MiB", "--json")  # fmt: skip
     (result,) = json.loads(own.out.splitlines()[-1])["results"]
     assert result["job"] == {"rows": 3, "samples": 3, "prefix": 20, "own_tokens": 30}
-    path.write_text("{}")
-    assert "holds no recorded samples" in treegen(*asked, "--trace", path).err
     assert "takes --rows" in treegen(*asked, "--grid").err
     assert "are for --speculate" in treegen("bench", "decode", "--own-tokens", "5").err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        "[1]",
+        "[" * 100_000,
+        '{"source": 1, "prompts": 5, "samples": 5}',
+        '{"source": 1, "prompts": [], "samples": []}',
+        '{"source": 1, "prompts": [[1]], "samples": [[]]}',
+        '{"source": 1, "prompts": [[1]], "samples": [[[2, "x"]]]}',
+        '{"source": 1, "prompts": [[1]], "samples": [[[2, 1.5]]]}',
+        '{"source": 1, "prompts": [[-1]], "samples": [[[2, 3]]]}',
+        '{"source": 1, "prompts": [[1], [2]], "samples": [[[2, 3]]]}',
+        '{"source": 1, "prompts": [[1]], "samples": [[[2, 3], [2]]]}',
+    ],
+)
+def test_a_trace_without_samples_is_refused_before_a_model_is_made(
+    treegen: Command, tmp_path: Path, no_weights: None, text: str
+) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    asked = ("bench", "decode", "--speculate", "--shape", "tiny", "--rows", "3")
+    refused = treegen(*asked, "--trace", path)
+    assert refused.code == 2 and "holds no recorded samples: give" in refused.err, refused.err
+    assert f"cannot read {tmp_path}: " in treegen(*asked, "--trace", tmp_path).err
+
+
+def test_help_tells_how_many_tokens_are_guessed(treegen: Command) -> None:
+    most = next(field.default for field in fields(EngineOptions) if field.name == "draft_tokens")
+    told = " ".join(treegen("eval", "--help").out.split())
+    assert f"guessed for a pass at most. Default: {most}." in told

@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from treegen.bench.timing import Spread
 from treegen.engine.budgets import ThinkingBudgets
 from treegen.errors import InputError
 from treegen.params import SamplingParams
-from treegen.prompts.tree import Node
+from treegen.prompts.tree import MAX_TOKEN_ID, Node
 
 if TYPE_CHECKING:
     from treegen.engine.layout import Ints
@@ -52,13 +52,45 @@ class Trace:
         """The samples of a file: {"source": ..., "prompts": [[id]], "samples": [[[id]]]}.
 
         Raises:
-            InputError: the file is none of these.
+            InputError: the file cannot be read, or is none of these.
         """
         try:
-            found = json.loads(path.read_text())
-            return Trace(str(found["source"]), found["prompts"], found["samples"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path} holds no recorded samples: {error}") from error
+            found = json.loads(path.read_bytes())
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}") from error
+        except (ValueError, RecursionError):
+            found = None
+        if not _is_trace(found):
+            raise InputError(
+                f'{path} holds no recorded samples: give {{"source": TEXT, "prompts": [[ID, ...], '
+                '...], "samples": [[[ID, ID, ...], ...], ...]}, with samples of two tokens or more '
+                "for each prompt"
+            )
+        return Trace(str(found["source"]), found["prompts"], found["samples"])
+
+
+def _is_trace(found: Any) -> bool:
+    """Whether JSON has the fields of a trace, in which something can be decoded."""
+    if not isinstance(found, dict) or not {"source", "prompts", "samples"} <= found.keys():
+        return False
+    prompts, samples = found["prompts"], found["samples"]
+    if not (isinstance(prompts, list) and isinstance(samples, list)):
+        return False
+    if not prompts or len(prompts) != len(samples):
+        return False
+    # The first token of a sample is drawn by a prefill pass, which is not measured.
+    return all(_are_ids(prompt) for prompt in prompts) and all(
+        isinstance(mine, list) and mine and all(_are_ids(tokens, least=2) for tokens in mine)
+        for mine in samples
+    )
+
+
+def _are_ids(tokens: Any, least: int = 0) -> bool:
+    return (
+        isinstance(tokens, list)
+        and len(tokens) >= least
+        and all(type(token) is int and 0 <= token <= MAX_TOKEN_ID for token in tokens)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 To capture a graph takes as long as many steps. Until then a larger graph serves, whose further rows
 are computed in vain. Who rents until the rent has come to the price pays at most twice the least
-(the ski rental problem). Both are estimates by the size of the model, never measured. So a run
-captures the same graphs each time, and its products have rows of the same bits.
+(the ski rental problem). Both are estimates by the size of the model, never measured. So the same
+runs of a new LLM capture the same graphs, and their products have rows of the same bits. A later
+run of the LLM finds the graphs of those before it, and may use others.
 """
 
 from __future__ import annotations
