@@ -56,7 +56,7 @@ REFUSED = [
     (["decode", "--repeats", "0"], "--repeats"),
     (["decode", "--time-limit", "0"], "--time-limit"),
     (["decode", "--memory", "much"], "memory must be"),
-    (["prefill", "--tokens", "8,0"], "--tokens must be whole numbers of at least 1"),
+    (["prefill", "--tokens", "8,0"], "--tokens must be whole numbers from 1"),
     (["prefill", "--passes", "0"], "--passes must be at least 1"),
     (["prefill", "--shape", "tiny", "--model", "x"], "not both"),
     (["prefill", "--memory", "much"], "memory must be"),
