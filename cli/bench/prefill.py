@@ -57,7 +57,7 @@ def prefill(
     from treegen.cli.render import echo, json_line
     from treegen.llm import LLM
 
-    kind = {"dtype": dtype, "device": device}
+    kind: dict[str, Any] = {"dtype": dtype, "device": device}
     built, tokenizer = build_model(known, **kind) if known else load(model or "", **kind)
     found = ceiling.measure(built.device, built.dtype, ceiling_seconds)
     llm = LLM(built, tokenizer=tokenizer, **made)
