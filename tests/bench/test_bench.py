@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from treegen.bench.decode import decode_cases, grid_cases, ratios
 from treegen.bench.modes import CONTINUOUS, GENERATE, NO_ATTENTION, SHARING_MODES
 from treegen.bench.no_attention import no_attention
 from treegen.bench.paper import EXPERIMENTS, cases_of
+from treegen.bench.prefill import PassTime, pass_table
 from treegen.bench.result import Result, Settings
 from treegen.bench.roofline import (
     ExpertSize,
@@ -206,6 +208,14 @@ def test_the_floor_of_a_step_is_the_sum_of_what_its_parts_take_at_least() -> Non
     for name, seconds in prefill.parts.items():
         same = one if name in ("head", "sampling") else floor
         assert seconds == same.parts[name]
+
+
+def test_a_pass_without_a_roofline_says_why() -> None:
+    known = PassTime(8, 40, 3, Spread(2.0, 1.0, 4.0), 0.5)
+    windows = replace(known, floor_ms=None, note="no roofline: windows")
+    table = pass_table([known, windows, windows])
+    assert [row[-2:] for row in table.rows] == [("0.50", "4.00"), ("", ""), ("", "")]
+    assert table.remarks == ("no roofline: windows",)
 
 
 @pytest.mark.parametrize("sharing", SHARING_MODES)

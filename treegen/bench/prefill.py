@@ -21,7 +21,7 @@ class PassTime:
     """What passes of so many tokens took, one after another below a prefix.
 
     passes: of a run. milliseconds: of a pass. floor_ms: the least time of a pass on this device;
-    None where no roofline can be drawn.
+    None where no roofline can be drawn. note: why not.
     """
 
     tokens: int
@@ -29,6 +29,7 @@ class PassTime:
     passes: int
     milliseconds: Spread
     floor_ms: float | None
+    note: str = ""
 
     @property
     def times_floor(self) -> float | None:
@@ -61,8 +62,13 @@ def measure(
                 ]
                 usage = llm.run(Node(shared, children=leaves, samples=0), params).usage
                 took.append(usage.prefill_seconds / passes * 1e3)
-            floor = None if isinstance(size, str) else _floor(size, ceilings, tokens, prefix)
-            yield PassTime(tokens, prefix, passes, Spread.of(took[1:]), floor)
+            floor, note = None, ""
+            if isinstance(size, str):
+                note = f"no roofline: {size}"
+            else:
+                states = 2 * llm.spec.state_bytes  # one is read, one written
+                floor = _floor(size, ceilings, tokens, prefix, states)
+            yield PassTime(tokens, prefix, passes, Spread.of(took[1:]), floor, note)
 
 
 def pass_table(times: Sequence[PassTime]) -> TextTable:
@@ -81,13 +87,14 @@ def pass_table(times: Sequence[PassTime]) -> TextTable:
             for each in times
         ),
         tuple(range(6)),
+        tuple(dict.fromkeys(each.note for each in times if each.note)),
     )
 
 
-def _floor(size: ModelSize, ceilings: Ceilings, tokens: int, prefix: int) -> float:
+def _floor(size: ModelSize, ceilings: Ceilings, tokens: int, prefix: int, states: float) -> float:
     """The least milliseconds of a pass: each token sees the prefix and those of its prompt."""
     levels = [
         LevelWork("prefix", tokens * prefix, prefix),
         LevelWork("own keys", tokens * (tokens + 1) / 2, tokens),
     ]
-    return step_floor(size, ceilings, tokens, levels, drawn=1).seconds * 1e3
+    return step_floor(size, ceilings, tokens, levels, states, drawn=1).seconds * 1e3
