@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from safetensors.torch import load_file, save_file
 
 from treegen import LLM, Completion, Node, SamplingParams
 from treegen.drafting.types import DraftContext
+from treegen.engine.decode import DecodeSteps
+from treegen.engine.finish import Endings
+from treegen.engine.results import Results
 from treegen.errors import InputError
 
 FEW_SHOT = "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 2
@@ -86,6 +90,32 @@ def test_samples_that_others_are_guessed_by_run_first(checkpoint: Path) -> None:
     assert sorted(first) == [*([0, i] for i in range(8)), *([1, i] for i in range(4))]
     plain = load(checkpoint, max_rows=12).run(tree_of(10), PARAMS).completions
     assert_same(sorted(done, key=lambda c: (c.prompt_id, c.sample_index)), plain)
+
+
+def test_rows_that_are_over_leave_while_the_next_pass_is_computed(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the results of a pass and the launch of the next one the device waits."""
+    events: list[str] = []
+
+    def watch(owner: type, name: str) -> None:
+        inner = getattr(owner, name)
+
+        def noted(*args: Any) -> Any:
+            events.append(name)
+            return inner(*args)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    watch(Results, "note")
+    watch(DecodeSteps, "verify")
+    watch(Endings, "end")
+    llm = load(checkpoint, speculate="ngram", max_rows=8, run_ahead=True)
+    lengths = [replace(PARAMS, max_tokens=length) for length in (9, 16, 24)]
+    llm.run(tree_of(5), lengths)
+    before = [events[place - 1] for place, name in enumerate(events) if name == "end"]
+    assert before.count("verify") >= 4  # with the last rows of a run no other pass is launched
+    assert before.count("verify") >= len(before) - 2
 
 
 _OPTIONS: list[dict[str, Any]] = [
