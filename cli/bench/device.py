@@ -161,14 +161,13 @@ def _speculate(
     at_least("repeats", options["repeats"], 1)
     check_device(options["dtype"], None)
     trace = Trace.read(Path(path) if path else RECORDED)
-    refills = not own_tokens  # their prompts would not fit beside those of the first rows
-    jobs = [
-        Job(
-            number, max(4 * number, 64) if refills and number < 1024 else number, prefix, own_tokens
-        )
-        for prefix in prefixes
-        for number in rows
-    ]
+
+    def job(number: int, prefix: int) -> Job:
+        # Further prompts with tokens of their own would not fit beside those of the first rows.
+        more = number if own_tokens or number >= 1024 else max(4 * number, 64)
+        return Job(number, more, prefix, own_tokens)
+
+    jobs = [job(number, prefix) for prefix in prefixes for number in rows]
 
     from treegen.bench.timing import machine
     from treegen.cli.render import echo, json_line
