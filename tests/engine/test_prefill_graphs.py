@@ -16,6 +16,7 @@ from torch import Tensor
 from treegen.attention import HostLevel, prepare_host
 from treegen.attention.gpu.state import StaticState, WorkShape
 from treegen.cache.pool import LayerKV
+from treegen.device import Staging
 from treegen.engine import prefill_graphs
 from treegen.engine.prefill_graphs import PrefillGraphs
 from treegen.model.batch import Batch
@@ -71,8 +72,12 @@ def test_passes_of_any_size_give_what_they_give_eagerly(patched: pytest.MonkeyPa
         lengths = rng.integers(1, int(rng.choice([4, 30, 200])), int(rng.integers(1, 6))).tolist()
         batch = a_pass(rng, lengths, int(rng.integers(0, 90)))
         assert found.run(batch).tolist() == want_of(batch)
-        for entry in found._graphs:
-            assert not entry.inputs_3T[:, entry.filled :].any(), "the rest writes to page 0"
+    for entry in found._graphs:
+        batch = a_pass(rng, [3], 1)
+        with torch.inference_mode():
+            prefill_graphs._fill(entry.memory, len(entry.batch.tokens_T), batch, Staging(1))
+        for tensor in (entry.batch.tokens_T, entry.batch.positions_T, entry.batch.slots_T):
+            assert not tensor[3:].any(), "the rest writes to page 0"
     assert found.off is None and found.num_graphs > 3
 
 

@@ -44,7 +44,9 @@ class Admission:
         self._on_prefilled = on_prefilled
         self._waiting: deque[LiveRequest] = deque()
         self._open: dict[LiveRequest, None] = {}  # in the order they were opened
-        self._undrawn: set[LiveRequest] = set()  # open requests whose first tokens are not drawn
+        # Open requests whose first tokens are not drawn, with their rows, and the sum of these.
+        self._undrawn: dict[LiveRequest, int] = {}
+        self._num_undrawn = 0
 
     @property
     def has_work(self) -> bool:
@@ -67,16 +69,14 @@ class Admission:
         Raises CapacityError if nothing runs and nothing can be started.
         """
         self._live.activate(self._run.max_rows)
-        coming = sum(request.num_rows for request in self._undrawn)
-        coming += self._live.num_active + len(self._live.ready)
-        if coming < self._run.max_rows and self._waiting:
+        started = self._live.num_active + len(self._live.ready)
+        if started + self._num_undrawn < self._run.max_rows and self._waiting:
             growth = self._live.expected_growth()
             # Open somewhat more than is needed now, so that refills prefill many at once.
-            while self._waiting and coming < self._run.max_rows * 5 // 4 + 1:
-                request = self._waiting[0]
-                if not self._try_open(request, growth):
+            most = self._run.max_rows * 5 // 4 + 1
+            while self._waiting and started + self._num_undrawn < most:
+                if not self._try_open(self._waiting[0], growth):
                     break
-                coming += request.num_rows if request in self._undrawn else 0
             self._live.activate(self._run.max_rows)
         if len(self._live.ready) and not self._live.num_active and not self.to_compute:
             # Nothing runs, yet the first ready row does not fit: others must give way.
@@ -104,7 +104,7 @@ class Admission:
         self._waiting.popleft()
         self._open[request] = None
         if request.slots is None:
-            self._undrawn.add(request)
+            self._note_undrawn(request, request.num_rows)
         to_compute, reused = self._run.store.open(request)
         self._run.usage.prompt_tokens_reused += reused
         self.to_compute.update((segment.index, segment) for segment in to_compute)
@@ -160,9 +160,15 @@ class Admission:
 
     def _close(self, request: LiveRequest, *, finished: bool) -> None:
         del self._open[request]
-        self._undrawn.discard(request)
+        self._note_undrawn(request, 0)
         for segment in self._end(request) if finished else self._run.store.close(request):
             self.to_compute.pop(segment.index, None)
+
+    def _note_undrawn(self, request: LiveRequest, num_rows: int) -> None:
+        """Note of how many rows of a request the first tokens are to be drawn."""
+        self._num_undrawn += num_rows - self._undrawn.pop(request, 0)
+        if num_rows:
+            self._undrawn[request] = num_rows
 
     def _end(self, request: LiveRequest) -> list[LiveSegment]:
         del self._run.requests[request.index]
@@ -219,7 +225,8 @@ class Admission:
     def add_rows(self, requests: Iterable[LiveRequest]) -> None:
         """Note that the first tokens of requests are drawn; their rows wait for pages."""
         drawn = [request for request in requests if request.slots]
-        self._undrawn.difference_update(drawn)
+        for request in drawn:
+            self._note_undrawn(request, 0)
         self._live.park(self._live.of(drawn, RowState.DRAWN))
         self._go_on(request for request in drawn if request in self._open)
 
@@ -242,6 +249,8 @@ class Admission:
         gone = wanted.copy() if sample is None else [i for i in wanted if i == sample]
         for index in gone:
             wanted.remove(index)
+        if request in self._undrawn:
+            self._note_undrawn(request, request.num_rows)
         if gone and request.slots is not None:
             mine = np.array(sorted(request.slots), dtype=np.int64)
             if not greedy:  # greedy samples share one slot
@@ -256,7 +265,10 @@ class Admission:
         queued = [*self._waiting, *self._open]
         assert len(set(queued)) == len(queued), "a request is in two queues"
         assert set(queued) == set(self._run.requests.values()), "a request is in no queue"
-        assert self._undrawn <= self._open.keys(), "a request that is not open is to be drawn"
+        assert self._undrawn.keys() <= self._open.keys(), "a request to be drawn is not open"
+        rows_of = {request: request.num_rows for request in self._undrawn}
+        assert rows_of == self._undrawn, "rows that are to be drawn are miscounted"
+        assert self._num_undrawn == sum(rows_of.values()), "the sum of these rows is wrong"
         rows, requests = self._run.rows, self._run.requests
         started = np.unique(rows.request[self._live.started()]).tolist()
         assert all(requests[i] in self._open for i in started), "a row's request is not open"
@@ -274,5 +286,6 @@ class Admission:
         self._waiting.clear()
         self._open.clear()
         self._undrawn.clear()
+        self._num_undrawn = 0
         self.to_compute.clear()
         self._run.requests.clear()

@@ -44,7 +44,7 @@ def _check_slots(
 ) -> None:
     """Assert that each row is where its state says, and in its request until it ends."""
     rows = run.rows
-    draws = [drawn for drawn, _ in flight.first] if isinstance(flight, PrefillFlight) else []
+    draws = [each.flight for each in flight.first] if isinstance(flight, PrefillFlight) else []
     first = [drawn.slots[rows.serial[drawn.slots] == drawn.serials] for drawn in draws]
     live.check(np.concatenate([np.empty(0, np.int64), *first]), waiting)
     owned = [slot for request in run.requests.values() for slot in request.slots or ()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,14 +28,12 @@ from treegen.model.states import Piece, fold_lists, states_of_pieces, states_of_
 from treegen.params import SamplingParams
 from treegen.sampling.batch import Bias, SamplingBatch
 from treegen.sampling.draw import Draws
+from treegen.sampling.memo import SamplingMemo
 
 if TYPE_CHECKING:
     from treegen.engine.graphs import DecodeGraphs
     from treegen.engine.prefill_graphs import PrefillGraphs
     from treegen.model.ranks import Lead, Ranks
-
-
-_MOST_ALIKE: Final = 256  # numbers of rows of which it is remembered how they are drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +106,10 @@ class StepInputs:
 
 
 class Executor:
-    """Computes passes with one model and its cache, and leads or follows other ranks that do."""
+    """Computes passes with one model and its cache, and leads or follows other ranks that do.
+
+    sampling: makes what rows are drawn with.
+    """
 
     def __init__(
         self,
@@ -132,10 +133,7 @@ class Executor:
         self._ranks, self._vocab_size, self._prefills = ranks, vocab_size, prefills
         self._rows: StepRows | None = None
         self._sampling: SamplingBatch | None = None
-        # What rows that are all drawn alike are drawn by, by their number. `_kept` keeps the
-        # parameters, whose addresses they are known by.
-        self._alike: tuple[tuple[int, ...], dict[int, SamplingBatch]] = (), {}
-        self._kept: StepRows | None = None
+        self.sampling = SamplingMemo(model.device)
         self._drawn_P1: Tensor | None = None
         self._agreement: Agreement | None = None
 
@@ -162,13 +160,18 @@ class Executor:
         with self._together("prefill", given):
             device, cache = self._model.device, self._cache
             arrays = [given.tokens, given.positions, given.slots, given.wanted]
-            tokens_T, positions_T, slots_T, wanted_S = to_device_together(arrays, device)
+            prefills = self._prefills
+            if prefills is not None and not prefills.take(self._implementation):
+                prefills = None
+            # A graph is filled from the host.
+            place = device if prefills is None else torch.device("cpu")
+            tokens_T, positions_T, slots_T, wanted_S = to_device_together(arrays, place)
             states = None
             if given.pieces is not None and cache.states is not None:
                 states = states_of_pieces(given.pieces, cache.states.layers)
             levels = prepare_host(given.levels, positions_T, device, self._implementation)
             batch = Batch(tokens_T, positions_T, slots_T, wanted_S, levels, cache.layers, states)
-            forward = self._model.forward if self._prefills is None else self._prefills.run
+            forward = self._model.forward if prefills is None else prefills.run
             return forward(batch), levels
 
     def decode(self, given: StepInputs) -> tuple[Draws, Prepared]:
@@ -180,7 +183,9 @@ class Executor:
             device, cache, graphs = self._model.device, self._cache, self._graphs
             if given.rows is not None and given.rows is not self._rows:
                 self._rows = given.rows
-                self._sampling = self._sampling_of(given.rows)
+                self._sampling = self.sampling.of(
+                    given.rows.params, given.rows.biases, given.rows.index
+                )
             rows, sampling = self._rows, self._sampling
             assert rows is not None and sampling is not None
             # A graph is filled from the host.
@@ -208,22 +213,6 @@ class Executor:
             if self._ranks is not None:
                 self._agree(self._ranks, given.number, draws.tokens_PN)
             return draws, prepared
-
-    def _sampling_of(self, rows: StepRows) -> SamplingBatch:
-        """How rows are drawn; made once for each number of rows that are all drawn alike."""
-        num = len(rows.index)
-        kind = (*map(id, rows.params), *map(id, rows.biases))
-        if len(rows.params) > 1:
-            self._alike = (), {}
-        elif self._alike[0] == kind and num in self._alike[1]:
-            return self._alike[1][num]
-        index = to_device(rows.index, self._model.device)
-        sampling = SamplingBatch.of(rows.params, index, rows.biases)
-        if len(rows.params) == 1:
-            if self._alike[0] != kind or len(self._alike[1]) > _MOST_ALIKE:
-                self._kept, self._alike = rows, (kind, {})
-            self._alike[1][num] = sampling
-        return sampling
 
     def _agree(self, ranks: Ranks, number: int, tokens: Tensor) -> None:
         """Note the tokens of a step, and compare them now and then with what the others drew."""

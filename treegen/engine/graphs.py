@@ -23,7 +23,7 @@ from torch import Tensor
 from treegen.attention import Implementation
 from treegen.attention.gpu.state import StaticState, TritonState
 from treegen.device import Staging
-from treegen.engine.capture import Captures, borrowed
+from treegen.engine.capture import CAPTURED, Captures, borrowed
 from treegen.engine.padding import padded_rows, several_rows
 from treegen.engine.patience import Patience
 from treegen.engine.step import NUM_INPUTS, POSITION, DecodeStep
@@ -34,7 +34,6 @@ from treegen.sampling.batch import SamplingBatch
 from treegen.sampling.draw import Draws
 
 _MAX_GRAPHS = 48
-_CAPTURED = ("triton", "invariant")  # attention whose work lists can stay where they are
 _FIRST_ROOM = 4096  # drawn tokens to have room for at first
 
 
@@ -87,7 +86,7 @@ class DecodeGraphs:
 
     def take(self, implementation: Implementation) -> bool:
         """Whether steps with this attention are captured."""
-        return self.off is None and implementation.name in _CAPTURED
+        return self.off is None and implementation.name in CAPTURED
 
     @torch.inference_mode()
     def run(self, step: DecodeStep) -> Draws:

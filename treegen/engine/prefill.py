@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from treegen.device import Fetch, to_device
+from treegen.device import Fetch, to_device_together
 from treegen.engine.decode import Flight
+from treegen.engine.layout import Ints
 from treegen.engine.passes import Span, prefill_inputs
 from treegen.engine.row_queue import LiveRows
 from treegen.engine.run_state import RunState
@@ -23,19 +25,41 @@ _MIN_ROWS = 16  # rows of logits that a pass may have whatever the vocabulary
 
 
 @dataclass(frozen=True, slots=True)
+class FirstDraws:
+    """The first tokens of the rows of some requests, which have equally many rows.
+
+    at: for each request, the row of the pass's logits that they are drawn from.
+    """
+
+    requests: Sequence[LiveRequest]
+    at: Ints
+    flight: Flight
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillFlight:
     """A prefill pass that may be under way.
 
     spans: what it computes.
-    lse: log-sum-exp of the logits at each wanted position.
+    lse: log-sum-exp of the logits at each wanted position; None if `first` draws from them all.
     scored: scores of tokens of segments.
-    first: draws of first tokens, and the requests of their rows.
+    first: draws of first tokens.
     """
 
     spans: Sequence[Span]
-    lse: Fetch
+    lse: Fetch | None
     scored: Sequence[Scored]
-    first: Sequence[tuple[Flight, Sequence[LiveRequest]]]
+    first: Sequence[FirstDraws]
+
+    def wait(self) -> NDArray[np.float32]:
+        """Wait for the pass; returns log-sum-exp of the logits at each wanted position."""
+        if self.lse is not None:
+            (found,) = self.lse.wait()
+            return found
+        found = np.empty(sum(len(span.wanted) for span in self.spans), dtype=np.float32)
+        for each in self.first:
+            _, _, found[each.at], *_ = each.flight.fetch.wait()
+        return found
 
     def ended(self) -> Iterator[LiveSegment]:
         """Segments whose last token the pass computes."""
@@ -70,12 +94,10 @@ class PrefillPasses:
         run, usage = self._run, self._run.usage
         spans = pick_spans(run, self._live, to_compute, self._chunk, self._max_logits)
         logits, levels = run.executor.prefill(prefill_inputs(run, spans))
-        logits = logits.float()
         usage.impl = levels.impl
         usage.prefill_steps += 1
-        lse = log_sum_exp(logits)
         prompts: list[tuple[LiveRequest, int]] = []
-        scored: list[Scored] = []
+        to_score: list[tuple[Span, LiveSegment, slice]] = []
         offset = 0
         resumed: list[int] = []
         for span in spans:
@@ -85,12 +107,19 @@ class PrefillPasses:
             else:
                 prompts += [(request, end - 1) for request in self._on_segment(span, span.segment)]
                 if span.segment.scored < span.stop:
-                    logits_SV, lse_S = logits[offset:end], lse[offset:end]
-                    scored += score_after(span.segment, span.wanted, logits_SV, lse_S)
+                    to_score.append((span, span.segment, slice(offset, end)))
             offset = end
         if resumed:
             self._live.join(np.array(resumed, dtype=np.int64))
-        return PrefillFlight(spans, Fetch([lse]), scored, self._draw_first(prompts, logits))
+        lse: Fetch | None = None
+        scored: list[Scored] = []
+        if not prompts or to_score or len({at for _, at in prompts}) < len(logits):
+            logits = logits.float()
+            lse_S = log_sum_exp(logits)
+            lse = Fetch([lse_S])
+            for span, segment, mine in to_score:
+                scored += score_after(segment, span.wanted, logits[mine], lse_S[mine])
+        return PrefillFlight(spans, lse, scored, self._draw_first(prompts, logits))
 
     def _on_row(self, span: Span) -> list[int]:
         """Account for a row's tokens, computed again; returns its slot after the last one."""
@@ -115,25 +144,29 @@ class PrefillPasses:
 
     def _draw_first(
         self, prompts: Sequence[tuple[LiveRequest, int]], logits_SV: Tensor
-    ) -> list[tuple[Flight, list[LiveRequest]]]:
+    ) -> list[FirstDraws]:
         """Draw the first tokens of all samples of requests from their prompts' last logits.
 
         prompts: each request, and the row of the logits that its first tokens are drawn from.
         """
         by_rows: dict[int, list[tuple[LiveRequest, int]]] = {}
-        for request, at in prompts:
-            by_rows.setdefault(request.num_rows, []).append((request, at))
-        drawn = []
+        for request, row in prompts:
+            by_rows.setdefault(request.num_rows, []).append((request, row))
+        drawn: list[FirstDraws] = []
         for num_rows, group in by_rows.items():
             requests = [request for request, _ in group]
             slots_PN = self._live.add(requests, num_rows)
-            device = logits_SV.device
-            at_P = to_device(np.array([at for _, at in group]), device)
-            sampling = self._run.sampling_of(np.array([request.params for request in requests]))
-            seeds_PN = to_device(self._run.rows.seed[slots_PN], device)
+            seeds = self._run.rows.seed[slots_PN]
+            at = np.array([row for _, row in group])
+            arrays = [at, seeds, np.zeros_like(seeds)]
             forced = self._live.budgets.first(slots_PN)
-            forced_P = None if forced is None else to_device(forced, device)
-            draws = draw(logits_SV[at_P], seeds_PN, seeds_PN * 0, sampling, forced_P)
+            if forced is not None:
+                arrays.append(forced)
+            at_P, seeds_PN, steps_PN, *rest = to_device_together(arrays, logits_SV.device)
+            forced_P = rest[0] if rest else None
+            sampling = self._run.sampling_of(np.array([request.params for request in requests]))
+            draws = draw(logits_SV[at_P], seeds_PN, steps_PN, sampling, forced_P)
             slots = slots_PN.ravel()
-            drawn.append((Flight.of(slots, self._run.rows.serial[slots], draws), requests))
+            flight = Flight.of(slots, self._run.rows.serial[slots], draws)
+            drawn.append(FirstDraws(requests, at, flight))
         return drawn

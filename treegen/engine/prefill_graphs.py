@@ -11,16 +11,19 @@ as long as two passes, so only sizes that come again are captured.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from treegen.attention import Implementation
 from treegen.attention.gpu.state import StaticState, TritonState
-from treegen.device import Staging
-from treegen.engine.capture import Captures, borrowed
+from treegen.device import Staging, to_device_together
+from treegen.engine.capture import CAPTURED, Captures, borrowed
 from treegen.model.batch import Batch
 
 _TOKENS: Final = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
@@ -33,18 +36,17 @@ _WASTE: Final = 2  # a graph serves passes with tokens down to this part of its 
 class _Graph:
     """A captured pass.
 
-    batch: its inputs. inputs_3T: the tokens, positions and slots of the batch.
+    batch: its inputs, which are views of `memory`.
+    memory: the tokens, positions and slots of the batch, and the wanted logits, one after another.
     state: the work list of its attention.
     out: the logits.
-    filled: tokens whose inputs are set; those of further ones are 0.
     """
 
     batch: Batch
-    inputs_3T: Tensor
+    memory: Tensor
     state: StaticState
     graph: torch.cuda.CUDAGraph
     out: Tensor
-    filled: int
 
 
 class PrefillGraphs:
@@ -68,22 +70,26 @@ class PrefillGraphs:
         """Graphs captured so far."""
         return len(self._graphs)
 
+    def take(self, implementation: Implementation) -> bool:
+        """Whether passes with this attention are captured."""
+        return self.off is None and implementation.name in CAPTURED
+
     @torch.inference_mode()
     def run(self, batch: Batch) -> Tensor:
-        """The logits of a pass, [S, V]; valid until the next pass."""
+        """The logits of a pass whose inputs are on the host, [S, V]; valid until the next pass."""
         state, size = batch.levels.state, _size_of(batch)
         if self.off or size is None or batch.states or not isinstance(state, TritonState):
-            return self._forward(batch)
+            return self._forward(_on_device(batch))
         entry = self._find(batch, state, size)
         if entry is not None:
-            _fill(entry, batch)
+            _fill(entry.memory, len(entry.batch.tokens_T), batch, self._staging)
             state.kernels = entry.state.kernels
             entry.graph.replay()
             return entry.out[: len(batch.logits_at_S)]
         self._missed[size] += 1
         # Passes may differ in what they attend to, too: who captured in vain waits for longer.
         if self._missed[size] < 2 << self._captured[size]:
-            return self._forward(batch)
+            return self._forward(_on_device(batch))
         return self._capture(batch, state, size)
 
     def _find(self, batch: Batch, state: TritonState, size: tuple[int, int]) -> _Graph | None:
@@ -112,7 +118,8 @@ class PrefillGraphs:
         if self.num_graphs >= _MAX_GRAPHS:
             del self._graphs[0]
         static_state = StaticState(state.levels, state.device, invariant=state.invariant)
-        static, inputs_3T = _static(batch, size, static_state)
+        static, memory = _static(batch, size, static_state)
+        _fill(memory, size[0], batch, self._staging)
         logits_SV = self._compute(static)[: len(batch.logits_at_S)]
         state.kernels = static_state.kernels
         try:
@@ -123,8 +130,7 @@ class PrefillGraphs:
             self.off = f"the pass cannot be captured: {str(error).splitlines()[0]}"
             torch.cuda.synchronize()
             return logits_SV
-        filled = len(batch.tokens_T)
-        self._graphs.append(_Graph(static, inputs_3T, static_state, graph, borrowed(out), filled))
+        self._graphs.append(_Graph(static, memory, static_state, graph, borrowed(out)))
         return logits_SV
 
     def _compute(self, static: Batch) -> Tensor:
@@ -141,34 +147,43 @@ def _size_of(batch: Batch) -> tuple[int, int] | None:
     return None if tokens is None or logits is None else (tokens, logits)
 
 
+def _inputs(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return batch.tokens_T, batch.positions_T, batch.slots_T, batch.logits_at_S
+
+
+def _with_inputs(batch: Batch, inputs: Sequence[Tensor]) -> Batch:
+    tokens_T, positions_T, slots_T, wanted_S = inputs
+    levels = replace(batch.levels, positions_T=positions_T)
+    return replace(
+        batch, tokens_T=tokens_T, positions_T=positions_T, slots_T=slots_T, logits_at_S=wanted_S,
+        levels=levels,
+    )  # fmt: skip
+
+
+def _on_device(batch: Batch) -> Batch:
+    arrays = [tensor.numpy() for tensor in _inputs(batch)]
+    return _with_inputs(batch, to_device_together(arrays, batch.levels.device))
+
+
 def _static(batch: Batch, size: tuple[int, int], state: StaticState) -> tuple[Batch, Tensor]:
-    """A pass of a size with a graph's inputs in place of another pass's, and its inputs.
+    """A pass of a size with a graph's inputs in place of another pass's, and their memory."""
+    tokens, logits = size
+    memory = torch.zeros(3 * tokens + logits, dtype=torch.int64, device=state.device)
+    static = _with_inputs(batch, memory.split([tokens, tokens, tokens, logits]))
+    levels = replace(static.levels, state=state, checked=False, seen=set())
+    return replace(static, levels=levels), memory
+
+
+def _fill(memory: Tensor, tokens: int, batch: Batch, staging: Staging) -> None:
+    """Put a pass's inputs in the place of the last one's. tokens: those that there is room for.
 
     Tokens past the live ones write to the padding page, and nobody takes their logits.
     """
-    inputs_3T = batch.tokens_T.new_zeros(3, size[0])
-    wanted_S = batch.logits_at_S.new_zeros(size[1])
-    levels = replace(batch.levels, positions_T=inputs_3T[1], state=state, checked=False, seen=set())
-    static = replace(
-        batch, tokens_T=inputs_3T[0], positions_T=inputs_3T[1], slots_T=inputs_3T[2],
-        logits_at_S=wanted_S, levels=levels,
-    )  # fmt: skip
-    _put(batch, inputs_3T, wanted_S)
-    return static, inputs_3T
+    inputs = [tensor.numpy() for tensor in _inputs(batch)]
 
+    def write(flat: NDArray[np.int64]) -> None:
+        flat[:] = 0
+        for at, array in enumerate(inputs):
+            flat[at * tokens : at * tokens + len(array)] = array
 
-def _put(batch: Batch, inputs_3T: Tensor, wanted_S: Tensor) -> None:
-    for target, source in zip(
-        inputs_3T, (batch.tokens_T, batch.positions_T, batch.slots_T), strict=True
-    ):
-        target[: len(source)] = source
-    wanted_S[: len(batch.logits_at_S)] = batch.logits_at_S
-
-
-def _fill(entry: _Graph, batch: Batch) -> None:
-    """Put a pass's inputs in the place of the last one's."""
-    num = len(batch.tokens_T)
-    _put(batch, entry.inputs_3T, entry.batch.logits_at_S)
-    if num < entry.filled:
-        entry.inputs_3T[:, num : entry.filled] = 0
-    entry.filled = num
+    staging.fill(memory, len(memory), write)

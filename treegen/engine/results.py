@@ -51,16 +51,16 @@ class Results:
 
     def _note_prefill(self, flight: PrefillFlight) -> None:
         """Note the results of a prefill pass, and the first tokens that were drawn after it."""
-        (lse,) = flight.lse.wait()
+        lse = flight.wait()
         self._run.executor.check()
         check_numbers(lse, flight.name)
         for scored in flight.scored:
             scored.add()
         self._admission.on_computed(flight.ended())
-        for drawn, requests in flight.first:
-            self._note_draws(drawn)
+        for first in flight.first:
+            self._note_draws(first.flight)
             self.end()
-            self._admission.add_rows(requests)
+            self._admission.add_rows(first.requests)
 
     def _note_draws(self, flight: Flight) -> None:
         """Note the drawn tokens of rows that are still there."""

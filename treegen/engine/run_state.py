@@ -9,7 +9,6 @@ import numpy as np
 
 from treegen.cache.kept import KeptPrefixes
 from treegen.cache.pool import PagedCache, PagePool
-from treegen.device import to_device
 from treegen.engine.execute import Executor
 from treegen.engine.layout import Ints
 from treegen.engine.param_table import ParamTable
@@ -81,14 +80,14 @@ class RunState:
     def sampling_of(self, params: Ints) -> SamplingBatch:
         """How rows are drawn. params: [rows] the index of each row's parameters."""
         sets, index = self.param_sets_of(params)
-        return SamplingBatch.of(
-            [each.params for each in sets],
-            to_device(index, self.model.device),
-            [each.bias for each in sets],
+        return self.executor.sampling.of(
+            [each.params for each in sets], [each.bias for each in sets], index
         )
 
     def param_sets_of(self, params: Ints) -> tuple[list[ParamSet], Ints]:
         """The parameters of rows, each set once, and the place of each row's among them."""
+        if (params == params[0]).all():  # the usual case, and to sort takes longer
+            return [self.param_sets[int(params[0])]], np.zeros(len(params), dtype=np.int64)
         used, index = np.unique(params, return_inverse=True)
         return [self.param_sets[i] for i in used], index
 

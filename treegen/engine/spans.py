@@ -38,9 +38,10 @@ def pick_spans(
         spans.append(span)
         room -= len(span.tokens)
     logits = 0
-    for index, segment in sorted(to_compute.items()):
+    for index in sorted(to_compute):
         if room == 0 or logits >= max_logits:
             break
+        segment = to_compute[index]
         if segment.computed < segment.stop and run.store.is_ready(segment, reached):
             span = _segment_span(run.store, segment, room, max_logits - logits)
             spans.append(span)
