@@ -10,12 +10,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations
-from typing import Final
 
 Number = int | Fraction
 PuzzleState = tuple[Number, ...]
-
-OPERATIONS: Final = ("+", "-", "*", "/")
 
 
 @dataclass(frozen=True, slots=True)
