@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treegen.errors import CapacityError, InputError
+from treegen.errors import CacheFullError, InputError
 from treegen.plan.compile import compile_plan
 from treegen.plan.cost import DEVICE_COSTS, SHARING, CostModel, Sharing
 from treegen.plan.plan import Plan, Request
@@ -176,6 +176,6 @@ def test_recurrent_states_are_counted_beside_pages() -> None:
         assert plan.rows_that_fit(1000, 4, states) == rows, states
     plan.check_fits(1000, 4, 3)
     with pytest.raises(
-        CapacityError, match=r"prompt 'p0' needs 3 recurrent states of 2\.0 KiB .* 2 fit"
+        CacheFullError, match=r"prompt 'p0' needs 3 recurrent states of 2\.0 KiB .* 2 fit"
     ):
         plan.check_fits(1000, 4, 2)
