@@ -20,9 +20,10 @@ from treegen.errors import ModelError
 from treegen.model import families, quantized
 from treegen.model.batch import Batch
 from treegen.model.config import load_spec
+from treegen.model.layer_states import LayerStates
 from treegen.model.load import load_model
 from treegen.model.model import Model
-from treegen.model.recurrent import LayerStates, RecurrentLayer, SlotPass, StatePass
+from treegen.model.recurrent import RecurrentLayer, SlotPass, StatePass
 from treegen.model.states import Piece, states_of_pieces
 from treegen.model.text_part import auto_class
 
