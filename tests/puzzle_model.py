@@ -19,9 +19,23 @@ from treegen.search.node import Search
 from treegen.search.result import SearchResult
 from treegen.tasks.puzzles.countdown_text import follow, judge, step_line
 from treegen.tasks.puzzles.prompts import WORTH
-from treegen.tasks.puzzles.puzzle import PuzzleState, moves, state_of
+from treegen.tasks.puzzles.puzzle import Number, PuzzleState, PuzzleStep, moves, reachable, state_of
 
 LETTERS = "0123456789 +-*/=():\n" + "".join(sorted(set("left" + "".join(WORTH))))
+
+
+def solutions(
+    state: PuzzleState, target: Number, *, whole: bool
+) -> Iterator[tuple[PuzzleStep, ...]]:
+    """Yield every way to the target, as steps."""
+    if len(state) == 1:
+        if state[0] == target:
+            yield ()
+        return
+    for step in moves(state, whole=whole):
+        if reachable(step.left, target, whole):
+            for rest in solutions(step.left, target, whole=whole):
+                yield (step, *rest)
 
 
 def puzzle_model(*, mistakes: float = 0.1, right: float = 0.95, whole: bool = True) -> ToyModel:
