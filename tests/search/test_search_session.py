@@ -47,7 +47,7 @@ def expected_sample(
     one = SamplingBatch.of([params], torch.zeros(1, dtype=torch.int64))
     seed = torch.tensor([[row_seed(params.seed, key, index)]])
     tokens: list[int] = []
-    while not tokens or stopping.ending(context, tokens, params.max_tokens) is None:
+    while not tokens or stopping.endings([context], [tokens], [params.max_tokens]) == [None]:
         logits = model.logits([*context, *tokens])[None]
         tokens.append(int(draw(logits, seed, torch.tensor([[len(tokens)]]), one).tokens_PN))
     return tuple(tokens)
