@@ -35,15 +35,6 @@ NEWER = {"aria_text", "aria_on_text", "moshi"}
 PAGE = 4
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    """Tiny matrices are faster on one thread, and other tests' threads do not matter then."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 class Tree:
     """A prefix, problems below it and one decoded row below each problem, driven by hand."""
 
