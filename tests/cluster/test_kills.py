@@ -44,7 +44,7 @@ class Ordeal:
         """Begin a run or go on with it, and kill as long as it lasts; returns the exit code."""
         workers = str(self.chance.randint(1, 4))
         with open(f"{path}.err", "wb") as err:
-            command = [*self._command, "--workers", workers, "-o", path, "--resume"]
+            command = [*self._command, "--workers", workers, "-o", str(path), "--resume"]
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=err)
             while process.poll() is None and self.killed.total() < KILLS:
                 self._pause(process, path / "samples.jsonl")
