@@ -58,7 +58,7 @@ demo: $(VENV)/.treegen-demo
 # The kernels run in Triton's interpreter, which has to be chosen before Triton is imported.
 test: lint
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/attention/test_triton.py tests/attention/test_ragged.py tests/attention/test_invariant.py tests/attention/test_fp8_attention.py
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not soak" -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not gpu and not soak" -n 3 --dist loadfile --no-loadscope-reorder
 
 soak: $(VENV)/.treegen-dev
 	$(BIN)/python -m pytest -m soak

@@ -378,7 +378,7 @@ def _drawn_alone(
     seed = torch.tensor([[row_seed(params.seed, name, index)]])
     tokens: list[int] = []
     forced: list[int] = []
-    while not tokens or stopping.ending(prompt, tokens, limit) is None:
+    while not tokens or stopping.endings([prompt], [tokens], [limit]) == [None]:
         logits = model.logits([*prompt, *tokens])[None]
         forced = forced or _closing(prompt, tokens, params)
         drawn = int(draw(logits, seed, torch.tensor([[len(tokens)]]), one).tokens_PN)

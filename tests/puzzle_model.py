@@ -17,10 +17,25 @@ from treegen.params import SamplingParams
 from treegen.search.budget import Budget
 from treegen.search.node import Search
 from treegen.search.result import SearchResult
-from treegen.tasks.puzzles.countdown_text import JUDGEMENTS, follow, judge, step_line
-from treegen.tasks.puzzles.puzzle import PuzzleState, moves, state_of
+from treegen.tasks.puzzles.countdown_text import follow, judge, step_line
+from treegen.tasks.puzzles.prompts import WORTH
+from treegen.tasks.puzzles.puzzle import Number, PuzzleState, PuzzleStep, moves, reachable, state_of
 
-LETTERS = "0123456789 +-*/=():\n" + "".join(sorted(set("left" + "".join(JUDGEMENTS))))
+LETTERS = "0123456789 +-*/=():\n" + "".join(sorted(set("left" + "".join(WORTH))))
+
+
+def solutions(
+    state: PuzzleState, target: Number, *, whole: bool
+) -> Iterator[tuple[PuzzleStep, ...]]:
+    """Yield every way to the target, as steps."""
+    if len(state) == 1:
+        if state[0] == target:
+            yield ()
+        return
+    for step in moves(state, whole=whole):
+        if reachable(step.left, target, whole):
+            for rest in solutions(step.left, target, whole=whole):
+                yield (step, *rest)
 
 
 def puzzle_model(*, mistakes: float = 0.1, right: float = 0.95, whole: bool = True) -> ToyModel:
@@ -34,7 +49,7 @@ def puzzle_model(*, mistakes: float = 0.1, right: float = 0.95, whole: bool = Tr
         rest = "\n".join(lines[1:])
         if rest.startswith("Judge:"):
             verdict = judge(numbers, target, whole=whole)
-            answers = {f" {word}\0": (1 - right) / 2 for word in JUDGEMENTS}
+            answers = {f" {word}\0": (1 - right) / 2 for word in WORTH}
             answers[f" {verdict}\0"] = right
             return _next(answers, rest.removeprefix("Judge:"))
         typed = rest.partition(":\n")[2]

@@ -111,6 +111,8 @@ class LLM(Calls):
         layers run by treegen's own operators.
         run_ahead: launch each pass before the last one's tokens are known; see `Scheduler`. None
         does so on a GPU.
+        reproducible: on a GPU, compute each sample to the bit as if it were alone, and slower;
+        docs/reproducibility.md says how, and for which models.
         check: compare the model with stock transformers when it is loaded.
         revision: of a hub name.
         trust_remote_code: whether code that comes with the model may run.

@@ -45,7 +45,7 @@ def engine(model: str | None, samples: int, problems: int, max_tokens: int) -> N
     machine = {"torch": torch.__version__, "threads": torch.get_num_threads()}
     click.echo(f"torch {machine['torch']}, {machine['threads']} threads, CPU\n")
 
-    steps = list(bench.overhead(vocab_sizes=(32, 256)))
+    steps = list(bench.overhead())
     click.echo("Host time of a decode step in which no row ends; the model's pass is free.")
     click.echo(
         markdown(

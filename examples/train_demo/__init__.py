@@ -9,6 +9,7 @@ a long text (needle), small programs (apps), and number puzzles (countdown). No 
 used.
 
     words, needles, programs, puzzles    problems and their right answers, drawn by a seed
+    operations                           the steps that programs are made of
     documents                            many solved problems in a row, as in a few-shot prompt
     tokenizer, batches                   tokens, and rows of one length with a weight per token
     model, train                         the model and its loss; the stages and the loop

@@ -49,14 +49,10 @@ Same = Callable[[Sequence[Any], Any, Any], bool]
 
 @dataclass(frozen=True, slots=True)
 class CallCases:
-    """Runs of up to CALLS calls each; a run passes if all of its calls do.
-
-    num_base: how many of the runs come first and make up the first part.
-    """
+    """Runs of up to CALLS calls each; a run passes if all of its calls do."""
 
     tests: tuple[Test, ...]
     compare: Compare
-    num_base: int
 
     def program(self, source: str) -> Program:
         """Return a program of which one function is called many times."""
@@ -118,4 +114,4 @@ def call_cases(
             )
         )  # fmt: skip
 
-    return CallCases(tuple(tests), compare, len(runs[0]))
+    return CallCases(tuple(tests), compare)

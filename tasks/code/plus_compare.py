@@ -38,7 +38,7 @@ def same(kind: str, name: str, atol: float, inputs: Sequence[Any], out: Any, exp
     kind: "humaneval" or "mbpp".
     name: the function's name.
     atol: the task's tolerance.
-    out: what `plain_result` made of the result: ("value", it), or ("other", None).
+    out: the result as it comes from the sandbox: ("value", it), or ("other", None).
     """
     found, value = out
     try:

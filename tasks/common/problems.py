@@ -9,10 +9,8 @@ from treegen.evals.problem import Problem, Skipped
 from treegen.tasks.common.jsonl import text_field
 
 
-def split_file(data: str, split: str | None, *, needs: str = "a directory") -> Path:
+def split_file(data: str, split: str | None) -> Path:
     """Return a file as it is, or the one of a split, by default test, in a directory.
-
-    needs: what a split goes with, as the error says it.
 
     Raises:
         InputError: a split of what is no directory.
@@ -21,7 +19,7 @@ def split_file(data: str, split: str | None, *, needs: str = "a directory") -> P
     if path.is_dir():
         return path / f"{split or 'test'}.jsonl"
     if split is not None:
-        raise InputError(f"split {split!r} needs {needs}, not {data!r}")
+        raise InputError(f"split {split!r} needs a directory, not {data!r}")
     return path
 
 

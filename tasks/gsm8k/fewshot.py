@@ -15,8 +15,9 @@ from typing import Any, Final
 from treegen.errors import DataError, InputError
 from treegen.evals.problem import Problem
 from treegen.evals.task import TaskOptions
-from treegen.tasks.common.jsonl import parse_rows, read_rows, text_field
-from treegen.tasks.gsm8k.data import HUB_NAMES, hub_rows, read_bundled, reasoning_and_number
+from treegen.tasks.common.jsonl import read_rows, text_field
+from treegen.tasks.common.sources import bundled_rows
+from treegen.tasks.gsm8k.data import SOURCE, reasoning_and_number
 
 _BUNDLED: Final = "gsm8k_fewshot.jsonl"
 
@@ -51,7 +52,7 @@ def load_examples(
         wanted = options.num_fewshot or len(examples)
     else:
         source = "the bundled few-shot file"
-        examples = _examples(parse_rows(read_bundled(_BUNDLED), _BUNDLED), _BUNDLED)
+        examples = _examples(bundled_rows(_BUNDLED), _BUNDLED)
         wanted = options.num_fewshot or default
     if wanted > len(examples):
         raise InputError(
@@ -92,13 +93,7 @@ def _split_rows(options: TaskOptions) -> tuple[Iterable[tuple[int, dict[str, Any
     if options.fewshot_data != "train":
         assert options.fewshot_data is not None
         return read_rows(Path(options.fewshot_data)), options.fewshot_data
-    if options.data in HUB_NAMES:
-        return hub_rows("train"), "openai/gsm8k train"
-    if options.data is None:
-        raise DataError("the bundled problems have no train split; give fewshot_data a file")
-    data = Path(options.data)
-    path = (data if data.is_dir() else data.parent) / "train.jsonl"
-    return read_rows(path), str(path)
+    return SOURCE.train(options.data)
 
 
 def _examples(rows: Iterable[tuple[int, dict[str, Any]]], source: str) -> list[Example]:

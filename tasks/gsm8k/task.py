@@ -38,9 +38,10 @@ from treegen.tasks.common.answers import (
     numeric_answer,
     strict_match,
 )
+from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.tree import examples_above_problems
 from treegen.tasks.gsm8k.by_steps import by_steps
-from treegen.tasks.gsm8k.data import load_problems
+from treegen.tasks.gsm8k.data import SOURCE, read_problem
 from treegen.tasks.gsm8k.fewshot import load_examples
 
 _STATED: Final = re.compile(r"\banswer is\b", re.IGNORECASE)
@@ -96,20 +97,21 @@ class GSM8K:
             DataError: problems or examples cannot be read, or an example is a problem.
         """
         check_arguments(self.name, options.extra, self.arguments)
-        loaded = load_problems(options.data, options.split)
-        problems = select(loaded.problems, options)
+        rows, source = SOURCE.read(options.data, options.split)
+        made, skipped = problems_of(rows, source, read_problem)
+        problems = select(made, options)
         examples = load_examples(options, problems, self.defaults.num_fewshot)
         turns = tuple((_ask(example.question), example.target) for example in examples)
         return TaskData(
             problems=problems,
-            source=loaded.source,
+            source=source,
             fewshot="".join(f"{asked} {answered}\n\n" for asked, answered in turns),
             num_fewshot=len(examples),
-            skipped=loaded.skipped,
+            skipped=skipped,
             turns=turns,
             label=label_of(options.data),
             notes=(
-                told_problems(options.data, loaded.source, len(problems)),
+                told_problems(options.data, source, len(problems)),
                 told_examples(options, len(examples)),
             ),
         )

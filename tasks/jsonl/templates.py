@@ -1,16 +1,13 @@
 """Prompt templates such as "Q: {question}", filled from the fields of a row of JSON."""
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from string import Formatter
-from typing import Any, Final
+from typing import Any
 
 from treegen.errors import DataError
 from treegen.tasks.common.jsonl import text_field
-
-_FIELD: Final = re.compile(r"[^.\[\]{}!:]++")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.params import SamplingParams
 from treegen.prompts.tree import Node
-from treegen.tasks.common.jsonl import parse_rows, read_rows, text_field
+from treegen.tasks.common.jsonl import read_rows, text_field
+from treegen.tasks.common.sources import bundled_rows
 from treegen.tasks.common.tree import examples_above_problems
-from treegen.tasks.gsm8k.data import read_bundled
 from treegen.tasks.puzzles.countdown_text import (
     SOLVE_HEADER,
     follow,
@@ -233,7 +233,7 @@ class PuzzleTask:
         taken = {(problem.question, problem.answer): problem.id for problem in problems}
         if options.fewshot_file is None:
             source = "the bundled few-shot file"
-            rows = parse_rows(read_bundled(self.examples), source)
+            rows = bundled_rows(self.examples)
             # An example that is a problem of this run is left out; others take its place.
             found = [e for e in self._solved(rows, source) if _key(e) not in taken]
             wanted = wanted or self.defaults.num_fewshot

@@ -12,9 +12,9 @@ from typing import Any, Final
 from treegen.errors import DataError
 from treegen.evals.problem import Problem, Skipped
 from treegen.evals.task import TaskOptions
-from treegen.tasks.common.jsonl import parse_rows, read_rows
+from treegen.tasks.common.jsonl import read_rows
 from treegen.tasks.common.problems import problems_of, row_id, split_file
-from treegen.tasks.gsm8k.data import read_bundled
+from treegen.tasks.common.sources import bundled_rows
 from treegen.tasks.puzzles.base import PuzzleTask, as_problem, read_puzzle
 
 _BUNDLED: Final = "countdown_sample.jsonl"
@@ -37,7 +37,7 @@ class Countdown(PuzzleTask):
         if options.data is None:
             if options.split is not None:
                 raise DataError("the bundled puzzles have no splits; give a data file")
-            rows, source = parse_rows(read_bundled(_BUNDLED), _BUNDLED), f"bundled {_BUNDLED}"
+            rows, source = bundled_rows(_BUNDLED), f"bundled {_BUNDLED}"
         else:
             path = split_file(options.data, options.split)
             rows, source = read_rows(path), str(path)

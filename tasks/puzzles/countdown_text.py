@@ -30,7 +30,6 @@ from treegen.tasks.puzzles.puzzle import (
 
 SOLVE_HEADER: Final = "Combine the numbers to reach the target. Use each number once."
 VALUE_HEADER: Final = "Can the numbers reach the target?"
-JUDGEMENTS: Final = ("sure", "likely", "impossible")
 
 # Repeats are bounded, so no text is read more than once, and no number is too long for int().
 _NUMBER: Final = r"-?[0-9]{1,9}(?:/[0-9]{1,9}|\.[0-9]{1,9})?"

@@ -5,17 +5,14 @@ ints, others Fractions. Under the rule `whole`, every result must be a whole num
 Without it, as in the Game of 24, any result is allowed, and only division by zero is not.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations
-from typing import Final
 
 Number = int | Fraction
 PuzzleState = tuple[Number, ...]
-
-OPERATIONS: Final = ("+", "-", "*", "/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,25 +77,6 @@ def reachable(state: PuzzleState, target: Number, whole: bool) -> bool:
     if len(state) == 1:
         return state[0] == target
     return any(reachable(left, target, whole) for left in _next_states(state, whole))
-
-
-def solutions(
-    state: PuzzleState, target: Number, *, whole: bool
-) -> Iterator[tuple[PuzzleStep, ...]]:
-    """Yield every way to the target, as steps."""
-    if len(state) == 1:
-        if state[0] == target:
-            yield ()
-        return
-    for step in moves(state, whole=whole):
-        if reachable(step.left, target, whole):
-            for rest in solutions(step.left, target, whole=whole):
-                yield (step, *rest)
-
-
-def solve(state: PuzzleState, target: Number, *, whole: bool) -> tuple[PuzzleStep, ...] | None:
-    """Return one way to the target; None if there is none."""
-    return next(solutions(state, target, whole=whole), None)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -12,7 +12,7 @@ from attention_cases import Group, make_case, paged
 from torch import Tensor
 
 from treegen.attention import Level, attend, prepare, register
-from treegen.attention.api import LOADERS, choose
+from treegen.attention.implementations import LOADERS, choose
 from treegen.attention.reference import Reference
 from treegen.errors import InputError
 

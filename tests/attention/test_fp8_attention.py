@@ -14,7 +14,7 @@ from attention_cases import Group, make_case, oracle, paged, random_tree
 from torch import Tensor
 
 from treegen.attention import Level, attend, prepare
-from treegen.attention.api import check_reads_fp8
+from treegen.attention.implementations import check_reads_fp8
 from treegen.attention.types import FP8
 from treegen.errors import InputError
 

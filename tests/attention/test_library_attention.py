@@ -12,7 +12,7 @@ from attention_cases import Case, Group, make_case, oracle, paged, random_tree
 from torch import Tensor
 
 from treegen.attention import Level, attend, prepare
-from treegen.attention.api import LOADERS
+from treegen.attention.implementations import LOADERS
 from treegen.attention.libraries.base import Call, Library
 from treegen.attention.types import Options
 from treegen.errors import InputError

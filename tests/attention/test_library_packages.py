@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from treegen.attention import Level, attend
-from treegen.attention.api import LOADERS, choose
+from treegen.attention.implementations import LOADERS, choose
 from treegen.attention.libraries import packages
 from treegen.attention.libraries.varlen import Flash, Flash4
 from treegen.errors import InputError

@@ -12,7 +12,7 @@ import torch
 
 from treegen import LLM, Node, SamplingParams
 from treegen.attention import Level, attend
-from treegen.attention.api import LOADERS, choose
+from treegen.attention.implementations import LOADERS, choose
 from treegen.bench import attention, cascade, ceilings, stock
 from treegen.bench.busy import PassClock
 from treegen.bench.decode import decode_cases, grid_cases, ratios

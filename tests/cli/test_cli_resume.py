@@ -11,6 +11,7 @@ from cli_cases import (
     assert_same_samples,
     copy_part,
     edit_config,
+    run_command,
 )
 
 from treegen.runs import RunDir
@@ -26,12 +27,7 @@ FEW = ["-n", "2", "--max-tokens", "3"]
 @pytest.fixture(scope="module")
 def run_path(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "run"
-    code = "import sys\nfrom treegen.cli.main import main\nsys.exit(main())"
-    command = [sys.executable, "-c", code, "eval", "gsm8k", "-L", "2", *FEW]
-    done = subprocess.run(
-        [*command, "-M", str(tiny), "-o", str(path)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    assert run_command("eval", "gsm8k", "-L", 2, *FEW, "-M", tiny, "-o", path, "-q") == 0
     return path
 
 

@@ -1,15 +1,15 @@
 """`treegen search` on a tiny checkpoint: what it writes, prints, continues and refuses."""
 
+import io
 import json
 import shutil
-import subprocess
-import sys
+from contextlib import redirect_stderr, redirect_stdout
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import Command, edit_config, write_jsonl
+from cli_cases import Command, edit_config, run_command, write_jsonl
 
 from treegen.evals.search.methods import METHODS
 from treegen.runs import SearchRunDir
@@ -41,15 +41,14 @@ def assert_same_trees(found: Path, wanted: Path) -> None:
 @pytest.fixture(scope="module")
 def compared(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "run"
-    code = "import sys\nfrom treegen.cli.main import main\nsys.exit(main())"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "search", "countdown", "--compare", "sample,tot-bfs",
-         "-M", str(tiny), *FEW, "-o", str(path)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (path / "out.txt").write_text(done.stdout)
-    (path / "err.txt").write_text(done.stderr)
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = run_command(
+            "search", "countdown", "--compare", "sample,tot-bfs", "-M", tiny, *FEW, "-o", path
+        )
+    assert code == 0, err.getvalue()
+    (path / "out.txt").write_text(out.getvalue())
+    (path / "err.txt").write_text(err.getvalue())
     return path
 
 

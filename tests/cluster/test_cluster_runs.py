@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from cli_cases import Command, assert_same_samples, copy_part, results_of
+from cli_cases import Command, assert_same_samples, copy_part, results_of, run_command
 
 from treegen import Cluster, WorkerError
 from treegen.cluster import crew
@@ -37,8 +37,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
 def whole(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of one engine."""
     path = tmp_path_factory.mktemp("runs") / "whole"
-    subprocess.run([sys.executable, "-m", "treegen", *EVAL, "-M", tiny, "-o", path], check=True,
-                   capture_output=True)  # fmt: skip
+    assert run_command(*EVAL, "-M", tiny, "-o", path) == 0
     return path
 
 

@@ -33,22 +33,19 @@ class Ordeal:
         self.chance = random.Random(seed)
         self.killed: Counter[str] = Counter()
         self.seen: set[tuple[int, int]] = set()
-        # Processes of which many start at once would get in each other's way with more threads.
-        self._environment = os.environ | {"OMP_NUM_THREADS": "1"}
         self._command = [sys.executable, "-m", "treegen", *EVAL, "-M", str(model)]
 
     def undisturbed(self, path: Path) -> None:
         """Do a run with one worker, in peace."""
         subprocess.run([*self._command, "--workers", "1", "-o", path], check=True,
-                       capture_output=True, env=self._environment)  # fmt: skip
+                       capture_output=True)  # fmt: skip
 
     def command(self, path: Path) -> int:
         """Begin a run or go on with it, and kill as long as it lasts; returns the exit code."""
         workers = str(self.chance.randint(1, 4))
         with open(f"{path}.err", "wb") as err:
-            process = subprocess.Popen([*self._command, "--workers", workers, "-o", path,
-                                        "--resume"], stdout=subprocess.DEVNULL, stderr=err,
-                                       env=self._environment)  # fmt: skip
+            command = [*self._command, "--workers", workers, "-o", str(path), "--resume"]
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=err)
             while process.poll() is None and self.killed.total() < KILLS:
                 self._pause(process, path / "samples.jsonl")
                 self._kill_some(process)

@@ -31,15 +31,6 @@ GREEDY = SamplingParams(temperature=0, max_tokens=7, ignore_eos=True)
 SOME = ["qwen3_next", "lfm2", "jamba", "bamba"]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    """Tiny matrices are faster on one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def load(path: Path, **options: Any) -> LLM:
     return LLM(str(path), **{"check": False, "device": "cpu", "memory": "8MiB", **options})
 

@@ -476,7 +476,7 @@ def test_min_tokens_and_stop_strings_by_hand() -> None:
                 break
         got = None
         for count in range(1, 13):
-            if ending := stopping.ending([2], tokens[:count], 99):
+            if ending := stopping.endings([[2]], [tokens[:count]], [99])[0]:
                 got = count, ending
                 break
         assert got == wanted

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from treegen.cache.kept import KeptPrefixes
 from treegen.engine import passes
-from treegen.errors import CapacityError, InternalError, NumericsError
+from treegen.errors import CacheFullError, CapacityError, InternalError, NumericsError
 from treegen.model.batch import Batch
 from treegen.outputs import Completion
 from treegen.params import SamplingParams
@@ -582,7 +582,7 @@ def test_what_cannot_fit_alone_is_refused_with_the_numbers() -> None:
     params = SamplingParams(max_tokens=50)
     plan = plan_of([([2, 3, 4], 4), ([5] * 100, 1)], params)
     plan.check_fits(smallest_pool(plan, 4), 4)
-    with pytest.raises(CapacityError, match="'p1'"):  # not the first one that is too large
+    with pytest.raises(CacheFullError, match="'p1'"):  # not the first one that is too large
         plan.check_fits(1, 4)
     with pytest.raises(CapacityError, match=r"'p1' \(100 tokens, max_tokens 50\) needs 152 .* 148"):
         plan.check_fits(smallest_pool(plan, 4) - 1, 4)

@@ -1,14 +1,12 @@
-"""Replays against the rules themselves, asked one order and one sample at a time."""
+"""Replays against the rules themselves, asked one order at a time."""
 
 import math
 
 import numpy as np
 import pytest
 
-from treegen.errors import InputError
 from treegen.evals import replay
-from treegen.evals.confidence import Confidence, stops_at
-from treegen.evals.replay import Drawn, by_confidence, plain, until_decided
+from treegen.evals.replay import Drawn, plain, until_decided
 from treegen.evals.verdict import Verdict
 from treegen.evals.votes import tally
 from treegen.search.strategies.majority import is_decided
@@ -19,8 +17,7 @@ def _drawn(seed: int, num: int = 20) -> Drawn:
     answers = rng.choice(["a", "b", "c", ""], num, p=[0.5, 0.25, 0.15, 0.1])
     verdicts = [Verdict(str(a) or None, a == "a") for a in answers]
     tokens = rng.integers(1, 60, num).tolist()
-    confidences = [(5 + 3 * rng.random(n)).astype(np.float32).tolist() for n in tokens]
-    return Drawn(verdicts, tokens, confidences)
+    return Drawn(verdicts, tokens)
 
 
 @pytest.mark.parametrize(("batch", "chance"), [(1, 0.95), (4, 0.8), (7, 0.99), (30, 0.9)])
@@ -36,44 +33,10 @@ def test_stopping_when_decided_is_the_rule_in_each_order(batch: int, chance: flo
             votes.append(tally(mine[:end]).maj_at_k(end))
             tokens.append(sum(drawn.tokens[i] for i in order[:end]))
             samples.append(end)
-        found = until_decided(drawn, chance, batch, orders=16, seed=seed)
+        (found,) = until_decided(drawn, [chance], batch, orders=16, seed=seed)
         assert found.vote == pytest.approx(math.fsum(votes) / 16)
         assert found.tokens == pytest.approx(math.fsum(tokens) / 16)
         assert found.samples == pytest.approx(math.fsum(samples) / 16)
-
-
-@pytest.mark.parametrize("chance", [None, 0.9])
-@pytest.mark.parametrize("keep", [0.1, 0.9])
-def test_ending_samples_is_the_rule_in_each_order(keep: float, chance: float | None) -> None:
-    rule = Confidence(window=8, keep=keep, warmup=5)
-    for seed in range(4):
-        drawn = _drawn(seed)
-        votes, tokens = [], []
-        ended = 0
-        for order in replay._orders(20, 16, seed).tolist():
-            lowest = []
-            for i in order[:5]:
-                values = drawn.confidences[i]
-                size = min(8, len(values))
-                sums = (sum(values[j : j + size]) for j in range(len(values) - size + 1))
-                lowest.append(min(sums) / size)
-            floor = rule.floor(lowest)
-            mine, spent = [], []
-            for place, i in enumerate(order):
-                at = stops_at(drawn.confidences[i], 8, floor) if place >= 5 else None
-                ended += at is not None
-                mine.append(drawn.verdicts[i] if at is None else Verdict(None, False))
-                spent.append(drawn.tokens[i] if at is None else at)
-            ends = [5, 13, 20] if chance is not None else [20]
-            for end in ends:
-                if chance is not None and is_decided([v.answer for v in mine[:end]], chance):
-                    break
-            votes.append(tally(mine[:end]).maj_at_k(end))
-            tokens.append(sum(spent[:end]))
-        found = by_confidence(drawn, rule, chance=chance, orders=16, seed=seed)
-        assert ended
-        assert found.vote == pytest.approx(math.fsum(votes) / 16)
-        assert found.tokens == pytest.approx(math.fsum(tokens) / 16)
 
 
 def test_the_replay_is_unbiased() -> None:
@@ -86,7 +49,7 @@ def test_the_replay_is_unbiased() -> None:
     votes, tokens = [], []
     for _ in range(300):
         mine = [Verdict(a, a == "a") for a in answers(16)]
-        found = until_decided(Drawn(mine, [1] * 16), 0.9, 2, orders=8)
+        (found,) = until_decided(Drawn(mine, [1] * 16), [0.9], 2, orders=8)
         votes.append(found.vote)
         tokens.append(found.tokens)
     real_votes, real_tokens = [], []
@@ -106,8 +69,4 @@ def test_a_majority_and_what_is_missing() -> None:
     assert plain(drawn, 20).tokens == pytest.approx(sum(drawn.tokens))
     assert plain(drawn, 5).vote == pytest.approx(tally(drawn.verdicts).maj_at_k(5))
     silent = Drawn([Verdict(None, False)] * 3, [1, 2, 3])
-    assert until_decided(silent, 0.9, 2).vote == 0.0
-    with pytest.raises(InputError, match="--log-tokens"):
-        by_confidence(silent, Confidence(keep=0.5))
-    with pytest.raises(InputError, match="keep"):
-        by_confidence(drawn, Confidence())
+    assert until_decided(silent, [0.9], 2)[0].vote == 0.0

@@ -516,7 +516,7 @@ def command(folder: Path, *arguments: object) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "LMEVAL_LOG_LEVEL": "ERROR"}
+    return {**os.environ, "LMEVAL_LOG_LEVEL": "ERROR"}
 
 
 def results_of(output: Path) -> tuple[dict[str, Any], list[Any]]:

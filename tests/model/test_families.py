@@ -20,9 +20,10 @@ from treegen.errors import ModelError
 from treegen.model import families, quantized
 from treegen.model.batch import Batch
 from treegen.model.config import load_spec
+from treegen.model.layer_states import LayerStates
 from treegen.model.load import load_model
 from treegen.model.model import Model
-from treegen.model.recurrent import LayerStates, RecurrentLayer, SlotPass, StatePass
+from treegen.model.recurrent import RecurrentLayer, SlotPass, StatePass
 from treegen.model.states import Piece, states_of_pieces
 from treegen.model.text_part import auto_class
 
@@ -32,15 +33,6 @@ STEPS = 6
 # Seen to be refused under transformers 5.17.
 NEWER = {"aria_text", "aria_on_text", "moshi"}
 PAGE = 4
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    """Tiny matrices are faster on one thread, and other tests' threads do not matter then."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Tree:

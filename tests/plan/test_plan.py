@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treegen.errors import CapacityError, InputError
+from treegen.errors import CacheFullError, InputError
 from treegen.plan.compile import compile_plan
 from treegen.plan.cost import DEVICE_COSTS, SHARING, CostModel, Sharing
 from treegen.plan.plan import Plan, Request
@@ -94,7 +94,7 @@ def test_one_row_is_always_folded() -> None:
 
 
 def test_rows_at_once_bound_what_sharing_can_save() -> None:
-    cost = CostModel("test", group_us=100, row_us=0, bytes_per_us=2048)
+    cost = CostModel(group_us=100, row_us=0, bytes_per_us=2048)
     lists = [[1] * 10 + [i] for i in range(2, 5)]
     assert plan_of(lists, 40, cost=cost).segments[0].kept
     assert not plan_of(lists, 40, cost=cost, max_rows=5).segments[0].kept
@@ -102,11 +102,11 @@ def test_rows_at_once_bound_what_sharing_can_save() -> None:
 
 def test_groups_of_a_level_divide_what_it_costs() -> None:
     """Twenty tokens read again by ten rows cost 180 us; a launch costs as much for all groups."""
-    cost = CostModel("test", group_us=0, row_us=0, bytes_per_us=1, level_us=400)
+    cost = CostModel(group_us=0, row_us=0, bytes_per_us=1, level_us=400)
     assert cost.saving(10, 20, 1.0, live_rows=10) == 180 - 400
     assert cost.saving(10, 20, 1.0, live_rows=100) == 180 - 40
     lists = [[i] * 20 + [100] for i in range(10)]
-    cost = CostModel("test", group_us=0, row_us=0, bytes_per_us=2048, level_us=400)
+    cost = CostModel(group_us=0, row_us=0, bytes_per_us=2048, level_us=400)
     for prompts, kept in ((lists[:1], False), (lists, True)):
         plan = plan_of(prompts, 10, cost=cost)
         assert {s.kept for s in plan.segments if s.rows == 10} == {kept}
@@ -176,6 +176,6 @@ def test_recurrent_states_are_counted_beside_pages() -> None:
         assert plan.rows_that_fit(1000, 4, states) == rows, states
     plan.check_fits(1000, 4, 3)
     with pytest.raises(
-        CapacityError, match=r"prompt 'p0' needs 3 recurrent states of 2\.0 KiB .* 2 fit"
+        CacheFullError, match=r"prompt 'p0' needs 3 recurrent states of 2\.0 KiB .* 2 fit"
     ):
         plan.check_fits(1000, 4, 2)

@@ -100,7 +100,7 @@ def test_a_real_run_has_the_same_votes_with_fewer_tokens(repository: Path) -> No
     """The bundled model's run: 40% fewer tokens, and no difference that a paired test finds."""
     drawn = drawn_of(load_run(repository / "examples" / "run"), "numeric")
     whole = [plain(each, 20).vote for each in drawn.values()]
-    stopped = [until_decided(each, 0.95, 4) for each in drawn.values()]
+    stopped = [until_decided(each, [0.95], 4)[0] for each in drawn.values()]
     tokens = sum(each.tokens for each in stopped)
     assert tokens < 0.6 * sum(sum(each.tokens) for each in drawn.values())
     differences = [ours.vote - theirs for ours, theirs in zip(stopped, whole, strict=True)]

@@ -69,7 +69,6 @@ class Server:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
         assert self._read() == "ready"
 

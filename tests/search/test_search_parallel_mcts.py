@@ -247,7 +247,7 @@ def test_a_batch_draws_and_plays_side_by_side(batch: int, monkeypatch: pytest.Mo
 def test_rules_that_are_not_known_are_refused() -> None:
     with pytest.raises(InputError, match="backup must be one of mean, max, got 'median'"):
         Rules(backup="median")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="batch must be a whole number of at least 1"):
+    with pytest.raises(InputError, match="batch must be at least 1"):
         find(lambda root: mcts(root, moves("a"), table({}), at_length(1), iterations=1, batch=0))
     with pytest.raises(InputError, match="priors must be weights from 0 on, got -1"):
         find(

@@ -47,7 +47,7 @@ def expected_sample(
     one = SamplingBatch.of([params], torch.zeros(1, dtype=torch.int64))
     seed = torch.tensor([[row_seed(params.seed, key, index)]])
     tokens: list[int] = []
-    while not tokens or stopping.ending(context, tokens, params.max_tokens) is None:
+    while not tokens or stopping.endings([context], [tokens], [params.max_tokens]) == [None]:
         logits = model.logits([*context, *tokens])[None]
         tokens.append(int(draw(logits, seed, torch.tensor([[len(tokens)]]), one).tokens_PN))
     return tuple(tokens)
@@ -225,7 +225,7 @@ def test_ask_and_tell_for_a_loop_of_ones_own() -> None:
     assert [child.order[1] for child in root.children] == [0, 1, 2, 3, 4]
     failing = session.ask(root.sample(-1))
     assert session.tell() == [failing]
-    with pytest.raises(InputError, match="whole number"):
+    with pytest.raises(InputError, match="n must be at least 0"):
         _ = failing.result
 
 
@@ -528,7 +528,7 @@ def test_the_account_has_what_a_search_did_not_wait_for() -> None:
 
 def test_a_stream_of_no_whole_number_is_refused() -> None:
     async def negative(root: SearchNode) -> list[str]:
-        with pytest.raises(InputError, match="whole number"):
+        with pytest.raises(InputError, match="n must be at least 0"):
             await anext(root.stream(-1))
         return [child.key for child in await root.sample(2)]
 

@@ -90,5 +90,7 @@ def test_what_several_llms_cannot_do_is_refused(llms: dict[str, LLM]) -> None:
         llms["llama"].search(other, PROMPTS[:1], PARAMS)
     with pytest.raises(InputError, match="give several LLMs text or messages"):
         search_with(llms, other, [[1, 2, 3]], PARAMS)
+    with pytest.raises(InputError, match="concurrency must be at least 1"):
+        search_with(llms, other, PROMPTS, PARAMS, concurrency=0)
     with pytest.raises(InputError, match="llms is empty"):
         search_with({}, other, PROMPTS, PARAMS)

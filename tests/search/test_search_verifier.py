@@ -95,7 +95,9 @@ def test_shared_prefixes_give_what_whole_texts_give(
     for mine, theirs in zip(got, want, strict=True):
         assert mine == pytest.approx(theirs, abs=2e-6)
     assert shared.values(pairs) == got  # they are remembered
-    assert reader.num_computed < 0.7 * sum(len(shared.encode(*pair)[0]) for pair in pairs)
+    assert reader.usage.prompt_tokens_computed < 0.7 * sum(
+        len(shared.encode(*pair)[0]) for pair in pairs
+    )
     reader._scheduler.check()
 
 
@@ -258,8 +260,13 @@ def test_a_gpu_shares_prefixes_too(tmp_path: Path, dtype: torch.dtype) -> None:
     assert isinstance(shared.reader, TreeReader) and whole.scorer.model.device.type == "cuda"
     pairs = tree_of_texts(random.Random(4), 200)
     limit = 2e-3 if dtype == torch.float32 else 0.03
-    got = shared.values(pairs[:70]) + shared.values(pairs[70:])
+    got, num_read = [], 0
+    for part in (pairs[:70], pairs[70:]):
+        got += shared.values(part)
+        encoded = [shared.encode(*pair) for pair in part]
+        prefixes = {tuple(ids[: end + 1]) for ids, ends in encoded for end in ends}
+        num_read += sum(map(len, prefixes))
     for mine, theirs in zip(got, whole.values(pairs), strict=True):
         assert mine == pytest.approx(theirs, abs=limit)
-    assert shared.reader.num_computed < 0.5 * shared.reader.num_read
+    assert shared.reader.usage.prompt_tokens_computed < 0.5 * num_read
     shared.reader._scheduler.check()

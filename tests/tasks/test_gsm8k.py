@@ -15,7 +15,8 @@ from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.params import SamplingParams
 from treegen.prompts.tree import prompts_of
 from treegen.tasks.common.answers import canonical_number, numeric_answer, strict_match
-from treegen.tasks.gsm8k.data import read_bundled, reasoning_and_number
+from treegen.tasks.common.sources import bundled_rows
+from treegen.tasks.gsm8k.data import reasoning_and_number
 from treegen.tasks.gsm8k.task import GSM8K
 
 ROW = {"question": "How many?", "answer": "2+1=<<2+1=3>>3\n#### 3"}
@@ -34,7 +35,7 @@ def numbered(num: int, word: str = "apples") -> list[dict[str, object]]:
 
 
 def test_bundled_solutions_calculate_correctly() -> None:
-    rows = [json.loads(line) for line in read_bundled("gsm8k_sample.jsonl").splitlines()]
+    rows = [row for _, row in bundled_rows("gsm8k_sample.jsonl")]
     assert len(rows) == 24
     for row in rows:
         notes = re.findall(r"<<([-0-9.+*/()]+)=(-?[0-9.]+)>>(-?[0-9.,]*[0-9])", row["answer"])
@@ -48,7 +49,7 @@ def test_bundled_solutions_calculate_correctly() -> None:
 
 
 def test_bundled_examples_calculate_correctly_and_read_as_their_answer() -> None:
-    rows = [json.loads(line) for line in read_bundled("gsm8k_fewshot.jsonl").splitlines()]
+    rows = [row for _, row in bundled_rows("gsm8k_fewshot.jsonl")]
     assert len(rows) == 8
     for row in rows:
         for expression, result in re.findall(r"([0-9][-0-9 +*/]*[0-9]) = ([0-9]+)", row["target"]):
@@ -138,9 +139,10 @@ def test_unusable_rows_are_reported_and_the_others_run(tmp_path: Path) -> None:
         (b" \n\n", "is empty"),
         (json.dumps(ROW).encode() + b"\n{oops\n", "line 2 is not JSON"),
         (b'{"question": "\xff"}\n', "line 1 is not UTF-8"),
-        (b"[1, 2]\n", "line 1 is not a JSON object"),
+        (b"1\n", "line 1 is not a JSON object"),
+        (b"[1, 2]\n", "is not a list of JSON objects"),
         (b'{"question": ' + b"1" * 5000 + b"}\n", "line 1 is JSON beyond"),
-        (b"[" * 100_000 + b"\n", "line 1 is JSON beyond"),
+        (b"[" * 100_000 + b"\n", "is not a JSON list"),
         (b'{"question": "q"}\n', "no usable problem"),
         (b'{"id": "a", "question": "q", "answer": "#### 1"}\n' * 2, "lines 1 and 2 have the same"),
     ],
@@ -157,9 +159,9 @@ def test_bad_files_are_named_with_the_line(tmp_path: Path, content: bytes, told:
 def test_missing_file_and_directory_without_split(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist"):
         GSM8K().load(TaskOptions(data=str(tmp_path / "none.jsonl")))
-    with pytest.raises(DataError, match=r"test\.jsonl does not exist"):
+    with pytest.raises(DataError, match=r"has no test\.jsonl or "):
         GSM8K().load(TaskOptions(data=str(tmp_path)))
-    with pytest.raises(InputError, match="needs a directory"):
+    with pytest.raises(InputError, match="needs a folder"):
         GSM8K().load(TaskOptions(data="a.jsonl", split="test"))
 
 
@@ -236,7 +238,7 @@ def test_hub_name_goes_through_datasets(tmp_path: Path, monkeypatch: pytest.Monk
     from_file = GSM8K().load(TaskOptions(data=str(home / "test.jsonl"), num_fewshot=0))
     assert data.problems == from_file.problems
     assert all("plums" in question for question in shown(data))
-    with pytest.raises(InputError, match="splits train and test"):
+    with pytest.raises(InputError, match="splits test and train"):
         GSM8K().load(TaskOptions(data="openai/gsm8k", split="dev"))
 
 

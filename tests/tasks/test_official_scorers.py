@@ -35,10 +35,15 @@ def quiet() -> Any:
     logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
+@cache
+def parsed(text: str) -> Any:
+    return math_verify.parse(text, parsing_timeout=None)
+
+
+@cache
 def math_verify_says(text: str, reference: str) -> bool:
-    gold = math_verify.parse(f"${reference}$", parsing_timeout=None)
-    found = math_verify.parse(text, parsing_timeout=None)
-    return bool(math_verify.verify(gold, found, timeout_seconds=None))
+    found = math_verify.verify(parsed(f"${reference}$"), parsed(text), timeout_seconds=None)
+    return bool(found)
 
 
 def problem(answer: str) -> Problem:

@@ -1,6 +1,7 @@
 """Attention of query rows over levels of shared and own keys: one softmax, exactly."""
 
-from treegen.attention.api import attend, choose, prepare, prepare_host, register
+from treegen.attention.api import attend, prepare, prepare_host
+from treegen.attention.implementations import choose, register
 from treegen.attention.level import HostLevel, Items, Level
 from treegen.attention.merge import merge
 from treegen.attention.types import Implementation, Options, Prepared

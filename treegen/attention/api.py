@@ -5,138 +5,20 @@ Legend: T query rows, H query heads, D key dimension, V value dimension.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
 
+from treegen.attention.implementations import check_reads_fp8, choose
 from treegen.attention.level import HostLevel, Level, check_form, check_values, to_host
-from treegen.attention.types import FP8, Implementation, KVPair, Missing, Options, Prepared
+from treegen.attention.types import FP8, Implementation, KVPair, Options, Prepared
 from treegen.errors import InputError
 
-
-def _load_reference() -> Implementation:
-    from treegen.attention.reference import Reference
-
-    return Reference()
-
-
-def _load_cpu() -> Implementation:
-    from treegen.attention.cpu.attend import Cpu
-
-    return Cpu()
-
-
-def _load_triton() -> Implementation:
-    try:
-        from treegen.attention.gpu.attend import Triton
-    except ImportError:
-        return Missing("triton", "triton is not installed")
-    return Triton()
-
-
-def _load_invariant() -> Implementation:
-    try:
-        from treegen.attention.gpu.invariant import Invariant
-    except ImportError:
-        return Missing("invariant", "triton is not installed")
-    return Invariant()
-
-
-def _load_flash() -> Implementation:
-    from treegen.attention.libraries.varlen import Flash
-
-    return Flash()
-
-
-def _load_flash4() -> Implementation:
-    from treegen.attention.libraries.varlen import Flash4
-
-    return Flash4()
-
-
-def _load_xformers() -> Implementation:
-    from treegen.attention.libraries import packages
-    from treegen.attention.libraries.varlen import XFormers
-
-    try:
-        xformers, fmha = packages.xformers()
-    except ImportError as error:
-        reason = f"xformers cannot be imported ({error}); install treegen[xformers]"
-        return Missing("xformers", reason)
-    if not getattr(xformers, "_has_cpp_library", True):
-        reason = "xformers was built for another torch or CUDA and cannot load its kernels"
-        return Missing("xformers", reason)
-    return XFormers(fmha)
-
-
-# An implementation is loaded when it is first chosen, so a missing library harms nobody else.
-# "auto" takes the first one that does not refuse the device. "reference" refuses no device, so the
-# implementations after it are used only where they are named.
-LOADERS: Final[dict[str, Callable[[], Implementation]]] = {
-    "cpu": _load_cpu,
-    "triton": _load_triton,
-    "reference": _load_reference,
-    "invariant": _load_invariant,
-    "flash": _load_flash,
-    "flash4": _load_flash4,
-    "xformers": _load_xformers,
-}
 Pools = Tensor | Sequence[Tensor]
 """Keys or values: one pool for all levels, or one for each."""
 FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-_READ_FP8: Final = ("auto", "cpu", "triton", "invariant", "reference")
-
-
-def register(name: str, load: Callable[[], Implementation], *, auto: bool = True) -> None:
-    """Add an implementation under a name.
-
-    load: returns the implementation; called each time that it is chosen.
-    auto: whether "auto" may take it, before those that were registered earlier. If not, it is used
-    only where it is named.
-
-    Raises:
-        InputError: the name is taken.
-    """
-    if name in LOADERS or name == "auto":
-        raise InputError(f"an attention implementation named {name!r} exists already")
-    if not auto:
-        LOADERS[name] = load
-        return
-    known = dict(LOADERS)
-    LOADERS.clear()
-    LOADERS.update({name: load, **known})
-
-
-def choose(impl: str, device: torch.device) -> Implementation:
-    """Load the named implementation, or for "auto" the first that runs on the device.
-
-    Raises:
-        InputError: no implementation has the name, or none that may be taken runs on the device.
-    """
-    if impl != "auto" and impl not in LOADERS:
-        raise InputError(f"impl must be auto or one of {', '.join(sorted(LOADERS))}, got {impl!r}")
-    reasons = []
-    for name in LOADERS if impl == "auto" else [impl]:
-        implementation = LOADERS[name]()
-        reason = implementation.refusal(device)
-        if reason is None:
-            return implementation
-        reasons.append(f"{name}: {reason}")
-    raise InputError(f"attention impl {impl!r} cannot run on {device}; {'; '.join(reasons)}")
-
-
-def check_reads_fp8(impl: str) -> None:
-    """Check that an implementation of ours takes keys and values in FP8.
-
-    Raises:
-        InputError: it does not.
-    """
-    if impl in LOADERS and impl not in _READ_FP8:
-        raise InputError(
-            f"attention impl {impl!r} takes no keys in FP8; use 'triton' or 'reference'"
-        )
 
 
 def prepare(

@@ -33,9 +33,10 @@ class Options:
 class Implementation(Protocol):
     """One way to compute attention over levels.
 
-    To add one, write a class with this interface and name it in `treegen.attention.api.LOADERS`,
-    or call `register`. It computes what `reference` computes, up to rounding. Where it does not
-    take an argument, it raises InputError and says so; it never falls back to another one.
+    To add one, write a class with this interface and name it in `LOADERS` of
+    `treegen.attention.implementations`, or call `register`. It computes what `reference` computes,
+    up to rounding. Where it does not take an argument, it raises InputError and says so; it never
+    falls back to another one.
 
     name: what `impl=` calls it.
     """

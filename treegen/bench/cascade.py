@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from treegen.attention import Level, attend, prepare
-from treegen.attention.api import LOADERS
+from treegen.attention.implementations import LOADERS
 from treegen.bench.ceilings import Ceilings
 from treegen.bench.timing import Spread, Stopwatch, free_bytes
 from treegen.errors import CapacityError, InputError, NumericsError

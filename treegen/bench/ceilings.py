@@ -52,9 +52,8 @@ def measure(
 ) -> Ceilings:
     """Measure all rates.
 
-    fp8: whether to measure products in FP8 as well.
-
     seconds: how long to measure each; by default 2 on a GPU and 0.1 on a CPU.
+    fp8: whether to measure products in FP8 as well.
 
     Raises:
         CapacityError: the device has no room for the measurement.
@@ -83,7 +82,8 @@ def _matmul(device: torch.device, dtype: torch.dtype, seconds: float, size: int)
     return 2 * size**3 / sustained(lambda: torch.mm(left, right, out=out), device, seconds)
 
 
-def _fp8_matmul(device: torch.device, seconds: float, size: int = 8192) -> float:
+def _fp8_matmul(device: torch.device, seconds: float) -> float:
+    size = 8192
     left, right = (torch.randn(size, size, device=device).to(FP8) for _ in range(2))
     scale = torch.ones(size, 1, device=device)
     taken = sustained(

@@ -13,12 +13,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 
-from treegen.bench.tiny import make_checkpoint
+from treegen.bench.tiny import FEW_SHOT, byte_tokenizer, make_checkpoint, questions
 from treegen.cache.kept import KeptPrefixes
 from treegen.cache.pool import PagedCache
 from treegen.engine.scheduler import Scheduler
@@ -30,6 +30,9 @@ from treegen.plan.compile import compile_plan
 from treegen.plan.plan import Request
 from treegen.prompts.stops import Stopping
 from treegen.prompts.tree import Node
+
+_STEPS: Final = 200  # that are timed
+_END: Final = 1  # the token that ends a sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +78,14 @@ class Memory:
 
 
 class _FreeModel:
-    """A model that computes nothing: it always returns the same random logits."""
+    """A model that computes nothing: it always returns the same random logits, and never ends."""
 
     device = torch.device("cpu")
 
-    def __init__(self, rows: int, vocab_size: int, never: int) -> None:
+    def __init__(self, rows: int, vocab_size: int) -> None:
         generator = torch.Generator().manual_seed(0)
         self._logits = torch.randn(rows, vocab_size, generator=generator)
-        self._logits[:, never] = -torch.inf
+        self._logits[:, _END] = -torch.inf
 
     def forward(self, batch: Batch) -> torch.Tensor:
         return self._logits[: len(batch.logits_at_S)]
@@ -113,11 +116,11 @@ def _free_scheduler(
     cache = PagedCache([], pages, page_size=16)
     return Scheduler(
         compile_plan(requests, token_bytes=4096, num_layers=2),
-        _FreeModel(max(rows, 64), vocab_size, never=1),
+        _FreeModel(max(rows, 64), vocab_size),
         cache,
         KeptPrefixes(cache, 1),
         params=params,
-        stopping=Stopping(params, tokenizer, [1], vocab_size),
+        stopping=Stopping(params, tokenizer, [_END], vocab_size),
         samples=[range(samples)] * problems,
         max_rows=max_rows or rows,
         prefill_chunk=8192,
@@ -125,23 +128,19 @@ def _free_scheduler(
     )
 
 
-def overhead(
-    rows: tuple[int, ...] = (64, 512, 4096), vocab_sizes: tuple[int, ...] = (32,), steps: int = 200
-) -> Iterator[Overhead]:
+def overhead() -> Iterator[Overhead]:
     """Time decode steps with a free model at several numbers of rows and vocabulary sizes."""
-    with tempfile.TemporaryDirectory() as folder:
-        make_checkpoint(Path(folder), hidden=64, layers=1)
-        tokenizer = load_tokenizer(folder)
-    params = SamplingParams(temperature=0.7, max_tokens=steps + 40)
-    for vocab_size in vocab_sizes:
-        for num_rows in rows:
+    tokenizer = byte_tokenizer()
+    params = SamplingParams(temperature=0.7, max_tokens=_STEPS + 40)
+    for vocab_size in (32, 256):
+        for num_rows in (64, 512, 4096):
             problems = max(num_rows // 40, 1)
             pages = 70 + problems * 5 + num_rows * (2 + params.max_tokens // 16)
             scheduler = _free_scheduler(tokenizer, num_rows, vocab_size, params, problems, pages)
             while len(scheduler.live.order) < num_rows:
                 scheduler.step()
             times = []
-            for _ in range(steps):
+            for _ in range(_STEPS):
                 start = time.perf_counter()
                 finished = scheduler.step()
                 times.append(time.perf_counter() - start)
@@ -150,14 +149,11 @@ def overhead(
             yield Overhead(num_rows, vocab_size, float(median), float(p90))
 
 
-def memory(problems: int = 1000, samples: int = 4) -> Memory:
+def memory() -> Memory:
     """Run many problems through a pool and report how many pages were in use."""
-    with tempfile.TemporaryDirectory() as folder:
-        make_checkpoint(Path(folder), hidden=64, layers=1)
-        tokenizer = load_tokenizer(folder)
-    params = SamplingParams(max_tokens=24)
+    params, problems, samples = SamplingParams(max_tokens=24), 1000, 4
     scheduler = _free_scheduler(
-        tokenizer, problems * samples, 64, params, problems, 100_000, max_rows=64
+        byte_tokenizer(), problems * samples, 64, params, problems, 100_000, max_rows=64
     )
     finished = early = 0
     while scheduler.has_work:
@@ -174,7 +170,6 @@ def throughput(
     *,
     problems: int = 4,
     samples: int = 40,
-    shots: int = 8,
     max_tokens: int = 64,
 ) -> Iterator[Throughput]:
     """Draw the same number of samples by several engines; every sample has max_tokens tokens."""
@@ -182,10 +177,8 @@ def throughput(
         if model is None:
             make_checkpoint(Path(folder))
         path = model or folder
-        few_shot = "Q: Tom has 3 pens and buys 4 more. How many?\nA: 3 + 4 = 7.\n\n" * shots
-        questions = [f"Q: Ann has {i} pens and gives {i % 3} away. How many?\nA:" for i in
-                     range(10, 10 + problems)]  # fmt: skip
-        tree = Node(few_shot, children=[Node(q, samples=samples) for q in questions])
+        asked = questions(problems)
+        tree = Node(FEW_SHOT, children=[Node(question, samples=samples) for question in asked])
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         rows = problems * samples
         for sharing, name in (("auto", "treegen"), ("off", "treegen, sharing off")):
@@ -200,7 +193,8 @@ def throughput(
             start = time.perf_counter()
             result = llm.run(tree, params)
             yield _row(name, rows * max_tokens, start, result.usage.prompt_tokens_computed)
-        yield from _transformers(path, [few_shot + q for q in questions], samples, max_tokens)
+        prompts = [FEW_SHOT + question for question in asked]
+        yield from _transformers(path, prompts, samples, max_tokens)
 
 
 def _transformers(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treegen.attention.api import LOADERS, choose, register
+from treegen.attention.implementations import LOADERS, choose, register
 from treegen.attention.level import HostLevel
 from treegen.attention.types import KVPair, Options, Prepared
 from treegen.bench.modes import NO_ATTENTION

@@ -8,7 +8,7 @@ is treegen with sharing off. Its batch is bounded by what it would store without
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -173,15 +173,6 @@ def cases_of(
     lengths: what all lengths are multiplied by.
     against: further modes, such as transformers' own engines.
     """
-    return list(_cases(experiment, scale, lengths, (*experiment.modes, *against)))
-
-
-def _cases(
-    experiment: Experiment, scale: float, lengths: float, modes: tuple[str, ...]
-) -> Iterator[Case]:
-    seen = set()
-    for workload in experiment.workloads:
-        scaled = workload.scaled(scale, lengths)
-        if scaled not in seen:
-            seen.add(scaled)
-            yield Case(scaled, modes)
+    modes = (*experiment.modes, *against)
+    scaled = dict.fromkeys(each.scaled(scale, lengths) for each in experiment.workloads)
+    return [Case(workload, modes) for workload in scaled]

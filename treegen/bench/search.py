@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from treegen.bench.tiny import make_checkpoint
+from treegen.bench.tiny import FEW_SHOT, make_checkpoint, questions
 from treegen.llm import LLM
 from treegen.outputs import Completion
 from treegen.params import SamplingParams
@@ -47,7 +47,6 @@ def compare(
     breadth: int = 3,
     depth: int = 4,
     step_tokens: int = 16,
-    shots: int = 8,
 ) -> list[SearchTime]:
     """Run tree of thought over many problems at once, with live caches and without them.
 
@@ -60,7 +59,7 @@ def compare(
         if model is None:
             make_checkpoint(Path(folder))
         llm = LLM(model or folder, max_rows=problems * breadth * samples, check=False)
-        prompts = problems_of(problems, shots)
+        prompts = [FEW_SHOT + question for question in questions(problems)]
         params = SamplingParams(max_tokens=step_tokens, ignore_eos=True)
 
         async def solve(root: SearchNode) -> Found:
@@ -81,15 +80,6 @@ def compare(
             sum(result.usage.nodes for result in results),
         )
         return [live, _reprompted(llm, AskTell(solve, prompts, params))]
-
-
-def problems_of(num: int, shots: int) -> list[str]:
-    """Return prompts with the same solved examples before them."""
-    few_shot = "Q: Tom has 3 pens and buys 4 more. How many?\nA: 3 + 4 = 7.\n\n" * shots
-    return [
-        f"{few_shot}Q: Ann has {i} pens and gives {i % 7} away. How many?\nA:"
-        for i in range(10, 10 + num)
-    ]
 
 
 def _reprompted(llm: LLM, searches: AskTell) -> SearchTime:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from treegen.bench.search import problems_of
-from treegen.bench.tiny import make_checkpoint
+from treegen.bench.tiny import FEW_SHOT, make_checkpoint, questions
 from treegen.llm import LLM
 from treegen.params import SamplingParams
 from treegen.search import Budget, Found, SearchNode, beam, by_function, mcts, sample_steps
@@ -40,7 +39,6 @@ def compare_methods(
     breadth: int = 3,
     depth: int = 4,
     step_tokens: int = 16,
-    shots: int = 8,
     batches: Sequence[int] = (1, 4, 8),
     repeats: int = 1,
 ) -> list[MethodTime]:
@@ -58,7 +56,7 @@ def compare_methods(
         # No method waits for rows: a batch grows at most one node for each of its visits.
         max_rows = problems * samples * max(breadth, *batches)
         llm = LLM(model or folder, max_rows=max_rows, check=False)
-        prompts = problems_of(problems, shots)
+        prompts = [FEW_SHOT + question for question in questions(problems)]
         params = SamplingParams(max_tokens=step_tokens, ignore_eos=True, seed=0)
         propose = sample_steps(samples, stop=())
         value = by_function(lambda node: (sum(node.tokens) % 97) / 97)

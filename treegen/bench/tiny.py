@@ -1,12 +1,21 @@
-"""A small random-weight checkpoint for benchmarks: real architecture, meaningless answers."""
+"""A small random-weight checkpoint for benchmarks, and prompts: real architecture, no meaning."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+FEW_SHOT: Final = "Q: Tom has 3 pens and buys 4 more. How many?\nA: 3 + 4 = 7.\n\n" * 8
+
+
+def questions(num: int) -> list[str]:
+    """Return questions to ask after the solved examples of `FEW_SHOT`."""
+    return [
+        f"Q: Ann has {i} pens and gives {i % 7} away. How many?\nA:" for i in range(10, 10 + num)
+    ]
 
 
 def byte_tokenizer() -> PreTrainedTokenizerBase:
@@ -25,8 +34,8 @@ def byte_tokenizer() -> PreTrainedTokenizerBase:
     return made
 
 
-def make_checkpoint(folder: Path, *, hidden: int = 256, layers: int = 4, seed: int = 0) -> None:
-    """Write a Llama checkpoint (8 query heads, 2 KV heads) and a byte-level tokenizer."""
+def make_checkpoint(folder: Path) -> None:
+    """Write a Llama checkpoint (4 layers, 8 query heads, 2 KV heads) and a byte-level tokenizer."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -34,9 +43,9 @@ def make_checkpoint(folder: Path, *, hidden: int = 256, layers: int = 4, seed: i
     tokenizer.save_pretrained(folder)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=hidden,
-        intermediate_size=3 * hidden,
-        num_hidden_layers=layers,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
         num_attention_heads=8,
         num_key_value_heads=2,
         max_position_embeddings=4096,
@@ -44,5 +53,5 @@ def make_checkpoint(folder: Path, *, hidden: int = 256, layers: int = 4, seed: i
         eos_token_id=1,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         LlamaForCausalLM(config).save_pretrained(folder)

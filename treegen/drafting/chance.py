@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from treegen.drafting.types import Ints
 
-_TRUST = 8.0  # tokens tried that the first estimate counts for
+_FIRST = 0.7  # an estimate, before any guess was tried
+_TRUST = 8.0  # tokens tried that it counts for
 _MEMORY = 0.99  # of what was learned at the step before
 
 
 class Chance:
     """The chance that a guessed token is right if those before it were."""
 
-    def __init__(self, first: float) -> None:
-        """Nothing was tried. first: an estimate."""
-        self._accepted, self._tried = first * _TRUST, _TRUST
+    def __init__(self) -> None:
+        """Nothing was tried."""
+        self._accepted, self._tried = _FIRST * _TRUST, _TRUST
 
     @property
     def value(self) -> float:

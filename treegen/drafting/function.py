@@ -27,7 +27,7 @@ class FunctionDrafter:
         """No row is known."""
         self._function = function
         self._rows: dict[int, DraftContext] = {}
-        self._chance = Chance(0.7)
+        self._chance = Chance()
 
     def note(self, new: NewTokens, request_of: Callable[[int], Prompted]) -> None:
         """Add to the tokens of rows."""

@@ -53,18 +53,16 @@ class ThinkingBudgets:
             if not due:  # the prompt opens the thinking, which must end at once
                 self._force(slots, tags.end, 0)
 
-    def decide(
-        self, order: Ints, counts: Ints, known: NDArray[np.bool_] | None = None
-    ) -> NDArray[np.bool_] | bool:
+    def decide(self, order: Ints, counts: Ints, known: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Look at rows whose thinking has taken its budget; returns which rows can go on.
 
-        order: slots. counts: how many tokens each has. known: whether all of these are known; None
-        if they are of all rows. A row goes on unless it must be looked at and they are not.
+        Call it where a budget is `used`.
+
+        order: slots. counts: how many tokens each has. known: whether all of these are known. A row
+        goes on unless it must be looked at and they are not.
         """
-        if not self.used:
-            return True
         due = self._due[order] == counts
-        ready = due if known is None else due & known
+        ready = due & known
         for slot in order[ready].tolist():
             self._look(slot)
         going_on: NDArray[np.bool_] = ~due | ready

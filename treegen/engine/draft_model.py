@@ -94,7 +94,7 @@ class ModelDrafter:
     def __init__(self, run: RunState, live: LiveRows, executor: Executor) -> None:
         """Nothing is guessed yet. executor: that of the small model."""
         self._run, self._live, self._executor = run, live, executor
-        self._chance = Chance(0.7)
+        self._chance = Chance()
         # By slot: the row that was there last, and up to which position its keys are in place.
         self._serial = np.empty(0, dtype=np.int64)
         self._done = np.empty(0, dtype=np.int64)

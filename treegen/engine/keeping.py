@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from treegen.cache.kept import KeptPrefix, KeptPrefixes
+from treegen.cache.kept import KeptPrefixes
 from treegen.cache.pool import PagedCache
 from treegen.cache.states import NO_STATE, StateCache
 from treegen.engine.segment import LiveRequest
@@ -14,9 +14,7 @@ from treegen.plan.requests import plan_requests
 from treegen.spec import ModelSpec
 
 
-def keep_prompt(
-    request: LiveRequest, name: str, cache: PagedCache, kept: KeptPrefixes
-) -> KeptPrefix:
+def keep_prompt(request: LiveRequest, name: str, cache: PagedCache, kept: KeptPrefixes) -> None:
     """Keep the pages of a prompt that is in place, and copies of its recurrent states.
 
     Raises:
@@ -29,7 +27,7 @@ def keep_prompt(
         _make_room(name, sum(slot != NO_STATE for slot in slots), cache.states, kept)
         slots = [_copied(slot, cache.states) for slot in slots]
     end_state, last_state = slots
-    return kept.add(
+    kept.add(
         name, request.spec.tokens, cache.pool.share(segment.table),
         end_state=end_state, last_state=last_state,
     )  # fmt: skip

@@ -31,7 +31,7 @@ def has_room_to_split(store: SegmentStore, segment: LiveSegment) -> bool:
     return True
 
 
-def split(store: SegmentStore, segment: LiveSegment, cut: int, *, rows: int = 1) -> LiveSegment:
+def split(store: SegmentStore, segment: LiveSegment, cut: int, *, rows: int) -> LiveSegment:
     """Make the tokens up to position `cut` a segment of their own above the rest.
 
     Returns the new segment, with one reference for the caller; `segment` keeps the rest. The

@@ -79,10 +79,10 @@ class SegmentStore:
             self.hold(parent).children[segment.index] = segment
         return segment
 
-    def add(self, parent: LiveSegment | None, tokens: Tokens, *, rows: int = 1) -> LiveSegment:
-        """A new segment, with one reference for the caller. rows: rows to expect below it."""
+    def add(self, parent: LiveSegment | None, tokens: Tokens) -> LiveSegment:
+        """A new segment, with one reference for the caller."""
         segment = self.hold(self.new(parent, tokens))
-        self.promote(segment, rows)
+        self.promote(segment, 1)
         self._supply.match_one(segment)
         return segment
 
@@ -122,7 +122,7 @@ class SegmentStore:
             self._idle[segment.index] = segment
         return segment
 
-    def view(self, segment: LiveSegment, cut: int, *, rows: int = 1) -> LiveSegment:
+    def view(self, segment: LiveSegment, cut: int, *, rows: int) -> LiveSegment:
         """A new segment of the tokens up to position `cut`, with one reference for the caller.
 
         It shares the segment's pages if their keys are in place. Otherwise, and if the model has

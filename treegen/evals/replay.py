@@ -8,7 +8,6 @@ many samples. No stop is chosen by looking at what it comes to. Orders are drawn
 Shape letters: O orders, N samples, R rounds, A answers.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,8 +16,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from treegen.errors import InputError
-from treegen.evals.confidence import Confidence, group_confidences
 from treegen.evals.verdict import Verdict
 from treegen.evals.votes import Tally, tally
 
@@ -34,12 +31,10 @@ class Drawn:
 
     verdicts: of each, by one filter.
     tokens: how many each has.
-    confidences: at each token of each, where they are stored.
     """
 
     verdicts: Sequence[Verdict]
     tokens: Sequence[int]
-    confidences: Sequence[Sequence[float]] = ()
 
     @property
     def mean_tokens(self) -> float:
@@ -66,19 +61,13 @@ def plain(drawn: Drawn, k: int, votes: Tally | None = None) -> Outcome:
 
 
 def until_decided(
-    drawn: Drawn, chance: float, batch: int, *, orders: int = ORDERS, seed: int = 0
-) -> Outcome:
-    """Return what stopping comes to where the leading answer stays ahead with a chance.
-
-    batch: samples of a round; the rule is asked after each.
-    """
-    return until_each_decided(drawn, [chance], batch, orders=orders, seed=seed)[0]
-
-
-def until_each_decided(
     drawn: Drawn, chances: Sequence[float], batch: int, *, orders: int = ORDERS, seed: int = 0
 ) -> list[Outcome]:
-    """Return `until_decided` for each of some chances, on the same orders."""
+    """Return what stopping comes to where the leading answer stays ahead with a chance.
+
+    chances: for each an outcome, all on the same orders.
+    batch: samples of a round; the rule is asked after each.
+    """
     order_ON = _orders(len(drawn.tokens), orders, seed)
     codes, right_A = _codes(drawn.verdicts)
     tokens_ON = np.asarray(drawn.tokens, dtype=np.float64)[order_ON].cumsum(axis=1)
@@ -92,56 +81,6 @@ def until_each_decided(
         vote = float(_right_shares(final_OA, right_A).mean())
         found.append(Outcome(vote, float(used_O.mean()), float(end_O.mean())))
     return found
-
-
-def by_confidence(
-    drawn: Drawn,
-    rule: Confidence,
-    *,
-    chance: float | None = None,
-    batch: int = 8,
-    orders: int = ORDERS,
-    seed: int = 0,
-) -> Outcome:
-    """Return what ending samples that lack confidence comes to (DeepConf, online).
-
-    chance: stop the problem too once its vote is decided, as in `until_decided`.
-
-    Raises:
-        InputError: the confidences at all tokens are not known, or the rule keeps all samples.
-    """
-    if rule.keep is None:
-        raise InputError("a rule without keep ends no sample; give --confidence keep=SHARE")
-    if len(drawn.confidences) != len(drawn.tokens):
-        raise InputError(
-            "the run has no confidence at each token; draw it with --confidence and --log-tokens"
-        )
-    num = len(drawn.tokens)
-    first = min(rule.warmup, num)
-    least = [_running_least(each, rule.window) for each in drawn.confidences]
-    lowest = np.array([each[-1] if len(each) else math.inf for each in least])
-    codes, right_A = _codes(drawn.verdicts)
-    votes, spent, drawn_samples = [], [], []
-    for order in _orders(num, orders, seed):
-        floor = rule.floor(lowest[order[:first]].tolist())
-        mine, tokens = codes[order].copy(), np.asarray(drawn.tokens)[order].copy()
-        for place in range(first, num):
-            index = order[place]
-            at = _stop(least[index], floor, rule.window, drawn.tokens[index])
-            if at is not None:
-                mine[place], tokens[place] = -1, at
-        ends = [first, *range(first + batch, num, batch), num] if chance is not None else [num]
-        counts_1RA, used = _counts(mine[None], len(right_A), batch, ends)
-        at_1 = _first_decided(counts_1RA, chance) if chance is not None else np.array([0])
-        votes.append(float(_right_shares(counts_1RA[0, at_1], right_A)[0]))
-        end = int(used[at_1[0]])
-        spent.append(float(tokens[:end].sum()))
-        drawn_samples.append(end)
-    return Outcome(_mean(votes), _mean(spent), _mean(drawn_samples))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def _orders(num: int, orders: int, seed: int) -> _Ints:
@@ -162,17 +101,13 @@ def _codes(verdicts: Sequence[Verdict]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
     return np.array(codes, dtype=np.int64), right
 
 
-def _counts(
-    codes_ON: _Ints, num_answers: int, batch: int, ends: Sequence[int] | None = None
-) -> tuple[_Ints, _Ints]:
+def _counts(codes_ON: _Ints, num_answers: int, batch: int) -> tuple[_Ints, _Ints]:
     """Return the votes of each answer after each round, [O, R, A], and where rounds end."""
     num = codes_ON.shape[1]
-    if ends is None:
-        ends = [*range(batch, num, batch), num]
-    at = np.unique(np.array(ends, dtype=np.int64))
+    ends = np.array([*range(batch, num, batch), num], dtype=np.int64)
     is_mine = codes_ON[..., None] == np.arange(num_answers)
-    counts_ORA: _Ints = is_mine.cumsum(axis=1)[:, at - 1]
-    return counts_ORA, at
+    counts_ORA: _Ints = is_mine.cumsum(axis=1)[:, ends - 1]
+    return counts_ORA, ends
 
 
 def _first_decided(counts_ORA: _Ints, chance: float) -> _Ints:
@@ -215,17 +150,3 @@ def _right_shares(counts_OA: _Ints, right_A: npt.NDArray[np.bool_]) -> _Floats:
     wins = (counts_OA == top) & (top > 0)
     shares: _Floats = (wins & right_A).sum(axis=1) / np.maximum(wins.sum(axis=1), 1)
     return shares
-
-
-def _running_least(confidences: Sequence[float], window: int) -> _Floats:
-    """Return the least group confidence so far, by the group."""
-    return np.minimum.accumulate(group_confidences(confidences, window))
-
-
-def _stop(least: _Floats, floor: float, window: int, num: int) -> int | None:
-    """Return after how many tokens a sample ends, as `stops_at` does."""
-    if num < window:
-        return None
-    # `least` never rises, so the first one below the floor is found by halving.
-    at = int(np.searchsorted(-least, -floor, side="right")) + window
-    return at if at < num else None

@@ -45,12 +45,6 @@ def judged(
             yield record, verdicts_on(job.task, problems[record["problem_id"]], record)
 
 
-def score(job: Job, run: RunDir, judging: Judging | None = None) -> Report:
-    """Judge every stored sample of a run; programs have the verdicts that are stored."""
-    scores = sample_scores(job, judged(job, run, judging))
-    return aggregate(job, scores, look_back(job, run), Votes.of(run.path))
-
-
 def sample_scores(
     job: Job, found: Iterable[tuple[dict[str, Any], Mapping[str, Verdict] | None]]
 ) -> list[SampleScore]:

@@ -151,7 +151,6 @@ class _Stored:
     """The FP8 matrices in the files of a checkpoint."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
         self._files = fp8_tensors(directory)
         self._open: dict[Path, Any] = {}
         self._scales: dict[str, Path] = {}

@@ -17,7 +17,7 @@ from torch.nn.functional import silu, softplus
 
 from treegen.model.states import StateRun, states_of_pass
 from treegen.model.windows import convolved
-from treegen.recurrence import DeltaInputs, DeltaStates, RowSlots, step
+from treegen.recurrence import DeltaInputs, DeltaStates, step
 from treegen.spec import DeltaSpec, StateSpec
 
 # T tokens of a pass, D width of the model, C channels of the convolution, W width of its windows,
@@ -130,8 +130,7 @@ def gated_delta(
         return step(given, on, batch.rows)
     out_THV = mixed_TC.new_empty(len(mixed_TC), v_heads, v_dim)
     for run in batch.runs:
-        if run.length == 1 and run.reads_N is not None:
-            slots = RowSlots(torch.stack([run.reads_N, run.writes_N]))
+        if (slots := run.one_token) is not None:
             out_THV[run.rows] = step(given.rows(run.rows), on, slots)
         else:
             out_THV[run.rows] = _run(given.rows(run.rows), on, run)

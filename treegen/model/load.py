@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import GgufConfig, PretrainedConfig, PreTrainedModel
 
-from treegen.attention.api import choose
+from treegen.attention.implementations import choose
 from treegen.errors import InputError, ModelError, ModelWarning
 from treegen.model.check import check_model
 from treegen.model.config import (

@@ -17,7 +17,7 @@ from torch.nn.functional import silu
 
 from treegen.model.states import StateRun, states_of_pass
 from treegen.model.windows import convolved
-from treegen.recurrence import DeltaInputs, DeltaStates, RowSlots, step
+from treegen.recurrence import DeltaInputs, DeltaStates, step
 from treegen.spec import DeltaSpec, StateSpec
 
 # T tokens of a pass, D width of the model, C channels of the convolution, W width of its windows,
@@ -115,9 +115,8 @@ def mamba2(
         return step(whole, on, batch.rows)
     out_THV = mixed_TC.new_empty(len(mixed_TC), heads, v_dim)
     for run in batch.runs:
-        given = whole.rows(run.rows)
-        if run.length == 1 and run.reads_N is not None:
-            slots = RowSlots(torch.stack([run.reads_N, run.writes_N]))
+        given, slots = whole.rows(run.rows), run.one_token
+        if slots is not None:
             out_THV[run.rows] = step(given, on, slots)
         else:
             out_THV[run.rows] = _run(given, on, run, (least, most))

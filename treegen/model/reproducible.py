@@ -24,7 +24,7 @@ from treegen.spec import ModelSpec
 
 IMPL: Final = "invariant"
 ALIGN: Final = 16
-"""Attention parts begin at multiples of so many positions; see `treegen.attention.gpu.fold`."""
+"""Attention parts begin at multiples of so many positions: what one matrix product sums at once."""
 _LEAST_ROWS: Final = 64  # products of fewer rows are no faster, and some are much slower
 _COMPILED_ROWS: Final = 1024
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from treegen.model.states import states_of_pass
 from treegen.model.windows import convolved
-from treegen.recurrence import RowSlots, convolve
+from treegen.recurrence import convolve
 from treegen.spec import StateSpec
 
 # T tokens of a pass, D width of the model, which is the number of channels
@@ -51,8 +51,7 @@ def short_conv(x_TD: Tensor, conv_D1W: Tensor, bias_D: Tensor | None, windows: T
     out_TD = torch.empty_like(x_TD)
     for run in batch.runs:
         mine = x_TD[run.rows]
-        if run.length == 1 and run.reads_N is not None:
-            slots = RowSlots(torch.stack([run.reads_N, run.writes_N]))
+        if (slots := run.one_token) is not None:
             out_TD[run.rows] = convolve(mine, weights, bias_D, windows, slots)
         else:
             out_TD[run.rows] = convolved(mine, conv_D1W, bias_D, windows, run).flatten(0, 1)

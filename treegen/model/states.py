@@ -62,6 +62,13 @@ class StateRun:
     reads_N: Tensor | None
     writes_N: Tensor
 
+    @property
+    def one_token(self) -> RowSlots | None:
+        """The slots of sequences that go on by one token each; None for any other run."""
+        if self.length > 1 or self.reads_N is None:
+            return None
+        return RowSlots(torch.stack([self.reads_N, self.writes_N]))
+
 
 @dataclass(frozen=True, slots=True)
 class StateBatch:

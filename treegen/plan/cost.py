@@ -21,14 +21,12 @@ def check_sharing(sharing: object) -> None:
 class CostModel:
     """What an attention part of its own costs on a device, in one layer.
 
-    device: the kind of device.
     group_us: microseconds for the part.
     row_us: microseconds for each of its rows: queries are regrouped, partial results merged.
     bytes_per_us: how fast keys and values are read. Without a part of its own every row reads them.
     level_us: microseconds for all parts of a level together (a launch), shared among their rows.
     """
 
-    device: str
     group_us: float
     row_us: float
     bytes_per_us: float
@@ -51,8 +49,8 @@ class CostModel:
 # and 2 key heads of width 64. The GPU's costs were fitted to timings on an H200, where keys that
 # many rows read again come from the L2 cache. See docs/performance.md.
 DEVICE_COSTS = {
-    "cpu": CostModel("cpu", group_us=40.0, row_us=0.5, bytes_per_us=14_000.0),
-    "cuda": CostModel("cuda", group_us=0.1, row_us=0.018, bytes_per_us=8_000_000.0, level_us=6.0),
+    "cpu": CostModel(group_us=40.0, row_us=0.5, bytes_per_us=14_000.0),
+    "cuda": CostModel(group_us=0.1, row_us=0.018, bytes_per_us=8_000_000.0, level_us=6.0),
 }
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treegen.errors import CapacityError
+from treegen.errors import CacheFullError
 from treegen.formats import format_bytes
 from treegen.plan.cost import CostModel, Sharing
 from treegen.prompts import radix
@@ -315,14 +315,14 @@ class Plan:
         num_states: slots for recurrent states, for a model with recurrent layers.
 
         Raises:
-            CapacityError: some prompt does not fit even alone. The message names the prompt that
+            CacheFullError: some prompt does not fit even alone. The message names the prompt that
                 needs most: what is enough for it is enough for all.
         """
         pages = [self.alone_pages(index, page_size) for index in range(len(self.requests))]
         needed = max(pages, default=0)
         if needed > num_pages:
             request = self.requests[pages.index(needed)]
-            raise CapacityError(
+            raise CacheFullError(
                 f"prompt {request.id!r} ({len(request.tokens):,} tokens, max_tokens "
                 f"{request.max_tokens:,}) needs {needed * page_size:,} cache tokens even "
                 f"alone, but {num_pages * page_size:,} fit "
@@ -332,7 +332,7 @@ class Plan:
         states = [self.alone_states(index) for index in range(len(self.requests))]
         if num_states is not None and max(states, default=0) > num_states:
             request = self.requests[states.index(max(states))]
-            raise CapacityError(
+            raise CacheFullError(
                 f"prompt {request.id!r} needs {max(states):,} recurrent states of "
                 f"{format_bytes(self.state_bytes)} even alone, one for each level of its tree and "
                 f"{'one' if self.delta is None else 'two'} for a sample, but {num_states:,} fit; "

@@ -81,10 +81,6 @@ class Stopping:
                 "thinking_end"
             )
 
-    def ending(self, prompt: Tokens, tokens: Sequence[int], limit: int) -> Ending | None:
-        """How a sample ends; None if it goes on; see `endings`."""
-        return self.endings([prompt], [tokens], [limit])[0]
-
     def endings(
         self,
         prompts: Sequence[Tokens],

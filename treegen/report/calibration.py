@@ -37,7 +37,6 @@ def binned(
     values: Sequence[float],
     right: Sequence[float],
     clusters: Sequence[Hashable] | None = None,
-    bins: int = BINS,
 ) -> list[Bin]:
     """Return bins of about equally many values, from low to high; equal values share a bin.
 
@@ -50,8 +49,8 @@ def binned(
     order = np.argsort(np.asarray(values, dtype=np.float64), kind="stable")
     ranked = np.asarray(values, dtype=np.float64)[order]
     cuts = {0, num}
-    for number in range(1, bins):
-        at = number * num // bins
+    for number in range(1, BINS):
+        at = number * num // BINS
         first, last = (int(np.searchsorted(ranked, ranked[at], side)) for side in ("left", "right"))
         cuts.add(first if at - first <= last - at else last)
     found = []

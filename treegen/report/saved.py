@@ -7,7 +7,7 @@ from typing import Final
 
 from treegen.errors import InputError
 from treegen.evals.confidence import STOPPED
-from treegen.evals.replay import Drawn, Outcome, plain, until_each_decided
+from treegen.evals.replay import Drawn, Outcome, plain, until_decided
 from treegen.evals.stats import Estimate, estimate, mean_interval
 from treegen.evals.votes import tally
 from treegen.report.curves import some_ks
@@ -107,7 +107,7 @@ class _Replayed:
         self._plain: dict[tuple[str, int], Outcome] = {}
         self._decided: dict[tuple[str, float], Outcome] = {}
         for i, each in drawn.items():
-            found = until_each_decided(each, chances, batch)
+            found = until_decided(each, chances, batch)
             self._decided |= {(i, chance): end for chance, end in zip(chances, found, strict=True)}
 
     def plain(self, ids: Sequence[str], k: int) -> list[Outcome]:

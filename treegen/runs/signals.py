@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Final
@@ -29,8 +29,8 @@ class StopFlag:
 
 
 @contextmanager
-def graceful_signals(signals: Sequence[signal.Signals] = _SIGNALS) -> Iterator[StopFlag]:
-    """Yield a flag that the first of `signals` sets; a second one has its default action.
+def graceful_signals() -> Iterator[StopFlag]:
+    """Yield a flag that the first Ctrl-C or SIGTERM sets; a second has its default action.
 
     At the end the previous handlers are put back, and the flag keeps its value. A signal that the
     process was started to ignore (nohup, a background job) stays ignored. Outside the main thread,
@@ -44,7 +44,7 @@ def graceful_signals(signals: Sequence[signal.Signals] = _SIGNALS) -> Iterator[S
     # back, so it stays.
     previous = {
         s: handler
-        for s in signals
+        for s in _SIGNALS
         if (handler := signal.getsignal(s)) is not None and handler is not signal.SIG_IGN
     }
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from treegen.errors import InputError
+from treegen.params import check_int
 from treegen.search.aside import Threads, in_thread
 from treegen.search.loop import gather
 from treegen.search.node import Search, SearchNode, ended
@@ -60,8 +61,7 @@ def by_function(function: Callable[[SearchNode], float], *, threads: int = 1) ->
     threads: most calls at once. With 1 the function is never called twice at a time; with 0 it is
     called in the searches' own thread, which then waits for it.
     """
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 0:
-        raise InputError(f"threads must be a whole number of at least 0, got {threads!r}")
+    check_int("threads", threads, least=0)
     pool = Threads(threads)
 
     def value(node: SearchNode) -> float:

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from treegen.errors import InputError
 from treegen.outputs import Completion, Score
-from treegen.params import SamplingParams
+from treegen.params import SamplingParams, check_int
 from treegen.search.account import Account
 from treegen.search.aside import in_thread
 from treegen.search.backend import Backend, Context, SeveralContext
@@ -186,7 +186,7 @@ class SearchNode(TextNode):
         whether to go on: `async with aclosing(node.stream(40)) as children: async for ...`. It
         yields the same children as `sample` returns, and raises the same errors.
         """
-        _check_count(n)
+        check_int("n", n, least=0)
         first = self._num_drawn
         self._num_drawn += n
         tasks = [asyncio.ensure_future(self._sample(1, overrides, first + i)) for i in range(n)]
@@ -217,7 +217,7 @@ class SearchNode(TextNode):
 
         They are not among `children` yet.
         """
-        _check_count(n)
+        check_int("n", n, least=0)
         overrides = dict(overrides)
         context = self._context_of(overrides.pop("llm", None))
         params = replace(self.search.params, **overrides) if overrides else self.search.params
@@ -334,11 +334,6 @@ def _place(parent: SearchNode, children: list[SearchNode]) -> None:
     parent.children += children
     # Calls that overlap may end in any order. The tree must not show it.
     parent.children.sort(key=lambda child: child.order)
-
-
-def _check_count(n: int) -> None:
-    if isinstance(n, bool) or not isinstance(n, int) or n < 0:
-        raise InputError(f"n must be a whole number of samples, got {n!r}")
 
 
 def _text(content: str | Sequence[int]) -> str:

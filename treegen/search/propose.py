@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
-from treegen.errors import InputError
+from treegen.params import check_int
 from treegen.search.loop import gather
 from treegen.search.node import SearchNode, ended
 
@@ -35,7 +35,7 @@ def sample_step(stop: str | Sequence[str] = "\n", **overrides: Any) -> Step:
 
 def sample_steps(n: int, stop: str | Sequence[str] = "\n", **overrides: Any) -> Propose:
     """Propose n independent continuations; the other arguments are those of `sample_step`."""
-    _check_count("n", n)
+    check_int("n", n, least=1)
     step = sample_step(stop, **overrides)
 
     async def propose(node: SearchNode) -> Sequence[SearchNode]:
@@ -66,7 +66,7 @@ def propose_lines(
 
     Asked twice at one node, the model gives the same answers.
     """
-    _check_count("n", n)
+    check_int("n", n, least=1)
 
     async def propose(node: SearchNode) -> list[SearchNode]:
         if ended(node):
@@ -89,8 +89,3 @@ def either(*ways: Propose) -> Propose:
         return [step for steps in await gather(way(node) for way in ways) for step in steps]
 
     return propose
-
-
-def _check_count(name: str, count: int) -> None:
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InputError(f"{name} must be a whole number of at least 1, got {count!r}")

@@ -16,6 +16,7 @@ from treegen.search.budget import Budget, SearchUsage, check_budget
 from treegen.search.node import SearchFn
 from treegen.search.problems import named
 from treegen.search.result import SearchResult, warn_if_all_failed
+from treegen.search.strategies.common import check_counts
 
 if TYPE_CHECKING:
     from treegen.engine.scheduler import Scheduler
@@ -218,6 +219,7 @@ def search_with(
 
     if not llms:
         raise InputError("llms is empty; give at least one LLM by name")
+    check_counts(concurrency=concurrency, rows=rows)
     check_budget(budget)
     listed = named(problems, _as_given)
     with ExitStack() as stack:

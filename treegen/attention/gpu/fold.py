@@ -16,7 +16,6 @@ from treegen.attention.level import HostLevel, IntArray
 
 PART = 4096  # positions whose keys are summed one after another
 _TALL = HEIGHTS[-1]
-ALIGN = 16  # levels begin at multiples of so many positions: what one matrix product sums at once
 
 
 def fold_list(

@@ -104,69 +104,57 @@ _TREE: Final = ("width", "depth", "expand", "propose", "evaluate")
 METHODS: Final[Mapping[str, Method]] = {
     "sample": Method(
         _sample,
-        "whole solutions one after another, the plain baseline",
         ("width",),
     ),
     "best-of-n": Method(
         _best_of_n,
-        "n whole solutions, the best by the evaluation",
         ("num_samples", "evaluate"),
     ),
     "majority": Method(
         _majority,
-        "whole solutions until their answers agree, the most frequent answer",
         ("num_samples", "width"),
         votes=True,
     ),
     "beam": Method(
         _beam,
-        "the best states of each depth, over all states that led there",
         _TREE,
     ),
     "dvts": Method(
         _dvts,
-        "beams of their own below each of the first steps",
         _TREE,
         ends_early=False,
     ),
     "rebase": Method(
         _rebase,
-        "more next steps for the better states of each depth",
         ("width", "depth", "expand", "evaluate"),
         on_scale=True,
     ),
     "tot-bfs": Method(
         _bfs,
-        "tree of thought, breadth first",
         _TREE,
     ),
     "tot-dfs": Method(
         _dfs,
-        "tree of thought, depth first with pruning and backtracking",
         ("depth", "expand", "propose", "evaluate", "prune_below"),
     ),
     "best-first": Method(
         _best_first,
-        "always the best state that is not looked into yet",
         ("expand", "propose", "evaluate"),
     ),
     "mcts": Method(
         mcts,
-        "Monte Carlo tree search with rollouts",
         ("depth", "expand", "propose", "evaluate", "exploration", "iterations", "rollouts"),
         on_scale=True,
         arguments=signature_of(mcts),
     ),
     "ab-mcts": Method(
         ab_mcts,
-        "adaptive branching: wider or deeper by Thompson sampling",
         ("depth", "evaluate", "iterations"),
         on_scale=True,
         arguments=signature_of(ab_mcts),
     ),
     "rstar": Method(
         rstar,
-        "Monte Carlo tree search whose solutions are checked by completing their beginnings anew",
         ("depth", "expand", "propose", "evaluate", "exploration", "iterations", "rollouts"),
         votes=True,
         on_scale=True,

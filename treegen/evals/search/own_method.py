@@ -77,7 +77,6 @@ def find_method(name: str) -> Method:
     arguments = signature_of(function, f"method {told}", (TOOLS,))
     return Method(
         _Run(function),
-        "a function of your own",
         (),
         ends_early=False,  # what it does side by side is not known
         arguments=arguments,

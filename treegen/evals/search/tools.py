@@ -94,7 +94,6 @@ class Method:
     """A way to search one problem.
 
     run: searches once.
-    help: what it does, in one line.
     knobs: names of the settings that it reads.
     votes: whether it chooses its answer by a vote of its own.
     on_scale: whether the values of its nodes are from 0 to 1, whatever judges them.
@@ -105,7 +104,6 @@ class Method:
     """
 
     run: "Callable[..., Awaitable[Found]]"
-    help: str
     knobs: tuple[str, ...]
     votes: bool = False
     on_scale: bool = False

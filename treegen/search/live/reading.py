@@ -41,8 +41,6 @@ class TreeReader:
     """Reads a model of two outputs (`treegen.model.judge`) at the ends of prefixes of texts.
 
     scorer: the model with its tokenizer, as it was loaded.
-    num_computed: tokens that went through the model. num_read: tokens of all prefixes that were
-    asked for, each whole.
     """
 
     def __init__(self, model: Model, scorer: Scorer, *, memory: int | str) -> None:
@@ -55,7 +53,6 @@ class TreeReader:
         self._options = EngineOptions(model=model.spec.name, memory=memory, prefill_chunk=_CHUNK)
         self._cache = make_cache(model, self._options)
         self._known: OrderedDict[bytes, float] = OrderedDict()
-        self.num_computed = self.num_read = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -105,7 +102,6 @@ class TreeReader:
             for text, own, names in zip(texts, ends, keys, strict=True)
             for end, key in zip(own, names, strict=True)
         }
-        self.num_read += sum(map(len, prefixes.values()))
         new = {key: prefix for key, prefix in prefixes.items() if key not in self._known}
         try:
             found = self._compute(new)
@@ -124,7 +120,6 @@ class TreeReader:
 
     def _compute(self, prefixes: dict[bytes, Tokens]) -> dict[bytes, float]:
         scheduler, store = self._scheduler, self._scheduler.run.store
-        before = scheduler.usage.prompt_tokens_computed
         keys = sorted(prefixes, key=lambda key: len(prefixes[key]))
         # Prefixes of one text come shortest first, so that each goes on from the one before.
         for number, key in enumerate(keys):
@@ -141,5 +136,4 @@ class TreeReader:
             for completion in scheduler.step():
                 logprobs = dict(completion.top_logprobs[0])
                 found[keys[int(completion.prompt_id)]] = math.exp(logprobs[RIGHT])
-        self.num_computed += scheduler.usage.prompt_tokens_computed - before
         return found

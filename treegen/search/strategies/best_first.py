@@ -6,6 +6,7 @@ import heapq
 import math
 from collections.abc import Hashable
 
+from treegen.search.aside import place_of
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate
 from treegen.search.node import SearchNode
@@ -20,7 +21,6 @@ from treegen.search.strategies.common import (
     check_counts,
     conclude,
     distinct,
-    place,
     propose_all,
     prune,
     split,
@@ -52,7 +52,7 @@ async def best_first(
     check_counts(max_expansions=max_expansions, batch=batch, solutions=solutions)
     seen: set[Hashable] = {state(root)}
     # No two nodes have one place, so nodes themselves are never compared.
-    opened = [(-math.inf, place(root), root)]
+    opened = [(-math.inf, place_of(root), root)]
     stopped, num_expansions, num_finished = "", 0, 0
     try:
         while opened and num_finished != solutions and not stopped:
@@ -78,7 +78,7 @@ async def best_first(
             ends = [node for node in chosen if not node.children and node is not root]
             prune(ends, root, DEAD_END)
             for node in good:
-                heapq.heappush(opened, (-(node.value or 0.0), place(node), node))
+                heapq.heappush(opened, (-(node.value or 0.0), place_of(node), node))
     except BudgetReached as end:
         stopped = str(end)
     return await conclude(root, done, evaluate, stopped)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Final
 
-from treegen.errors import InputError
+from treegen.params import check_int
 from treegen.search.aside import place_of
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate, values_of
@@ -38,9 +38,6 @@ def text_state(node: SearchNode) -> Hashable:
     return node.path_text, ended(node)
 
 
-place = place_of
-
-
 async def propose_all(nodes: Iterable[SearchNode], propose: Propose) -> list[SearchNode]:
     """Next steps of all nodes, side by side; those of the first node come first."""
     return [step for steps in await gather(map(propose, nodes)) for step in steps]
@@ -54,7 +51,9 @@ async def assess(nodes: Sequence[SearchNode], evaluate: Evaluate) -> None:
 
 def rank(nodes: Iterable[SearchNode]) -> list[SearchNode]:
     """Sort nodes by value, best first; ties by place in the tree, nodes without a value last."""
-    return sorted(nodes, key=lambda node: (node.value is None, -(node.value or 0.0), place(node)))
+    return sorted(
+        nodes, key=lambda node: (node.value is None, -(node.value or 0.0), place_of(node))
+    )
 
 
 def split(
@@ -123,9 +122,7 @@ async def conclude(
 
 
 def check_counts(**counts: int | None) -> None:
-    """Raise InputError unless each is a whole number of at least 1, or None."""
+    """Raise InputError unless each is an integer of at least 1, or None."""
     for name, count in counts.items():
-        if count is None:
-            continue
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise InputError(f"{name} must be a whole number of at least 1, got {count!r}")
+        if count is not None:
+            check_int(name, count, least=1)

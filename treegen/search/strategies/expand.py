@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from treegen.prompts.expansion import Expand, ScorerName
+from treegen.search.aside import place_of
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate, mean_logprob, min_logprob, sum_logprob
 from treegen.search.node import SearchNode, ended
@@ -15,7 +16,6 @@ from treegen.search.strategies.common import (
     OUTRANKED,
     assess,
     conclude,
-    place,
     propose_all,
     prune,
     rank,
@@ -48,7 +48,7 @@ async def expand(root: SearchNode, levels: Sequence[Expand]) -> Found:
                 drawn = rank(drawn)
             kept = drawn[: level.keep]
             prune(drawn[len(kept) :], root, OUTRANKED)
-            frontier = sorted((node for node in kept if not ended(node)), key=place)
+            frontier = sorted((node for node in kept if not ended(node)), key=place_of)
     except BudgetReached as end:
         stopped = str(end)
     return await conclude(root, done, _scorer(levels[-1]), stopped)

@@ -9,12 +9,13 @@ from dataclasses import replace
 
 from treegen.errors import InputError
 from treegen.plan.seeds import row_seed
+from treegen.search.aside import place_of
 from treegen.search.budget import BudgetReached
 from treegen.search.loop import gather
 from treegen.search.node import SearchNode
 from treegen.search.propose import Step
 from treegen.search.result import Found
-from treegen.search.strategies.common import check_counts, place
+from treegen.search.strategies.common import check_counts
 from treegen.search.strategies.majority import Answer
 
 
@@ -65,7 +66,7 @@ async def mutual(
         await gather(check(node) for node in given)
     except BudgetReached as end:
         stopped = stopped or str(end)
-    checked = sorted(given, key=lambda node: (node not in confirmed, -score(node), place(node)))
+    checked = sorted(given, key=lambda node: (node not in confirmed, -score(node), place_of(node)))
     ranked = (*checked, *(node for node in found.candidates if answers[node] is None))
     return replace(
         found,

@@ -1,0 +1,108 @@
+"""What a recurrent layer of transformers is given in the place of a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+StateKey = tuple[str, int]
+"""Kind and index of a state of a layer, as a StateSpec names them."""
+
+
+class LayerStates:
+    """What a recurrent layer is given for its cache: its states of N sequences.
+
+    values: [N, ...] each; empty at the start of texts. The layer may change them in place. It has
+    what layers call in transformers 5.17 to 5.23.
+    """
+
+    record_past = False
+
+    def __init__(
+        self, values: dict[StateKey, Tensor], widths: Mapping[StateKey, int] | None = None
+    ) -> None:
+        """widths: of convolution windows, where they are known."""
+        self.values, self._widths = values, widths or {}
+
+    def has_previous_state(
+        self, layer_idx: int | None = None, state_idx: int | None = None
+    ) -> bool:
+        """Whether the sequences have tokens before these."""
+        return bool(self.values)
+
+    def is_recording_past(self, layer_idx: int | None = None) -> bool:
+        """Whether more than the last window is to be kept; never."""
+        return False
+
+    def get_conv_state(self, layer_idx: int | None = None, state_idx: int = 0) -> Tensor | None:
+        """The last inputs of a convolution, [N, channels, width]."""
+        return self.values.get(("conv", state_idx))
+
+    def get_recurrent_state(
+        self, layer_idx: int | None = None, state_idx: int = 0
+    ) -> Tensor | None:
+        """The recurrent state, [N, ...]."""
+        return self.values.get(("recurrent", state_idx))
+
+    def get_linear_cache(self, layer_idx: int | None = None) -> Tensor | None:
+        """The state of linear attention, [N, ...]."""
+        return self.values.get(("linear", 0))
+
+    def update_conv_state(
+        self,
+        conv_states: Tensor,
+        layer_idx: int | None = None,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+        **_others: Any,
+    ) -> Tensor:
+        """Note further inputs of a convolution; returns them after those in the window before."""
+        key = "conv", state_idx
+        width = conv_kernel_size or self._widths.get(key) or conv_states.shape[-1]
+        before = self.values.get(key)
+        if before is not None:
+            whole = torch.cat([before, conv_states], dim=-1)
+        else:
+            lacking = max(width - conv_states.shape[-1], 0)
+            whole = nn.functional.pad(conv_states, (lacking, 0)) if lacking else conv_states
+        self.values[key] = whole[..., -width:]
+        return whole
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int | None = None, state_idx: int = 0, **_: Any
+    ) -> Tensor:
+        """Note a recurrent state."""
+        self.values["recurrent", state_idx] = recurrent_states
+        return recurrent_states
+
+    def set_linear_cache(self, layer_idx: int, linear_cache: Tensor) -> None:
+        """Note a state of linear attention."""
+        self.values["linear", 0] = linear_cache
+
+    # transformers 5.17 reads a layer of the cache where later ones call a method.
+
+    @property
+    def layers(self) -> _EveryLayer:
+        """This object as the cache's part of any layer."""
+        return _EveryLayer(self)
+
+    @property
+    def conv_states(self) -> dict[int, Tensor]:
+        """Convolution windows by index."""
+        return {index: value for (kind, index), value in self.values.items() if kind == "conv"}
+
+    @property
+    def recurrent_states(self) -> dict[int, Tensor]:
+        """Recurrent states by index."""
+        return {index: v for (kind, index), v in self.values.items() if kind == "recurrent"}
+
+
+class _EveryLayer:
+    def __init__(self, states: LayerStates) -> None:
+        self._states = states
+
+    def __getitem__(self, _layer: int) -> LayerStates:
+        return self._states
