@@ -274,7 +274,7 @@ def test_lone_surrogates_are_refused(content: object, message: str) -> None:
 
 
 def test_lone_surrogates_that_come_past_a_node_are_refused(tiny: Path) -> None:
-    from treegen.model.files import load_tokenizer
+    from treegen.model.tokenizer import load_tokenizer
     from treegen.prompts.tokens import append_text, encode_texts
 
     tokenizer = load_tokenizer(tiny)

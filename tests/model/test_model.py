@@ -20,10 +20,10 @@ from treegen.model import hook as model_attention
 from treegen.model.batch import Batch
 from treegen.model.check import check_model
 from treegen.model.config import load_spec
-from treegen.model.files import load_tokenizer
 from treegen.model.hook import ATTENTION, NO_NUMBER, read_call
 from treegen.model.load import load_model
 from treegen.model.model import Model
+from treegen.model.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from treegen.evals.problem import Problem
 from treegen.evals.task import TaskData, TaskOptions
 from treegen.evals.verdict import SampleScore
 from treegen.llm import LLM
-from treegen.model.files import load_tokenizer
+from treegen.model.tokenizer import load_tokenizer
 from treegen.prompts.tree import prompts_of
 from treegen.tasks.needle.names import COLOURS, NAMES, SECOND_NAMES, draw_colours, draw_names
 from treegen.tasks.needle.task import Needle

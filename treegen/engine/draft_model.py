@@ -31,7 +31,7 @@ from treegen.engine.run_state import RunState
 from treegen.errors import InputError
 from treegen.model.batch import Batch, Forward
 from treegen.model.config import load_spec
-from treegen.model.files import load_tokenizer
+from treegen.model.tokenizer import load_tokenizer
 from treegen.options import EngineOptions
 from treegen.spec import ModelSpec
 

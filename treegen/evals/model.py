@@ -71,23 +71,26 @@ def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> Mode
 
     places: of workers that do the work, on devices that this machine need not have.
     """
+    from treegen.model.files import locate
+
+    directory = locate(engine.model, engine.revision, weights=False)  # a wrong path is told at once
+
     import torch
 
     from treegen.engine.draft_model import look_at_draft
     from treegen.engine.speculation import check_speculation
     from treegen.model import memory
     from treegen.model.config import load_spec, read_config, resolve_device, resolve_dtype
-    from treegen.model.files import load_tokenizer, locate
     from treegen.model.load import stays_fp8
     from treegen.model.quantized import quantisation_of
     from treegen.model.reproducible import ALIGN, check_dtype, check_layers
+    from treegen.model.tokenizer import load_tokenizer
 
     source: dict[str, Any] = {
         "revision": engine.revision,
         "trust_remote_code": engine.trust_remote_code,
     }
     device = torch.device(places.device) if places else resolve_device(engine.device)
-    directory = locate(engine.model, engine.revision, weights=False)
     config = read_config(engine.model, directory, **source)
     dtype = resolve_dtype(engine.dtype, config, device)
     asked = engine.loading()["quantization"]

@@ -97,13 +97,8 @@ def load_scorer(
     """
     import torch
 
-    from treegen.model.files import (
-        check_trust,
-        check_weights,
-        load_tokenizer,
-        locate,
-        read_raw_config,
-    )
+    from treegen.model.files import check_trust, check_weights, locate, read_raw_config
+    from treegen.model.tokenizer import load_tokenizer
 
     directory = locate(name, revision, weights=True)
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
