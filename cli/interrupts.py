@@ -6,9 +6,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
-from treegen.runs.signals import StopFlag
-
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+from treegen.runs.signals import SIGNALS, StopFlag
 
 # Some libraries swallow any exception while they are imported. Commands that take long also poll
 # this flag, so that the signal is not lost with the exception.

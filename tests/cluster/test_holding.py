@@ -13,13 +13,14 @@ import pytest
 from treegen import Cluster
 from treegen.cluster.crew import Crew, Slot
 from treegen.cluster.holding import held_signals
+from treegen.runs.signals import SIGNALS
 
 
 class _Stopped(BaseException):
     pass
 
 
-@pytest.fixture(params=[signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.fixture(params=SIGNALS, ids=lambda number: number.name)
 def number(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
     """A signal whose handler raises, as those of commands do."""
 

@@ -222,7 +222,8 @@ def test_killed_many_times_runs_end_with_the_right_samples(
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)],
 )
 def test_exit_codes_and_the_way_on(
     server: Server, tiny: Path, tmp_path: Path, number: int, code: int

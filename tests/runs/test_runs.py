@@ -31,6 +31,7 @@ from treegen.runs import (
 )
 from treegen.runs.files import Lock
 from treegen.runs.leftovers import hold, sweep
+from treegen.runs.signals import SIGNALS
 
 HOSTILE_IDS = (
     "../../etc/passwd",
@@ -905,14 +906,14 @@ def test_what_is_swept_before_it_is_held_is_made_again(fast: Path) -> None:
 
 
 def test_the_first_signal_sets_the_flag_and_handlers_come_back() -> None:
-    before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
-    for number in (signal.SIGINT, signal.SIGTERM):
+    before = [signal.getsignal(s) for s in SIGNALS]
+    for number in SIGNALS:
         with graceful_signals() as stopping:
             assert stopping() is None
             os.kill(os.getpid(), number)
             assert stopping() == number
         assert stopping() == number
-        assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
+        assert [signal.getsignal(s) for s in SIGNALS] == before
 
 
 STOPPER = """
@@ -927,7 +928,7 @@ with graceful_signals() as stopping:
 """
 
 
-@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("first", SIGNALS)
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
 def test_the_second_signal_ends_the_process(first: signal.Signals, second: signal.Signals) -> None:
     process = start(STOPPER)

@@ -446,6 +446,20 @@ def draining(served: AsyncLLM, **options: Any) -> Iterator[Running]:
         thread.join()
 
 
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_terminal_that_is_closed_ends_the_server_in_order(model: LLM, ignored: bool) -> None:
+    with AsyncLLM(model) as served:
+        server = _Listening(config_of(Server(served, name="demo").app()), served, 0, print)
+        before = signal.getsignal(signal.SIGHUP)
+        handler = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else before)
+        try:
+            with server.capture_signals():
+                signal.raise_signal(signal.SIGHUP)
+            assert server.should_exit == (not ignored)
+        finally:
+            assert signal.signal(signal.SIGHUP, handler) is (signal.SIG_IGN if ignored else before)
+
+
 def test_what_is_not_answered_in_time_is_told_so(model: LLM) -> None:
     key = "schl\u00fcssel"
     with AsyncLLM(model) as served:

@@ -7,14 +7,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Final
+from typing import Any
 
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+from treegen.runs.signals import SIGNALS
 
 
 @contextmanager
 def held_signals() -> Iterator[None]:
-    """Hold the first SIGINT or SIGTERM until the end; then its handler is called as ever.
+    """Hold the first of SIGNALS until the end; then its handler is called as ever.
 
     A handler that raises in the midst of Ray's calls has its exception turned into another one, and
     leaves Ray half started. Ray's own handlers, which it puts in place of ours, end the process.
@@ -24,7 +24,7 @@ def held_signals() -> Iterator[None]:
         yield
         return
     # What is ignored stays so, and what ends the process at once does so.
-    before = {n: handler for n in _SIGNALS if callable(handler := signal.getsignal(n))}
+    before = {n: handler for n in SIGNALS if callable(handler := signal.getsignal(n))}
     held: list[int] = []
     module: Any = signal
     install = signal.signal
@@ -35,7 +35,7 @@ def held_signals() -> Iterator[None]:
             install(each, signal.SIG_DFL)
 
     def not_these(number: int, handler: Any) -> Any:
-        return signal.getsignal(number) if number in _SIGNALS else install(number, handler)
+        return signal.getsignal(number) if number in SIGNALS else install(number, handler)
 
     try:
         for number in before:

@@ -1,4 +1,4 @@
-"""The first SIGINT or SIGTERM asks a loop to stop; the second ends the process."""
+"""The first of some signals asks a loop to stop; the second ends the process."""
 
 import signal
 import threading
@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+# Ctrl-C, what `kill` sends, and a terminal that was closed.
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopFlag:
@@ -29,7 +30,7 @@ class StopFlag:
 
 
 @contextmanager
-def graceful_signals(signals: Sequence[signal.Signals] = _SIGNALS) -> Iterator[StopFlag]:
+def graceful_signals(signals: Sequence[signal.Signals] = SIGNALS) -> Iterator[StopFlag]:
     """Yield a flag that the first of `signals` sets; a second one has its default action.
 
     At the end the previous handlers are put back, and the flag keeps its value. A signal that the

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from socket import socket
+from threading import current_thread, main_thread
 from types import FrameType
 from typing import Final
 
@@ -108,6 +110,20 @@ class _Listening(uvicorn.Server):
         if self.started and sockets:
             self._on_start(url_of(sockets[0]))
 
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Catch SIGHUP too, which comes when a terminal is closed, unless it is ignored."""
+        with super().capture_signals():
+            before = signal.getsignal(signal.SIGHUP)
+            if before in (None, signal.SIG_IGN) or current_thread() is not main_thread():
+                yield
+                return
+            signal.signal(signal.SIGHUP, self.handle_exit)
+            try:
+                yield
+            finally:
+                signal.signal(signal.SIGHUP, before)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
             self._loop.call_soon_threadsafe(self._drop)
@@ -134,7 +150,7 @@ def serve(
     drain_seconds: int = 60,
     on_start: Callable[[str], None] = lambda url: None,
 ) -> None:
-    """Serve a model until SIGTERM or SIGINT. Then answer what was asked, and return.
+    """Serve a model until SIGTERM, SIGINT or SIGHUP. Then answer what was asked, and return.
 
     at: where to listen.
     drain_seconds: how long answering may take after the signal; the rest is dropped.
