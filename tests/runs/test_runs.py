@@ -31,6 +31,7 @@ from treegen.runs import (
 )
 from treegen.runs.files import Lock
 from treegen.runs.leftovers import hold, sweep
+from treegen.runs.made import check_directory
 from treegen.runs.signals import SIGNALS
 
 HOSTILE_IDS = (
@@ -504,6 +505,7 @@ import os, sys
 from pathlib import Path
 from treegen.errors import RunError
 from treegen.runs import RunDir, RunSettings
+from treegen.runs.made import check_directory
 
 folder = Path(sys.argv[1])
 asked = RunSettings(identity={}, problem_ids=["q"], planned=2)
@@ -518,6 +520,7 @@ if os.getuid() == 0:
 for refused in (
     lambda: RunDir.resume(folder / "run", asked),
     lambda: RunDir.create(folder / "new" / "run", asked),
+    lambda: check_directory(folder / "new" / "run"),
     lambda: RunDir.open(folder / "run").write_results({}),
 ):
     try:
@@ -538,6 +541,7 @@ def test_a_directory_that_cannot_be_written_is_refused(fast: Path) -> None:
     assert [refusal.partition(":")[0] for refusal in refusals] == [
         f"cannot write in {fast / 'run'}",
         f"cannot make the directory {fast / 'new' / 'run'}",
+        f"cannot write in {fast}",
         f"cannot write {fast / 'run' / 'results.json'}",
     ]
     assert all("permission denied" in refusal for refusal in refusals)
@@ -653,8 +657,12 @@ def test_a_run_is_not_started_over_another(run_path: Path, fast: Path) -> None:
     RunDir.create(run_path, settings()).close()
     (fast / "file").touch()
     for path in (fast / "file", fast / "file" / "run"):
-        with pytest.raises(RunError, match="cannot make the directory"):
-            RunDir.create(path, settings())
+        for refusing in (lambda path: RunDir.create(path, settings()), check_directory):
+            with pytest.raises(RunError, match="cannot make the directory"):
+                refusing(path)
+    check_directory(fast / "new" / "run")
+    check_directory(fast)
+    assert not (fast / "new").exists()
 
 
 @pytest.mark.parametrize(
