@@ -77,7 +77,7 @@ class LLM(Calls):
         tensor_parallel_size: int = 1,
         speculate: str | DraftFunction | None = None,
         draft_model: str | None = None,
-        draft_tokens: int = 12,
+        draft_tokens: int | None = None,
     ) -> None:
         """Load a model from a directory or by hub name, or take one that is loaded.
 
@@ -122,7 +122,8 @@ class LLM(Calls):
         draws. None, or "off", does not guess.
         draft_model: a directory or hub name of a small model with the same tokenizer, which guesses
         tokens instead. It is kept on the same device, and its keys take a part of `memory`.
-        draft_tokens: tokens that are guessed of a sample in a pass at most.
+        draft_tokens: tokens that are guessed of a sample in a pass at most; by default 12. It goes
+        with speculate or draft_model.
 
         Raises InputError for an option that cannot be used, ModelError for a model that cannot be
         loaded, CapacityError if no page fits or memory is more than the machine has.

@@ -62,6 +62,8 @@ FEW = ["-n", "2", "--max-tokens", "3"]
         (["gsm8k", "-a", "check=maybe"], "check must be true or false, got 'maybe'"),
         (["gsm8k", "-a", "dtype=float16", "--dtype", "float32"], "give it once"),
         (["gsm8k", "--gen-kwargs", "top_k=1,top_k=2"], "top_k is given twice, as 1 and 2"),
+        (["gsm8k", "--stop-batch", "4"], "--stop-batch is of no use without --stop-when"),
+        (["gsm8k", "--confidence", "warmup=4"], "warmup is of no use without keep"),
         (["gsm8k", "--resume"], "--resume needs a run directory"),
         (["--resume", "nowhere"], "there is no run directory nowhere"),
         (["gsm8k", "--resume", "a", "-o", "b"], "--resume a and --output-path b differ"),
