@@ -1,5 +1,6 @@
 """What a user can mend is refused in one line with exit code 2, and before weights are loaded."""
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from cli_cases import (
 )
 from safetensors.torch import load_file, save_file
 
+from treegen.demo import data_path
 from treegen.runs import RunDir
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -133,6 +135,21 @@ def test_a_prompt_longer_than_the_context(
     found = re.match(r"prompt 'long' has ([\d,]+) tokens, ([\d,]+) too many for the model's", error)
     assert found and "context of 600" in error
     assert int(found[1].replace(",", "")) - int(found[2].replace(",", "")) == 599
+
+
+@pytest.mark.parametrize("command", ["eval gsm8k", "plan gsm8k", "search gsm8k", "eval apps"])
+def test_a_prompt_that_is_far_too_long_is_not_encoded(
+    treegen: Command, no_weights: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:  # fmt: skip
+    """That would take a minute for 30 megabytes, and signals would wait for it."""
+    name = "programs.jsonl" if "apps" in command else "words.jsonl"
+    row = json.loads(data_path(name).read_text(encoding="utf-8").splitlines()[0])
+    question = "one and " * 100_000
+    data = write_jsonl(tmp_path / "d.jsonl", [{**row, "question": question}])
+    monkeypatch.setattr("treegen.prompts.tokens.encode_texts", lambda *_, **__: pytest.fail())
+    error = treegen(*command.split(), "-M", "demo", "--data", data).error
+    assert re.match(r"prompt '.+' has at least [\d,]+ tokens, .* context of 4,096 ", error), error
 
 
 @pytest.mark.parametrize("command", ["eval", "plan"])
