@@ -257,7 +257,8 @@ def test_a_second_process_on_the_same_run_is_refused(
         wait_for_samples(path, pid)
         error = treegen("eval", "--resume", path).error
         assert f"{path} is in use by process {pid}" in error
-        assert treegen("score", path).code == 0  # reading is allowed
+        done = treegen("score", path)  # reading is allowed
+        assert done.code == 0 and f"left as it is: {path} is in use by process {pid}" in done.err
     finally:
         os.kill(pid, signal.SIGKILL)
         server.wait()

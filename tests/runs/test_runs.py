@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treegen.errors import InputError, RunError
+from treegen.errors import InputError, RunError, RunInUseError
 from treegen.runs import (
     RunDir,
     RunSettings,
@@ -415,7 +415,8 @@ def test_a_second_process_is_refused_as_long_as_the_first_lives(fast: Path) -> N
             time.sleep(0.01)
         with RunDir.open(path) as reader:
             assert len(list(reader.records())) == len(reader.done) > 0
-            reader.write_results({"accuracy": None})
+            with pytest.raises(RunInUseError, match=rf"in use by process {writer.pid} on "):
+                reader.write_results({"accuracy": None})
     finally:
         writer.kill()
         writer.communicate()
@@ -709,6 +710,36 @@ def test_results_are_replaced_as_a_whole(run_path: Path) -> None:
         with pytest.raises(InputError, match=r"results\.json\.stderr is nan"):
             run.write_results({"stderr": float("nan")})
         assert run.results() == {"accuracy": 0.5, "by_k": {"1": None}}
+
+
+def test_results_of_a_part_never_replace_those_of_more(fast: Path) -> None:
+    path = fast / "run"
+    RunDir.create(path, settings()).close()
+    reader = RunDir.open(path)
+    with RunDir.resume(path, settings()) as run:
+        with pytest.raises(RunInUseError, match=rf"in use by process {os.getpid()} on "):
+            reader.write_results({"done": 0})
+        run.append(SAMPLES[0])
+        run.write_results({"done": 1})
+    with pytest.raises(RunInUseError, match="has gone on since it was read"):
+        reader.write_results({"done": 0})
+    with RunDir.open(path) as later:
+        assert later.results() == {"done": 1}
+        later.write_results({"done": 1, "accuracy": None})
+
+
+def test_a_run_that_was_moved_writes_nothing_over_the_one_in_its_place(fast: Path) -> None:
+    with RunDir.create(fast / "run", settings()) as moved:
+        (fast / "run").rename(fast / "elsewhere")
+        with pytest.raises(RunError, match="was moved or removed") as told:
+            moved.write_results({"done": 0})
+        assert "continue with --resume" in str(told.value)
+        with RunDir.create(fast / "run", settings()) as run:
+            run.write_results({"done": 1})
+        with pytest.raises(RunError, match="was moved or removed"):
+            moved.write_results({"done": 0})
+    with RunDir.open(fast / "run") as run:
+        assert run.results() == {"done": 1}
 
 
 # Runs that never begin
