@@ -545,7 +545,7 @@ def test_a_directory_that_cannot_be_written_is_refused(fast: Path) -> None:
         f"cannot write in {fast}",
         f"cannot write {fast / 'run' / 'results.json'}",
     ]
-    assert all("permission denied" in refusal for refusal in refusals)
+    assert all("permission" in refusal for refusal in refusals)
     assert records == "[{'problem_id': 'q', 'sample_index': 0}]"
 
 

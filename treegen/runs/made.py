@@ -82,7 +82,10 @@ def check_directory(path: Path) -> None:
         told = "is a file" if os.path.exists(there) else "is a link that leads nowhere"
         raise RunError(f"cannot make the directory {path}: {there} {told}; choose another path")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise RunError(f"cannot write in {there}: permission denied; choose another path")
+        raise RunError(
+            f"cannot write in {there}: no permission, or a read-only file system; choose another "
+            "path"
+        )
 
 
 def tidy(path: Path) -> None:

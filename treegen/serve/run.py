@@ -21,7 +21,7 @@ from treegen.async_llm import AsyncLLM
 from treegen.errors import InputError
 from treegen.llm import LLM
 from treegen.serve.app import Server
-from treegen.serve.sockets import url_of
+from treegen.serve.sockets import listens_soon, url_of
 
 # Longer than clients keep a connection idle. Who closes it must not be the server, because the next
 # request may be on its way.
@@ -103,6 +103,8 @@ class _Listening(uvicorn.Server):
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        for each in sockets or ():
+            listens_soon(each)
         try:
             await super().startup(sockets)
         except OSError as error:  # two may have bound one address before either listened
