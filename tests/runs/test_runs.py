@@ -979,6 +979,20 @@ def test_the_second_signal_ends_the_process(first: signal.Signals, second: signa
     assert process.returncode == -second
 
 
+@pytest.mark.parametrize("first", SIGNALS)
+def test_a_second_sighup_does_nothing(first: signal.Signals) -> None:
+    """A terminal that is closed sends two: one by the shell, and one when the shell has ended."""
+    process = start(STOPPER)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(first)
+    assert process.stdout.readline() == f"stopping {first.value}\n"
+    process.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.2)
+    process.kill()
+    process.communicate()
+
+
 def test_an_ignored_signal_stays_ignored() -> None:
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from treegen.runs.signals import SIGNALS
+from treegen.runs.signals import SIGNALS, after_first
 
 
 @contextmanager
@@ -18,7 +18,7 @@ def held_signals() -> Iterator[None]:
 
     A handler that raises in the midst of Ray's calls has its exception turned into another one, and
     leaves Ray half started. Ray's own handlers, which it puts in place of ours, end the process.
-    A second signal has its default action, so that nobody waits for what does not end.
+    A second signal ends the process, so that nobody waits for what does not end (`after_first`).
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -32,7 +32,7 @@ def held_signals() -> Iterator[None]:
     def on_signal(number: int, frame: FrameType | None) -> None:
         held.append(number)
         for each in before:
-            install(each, signal.SIG_DFL)
+            install(each, after_first(each))
 
     def not_these(number: int, handler: Any) -> Any:
         return signal.getsignal(number) if number in SIGNALS else install(number, handler)

@@ -11,6 +11,15 @@ from typing import Final
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+def after_first(signum: int) -> signal.Handlers:
+    """Return what a second signal does, for `signal.signal`: it ends the process.
+
+    But SIGHUP does nothing any more. For a terminal that is closed sends two of them: one by way of
+    the shell, and one when the shell has ended.
+    """
+    return signal.SIG_IGN if signum == signal.SIGHUP else signal.SIG_DFL
+
+
 class StopFlag:
     """The signal that asked the process to stop, or None. Loops call it to poll."""
 
@@ -31,7 +40,7 @@ class StopFlag:
 
 @contextmanager
 def graceful_signals(signals: Sequence[signal.Signals] = SIGNALS) -> Iterator[StopFlag]:
-    """Yield a flag that the first of `signals` sets; a second one has its default action.
+    """Yield a flag that the first of `signals` sets; a second one ends the process (`after_first`).
 
     At the end the previous handlers are put back, and the flag keeps its value. A signal that the
     process was started to ignore (nohup, a background job) stays ignored. Outside the main thread,
@@ -52,7 +61,7 @@ def graceful_signals(signals: Sequence[signal.Signals] = SIGNALS) -> Iterator[St
     def on_signal(signum: int, frame: FrameType | None) -> None:
         flag.set(signum)
         for s in previous:
-            signal.signal(s, signal.SIG_DFL)
+            signal.signal(s, after_first(s))
 
     try:
         for s in previous:

@@ -127,7 +127,7 @@ class _Listening(uvicorn.Server):
                 signal.signal(signal.SIGHUP, before)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.should_exit:
+        if self.should_exit and sig != signal.SIGHUP:  # a closed terminal sends two
             self._loop.call_soon_threadsafe(self._drop)
         self.should_exit = True
 
