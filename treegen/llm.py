@@ -47,7 +47,7 @@ class LLM(Calls):
 
     It has one run at a time. `run`, `generate`, `score`, `expand` and `search` finish before they
     return. A `stream`, `score_stream`, `search_stream` or `session` must be used up or closed
-    before the next call.
+    before the next call. Threads may share a stream; a search run or a session is for one of them.
 
     model, tokenizer, spec: what samples. engine: the model's cache, and how runs compute with it.
     """
