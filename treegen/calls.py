@@ -52,8 +52,8 @@ class Calls(ABC):
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise InputError(
-            f"{'an' if type(self).__name__ == 'LLM' else 'a'} {type(self).__name__} cannot be "
-            "pickled: it lives in the memory of its process. Make one in each process that samples"
+            f"no {type(self).__name__} can be pickled: it lives in the memory of its process. Make "
+            "one in each process that samples"
         )
 
     @abstractmethod

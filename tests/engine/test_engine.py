@@ -360,7 +360,7 @@ def test_threads_may_share_a_stream(llm: LLM, kind: str) -> None:
 
 def test_a_copy_of_an_llm_is_the_same_one_and_it_is_not_pickled(llm: LLM) -> None:
     assert copy.copy(llm) is llm and copy.deepcopy([llm])[0] is llm
-    with pytest.raises(InputError, match="an LLM cannot be pickled"):
+    with pytest.raises(InputError, match="no LLM can be pickled"):
         pickle.dumps(llm)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from tokenizers.pre_tokenizers import PreTokenizer
 from trained_tokenizers import BUILDERS, FRAGMENTS, random_text, trained
 from transformers import AddedToken, PreTrainedTokenizerFast
 
@@ -46,6 +47,17 @@ def test_a_token_that_takes_the_spaces_beside_it_tells_nothing_of_its_text() -> 
     assert num_tokens(text, tokenizer) == 1
     least = LeastTokens(tokenizer)
     assert least.of_text(text) == 0 and least.of_text("a" * 10_000) > 0
+
+
+def test_of_a_pre_tokenizer_of_python_code_nothing_is_known() -> None:
+    class Nothing:
+        def pre_tokenize(self, text: object) -> None:
+            """Cut nothing."""
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained("gpt2").backend_tokenizer)
+    assert LeastTokens(tokenizer).of_chars(1) == 1
+    tokenizer.backend_tokenizer.pre_tokenizer = PreTokenizer.custom(Nothing())
+    assert LeastTokens(tokenizer).of_chars(1) == 0
 
 
 @pytest.mark.parametrize("name", ["llama3", "llama2", "wordpiece"])

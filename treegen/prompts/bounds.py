@@ -68,7 +68,12 @@ class LeastTokens:
 
 def _parts(component: Any) -> Iterator[Mapping[str, Any]]:
     """Yield the parts of a normalizer or a pre-tokenizer, those of sequences one by one."""
-    pending = [] if component is None else [json.loads(component.__getstate__())]
+    if component is None:
+        return
+    try:
+        pending = [json.loads(component.__getstate__())]
+    except Exception:  # it is made of Python code, and may do anything
+        pending = [{"type": "Python"}]
     while pending:
         part = pending.pop()
         if part["type"] == "Sequence":
