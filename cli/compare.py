@@ -40,12 +40,15 @@ def command(
     """
     from treegen.cli.destinations import file_name
     from treegen.cli.render import echo, json_line
+    from treegen.errors import InputError
     from treegen.formats import safe_text
     from treegen.report.compare import compare_runs
     from treegen.report.comparison_plots import comparison_plots
     from treegen.report.load import load_run
     from treegen.report.page import check_name, write_page
 
+    if output_path is not None and no_plots:
+        raise InputError("--output-path is where plots go; leave it or --no-plots out")
     if html is not None:
         check_name(html, "--html")
     a, b = (load_run(path, data=data) for path in (run_a, run_b))

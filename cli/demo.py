@@ -103,10 +103,13 @@ def command(output_path: str | None) -> None:
     about a minute and a half on two cores. Each part is a run like any other.
     """
     from treegen import demo
+    from treegen.cli.destinations import new_path
     from treegen.cli.render import echo, notice
     from treegen.errors import RunError
+    from treegen.runs.made import check_directory
 
-    path = Path(output_path or f"runs/demo-{time.strftime('%Y%m%d-%H%M%S')}")
+    path = Path(output_path) if output_path else new_path("demo")
+    check_directory(path)
     if path.is_dir() and any(path.iterdir()):
         raise RunError(f"{path} is not empty; name another directory with --output-path")
     start = time.monotonic()

@@ -1,5 +1,6 @@
 """Where the runs of `treegen eval` and `treegen search` go, and which of them exist already."""
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from treegen.evals.search.own_method import short_name
 from treegen.evals.search.settings import SearchSettings
 from treegen.evals.settings import EvalSettings
 from treegen.runs import RunDir, SearchRunDir
+from treegen.runs.made import check_directory
 from treegen.tasks import get_task
 
 _Settings = TypeVar("_Settings", bound=RunChoices)
@@ -105,7 +107,7 @@ def destinations(
     names = [_task_folder(each.task) for each in settings]
     if path is None:
         first = names[0] if len(names) == 1 else "eval"
-        path = _new(first, Path(settings[0].engine.model).name)
+        path = new_path(first, Path(settings[0].engine.model).name)
     if len(set(names)) < len(names):
         raise InputError(f"two of the tasks have the same name: {', '.join(names)}")
     paths = [path] if len(names) == 1 else [path / name for name in names]
@@ -139,7 +141,7 @@ def search_destinations(
     settings = [_SEARCH.begin(given, method) for method in methods] or [_SEARCH.begin(given)]
     if path is None:
         task, model = get_task(settings[0].task).name, Path(settings[0].engine.model).name
-        path = _new(task, "compare" if compare else settings[0].method, model)
+        path = new_path(task, "compare" if compare else settings[0].method, model)
     folders = [method_folder(each.method) for each in settings]
     if len(set(folders)) < len(folders):
         raise InputError(f"two of the methods have the same folder: {', '.join(folders)}")
@@ -175,9 +177,10 @@ def _named(output_path: str | None, resume: str | None) -> Path | None:
     return None if named is None else Path(named)
 
 
-def _new(*words: str) -> Path:
+def new_path(*words: str) -> Path:
+    """Return a name for a new directory in runs/; of two commands at once each has its own."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / "-".join(map(file_name, (*words, stamp)))
+    return Path("runs") / "-".join(map(file_name, (*words, stamp, str(os.getpid()))))
 
 
 def _check_free(paths: Iterable[Path], path: Path) -> None:
@@ -186,6 +189,7 @@ def _check_free(paths: Iterable[Path], path: Path) -> None:
             raise RunError(
                 f"{each} already holds a run; continue it with --resume {path}, or use another path"
             )
+        check_directory(each)
 
 
 def _task_folder(task: str) -> str:

@@ -66,6 +66,7 @@ def command(
     from treegen.cli.discarding import discarding
     from treegen.cli.render import demo_notice
     from treegen.errors import RunError
+    from treegen.evals.given import check_read
     from treegen.evals.job import load_job
     from treegen.evals.scoring import look_back
     from treegen.runs import RunDir
@@ -77,6 +78,7 @@ def command(
     given = asked_for(params) | ({"score": False} if no_score else {})
     places = places_for(cluster, given)
     targets = destinations(tasks, given, output_path, resume)
+    check_read(given, [target.settings for target in targets])
     if not quiet:
         demo_notice(given, [each.settings.engine.model for each in targets if not each.resume])
     check_of_use([get_task(target.settings.task) for target in targets], execution)

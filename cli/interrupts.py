@@ -1,14 +1,12 @@
 """Signals while a command gets ready: the first one ends it at once, and cleans up."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
-from treegen.runs.signals import StopFlag
-
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+from treegen.runs.signals import SIGNALS, StopFlag, after_first
 
 # Some libraries swallow any exception while they are imported. Commands that take long also poll
 # this flag, so that the signal is not lost with the exception.
@@ -46,7 +44,7 @@ def raising_signals() -> Iterator[None]:
 
     def on_signal(signum: int, frame: FrameType | None) -> None:
         received.set(signum)
-        _default()
+        _set(after_first)
         raise Interrupted(signum)
 
     for number in SIGNALS:
@@ -56,10 +54,10 @@ def raising_signals() -> Iterator[None]:
     try:
         yield
     finally:
-        _default()
+        _set(lambda number: signal.SIG_DFL)
 
 
-def _default() -> None:
+def _set(handler: Callable[[int], signal.Handlers]) -> None:
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, handler(number))

@@ -261,6 +261,8 @@ def asked_for(params: Mapping[str, Any]) -> dict[str, Any]:
     if "confidence" in given:
         words = [given["confidence"]] if given["confidence"] else []
         given["confidence"] = read_pairs(words, "--confidence", CONFIDENCE)
+        if "warmup" in given["confidence"] and "keep" not in given["confidence"]:
+            raise InputError("--confidence warmup is of no use without keep, which ends samples")
     if "votes" in given:
         given["votes"] = tuple(word.strip() for word in given["votes"].split(",") if word.strip())
     for name, flag in (("pass_ks", "--k"), ("maj_ks", "--maj")):

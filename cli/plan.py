@@ -25,6 +25,7 @@ def command(write_out: bool, quiet: bool, **params: Any) -> None:
     from treegen import demo
     from treegen.cli.render import demo_notice, json_line, show_prompt, skipped_rows
     from treegen.errors import InputError
+    from treegen.evals.given import check_read
     from treegen.evals.job import first_prompt, load_job, plan_job
     from treegen.evals.model import look_at_model
     from treegen.evals.settings import settle
@@ -34,6 +35,7 @@ def command(write_out: bool, quiet: bool, **params: Any) -> None:
     if not tasks:
         raise InputError("no task is given; `treegen tasks` lists them")
     jobs = [load_job(settle(demo.completed({**given, "task": task}))) for task in tasks]
+    check_read(given, [job.settings for job in jobs])
     if not quiet:
         demo_notice(given, [job.settings.engine.model for job in jobs])
     documents = []

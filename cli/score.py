@@ -26,9 +26,10 @@ def command(run: Path, quiet: bool, rejudge: bool, **params: Any) -> None:
     """Score the samples in the directory RUN again and rewrite its results.json."""
     from treegen.cli.render import echo, json_line, notice, pictures
     from treegen.cli.tables import report_tables
+    from treegen.errors import RunInUseError
     from treegen.evals.identity import check_same_data
     from treegen.evals.job import load_job
-    from treegen.evals.results import write_results
+    from treegen.evals.results import results_of
     from treegen.evals.settings import settle, stored_choices
     from treegen.runs import RunDir
 
@@ -41,7 +42,11 @@ def command(run: Path, quiet: bool, rejudge: bool, **params: Any) -> None:
         check_of_use([job.task], execution)
         check_same_data(job, opened.info.identity, str(run))
         judging = _judge(job, opened, execution, stack, quiet=quiet)
-        results, report = write_results(job, opened, judging)
+        results, report = results_of(job, opened, judging)
+        try:
+            opened.write_results(results)
+        except RunInUseError as error:
+            notice(f"results.json is left as it is: {error}")
         if not quiet:
             report_tables(results, report)
             pictures(report, run)

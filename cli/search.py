@@ -153,11 +153,13 @@ def command(
     from treegen.cli.discarding import discarding
     from treegen.cli.render import demo_notice
     from treegen.errors import RunError
+    from treegen.evals.given import check_read
     from treegen.evals.search.job import load_search_job
     from treegen.runs import SearchRunDir
 
     several = compare is not None
     found = search_destinations(methods, given, output_path, resume, compare=several)
+    check_read(given, [target.settings for target in found])
     if not quiet:
         demo_notice(given, [each.settings.engine.model for each in found if not each.resume])
     jobs = [load_search_job(target.settings) for target in found]

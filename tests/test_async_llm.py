@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -129,6 +130,26 @@ def test_who_leaves_takes_the_samples_along(served: AsyncLLM) -> None:
         served.check()
 
     asyncio.run(ask())
+
+
+def test_who_is_cancelled_makes_room_at_once(loaded: LLM) -> None:
+    """Not only after the next step, which may take long."""
+    params = SamplingParams(max_tokens=4, n=4)
+
+    async def ask(served: AsyncLLM) -> None:
+        for turns in range(40):
+            left = asyncio.create_task(served.generate([PROMPT], params))
+            for _ in range(turns % 4):
+                await asyncio.sleep(0)
+            left.cancel()
+            with suppress(asyncio.CancelledError):
+                await left
+        _, (found,) = await served.generate([PROMPT], params)
+        assert len(found) == 4 and served.num_waiting == 0
+        served.check()
+
+    with AsyncLLM(loaded, max_waiting=4) as served:
+        asyncio.run(ask(served))
 
 
 def test_mistakes_and_a_crowd_are_refused_alone(served: AsyncLLM) -> None:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from treegen.engine.stream import RunResult, ScoreStream, Stream
 from treegen.errors import InputError
@@ -42,6 +42,19 @@ class Calls(ABC):
     tokenizer: Any
     spec: ModelSpec
     _before: DrawnBefore
+
+    # As of a session: what holds an LLM may be copied, and the copy holds the same one.
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise InputError(
+            f"no {type(self).__name__} can be pickled: it lives in the memory of its process. Make "
+            "one in each process that samples"
+        )
 
     @abstractmethod
     def _plan(self, requests: Sequence[Request]) -> Plan:

@@ -49,6 +49,10 @@ class RunError(TreegenError):
     """A run directory cannot be written, resumed or read."""
 
 
+class RunInUseError(RunError):
+    """Another process appends to a run, or has done so since the run was read."""
+
+
 class WorkerError(TreegenError):
     """Workers of a cluster are lost, or a problem breaks them; the rest of the work is kept."""
 

@@ -47,7 +47,7 @@ class LLM(Calls):
 
     It has one run at a time. `run`, `generate`, `score`, `expand` and `search` finish before they
     return. A `stream`, `score_stream`, `search_stream` or `session` must be used up or closed
-    before the next call.
+    before the next call. Threads may share a stream; a search run or a session is for one of them.
 
     model, tokenizer, spec: what samples. engine: the model's cache, and how runs compute with it.
     """
@@ -77,7 +77,7 @@ class LLM(Calls):
         tensor_parallel_size: int = 1,
         speculate: str | DraftFunction | None = None,
         draft_model: str | None = None,
-        draft_tokens: int = 12,
+        draft_tokens: int | None = None,
     ) -> None:
         """Load a model from a directory or by hub name, or take one that is loaded.
 
@@ -124,7 +124,8 @@ class LLM(Calls):
         draws. None, or "off", does not guess.
         draft_model: a directory or hub name of a small model with the same tokenizer, which guesses
         tokens instead. It is kept on the same device, and its keys take a part of `memory`.
-        draft_tokens: tokens that are guessed of a sample in a pass at most.
+        draft_tokens: tokens that are guessed of a sample in a pass at most; by default 12. It goes
+        with speculate or draft_model.
 
         Raises InputError for an option that cannot be used, ModelError for a model that cannot be
         loaded, CapacityError if no page fits or memory is more than the machine has.

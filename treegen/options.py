@@ -20,6 +20,8 @@ LOADING: Final = (
 QUANTIZATIONS: Final = ("fp8", "none")
 KV_CACHE_DTYPES: Final = ("auto", "fp8")
 SPECULATIONS: Final = ("off", "ngram")
+DRAFT_TOKENS: Final = 12
+"""Tokens that are guessed of a sample in a pass at most, if nothing else is said."""
 
 
 class Sizes(NamedTuple):
@@ -70,11 +72,10 @@ class EngineOptions:
     tensor_parallel_size: int = 1
     speculate: str | DraftFunction | None = None
     draft_model: str | None = None
-    draft_tokens: int = 12
+    draft_tokens: int | None = None
 
     def __post_init__(self) -> None:
         check_sharing(self.sharing)
-        check_int("draft_tokens", self.draft_tokens, least=1)
         if not callable(self.speculate) and self.speculate not in (None, *SPECULATIONS):
             raise InputError(
                 f"speculate must be {' or '.join(SPECULATIONS)}, or a function; got "
@@ -90,6 +91,13 @@ class EngineOptions:
             raise InputError(
                 "speculate and draft_model both guess tokens; leave out one of the two"
             )
+        if self.draft_tokens is not None:
+            check_int("draft_tokens", self.draft_tokens, least=1)
+            if not self.speculates:
+                raise InputError(
+                    "draft_tokens is of no use, because nothing guesses tokens; give speculate or "
+                    "draft_model too"
+                )
         if self.draft_model is not None and self.tensor_parallel_size > 1:
             raise InputError(
                 "draft_model does not go with tensor_parallel_size yet; speculate='ngram' does"

@@ -238,7 +238,7 @@ def test_the_default_directory_is_new_and_named(
     monkeypatch.chdir(tmp_path)
     done = treegen("eval", "gsm8k", "-M", tiny, "-L", 1, "-n", 1, "--max-tokens", 2)
     (made,) = (tmp_path / "runs").iterdir()
-    assert re.fullmatch(r"gsm8k-tiny-\d{8}-\d{6}", made.name)
+    assert re.fullmatch(r"gsm8k-tiny-\d{8}-\d{6}-\d+", made.name)
     assert f"run directory: runs/{made.name}" in done.err
     assert done.document["runs"][0]["run"] == f"runs/{made.name}"
 

@@ -1,5 +1,6 @@
 """What a user can mend is refused in one line with exit code 2, and before weights are loaded."""
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from cli_cases import (
 )
 from safetensors.torch import load_file, save_file
 
+from treegen.demo import data_path
 from treegen.runs import RunDir
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -62,6 +64,8 @@ FEW = ["-n", "2", "--max-tokens", "3"]
         (["gsm8k", "-a", "check=maybe"], "check must be true or false, got 'maybe'"),
         (["gsm8k", "-a", "dtype=float16", "--dtype", "float32"], "give it once"),
         (["gsm8k", "--gen-kwargs", "top_k=1,top_k=2"], "top_k is given twice, as 1 and 2"),
+        (["gsm8k", "--stop-batch", "4"], "--stop-batch is of no use without --stop-when"),
+        (["gsm8k", "--confidence", "warmup=4"], "warmup is of no use without keep"),
         (["gsm8k", "--resume"], "--resume needs a run directory"),
         (["--resume", "nowhere"], "there is no run directory nowhere"),
         (["gsm8k", "--resume", "a", "-o", "b"], "--resume a and --output-path b differ"),
@@ -131,6 +135,21 @@ def test_a_prompt_longer_than_the_context(
     found = re.match(r"prompt 'long' has ([\d,]+) tokens, ([\d,]+) too many for the model's", error)
     assert found and "context of 600" in error
     assert int(found[1].replace(",", "")) - int(found[2].replace(",", "")) == 599
+
+
+@pytest.mark.parametrize("command", ["eval gsm8k", "plan gsm8k", "search gsm8k", "eval apps"])
+def test_a_prompt_that_is_far_too_long_is_not_encoded(
+    treegen: Command, no_weights: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:  # fmt: skip
+    """That would take a minute for 30 megabytes, and signals would wait for it."""
+    name = "programs.jsonl" if "apps" in command else "words.jsonl"
+    row = json.loads(data_path(name).read_text(encoding="utf-8").splitlines()[0])
+    question = "one and " * 100_000
+    data = write_jsonl(tmp_path / "d.jsonl", [{**row, "question": question}])
+    monkeypatch.setattr("treegen.prompts.tokens.encode_texts", lambda *_, **__: pytest.fail())
+    error = treegen(*command.split(), "-M", "demo", "--data", data).error
+    assert re.match(r"prompt '.+' has at least [\d,]+ tokens, .* context of 4,096 ", error), error
 
 
 @pytest.mark.parametrize("command", ["eval", "plan"])

@@ -14,6 +14,7 @@ from cli_cases import (
     run_command,
 )
 
+from treegen.cli.destinations import new_path
 from treegen.runs import RunDir
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -98,12 +99,24 @@ def test_no_run(treegen: Command, tmp_path: Path, command: str) -> None:
     assert "has no run.json" in treegen(command, *args, tmp_path).error
 
 
-def test_a_directory_that_cannot_be_made(
-    treegen: Command, tiny: Path, no_weights: None, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("command", ["eval gsm8k", "search countdown", "demo"])
+def test_a_directory_that_cannot_be_made(treegen: Command, tmp_path: Path, command: str) -> None:
+    """It is refused before anything is looked for that takes long, such as a model."""
+    model = [] if command == "demo" else ["-M", "nowhere/at/all"]
     (tmp_path / "file").touch()
-    done = treegen("eval", "gsm8k", "-M", tiny, "-o", tmp_path / "file" / "run")
-    assert "cannot make the directory" in done.error
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    for name, told in (("file", "is a file"), ("file/run", "is a file"), ("link", "is a link")):
+        error = treegen(*command.split(), *model, "-o", tmp_path / name).error
+        assert f"cannot make the directory {tmp_path / name}: " in error and told in error
+
+
+def test_two_commands_at_once_have_directories_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("time.strftime", lambda form: "now")
+    first = new_path("gsm8k")
+    monkeypatch.setattr("os.getpid", lambda: 1)
+    assert new_path("gsm8k") != first
 
 
 def test_a_run_that_ends_early_says_so(

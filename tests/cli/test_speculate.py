@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from cli_cases import SMALL, Command
 
-from treegen.options import EngineOptions
+from treegen.options import DRAFT_TOKENS
 
 
 def _samples(run: Path) -> dict[tuple[str, int], tuple[str, int]]:
@@ -25,7 +24,9 @@ def test_a_run_with_guesses_has_the_samples_of_one_without(
     treegen: Command, tiny: Path, finished: Path, tmp_path: Path
 ) -> None:
     small = shutil.copytree(tiny, tmp_path / "small")
-    for number, options in enumerate((("--speculate", "ngram"), ("--draft-model", small))):
+    for number, options in enumerate(
+        (("--speculate", "ngram"), ("--draft-model", small, "--draft-tokens", "5"))
+    ):
         run = tmp_path / str(number)
         done = treegen("eval", "gsm8k", "-M", tiny, *SMALL, *options, "-o", run)
         assert done.code == 0, done.err
@@ -34,7 +35,7 @@ def test_a_run_with_guesses_has_the_samples_of_one_without(
         drafted = results["usage"]["drafted_tokens"]
         assert 0 <= results["usage"]["accepted_tokens"] <= drafted
         assert ("guessed tokens: " in done.out) == bool(drafted)
-        # It changes no sample, so the run may be resumed without.
+        # It changes no sample, so the run may be resumed without, and nothing is left of it.
         assert treegen("eval", "--resume", run, "--speculate", "off", "-q").code == 0
 
 
@@ -45,6 +46,8 @@ def test_what_cannot_guess_is_refused_before_weights_are_loaded(
     for options, told in (
         (("--speculate", "medusa"), "speculate must be off or ngram"),
         (("--draft-tokens", "0"), "draft_tokens must be at least 1"),
+        (("--draft-tokens", "4"), "draft_tokens is of no use"),
+        (("--draft-tokens", "4", "--speculate", "off"), "draft_tokens is of no use"),
         (("--draft-model", "demo"), "demo has another tokenizer"),
         (("--draft-model", "demo", "--speculate", "ngram"), "leave out one of the two"),
     ):
@@ -102,6 +105,5 @@ def test_a_trace_without_samples_is_refused_before_a_model_is_made(
 
 
 def test_help_tells_how_many_tokens_are_guessed(treegen: Command) -> None:
-    most = next(field.default for field in fields(EngineOptions) if field.name == "draft_tokens")
     told = " ".join(treegen("eval", "--help").out.split())
-    assert f"guessed for a pass at most. Default: {most}." in told
+    assert f"guessed for a pass at most. Default: {DRAFT_TOKENS}." in told

@@ -13,13 +13,14 @@ import pytest
 from treegen import Cluster
 from treegen.cluster.crew import Crew, Slot
 from treegen.cluster.holding import held_signals
+from treegen.runs.signals import SIGNALS, after_first
 
 
 class _Stopped(BaseException):
     pass
 
 
-@pytest.fixture(params=[signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.fixture(params=SIGNALS, ids=lambda number: number.name)
 def number(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
     """A signal whose handler raises, as those of commands do."""
 
@@ -51,7 +52,7 @@ def test_handlers_of_others_are_not_taken(number: signal.Signals) -> None:
 def test_a_second_signal_has_its_default_action(number: signal.Signals) -> None:
     with pytest.raises(_Stopped), held_signals():
         signal.raise_signal(number)
-        assert signal.getsignal(number) is signal.SIG_DFL
+        assert signal.getsignal(number) is after_first(number)
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from treegen import LLM, Node, SamplingParams
+from treegen.engine.stream import ScoreStream, Stream
 from treegen.errors import CapacityError, InputError, ModelError, NumericsError
 from treegen.model.tokenizer import load_tokenizer
 from treegen.outputs import Completion
@@ -329,6 +333,35 @@ def test_of_threads_that_start_runs_at_once_one_does(
     assert sum(isinstance(each, InputError) for each in failures) == 1
     stream.close()
     llm.cache.pool.check(llm.engine.kept.tables())
+
+
+@pytest.mark.parametrize("kind", ["completions", "scores"])
+def test_threads_may_share_a_stream(llm: LLM, kind: str) -> None:
+    params = SamplingParams(max_tokens=12, seed=8)
+
+    def begin() -> Stream | ScoreStream:
+        if kind == "scores":
+            return llm.score_stream([(q, f" {i}") for q in QUESTIONS for i in range(20)])
+        return llm.stream(tree_of(16), params)
+
+    stream = begin()
+    with ThreadPoolExecutor(4) as threads:
+        parts = list(threads.map(lambda _: list(stream), range(4)))
+    assert sorted(map(str, chain.from_iterable(parts))) == sorted(map(str, begin()))
+    # One that is closed by another thread just ends.
+    stream = begin()
+    with ThreadPoolExecutor(1) as threads:
+        rest = threads.submit(list, stream)
+        next(stream)
+        stream.close()
+        rest.result()
+    llm.cache.pool.check(llm.engine.kept.tables())
+
+
+def test_a_copy_of_an_llm_is_the_same_one_and_it_is_not_pickled(llm: LLM) -> None:
+    assert copy.copy(llm) is llm and copy.deepcopy([llm])[0] is llm
+    with pytest.raises(InputError, match="no LLM can be pickled"):
+        pickle.dumps(llm)
 
 
 def test_a_stream_yields_as_samples_finish_and_can_be_left(llm: LLM) -> None:

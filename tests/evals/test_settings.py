@@ -1,9 +1,15 @@
 """What an evaluation was asked for, taken apart for run.json and put together again."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from treegen.errors import InputError
+from treegen.evals.given import check_read
+from treegen.evals.search.settings import settle_search
 from treegen.evals.settings import EvalSettings, settle
 
 
@@ -26,3 +32,51 @@ def test_what_a_task_does_to_its_draws_is_compared_and_comes_back() -> None:
     again = settle({}, {"fewshot_as_multiturn": False, **stored})
     assert again.sampling.min_tokens == 8 and dict(again.sampling.biases) == {5: 2.5, 3: -1.0}
     assert identity_of(again) == now
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"stop_batch": 4}, "--stop-batch is of no use without --stop-when"),
+        ({"stop_batch": 4, "stop_when": "decided"}, ""),
+        ({"stop_batch": 4, "confidence": {"keep": 0.5}}, "--stop-batch is of no use"),
+        ({"thinking_end": "x"}, "--thinking-end is of no use without --max-thinking-tokens"),
+        ({"thinking_end": "x", "max_thinking_tokens": 5}, ""),
+        ({"draft_tokens": 4}, "draft_tokens is of no use"),
+        ({"draft_tokens": 4, "speculate": "ngram"}, ""),
+    ],
+)
+def test_a_choice_that_nothing_reads_is_refused(asked: dict[str, Any], told: str) -> None:
+    asked = {"task": "gsm8k", "model": "demo", **asked}
+    with pytest.raises(InputError, match=told) if told else nullcontext():
+        check_read(asked, [settle(asked)])
+
+
+@pytest.mark.parametrize(
+    ("methods", "asked", "told"),
+    [
+        (["beam"], {"exploration": 2.0}, "--exploration is of no use to beam, which reads width"),
+        (["beam", "mcts"], {"exploration": 2.0}, ""),
+        (["beam", "sample"], {"num_samples": 2}, "--n-samples is of no use to beam"),
+        (["sample"], {"verifier": "nowhere"}, "--verifier is of no use to sample"),
+        (["beam"], {"verifier_memory": "1GiB"}, "--verifier-memory is of no use without"),
+        (["beam"], {"verifier_memory": "1GiB", "verifier": "nowhere"}, ""),
+    ],
+)
+def test_a_choice_that_no_method_reads_is_refused(
+    methods: list[str], asked: dict[str, Any], told: str
+) -> None:
+    asked = {"task": "countdown", "model": "demo", **asked}
+    runs = [settle_search({**asked, "method": method}) for method in methods]
+    with pytest.raises(InputError, match=told) if told else nullcontext():
+        check_read(asked, runs)
+
+
+def test_a_run_that_was_stored_with_a_number_of_guesses_goes_on() -> None:
+    """Runs from before it was refused have it even if nothing guesses."""
+    stored = {"task": "gsm8k", "model": "demo", "draft_tokens": 12, "speculate": None}
+    assert settle({}, stored).engine.draft_tokens is None
+    stored |= {"speculate": "ngram"}
+    assert settle({}, stored).engine.draft_tokens == 12
+    assert settle({"speculate": "off"}, stored).engine.draft_tokens is None
+    assert settle({"draft_model": "demo"}, stored).engine.draft_tokens == 12

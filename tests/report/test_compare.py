@@ -143,6 +143,7 @@ def test_each_metric_that_both_have_is_compared(treegen: Command, tmp_path: Path
     assert {Path(path).suffix for path in found["plots"]} == {".svg", ".png"}
     assert all(Path(path).stat().st_size for path in found["plots"])
     assert "McNemar" in done.out and "sign-flip" in done.out
+    assert "leave it or --no-plots out" in treegen("compare", a, b, "-o", "x", "--no-plots").error
     again = treegen("compare", a, b, "-q").document
     assert again["differences"] == found["differences"]
 

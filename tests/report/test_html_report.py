@@ -1,9 +1,11 @@
 """Reports as files: what a page holds, what is left out, and what is refused."""
 
 import base64
+import errno
 import gzip
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -18,6 +20,7 @@ import pytest
 from cli_cases import Command, results_of
 from report_cases import HOSTILE, make_run, make_search_run, make_timeline, make_trees
 
+from treegen.errors import InputError
 from treegen.evals.account import stored_parts
 from treegen.evals.metrics import ReportOptions
 from treegen.evals.problem import Problem
@@ -28,6 +31,7 @@ from treegen.evals.timeline import read_timeline
 from treegen.evals.verdict import SampleScore
 from treegen.formats import safe_text
 from treegen.report.curves import finish_counts, k_curves, some_ks, vote_shares
+from treegen.report.figures import Plot
 from treegen.report.load import load_run
 from treegen.report.page import write_page
 from treegen.report.plots import curves_plot, run_plots
@@ -152,8 +156,25 @@ def test_what_a_killed_report_left_goes_with_the_next(treegen: Command, tmp_path
     run = make_run(tmp_path / "run")
     for name in ("report.html.123.tmp", "other.html.123.tmp"):
         (run / name).write_text("<html>")
-    report(treegen, run, "-o", run / "report.html")
-    assert [file.name for file in run.glob("*.tmp")] == ["other.html.123.tmp"]
+    (run / "report_plots").mkdir()
+    for name in ("votes.png.123.tmp", "votes.png"):
+        (run / "report_plots" / name).write_text("half a picture")
+    treegen("report", run, "-o", run / "report.html")
+    assert [file.name for file in run.rglob("*.tmp")] == ["other.html.123.tmp"]
+    assert (run / "report_plots" / "votes.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_picture_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "votes.png").write_text("before")
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(InputError, match="No space left"):
+        Plot("votes", "Votes", "nothing", lambda figure: None).save(tmp_path)
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [
+        ("votes.png", "before")
+    ]
 
 
 def test_a_torn_timeline_is_read_to_its_end(tmp_path: Path) -> None:

@@ -149,6 +149,17 @@ def test_a_page_that_takes_long_is_made_seldom(
     assert len(made) == 3 and all(apart <= b - a < apart + 20 for a, b in pairwise(made))
 
 
+def test_a_run_whose_account_is_older_than_its_samples_is_shown(tmp_path: Path) -> None:
+    """The account of a part is stored every few seconds, whether or not a sample has ended."""
+    run = make_run(tmp_path / "run", num_problems=3, num_samples=2, done=[0, 0, 0])
+    part = {"samples": 0, "prompt_tokens_computed": 700, "decoded_tokens": 40, "seconds": 9.0}
+    stored = {"complete": False, "planned": 6, "done": 0, "parts": [part]}
+    (run / "results.json").write_text(json.dumps(stored))
+    page = Watched([run]).page().decode()
+    assert "Prompt tokens computed: 700; no sample has ended yet" in page
+    assert "prompt sharing" not in page
+
+
 def test_a_run_that_cannot_be_read_is_told_and_may_come_back(run: Path) -> None:
     now = [0.0]
     with served(Watched([run], clock=lambda: now[0], cpu=lambda: 0.0)) as port:

@@ -221,7 +221,8 @@ def test_killed_many_times_runs_end_with_the_right_samples(
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)],
 )
 def test_exit_codes_and_the_way_on(
     server: Server, tiny: Path, tmp_path: Path, number: int, code: int
@@ -255,7 +256,8 @@ def test_a_second_process_on_the_same_run_is_refused(
         wait_for_samples(path, pid)
         error = treegen("eval", "--resume", path).error
         assert f"{path} is in use by process {pid}" in error
-        assert treegen("score", path).code == 0  # reading is allowed
+        done = treegen("score", path)  # reading is allowed
+        assert done.code == 0 and f"left as it is: {path} is in use by process {pid}" in done.err
     finally:
         os.kill(pid, signal.SIGKILL)
         server.wait()

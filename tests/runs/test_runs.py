@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treegen.errors import InputError, RunError
+from treegen.errors import InputError, RunError, RunInUseError
 from treegen.runs import (
     RunDir,
     RunSettings,
@@ -31,6 +31,8 @@ from treegen.runs import (
 )
 from treegen.runs.files import Lock
 from treegen.runs.leftovers import hold, sweep
+from treegen.runs.made import check_directory
+from treegen.runs.signals import SIGNALS
 
 HOSTILE_IDS = (
     "../../etc/passwd",
@@ -413,7 +415,8 @@ def test_a_second_process_is_refused_as_long_as_the_first_lives(fast: Path) -> N
             time.sleep(0.01)
         with RunDir.open(path) as reader:
             assert len(list(reader.records())) == len(reader.done) > 0
-            reader.write_results({"accuracy": None})
+            with pytest.raises(RunInUseError, match=rf"in use by process {writer.pid} on "):
+                reader.write_results({"accuracy": None})
     finally:
         writer.kill()
         writer.communicate()
@@ -503,6 +506,7 @@ import os, sys
 from pathlib import Path
 from treegen.errors import RunError
 from treegen.runs import RunDir, RunSettings
+from treegen.runs.made import check_directory
 
 folder = Path(sys.argv[1])
 asked = RunSettings(identity={}, problem_ids=["q"], planned=2)
@@ -517,6 +521,7 @@ if os.getuid() == 0:
 for refused in (
     lambda: RunDir.resume(folder / "run", asked),
     lambda: RunDir.create(folder / "new" / "run", asked),
+    lambda: check_directory(folder / "new" / "run"),
     lambda: RunDir.open(folder / "run").write_results({}),
 ):
     try:
@@ -537,9 +542,10 @@ def test_a_directory_that_cannot_be_written_is_refused(fast: Path) -> None:
     assert [refusal.partition(":")[0] for refusal in refusals] == [
         f"cannot write in {fast / 'run'}",
         f"cannot make the directory {fast / 'new' / 'run'}",
+        f"cannot write in {fast}",
         f"cannot write {fast / 'run' / 'results.json'}",
     ]
-    assert all("permission denied" in refusal for refusal in refusals)
+    assert all("permission" in refusal for refusal in refusals)
     assert records == "[{'problem_id': 'q', 'sample_index': 0}]"
 
 
@@ -652,8 +658,12 @@ def test_a_run_is_not_started_over_another(run_path: Path, fast: Path) -> None:
     RunDir.create(run_path, settings()).close()
     (fast / "file").touch()
     for path in (fast / "file", fast / "file" / "run"):
-        with pytest.raises(RunError, match="cannot make the directory"):
-            RunDir.create(path, settings())
+        for refusing in (lambda path: RunDir.create(path, settings()), check_directory):
+            with pytest.raises(RunError, match="cannot make the directory"):
+                refusing(path)
+    check_directory(fast / "new" / "run")
+    check_directory(fast)
+    assert not (fast / "new").exists()
 
 
 @pytest.mark.parametrize(
@@ -700,6 +710,36 @@ def test_results_are_replaced_as_a_whole(run_path: Path) -> None:
         with pytest.raises(InputError, match=r"results\.json\.stderr is nan"):
             run.write_results({"stderr": float("nan")})
         assert run.results() == {"accuracy": 0.5, "by_k": {"1": None}}
+
+
+def test_results_of_a_part_never_replace_those_of_more(fast: Path) -> None:
+    path = fast / "run"
+    RunDir.create(path, settings()).close()
+    reader = RunDir.open(path)
+    with RunDir.resume(path, settings()) as run:
+        with pytest.raises(RunInUseError, match=rf"in use by process {os.getpid()} on "):
+            reader.write_results({"done": 0})
+        run.append(SAMPLES[0])
+        run.write_results({"done": 1})
+    with pytest.raises(RunInUseError, match="has gone on since it was read"):
+        reader.write_results({"done": 0})
+    with RunDir.open(path) as later:
+        assert later.results() == {"done": 1}
+        later.write_results({"done": 1, "accuracy": None})
+
+
+def test_a_run_that_was_moved_writes_nothing_over_the_one_in_its_place(fast: Path) -> None:
+    with RunDir.create(fast / "run", settings()) as moved:
+        (fast / "run").rename(fast / "elsewhere")
+        with pytest.raises(RunError, match="was moved or removed") as told:
+            moved.write_results({"done": 0})
+        assert "continue with --resume" in str(told.value)
+        with RunDir.create(fast / "run", settings()) as run:
+            run.write_results({"done": 1})
+        with pytest.raises(RunError, match="was moved or removed"):
+            moved.write_results({"done": 0})
+    with RunDir.open(fast / "run") as run:
+        assert run.results() == {"done": 1}
 
 
 # Runs that never begin
@@ -905,14 +945,14 @@ def test_what_is_swept_before_it_is_held_is_made_again(fast: Path) -> None:
 
 
 def test_the_first_signal_sets_the_flag_and_handlers_come_back() -> None:
-    before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
-    for number in (signal.SIGINT, signal.SIGTERM):
+    before = [signal.getsignal(s) for s in SIGNALS]
+    for number in SIGNALS:
         with graceful_signals() as stopping:
             assert stopping() is None
             os.kill(os.getpid(), number)
             assert stopping() == number
         assert stopping() == number
-        assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
+        assert [signal.getsignal(s) for s in SIGNALS] == before
 
 
 STOPPER = """
@@ -927,7 +967,7 @@ with graceful_signals() as stopping:
 """
 
 
-@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("first", SIGNALS)
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
 def test_the_second_signal_ends_the_process(first: signal.Signals, second: signal.Signals) -> None:
     process = start(STOPPER)
@@ -937,6 +977,20 @@ def test_the_second_signal_ends_the_process(first: signal.Signals, second: signa
     process.send_signal(second)
     assert process.communicate(timeout=30) == ("", "")
     assert process.returncode == -second
+
+
+@pytest.mark.parametrize("first", SIGNALS)
+def test_a_second_sighup_does_nothing(first: signal.Signals) -> None:
+    """A terminal that is closed sends two: one by the shell, and one when the shell has ended."""
+    process = start(STOPPER)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(first)
+    assert process.stdout.readline() == f"stopping {first.value}\n"
+    process.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.2)
+    process.kill()
+    process.communicate()
 
 
 def test_an_ignored_signal_stays_ignored() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -813,3 +814,32 @@ def test_a_run_knows_how_many_results_are_still_open() -> None:
     run = run_of(backend_of(HistoryModel()), two_levels, 7, concurrency=3)
     open_ones = [run.num_unknown for _ in run]
     assert max(open_ones) <= 3 + 2 and open_ones[-1] == 0 and open_ones[0] > 0
+
+
+def test_a_second_thread_is_refused_and_disturbs_nothing() -> None:
+    told: list[BaseException | None] = []
+
+    def elsewhere(call: Callable[[], object]) -> None:
+        with ThreadPoolExecutor(1) as thread:
+            told.append(thread.submit(call).exception())
+
+    async def solve(root: SearchNode) -> int:
+        elsewhere(lambda: next(run))
+        return len(await root.sample(2))
+
+    run = run_of(backend_of(HistoryModel()), solve, 3)
+    assert [result.value for result in run] == [2, 2, 2]
+    session = Session(backend_of(HistoryModel()), PARAMS)
+    root = session.root("acdefgha")
+
+    async def ask() -> int:
+        elsewhere(session.tell)
+        elsewhere(lambda: session.sample({root: 1}))
+        return len(await root.sample(2))
+
+    asked = session.ask(ask())
+    while not asked.is_done:
+        session.tell()
+    assert asked.result == 2
+    assert len(told) == 5 and all("another thread is at work" in str(each) for each in told)
+    session.close()

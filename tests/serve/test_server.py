@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 
     from treegen.serve.app import Server
     from treegen.serve.run import _Listening, config_of, serve
-    from treegen.serve.sockets import bound
+    from treegen.serve.sockets import bound, listens_soon
 else:
     openai, uvicorn, httpx2 = map(pytest.importorskip, ("openai", "uvicorn", "httpx2"))
     pytest.importorskip("prometheus_client")
     Server = pytest.importorskip("treegen.serve.app").Server
     run = pytest.importorskip("treegen.serve.run")
     config_of, serve, _Listening = run.config_of, run.serve, run._Listening
-    bound = pytest.importorskip("treegen.serve.sockets").bound
+    sockets = pytest.importorskip("treegen.serve.sockets")
+    bound, listens_soon = sockets.bound, sockets.listens_soon
 
 PROMPT = "Question: Tom has 3 apples and buys 5 more. How many apples does Tom have?\nAnswer:"
 CHAT = [{"role": "user", "content": "Tom has 3 apples"}]
@@ -446,6 +447,20 @@ def draining(served: AsyncLLM, **options: Any) -> Iterator[Running]:
         thread.join()
 
 
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_terminal_that_is_closed_ends_the_server_in_order(model: LLM, ignored: bool) -> None:
+    with AsyncLLM(model) as served:
+        server = _Listening(config_of(Server(served, name="demo").app()), served, 0, print)
+        before = signal.getsignal(signal.SIGHUP)
+        handler = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else before)
+        try:
+            with server.capture_signals():
+                signal.raise_signal(signal.SIGHUP)
+            assert server.should_exit == (not ignored)
+        finally:
+            assert signal.signal(signal.SIGHUP, handler) is (signal.SIG_IGN if ignored else before)
+
+
 def test_what_is_not_answered_in_time_is_told_so(model: LLM) -> None:
     key = "schl\u00fcssel"
     with AsyncLLM(model) as served:
@@ -507,11 +522,32 @@ def test_who_reads_slowly_gets_a_whole_answer(model: LLM, monkeypatch: pytest.Mo
     assert [choice["text"] for choice in answer["choices"]] == prompts
 
 
-def test_two_servers_do_not_share_an_address(model: LLM) -> None:
-    with bound("127.0.0.1", 0) as first, bound("127.0.0.1", first.getsockname()[1]) as second:
+def test_two_servers_do_not_share_an_address() -> None:
+    """The second one knows before it has loaded its model, though the first one still loads."""
+    with bound("127.0.0.1", 0) as first, pytest.raises(InputError, match="choose another"):
+        bound("127.0.0.1", first.getsockname()[1])
+
+
+def test_two_servers_that_take_over_an_address_do_not_share_it(model: LLM) -> None:
+    with bound("127.0.0.1", 0) as first, socket.socket() as second:
+        for each in (first, second):
+            listens_soon(each)
+        second.bind(first.getsockname())  # as where connections of a former server are about to end
         first.listen()
         with pytest.raises(InputError, match="choose another port"):
             serve(model, second, name="demo")
+
+
+def test_an_address_whose_last_connections_are_about_to_end_is_free() -> None:
+    with bound("127.0.0.1", 0) as former:
+        listens_soon(former)
+        former.listen()
+        address = former.getsockname()
+        with socket.create_connection(address) as client:
+            former.accept()[0].close()
+            assert client.recv(1) == b""
+    with bound(*address) as taken:
+        assert taken.getsockname() == address
 
 
 def test_rubbish_in_or_after_a_body_ends_the_connection(

@@ -24,7 +24,7 @@ class Call:
     params: how they are sampled; None only scores them.
     streams: whether tokens are handed out as they come.
     first: samples of a seed that are left out.
-    rows: what it counts against the samples that may wait.
+    rows: what it counts against the samples that may wait; 0 once nobody waits for it.
     due: results that the engine has not handed out.
     requests, prompts: the prompts encoded, and their token ids, once they are.
     numbers: of its requests in the run.

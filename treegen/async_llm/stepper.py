@@ -25,7 +25,7 @@ class Stepper:
     """Takes the steps of one run, in which all calls are, until it is told to end.
 
     lock: held to read or change what follows, and by who must not meet a `close`.
-    open_rows: samples of all calls that are not over.
+    open_rows: samples of all calls that are not over and not cancelled.
     closing: whether no further calls are taken.
     failure: why no call can be served any more; None if they can.
     status: what was under way after the last step.
@@ -68,6 +68,7 @@ class Stepper:
     def cancel(self, call: Call) -> None:
         """End a call that nobody waits for; nothing happens if it is over."""
         if not call.is_over:
+            self._make_room(call)
             self._post(lambda: self._finish(call))
 
     def check(self) -> None:
@@ -95,6 +96,12 @@ class Stepper:
         if not drain:
             self._post(self._finish_all)
         self._thread.join()
+
+    def _make_room(self, call: Call) -> None:
+        """Let others have the place of a call that is over or cancelled."""
+        with self.lock:
+            self.open_rows -= call.rows
+            call.rows = 0
 
     def _post(self, task: Callable[[], None]) -> None:
         with self.lock:
@@ -182,8 +189,7 @@ class Stepper:
         if call.is_over:
             return
         call.is_over = True
-        with self.lock:
-            self.open_rows -= call.rows
+        self._make_room(call)
         if failure is not None:
             self._hand_out(call, failure)
         for number in call.numbers:

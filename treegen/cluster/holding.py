@@ -7,24 +7,24 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Final
+from typing import Any
 
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+from treegen.runs.signals import SIGNALS, after_first
 
 
 @contextmanager
 def held_signals() -> Iterator[None]:
-    """Hold the first SIGINT or SIGTERM until the end; then its handler is called as ever.
+    """Hold the first of SIGNALS until the end; then its handler is called as ever.
 
     A handler that raises in the midst of Ray's calls has its exception turned into another one, and
     leaves Ray half started. Ray's own handlers, which it puts in place of ours, end the process.
-    A second signal has its default action, so that nobody waits for what does not end.
+    A second signal ends the process, so that nobody waits for what does not end (`after_first`).
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     # What is ignored stays so, and what ends the process at once does so.
-    before = {n: handler for n in _SIGNALS if callable(handler := signal.getsignal(n))}
+    before = {n: handler for n in SIGNALS if callable(handler := signal.getsignal(n))}
     held: list[int] = []
     module: Any = signal
     install = signal.signal
@@ -32,10 +32,10 @@ def held_signals() -> Iterator[None]:
     def on_signal(number: int, frame: FrameType | None) -> None:
         held.append(number)
         for each in before:
-            install(each, signal.SIG_DFL)
+            install(each, after_first(each))
 
     def not_these(number: int, handler: Any) -> Any:
-        return signal.getsignal(number) if number in _SIGNALS else install(number, handler)
+        return signal.getsignal(number) if number in SIGNALS else install(number, handler)
 
     try:
         for number in before:

@@ -14,6 +14,7 @@ from treegen.plan.plan import Plan
 from treegen.search.problems import SearchProblem
 from treegen.search.result import SearchResult
 from treegen.search.run import SearchRun
+from treegen.turns import Alone, in_turn
 
 
 class ClusterStream(Stream):
@@ -50,6 +51,7 @@ class ClusterStream(Stream):
         """What is under way now, on all workers together."""
         return self._run.status()
 
+    @in_turn
     def levels(self) -> tuple[LevelRows, ...]:
         """Which levels of the tree the rows being decoded read now."""
         return self._run.levels()
@@ -63,6 +65,7 @@ class ClusterStream(Stream):
         """Whether anything is left to do."""
         return not self._closed and self._run.has_work
 
+    @in_turn
     def step(self) -> list[Completion]:
         """Wait for what workers send, a fifth of a second at most; returns samples that ended.
 
@@ -74,6 +77,7 @@ class ClusterStream(Stream):
             self.close()
             raise
 
+    @in_turn
     def ended(self) -> list[Completion]:
         """Samples that have ended and were not returned yet, for whoever leaves the run now."""
         rest, self._finished = self._finished[::-1], []
@@ -96,6 +100,7 @@ class ClusterStream(Stream):
         """Not known of a cluster."""
         raise InputError("a sample that workers draw cannot be cancelled; close the stream")
 
+    @in_turn
     def close(self) -> None:
         """Stop; samples that have not finished are dropped."""
         if not self._closed:
@@ -111,6 +116,7 @@ class ClusterScores(ClusterStream):
         super().__init__(plan, run)
         self._groups = groups
 
+    @in_turn
     def step(self) -> list[Completion]:
         """Wait for what workers send."""
         try:
@@ -133,6 +139,7 @@ class ClusterSearchRun(SearchRun):
         self._run = run
         self._found: list[SearchResult] = []
         self.closed = False
+        self._alone = Alone("run")
 
     @property
     def usage(self) -> Usage:
@@ -169,6 +176,10 @@ class ClusterSearchRun(SearchRun):
 
     def step(self) -> None:
         """Wait for what workers send, a fifth of a second at most."""
+        with self._alone():
+            self._step()
+
+    def _step(self) -> None:
         try:
             self._found += [result for _, _, result in self._run.step()]
             for key, told in list(self._run.left_out.items())[self._left_out :]:

@@ -19,7 +19,7 @@ from treegen.engine.run_state import RunState
 from treegen.engine.speculation import SpeculationOptions, check_speculation
 from treegen.model.load import load_model
 from treegen.model.model import Model
-from treegen.options import EngineOptions
+from treegen.options import DRAFT_TOKENS, EngineOptions
 
 if TYPE_CHECKING:
     from treegen.drafting.types import DraftFunction
@@ -47,7 +47,7 @@ class Guesser:
         check_speculation(options, model.spec)
         self.how: str | DraftFunction | None = options.speculate
         self.executor: Executor | None = None
-        self._most = options.draft_tokens
+        self._most = options.draft_tokens or DRAFT_TOKENS
         weights = sum(each.nbytes for each in model.module.parameters())
         weight_keys = weights / model.spec.kv_bytes_per_token
         multiple = several_rows(1) if model.device.type == "cuda" else 1

@@ -17,10 +17,11 @@ from treegen.errors import InputError
 from treegen.model.model import Model
 from treegen.outputs import Completion, LevelRows, Score, Status, Usage, WorkerStatus
 from treegen.plan.plan import Plan
+from treegen.turns import TakesTurns, in_turn
 
 
-class Stream(Iterator[Completion], Closing):
-    """Completions of one run as they finish; closing it frees what it holds.
+class Stream(Iterator[Completion], Closing, TakesTurns):
+    """Completions of one run as they finish; closing it frees what it holds. Threads may share it.
 
     plan: what is run. usage: the account so far.
     """
@@ -58,6 +59,7 @@ class Stream(Iterator[Completion], Closing):
     def check_whole(self) -> None:
         """Raise WorkerError if something was left out, which one LLM never does."""
 
+    @in_turn
     def levels(self) -> tuple[LevelRows, ...]:
         """The levels of the tree that the live rows read now."""
         return self._levels_of(self.scheduler.run.rows.request[self.scheduler.live.order])
@@ -83,6 +85,7 @@ class Stream(Iterator[Completion], Closing):
         """Whether anything is left to do."""
         return not self._closed and self.scheduler.has_work
 
+    @in_turn
     def step(self) -> list[Completion]:
         """Run one forward pass; returns samples that have ended, which may be none.
 
@@ -102,6 +105,7 @@ class Stream(Iterator[Completion], Closing):
         self.usage.uncompiled_because = self._model.uncompiled_because
         return finished
 
+    @in_turn
     def __next__(self) -> Completion:
         while not self._finished:
             if not self.has_work:
@@ -110,6 +114,7 @@ class Stream(Iterator[Completion], Closing):
             self._finished = self.step()[::-1]
         return self._finished.pop()
 
+    @in_turn
     def ended(self) -> list[Completion]:
         """Samples that have ended and were not returned yet; call it before you leave a run."""
         rest, self._finished = self._finished[::-1], []
@@ -128,6 +133,7 @@ class Stream(Iterator[Completion], Closing):
         """
         raise InputError("only a run of LLM.dealt takes work while it goes on")
 
+    @in_turn
     def cancel(self, prompt_id: str, sample_index: int | None = None) -> None:
         """Drop one sample, or all of a prompt; those that have ended still come.
 
@@ -140,6 +146,7 @@ class Stream(Iterator[Completion], Closing):
             raise InputError(f"prompt {prompt_id!r} has {samples} samples, none is {sample_index}")
         self.scheduler.cancel(self._place[prompt_id], sample_index)
 
+    @in_turn
     def close(self) -> None:
         """Stop; samples that have not finished are dropped."""
         if not self._closed:
@@ -155,7 +162,7 @@ class Stream(Iterator[Completion], Closing):
         self.close()
 
 
-class ScoreStream(Iterator[tuple[int, Score]], Closing):
+class ScoreStream(Iterator[tuple[int, Score]], Closing, TakesTurns):
     """Scores of one run as they are known: (index of the pair, score) tuples; `close` ends it.
 
     usage: the account so far.
@@ -188,6 +195,7 @@ class ScoreStream(Iterator[tuple[int, Score]], Closing):
         """Whether anything is left to do."""
         return self._stream.has_work
 
+    @in_turn
     def step(self) -> list[tuple[int, Score]]:
         """Run one forward pass; returns the scores that are known now, as `Stream.step` does."""
         self._stream.step()
@@ -195,6 +203,7 @@ class ScoreStream(Iterator[tuple[int, Score]], Closing):
         self._stream.scores.clear()
         return known
 
+    @in_turn
     def __next__(self) -> tuple[int, Score]:
         while not self._known:
             if not self.has_work:
@@ -203,6 +212,7 @@ class ScoreStream(Iterator[tuple[int, Score]], Closing):
             self._known = self.step()[::-1]
         return self._known.pop()
 
+    @in_turn
     def close(self) -> None:
         """Stop; the other pairs get no scores."""
         self._known.clear()

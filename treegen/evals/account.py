@@ -211,6 +211,8 @@ def sharing_line(usage: Mapping[str, Any]) -> str:
         )
     if not computed:
         return "prompt tokens: none computed"
+    if not usage["samples"]:
+        return f"prompt tokens computed: {computed:,}; no sample has ended yet"
     return (
         f"prompt tokens computed: {computed:,} instead of {unshared:,} "
         f"({_times(unshared / computed)})"

@@ -51,6 +51,18 @@ def fit(tree: Node, lengths: Callable[[Node], Mapping[str, int]], limit: int) ->
     return Fitted(_from_paths(whole), dropped)
 
 
+def barest(tree: Node) -> Node:
+    """Return a tree of the same prompts without any droppable node."""
+    if not any(_places(prompt.path) for prompt in prompts_of(tree)):
+        return tree
+    return _from_paths(
+        {
+            prompt.id: tuple(node for node in prompt.path if not node.metadata.get(_MARK))
+            for prompt in prompts_of(tree)
+        }
+    )
+
+
 def _places(path: Sequence[Node]) -> list[int]:
     return [place for place, node in enumerate(path) if node.metadata.get(_MARK)]
 

@@ -6,7 +6,7 @@ ones. `settled` makes settings of the mapping. `RunChoices` takes the settings a
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
@@ -48,6 +48,10 @@ class RunChoices(ABC):
     def identity(self) -> dict[str, Any]:
         """Return the choices that change a sample, as run.json groups them."""
 
+    def useless(self, name: str) -> str | None:
+        """Return why a choice of that name says nothing beside the others; None if it does."""
+        return None
+
     def free_choices(self) -> dict[str, Any]:
         """Return those that change no sample, or only by way of what identity has hashes of."""
         options = asdict(self.options)
@@ -71,9 +75,21 @@ def merged(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
         is_name = is_name or (name in ("model", "draft_model") and value == demo.NAME)
         is_path = name in (*_PATHS, *_PATHS_OR_NAMES) and not is_name
         given[name] = absolute(value) if is_path else value
+    guesses = given.get("draft_model") is not None or given.get("speculate") not in (None, "off")
+    if not guesses and "draft_tokens" not in asked:
+        given.pop("draft_tokens", None)  # it says nothing any more
     if "extra" in asked:
         given["extra"] = {**(stored or {}).get("extra", {}), **asked["extra"]}
     return given
+
+
+def check_read(asked: Mapping[str, Any], runs: Sequence[RunChoices]) -> None:
+    """Raise InputError for a user's choice that none of some runs reads."""
+    for name in asked:
+        told = [each.useless(name) for each in runs]
+        if told and all(told):
+            flag = "n-samples" if name == "num_samples" else name.replace("_", "-")
+            raise InputError(f"--{flag} is of no use {told[0]}")
 
 
 def settled(

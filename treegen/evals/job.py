@@ -10,7 +10,7 @@ from treegen.evals.arguments import check_arguments, configured, known_arguments
 from treegen.evals.calls import asked, load_data
 from treegen.evals.chat import as_chat
 from treegen.evals.choices import by_likelihood, check_settings, choice_prompts, choice_requests
-from treegen.evals.fitting import fit
+from treegen.evals.fitting import barest, fit
 from treegen.evals.given import RunChoices
 from treegen.evals.model import ModelFacts
 from treegen.evals.problem import Problem
@@ -170,6 +170,7 @@ def _planned(job: Job, facts: ModelFacts) -> Plan:
 
 def fit_job(job: Job, tokenizer: Any, spec: "ModelSpec") -> Job:
     """Return a job whose too long prompts are shortened, as far as its task allows."""
+    from treegen.plan.requests import refuse_long
     from treegen.prompts.tokens import tokenize
 
     def lengths(tree: Node) -> dict[str, int]:
@@ -178,6 +179,8 @@ def fit_job(job: Job, tokenizer: Any, spec: "ModelSpec") -> Job:
             return {p.id: p.longest for p in choice_prompts(dressed, job.choices, tokenizer)}
         return {p.id: len(p.tokens) for p in tokenize(dressed, tokenizer)}
 
+    shortest = _dressed(barest(job.bare), job.settings)
+    refuse_long(shortest, tokenizer, spec, drawn=not job.choices)
     room = 0 if job.choices else job.settings.sampling.max_tokens
     fitted = fit(job.bare, lengths, spec.context_length - room)
     if not fitted.dropped:

@@ -17,7 +17,16 @@ from treegen.runs import RunDir
 def write_results(
     job: Job, run: RunDir, judging: Judging | None = None
 ) -> tuple[dict[str, Any], Report | None]:
-    """Write results.json from the samples of a run; returns its content, and the report.
+    """Write results.json from the samples of a run; returns what `results_of` does."""
+    results, report = results_of(job, run, judging)
+    run.write_results(results)
+    return results, report
+
+
+def results_of(
+    job: Job, run: RunDir, judging: Judging | None = None
+) -> tuple[dict[str, Any], Report | None]:
+    """Return the content of results.json for the samples of a run, and the report.
 
     The report is None if samples are not scored, or are programs that are not judged.
     """
@@ -49,7 +58,6 @@ def write_results(
         results["thinking"] = thinking
     if judging:
         results["judging"] = judging.summary()
-    run.write_results(results)
     return results, report
 
 

@@ -163,6 +163,13 @@ class EvalSettings(RunChoices):
                 "counts the thinking and the answer"
             )
 
+    def useless(self, name: str) -> str | None:
+        if name == "stop_batch" and self.stop_when == NEVER:
+            return "without --stop-when"
+        if name == "thinking_end" and self.sampling.max_thinking_tokens is None:
+            return "without --max-thinking-tokens"
+        return None
+
     def identity(self) -> dict[str, Any]:
         ends = self.confidence
         sampling = {name: getattr(self.sampling, name) for name in SAMPLING}

@@ -16,7 +16,7 @@ from treegen.plan.plan import Plan, Request
 from treegen.plan.unnamed import origin_of
 from treegen.prompts.expansion import bound_levels
 from treegen.prompts.radix import Tokens
-from treegen.prompts.tokens import TokenPrompt, encode_texts, tokenize
+from treegen.prompts.tokens import TokenPrompt, encode_texts, longer_prompt, tokenize
 from treegen.prompts.tree import MAX_TOKEN_ID, Message, Node, expansions_of
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def sample_requests(
         CapacityError: a prompt leaves no room for a token in the model's context, or there are more
             than 100 million samples.
     """
+    refuse_long(tree, tokenizer, spec)
     prompts = tokenize(tree, tokenizer)
     of_each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
     if len(of_each) != len(prompts):
@@ -107,22 +108,44 @@ def expand_requests(
             prompt = Node(above.content, children=[prompt], samples=0, template=above.template)
         rows = max(bound.rows for bound in bound_levels(expansion.levels, params))
         paths.append((prompt, rows))
-    prompts = tokenize(Node("", children=[path for path, _ in paths], samples=0), tokenizer)
+    whole = Node("", children=[path for path, _ in paths], samples=0)
+    refuse_long(whole, tokenizer, spec)
+    prompts = tokenize(whole, tokenizer)
     return [
         _request(prompt, rows, params, spec)
         for prompt, (_, rows) in zip(prompts, paths, strict=True)
     ]
 
 
+def refuse_long(tree: Node, tokenizer: Any, spec: ModelSpec, *, drawn: bool = True) -> None:
+    """Refuse a prompt whose length in characters tells that it does not fit; nothing is encoded.
+
+    drawn: whether a token is to be drawn after it.
+
+    Raises:
+        TreeError: the tree has no samples, or generates levels.
+        ContextError: a prompt is too long for the model's context.
+    """
+    if found := longer_prompt(tree, tokenizer, spec.context_length - drawn):
+        raise _too_long(*found, spec, least="at least ", drawn=drawn)
+
+
+def _too_long(
+    name: str, num_tokens: int, spec: ModelSpec, *, least: str = "", drawn: bool = True
+) -> ContextError:
+    return ContextError(
+        f"prompt {name!r} has {least}{num_tokens:,} tokens, "
+        f"{num_tokens + drawn - spec.context_length:,} too many for the model's context of "
+        f"{spec.context_length:,}{' and one generated token' if drawn else ''}; shorten it or use "
+        "fewer shots"
+    )
+
+
 def _request(prompt: TokenPrompt, samples: int, params: SamplingParams, spec: ModelSpec) -> Request:
     check_vocabulary(prompt.id, prompt.tokens, spec)
     room = spec.context_length - len(prompt.tokens)
     if room < 1:
-        raise ContextError(
-            f"prompt {prompt.id!r} has {len(prompt.tokens):,} tokens, "
-            f"{1 - room:,} too many for the model's context of {spec.context_length:,} "
-            "and one generated token; shorten it or use fewer shots"
-        )
+        raise _too_long(prompt.id, len(prompt.tokens), spec)
     return Request(
         id=prompt.id,
         tokens=prompt.tokens,

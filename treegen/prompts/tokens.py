@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from treegen.errors import InputError
+from treegen.prompts.bounds import LeastTokens
 from treegen.prompts.reasoning import reasoning_arguments
 from treegen.prompts.splice import ID, Splicer, shared_starts
 from treegen.prompts.surrogates import lone_surrogate
@@ -81,6 +82,42 @@ def tokenize(root: Node, tokenizer: PreTrainedTokenizerBase) -> list[TokenPrompt
             raise InputError(f"prompt {prompt.id!r} has no tokens; give it some text or token ids")
         result.append(TokenPrompt(prompt.id, ids, prompt.samples, prompt.node))
     return result
+
+
+def longer_prompt(
+    root: Node, tokenizer: PreTrainedTokenizerBase, most: int
+) -> tuple[str, int] | None:
+    """Return a prompt with more than `most` tokens, and how many it has at least, or None.
+
+    Only lengths of texts are looked at, and nothing is encoded. So a prompt may be longer all the
+    same if there is None.
+
+    Raises:
+        TreeError: the tree has no samples, or generates levels.
+    """
+    least: LeastTokens | None = None
+    for prompt in prompts_of(root):
+        num_chars = sum(_num_chars(node) for node in prompt.path)
+        if num_chars <= most:
+            continue  # so mostly nobody asks how long tokens are
+        least = least or LeastTokens(tokenizer)
+        if least.of_chars(num_chars) <= most:
+            continue
+        num = sum(
+            least.of_text(run.text) if isinstance(run, _Text) else len(run)
+            for run in _runs(prompt, tokenizer, {})
+        )
+        if num > most:
+            return prompt.id, num
+    return None
+
+
+def _num_chars(node: Node) -> int:
+    """The characters of a node's text or messages, or its number of token ids."""
+    if not node.has_messages:
+        return len(node.content)
+    texts = [message.get("content") for message in node.content]  # type: ignore[union-attr]
+    return sum(len(text) for text in texts if isinstance(text, str))
 
 
 def prompt_text(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:

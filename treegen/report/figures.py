@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treegen.errors import InputError
 from treegen.formats import safe_text
+from treegen.runs.leftovers import rewriting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -124,7 +125,8 @@ class Plot:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for path, content in zip(paths, (svg or self.svg(), self.png()), strict=True):
-                path.write_bytes(content)
+                with rewriting(path) as file:
+                    file.write(content)
         except OSError as error:
             raise InputError(f"cannot write in {folder}: {error.strerror or error}") from None
         return paths

@@ -1,9 +1,7 @@
 """One HTML page for one or more runs. It loads nothing else, and 50,000 samples do not slow it."""
 
 import base64
-import glob
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +27,7 @@ from treegen.report.tables import (
     sharing,
 )
 from treegen.report.view import RunView
-from treegen.runs.leftovers import replacing, sweep
+from treegen.runs.leftovers import rewriting
 
 _SCRIPTS: Final = (
     "data.js", "elements.js", "export.js", "address.js", "spots.js", "table.js", "tree.js",
@@ -100,9 +98,7 @@ def write_page(
     page = _render(views, drawn, across, comparison=comparison)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # What a report that was killed has left of this page.
-        sweep(path.parent, f"{glob.escape(path.name)}.[0-9]*.tmp")
-        with replacing(path, path.with_name(f"{path.name}.{os.getpid()}.tmp")) as file:
+        with rewriting(path) as file:
             file.writelines(piece.encode() for piece in page)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None

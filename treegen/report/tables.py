@@ -71,7 +71,7 @@ def cards(view: RunView) -> list[Card]:
     if usage.get("accepted_tokens"):
         share = usage["accepted_tokens"] / usage["decoded_tokens"]
         found.append(Card("guessed", f"{share:.0%}", f"of {usage['decoded_tokens']:,} tokens"))
-    if usage.get("prompt_tokens_computed") and usage["samples_accounted"] == usage["samples"]:
+    if usage.get("prompt_tokens_computed") and usage["samples_accounted"] == usage["samples"] > 0:
         computed, apart = usage["prompt_tokens_computed"], usage["prompt_tokens_unshared"]
         found.append(
             Card("prompt sharing", f"{apart / computed:,.1f}\u00d7", f"{computed:,} computed")

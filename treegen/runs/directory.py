@@ -12,13 +12,14 @@ searches has trees.jsonl instead of samples.jsonl.
 
 import os
 from collections.abc import Iterator, KeysView, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
-from treegen.errors import RunError
+from treegen.errors import RunError, RunInUseError
 from treegen.runs.files import (
     Lock,
     plain,
@@ -204,9 +205,30 @@ class RunDir:
 
         Raises:
             InputError: a value that JSON cannot hold (NaN and infinity are such: use None).
-            RunError: the system refused the write; the former results are kept.
+            RunInUseError: the run was opened to read, and has gone on since, or another process
+                appends to it. That process writes results of all samples.
+            RunError: the system refused the write; the former results are kept. Or the directory
+                was moved or removed.
         """
-        write_json(self.path / "results.json", results)
+        path = self.path / "results.json"
+        if self._lock is not None:
+            if not self._samples.is_in_place:
+                raise RunError(
+                    f"{self.path} was moved or removed while its run went on; where its files are "
+                    "now, they hold what is finished: continue with --resume and that directory"
+                )
+            write_json(path, results)
+            return
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(Lock(self.path / "run.lock"))
+            except RunInUseError:
+                raise
+            except RunError:  # the file system has no locks, or refuses the write as well
+                pass
+            if self._samples.has_grown:
+                raise RunInUseError(f"{self.path} has gone on since it was read; read it again")
+            write_json(path, results)
 
     def results(self) -> Any:
         """Return the content of results.json, None when there is none."""

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
-from treegen.errors import InputError, RunError
+from treegen.errors import InputError, RunError, RunInUseError
 from treegen.runs.leftovers import is_at, replacing
 
 # Some file systems cannot fsync a directory and say so with one of these. EACCES comes from a
@@ -151,7 +151,8 @@ class Lock:
         """Take the lock file `path`.
 
         Raises:
-            RunError: it is taken, by whom the message names, or cannot be made.
+            RunInUseError: it is taken, by whom the message names.
+            RunError: it cannot be made.
         """
         self.path = path
         self._fd = -1
@@ -177,7 +178,7 @@ class Lock:
         except BlockingIOError:
             holder = _holder(fd)
             os.close(fd)
-            raise RunError(
+            raise RunInUseError(
                 f"{path.parent} is in use by {holder}; wait until it ends, or stop it first"
             ) from None
         except OSError as error:

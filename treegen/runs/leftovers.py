@@ -6,6 +6,7 @@ do: they are used again, and they mean nothing on another machine that shares th
 """
 
 import fcntl
+import glob
 import os
 import shutil
 from collections.abc import Iterator
@@ -60,6 +61,18 @@ def replacing(path: Path, scratch: Path) -> Iterator[BinaryIO]:
             with suppress(OSError):
                 scratch.unlink(missing_ok=True)
             raise
+
+
+@contextmanager
+def rewriting(path: Path) -> Iterator[BinaryIO]:
+    """Write a file whole or not at all; what processes that were killed have left of it is removed.
+
+    Raises:
+        OSError: it cannot be written; what `path` held is kept.
+    """
+    sweep(path.parent, f"{glob.escape(path.name)}.[0-9]*.tmp")
+    with replacing(path, path.with_name(f"{path.name}.{os.getpid()}.tmp")) as file:
+        yield file
 
 
 def sweep(folder: Path, pattern: str) -> None:

@@ -71,6 +71,23 @@ class Made:
         _remove_directories(self.directories)
 
 
+def check_directory(path: Path) -> None:
+    """Refuse early a directory in which no run could be begun; nothing is made.
+
+    Raises:
+        RunError: a file is in its place or above it, or a directory there cannot be written.
+    """
+    there = next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
+    if not os.path.isdir(there):
+        told = "is a file" if os.path.exists(there) else "is a link that leads nowhere"
+        raise RunError(f"cannot make the directory {path}: {there} {told}; choose another path")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise RunError(
+            f"cannot write in {there}: no permission, or a read-only file system; choose another "
+            "path"
+        )
+
+
 def tidy(path: Path) -> None:
     """Remove the scratch files of processes that were killed while they wrote."""
     for pattern in _SCRATCH:

@@ -17,11 +17,13 @@ import os
 import time
 import zlib
 from collections.abc import Iterator, KeysView, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from treegen.errors import InputError, RunError
 from treegen.runs.files import check_id, parse_json, plain, reason, resume_flag, sync_directory
+from treegen.runs.leftovers import is_at
 
 Key = tuple[str, int]
 """The name of a record: its problem_id and its sample_index."""
@@ -102,12 +104,14 @@ class RecordFile:
         self.notices: list[str] = []
         self._offsets: dict[Key, int] = {}
         self._end = 0
+        self._read = 0  # bytes, a torn line at the end included
         self._fd = -1
         self._unsure = False
         self._dirty = False
         self._sync_due = 0.0
         try:
             whole_newline, tail = self._scan()
+            self._read = self._end + (tail[1] if tail else 0)
             if writable:
                 self._fd = os.open(path, os.O_RDWR | os.O_APPEND)
                 self._mend(whole_newline, tail)
@@ -123,6 +127,20 @@ class RecordFile:
     def keys(self) -> KeysView[Key]:
         """The keys of the records, as a live set in the order of the file."""
         return self._offsets.keys()
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the file that is appended to is still at its path; true once it is closed."""
+        with suppress(OSError):
+            return self._fd < 0 or is_at(self._fd, self.path)
+        return False
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether a file that was opened to read has become longer."""
+        with suppress(OSError):
+            return os.path.getsize(self.path) > self._read
+        return False
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add `record` at the end, in one write; flush to the disk about once a second.

@@ -1,4 +1,4 @@
-"""The first SIGINT or SIGTERM asks a loop to stop; the second ends the process."""
+"""The first of some signals asks a loop to stop; the second ends the process."""
 
 import signal
 import threading
@@ -7,7 +7,17 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+# Ctrl-C, what `kill` sends, and a terminal that was closed.
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def after_first(signum: int) -> signal.Handlers:
+    """Return what a second signal does, for `signal.signal`: it ends the process.
+
+    But SIGHUP does nothing any more. For a terminal that is closed sends two of them: one by way of
+    the shell, and one when the shell has ended.
+    """
+    return signal.SIG_IGN if signum == signal.SIGHUP else signal.SIG_DFL
 
 
 class StopFlag:
@@ -30,7 +40,7 @@ class StopFlag:
 
 @contextmanager
 def graceful_signals() -> Iterator[StopFlag]:
-    """Yield a flag that the first Ctrl-C or SIGTERM sets; a second has its default action.
+    """Yield a flag that the first of `SIGNALS` sets; a second one ends the process (`after_first`).
 
     At the end the previous handlers are put back, and the flag keeps its value. A signal that the
     process was started to ignore (nohup, a background job) stays ignored. Outside the main thread,
@@ -44,14 +54,14 @@ def graceful_signals() -> Iterator[StopFlag]:
     # back, so it stays.
     previous = {
         s: handler
-        for s in _SIGNALS
+        for s in SIGNALS
         if (handler := signal.getsignal(s)) is not None and handler is not signal.SIG_IGN
     }
 
     def on_signal(signum: int, frame: FrameType | None) -> None:
         flag.set(signum)
         for s in previous:
-            signal.signal(s, signal.SIG_DFL)
+            signal.signal(s, after_first(s))
 
     try:
         for s in previous:

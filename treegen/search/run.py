@@ -18,6 +18,7 @@ from treegen.search.node import Search, SearchFn
 from treegen.search.problems import SearchProblem
 from treegen.search.result import SearchResult
 from treegen.search.running import Running
+from treegen.turns import Alone
 
 if TYPE_CHECKING:
     from treegen.engine.scheduler import Scheduler
@@ -103,6 +104,7 @@ class SearchRun(Iterator[SearchResult], Closing):
         self._results: deque[SearchResult] = deque()
         self._loop = IdleLoop(self._on_idle, self._on_busy, backend)
         self.closed = False
+        self._alone = Alone("run")
 
     def status(self) -> Status:
         """What is under way now."""
@@ -155,7 +157,13 @@ class SearchRun(Iterator[SearchResult], Closing):
         """Run all searches until they wait, then one forward pass over what they wait for.
 
         It is for a caller that looks around between passes. Results come from the iterator.
+
+        Raises InputError if another thread is in a step. It does not disturb that one.
         """
+        with self._alone():
+            self._step()
+
+    def _step(self) -> None:
         try:
             while self._waiting and len(self._running) < self._concurrency:
                 self._begin(*self._entries.pop(self._waiting.popleft()))

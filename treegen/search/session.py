@@ -23,6 +23,7 @@ from treegen.search.live.backend import LiveBackend, Ticket
 from treegen.search.loop import driven
 from treegen.search.node import Search, SearchNode
 from treegen.search.uncopied import Uncopied
+from treegen.turns import Alone
 
 T = TypeVar("T")
 
@@ -70,7 +71,10 @@ class Asked(Generic[T]):
 
 
 class Session(Closing, Uncopied):
-    """Search trees over one model; made by `LLM.session`, ended by `close` or a `with` block."""
+    """Search trees over one model; made by `LLM.session`, ended by `close` or a `with` block.
+
+    One thread at a time may use it; a second one meanwhile gets an InputError.
+    """
 
     def __init__(self, backend: LiveBackend, params: SamplingParams) -> None:
         """A session without any tree yet. params: what its searches sample with by default."""
@@ -80,6 +84,7 @@ class Session(Closing, Uncopied):
         self._searches: WeakSet[Search] = WeakSet()
         self._live: list[Search] = []  # they stay, though nobody may hold their nodes
         self._looks_at = _MANY
+        self._alone = Alone("session")
 
     def root(
         self,
@@ -144,14 +149,16 @@ class Session(Closing, Uncopied):
     ) -> dict[SearchNode, list[SearchNode]]:
         """Draw a number of children of each of several nodes at once; see `SearchNode.sample`."""
         self._check_own(wanted)
-        calls = [node.sample(n, **overrides) for node, n in wanted.items()]
-        return dict(zip(wanted, self._wait(calls), strict=True))
+        with self._alone():
+            calls = [node.sample(n, **overrides) for node, n in wanted.items()]
+            return dict(zip(wanted, self._wait(calls), strict=True))
 
     def score(self, wanted: Mapping[SearchNode, Sequence[str]]) -> dict[SearchNode, list[Score]]:
         """Log-likelihoods of texts after several nodes at once; see `SearchNode.score`."""
         self._check_own(wanted)
-        calls = [node.score(texts) for node, texts in wanted.items()]
-        return dict(zip(wanted, self._wait(calls), strict=True))
+        with self._alone():
+            calls = [node.score(texts) for node, texts in wanted.items()]
+            return dict(zip(wanted, self._wait(calls), strict=True))
 
     def _check_own(self, nodes: Iterable[SearchNode]) -> None:
         for node in nodes:
@@ -169,9 +176,10 @@ class Session(Closing, Uncopied):
 
     def ask(self, call: Coroutine[Any, Any, T]) -> Asked[T]:
         """Start a call, such as `node.sample(5)`; `tell` returns it when it is done."""
-        asked = Asked(call)
-        self._asked.append(asked)
-        self._advance(asked)
+        with self._alone():
+            asked = Asked(call)
+            self._asked.append(asked)
+            self._advance(asked)
         return asked
 
     def tell(self) -> list[Asked[Any]]:
@@ -182,11 +190,12 @@ class Session(Closing, Uncopied):
         return done
 
     def _work(self) -> None:
-        if self.backend.has_work:
-            self.backend.step()
-        for asked in self._asked:
-            if not asked.is_done and all(ticket.is_done for ticket in asked.tickets):
-                self._advance(asked)
+        with self._alone():
+            if self.backend.has_work:
+                self.backend.step()
+            for asked in self._asked:
+                if not asked.is_done and all(ticket.is_done for ticket in asked.tickets):
+                    self._advance(asked)
 
     def _advance(self, asked: Asked[Any]) -> None:
         self.backend.new.clear()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from socket import socket
+from threading import current_thread, main_thread
 from types import FrameType
 from typing import Final
 
@@ -19,7 +21,7 @@ from treegen.async_llm import AsyncLLM
 from treegen.errors import InputError
 from treegen.llm import LLM
 from treegen.serve.app import Server
-from treegen.serve.sockets import url_of
+from treegen.serve.sockets import listens_soon, url_of
 
 # Longer than clients keep a connection idle. Who closes it must not be the server, because the next
 # request may be on its way.
@@ -101,6 +103,8 @@ class _Listening(uvicorn.Server):
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        for each in sockets or ():
+            listens_soon(each)
         try:
             await super().startup(sockets)
         except OSError as error:  # two may have bound one address before either listened
@@ -108,8 +112,22 @@ class _Listening(uvicorn.Server):
         if self.started and sockets:
             self._on_start(url_of(sockets[0]))
 
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Catch SIGHUP too, which comes when a terminal is closed, unless it is ignored."""
+        with super().capture_signals():
+            before = signal.getsignal(signal.SIGHUP)
+            if before in (None, signal.SIG_IGN) or current_thread() is not main_thread():
+                yield
+                return
+            signal.signal(signal.SIGHUP, self.handle_exit)
+            try:
+                yield
+            finally:
+                signal.signal(signal.SIGHUP, before)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.should_exit:
+        if self.should_exit and sig != signal.SIGHUP:  # a closed terminal sends two
             self._loop.call_soon_threadsafe(self._drop)
         self.should_exit = True
 
@@ -134,7 +152,7 @@ def serve(
     drain_seconds: int = 60,
     on_start: Callable[[str], None] = lambda url: None,
 ) -> None:
-    """Serve a model until SIGTERM or SIGINT. Then answer what was asked, and return.
+    """Serve a model until SIGTERM, SIGINT or SIGHUP. Then answer what was asked, and return.
 
     at: where to listen.
     drain_seconds: how long answering may take after the signal; the rest is dropped.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import socket
+from typing import Any
 
 from treegen.errors import InputError
 
@@ -15,16 +17,33 @@ def bound(host: str, port: int) -> socket.socket:
     """
     try:
         family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        taken = socket.socket(family, kind)
         try:
-            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            taken.bind(address)
-        except BaseException:
-            taken.close()
-            raise
+            # Without SO_REUSEADDR, so that a second server is refused here, and not when it has
+            # loaded its model: sockets that have it and do not listen may share an address.
+            return _bound(family, kind, address, reuse=False)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        # Connections of a former server may be about to end there, which is no obstacle.
+        return _bound(family, kind, address, reuse=True)
     except OSError as error:
         raise InputError(f"cannot listen at {host} port {port}: {error}; choose another") from error
+
+
+def _bound(family: int, kind: int, address: Any, *, reuse: bool) -> socket.socket:
+    taken = socket.socket(family, kind)
+    try:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+        taken.bind(address)
+    except BaseException:
+        taken.close()
+        raise
     return taken
+
+
+def listens_soon(taken: socket.socket) -> None:
+    """Prepare a socket to listen: the next server may have its address once this one has ended."""
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
 
 
 def url_of(taken: socket.socket) -> str:

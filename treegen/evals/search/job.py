@@ -82,6 +82,10 @@ def search_names(problem_ids: Sequence[str], repeats: int) -> dict[str, tuple[st
 
 def check_prompts_fit(job: SearchJob, facts: "ModelFacts") -> None:
     """Raise CapacityError for a prompt that leaves no room for a whole solution."""
+    from treegen.plan.requests import refuse_long
+
+    leaves = [Node(root, id=name, samples=1) for name, root in job.roots.items()]
+    refuse_long(Node("", children=leaves, samples=0), facts.tokenizer, facts.spec)
     most, context = job.settings.whole.max_tokens, facts.spec.context_length
     for name, root in job.roots.items():
         length = len(facts.tokenizer(root).input_ids)

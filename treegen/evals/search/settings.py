@@ -83,6 +83,15 @@ class SearchSettings(RunChoices, Knobs):
                 "one each time; use a temperature above 0"
             )
 
+    def useless(self, name: str) -> str | None:
+        if name == "verifier_memory" and not self.evaluate.startswith(REWARD):
+            return "without --verifier"
+        knob = "evaluate" if name == "verifier" else name
+        if self.source is not None or knob not in Knobs.__dataclass_fields__:
+            return None  # nobody knows what a user's own method reads
+        knobs = find_method(self.place).knobs
+        return None if knob in knobs else f"to {self.method}, which reads {', '.join(knobs)} alone"
+
     def identity(self) -> dict[str, Any]:
         return {
             "search": {
