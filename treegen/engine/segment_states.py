@@ -2,7 +2,8 @@
 
 What goes on below a segment reads the state after its last token. Whoever draws from a segment once
 more needs the logits of its last token again, and so the state before that token. In a search both
-are kept; in other runs each segment is drawn from once, and only the first is.
+are kept. In other runs only the first is, until a segment is drawn from again while others go on
+from its end. Then it is computed anew beside the state that these read.
 """
 
 from __future__ import annotations
@@ -42,7 +43,13 @@ class SegmentStates:
 
     def _keeps_last(self, segment: LiveSegment) -> bool:
         # Before the only token of a segment the state is that of the segment above.
-        return self._rewinds and len(segment.tokens) > 1
+        return len(segment.tokens) > 1 and (self._rewinds or segment.last_state != NO_STATE)
+
+    @staticmethod
+    def _is_read(segment: LiveSegment, computed: int) -> bool:
+        """Whether others go on from the end of a segment that is computed anew from a position."""
+        is_whole = segment.computed == segment.stop
+        return is_whole and computed < segment.stop - 1 and bool(segment.openers)
 
     def fit(self, depth: int, requests: Sequence[LiveRequest]) -> bool:
         """Whether there are slots for any of some requests alone, below so many segments."""
@@ -54,11 +61,19 @@ class SegmentStates:
         last = segment.stop - 1
         return last if segment.last_state or last == segment.start else segment.start
 
+    def leave_end(self, segment: LiveSegment, computed: int) -> None:
+        """Take a slot to compute a segment anew in, if others read the state at its end meanwhile.
+
+        computed: the position from which it is computed.
+        """
+        if self._is_read(segment, computed):
+            segment.last_state = self.cache.take()
+
     def missing(self, segment: LiveSegment, computed: int) -> int:
-        """Slots to take for a segment that is computed up to a position."""
+        """Slots to take for a segment that is, or is to be, computed up to a position."""
         if computed == segment.stop:
             return 0
-        keeps_last = self._keeps_last(segment)
+        keeps_last = self._keeps_last(segment) or self._is_read(segment, computed)
         return (segment.end_state == NO_STATE) + (keeps_last and segment.last_state == NO_STATE)
 
     def place(self, segment: LiveSegment) -> None:

@@ -232,7 +232,10 @@ class SegmentStore:
         if request.rewinds in request.opened:
             again = request.rewinds
             assert again is not None
-            again.computed = self._rewound(again)
+            start = self._rewound(again)
+            if self.states is not None:
+                self.states.leave_end(again, start)
+            again.computed = start
         for segment in reversed(request.opened):
             segment.openers[request] = None
             self._idle.pop(segment.index, None)
