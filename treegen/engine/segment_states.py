@@ -2,8 +2,8 @@
 
 What goes on below a segment reads the state after its last token. Whoever draws from a segment once
 more needs the logits of its last token again, and so the state before that token. In a search both
-are kept. In other runs only the first is, until a segment is drawn from again while others go on
-from its end. Then it is computed anew beside the state that these read.
+are kept; in other runs only the first is. There a segment that is drawn from again, while others go
+on from its end, is computed anew beside the state that these read.
 """
 
 from __future__ import annotations
@@ -97,8 +97,15 @@ class SegmentStates:
             assert reads != NO_STATE or segment.parent is None, "a parent's state is not in place"
         if stop < segment.stop:
             return StateSpan(reads, NO_STATE, running)
-        leaves = running if running != segment.end_state and start < stop - 1 else NO_STATE
+        keeps_last = self._rewinds and running != segment.end_state
+        leaves = running if keeps_last and start < stop - 1 else NO_STATE
         return StateSpan(reads, leaves, segment.end_state)
+
+    def on_whole(self, segment: LiveSegment) -> None:
+        """Give up the slot that a segment was computed anew in."""
+        if not self._rewinds:
+            self.cache.free([segment.last_state])
+            segment.last_state = NO_STATE
 
     def adopt(self, segment: LiveSegment, now: int, before: int) -> None:
         """Take over slots of a row: with the state where a segment is computed, and one earlier."""
