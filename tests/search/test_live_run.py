@@ -191,6 +191,7 @@ def test_a_prompt_that_cannot_fit_is_refused_alone() -> None:
     long = SamplingParams(max_tokens=300)
     with pytest.raises(CacheFullError, match="even alone"):
         run.add([request_of([2, 3], params), request_of([2, 4], long)], [params, long])
+    run.check()
     with pytest.raises(InputError, match="at least two tokens"):
         run.score(np.array([4], dtype=np.int32))
     done = []
@@ -198,6 +199,19 @@ def test_a_prompt_that_cannot_fit_is_refused_alone() -> None:
         done += run.step()
         run.check()
     assert [n for n, _ in done] == [number]
+
+
+@pytest.mark.parametrize("shared", range(1, 7))
+def test_prompts_of_one_call_leave_each_other_room(shared: int) -> None:
+    """The second would split the first, whose parts and row end in one page too many."""
+    run, params = run_of(HistoryModel(), num_pages=4, sharing="off"), SamplingParams(max_tokens=3)
+    prompts = [_SHARED[:7], [*_SHARED[:shared], 12]]
+    numbers = run.add([request_of(prompt, params) for prompt in prompts], [params] * 2)
+    done = []
+    while run.has_work:
+        done += run.step()
+        run.check()
+    assert sorted(number for number, _ in done) == numbers
 
 
 def test_parameters_that_nothing_uses_give_up_their_place() -> None:
