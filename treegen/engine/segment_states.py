@@ -107,6 +107,12 @@ class SegmentStates:
             self.cache.free([segment.last_state])
             segment.last_state = NO_STATE
 
+    def on_idle(self, segment: LiveSegment) -> None:
+        """Have a segment that is not whole need one slot alone, for nobody reads its end now."""
+        if not self._rewinds and segment.last_state != NO_STATE:
+            self.cache.free([segment.end_state])
+            segment.end_state, segment.last_state = segment.last_state, NO_STATE
+
     def adopt(self, segment: LiveSegment, now: int, before: int) -> None:
         """Take over slots of a row: with the state where a segment is computed, and one earlier."""
         if segment.computed < segment.stop and self._keeps_last(segment):

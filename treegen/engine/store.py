@@ -299,6 +299,8 @@ class SegmentStore:
             if not segment.openers:
                 unwanted.append(segment)
                 self._idle[segment.index] = segment
+                if self.states is not None:
+                    self.states.on_idle(segment)
         request.opened = None
         return unwanted
 
