@@ -178,6 +178,7 @@ def test_a_prompt_that_comes_again_leaves_rows_the_state_that_they_go_on_from(
             found += run.step()
             run.check()
         for number, sample in found:
+            assert isinstance(sample, Completion)
             index = 4 * number + sample.sample_index
             name = origin_of(prompt)
             assert sample.tokens == sample_alone(model, prompt, name, index, params, limit=9)
