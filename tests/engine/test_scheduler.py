@@ -619,6 +619,32 @@ def test_a_prompt_that_was_half_computed_anew_leaves_room_for_one_below_it() -> 
     assert found.tokens == sample_alone(model, [*trunk, 9, 10], "below", 0, params, limit=9)
 
 
+def test_who_drops_a_prompt_half_computed_anew_leaves_it_whole_for_others() -> None:
+    params, model = SamplingParams(max_tokens=5), HistoryModel(eos_bias=-20.0, recurrent=True)
+    cache = model.new_cache(50, 4)
+    plan = plan_of([], params, "off")
+    scheduler = scheduler_of(plan, model, cache, params, max_rows=2, prefill_chunk=2)
+    store, trunk, prompt = scheduler.run.store, [2, 3, 4, 5, 6, 7, 8], [2, 3, 4, 5, 6, 7, 8, 9, 10]
+    above = store.add(None, np.array(trunk, np.int32))
+    below = store.add(above, np.array(prompt[7:], np.int32))
+    scheduler.add(request("before", prompt, 4, params), below, 0, range(4), grows=False)
+    stays = scheduler.add(request("stays", prompt, 1, params), below, 0, [0], grows=False)
+    while stays.index not in scheduler.run.rows.request[scheduler.live.order]:
+        scheduler.step()
+    assert stays.opened == [below]  # its first token was drawn with those before it
+    others = [
+        scheduler.add(request(name, tokens, 1, params), segment, 0, [0], grows=False)
+        for name, tokens, segment in (("above", trunk, above), ("below", prompt, below))
+    ]
+    scheduler.step()
+    assert above.start < above.computed < above.stop and below.computed == below.start
+    for other in others:
+        scheduler.cancel(other.index)
+        scheduler.check()
+    found = {sample.prompt_id: sample.tokens for sample in drain(scheduler)}
+    assert found["stays"] == sample_alone(model, prompt, "stays", 0, params, limit=5)
+
+
 def test_deep_chain_and_wide_fan() -> None:
     params = SamplingParams(max_tokens=3)
     chain = [([2 + i % 3 for i in range(length)], 1) for length in range(1, 14)]

@@ -104,8 +104,12 @@ class SegmentStates:
     def on_whole(self, segment: LiveSegment) -> None:
         """Give up the slot that a segment was computed anew in."""
         if not self._rewinds:
-            self.cache.free([segment.last_state])
-            segment.last_state = NO_STATE
+            self.on_undone(segment)
+
+    def on_undone(self, segment: LiveSegment) -> None:
+        """Forget how far a segment was computed anew; the state at its end is in place."""
+        self.cache.free([segment.last_state])
+        segment.last_state = NO_STATE
 
     def on_idle(self, segment: LiveSegment) -> None:
         """Have a segment that is not whole need one slot alone, for nobody reads its end now."""
