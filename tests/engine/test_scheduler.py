@@ -8,7 +8,15 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from fakes import EOS, HistoryModel, drain, expected, keep_prefix, scheduler_of
+from fakes import (
+    EOS,
+    HistoryModel,
+    drain,
+    expected,
+    keep_prefix,
+    sample_alone,
+    scheduler_of,
+)  # fmt: skip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -586,6 +594,55 @@ def test_what_cannot_fit_alone_is_refused_with_the_numbers() -> None:
         plan.check_fits(1, 4)
     with pytest.raises(CapacityError, match=r"'p1' \(100 tokens, max_tokens 50\) needs 152 .* 148"):
         plan.check_fits(smallest_pool(plan, 4) - 1, 4)
+
+
+def test_a_prompt_that_was_half_computed_anew_leaves_room_for_one_below_it() -> None:
+    params, model = SamplingParams(max_tokens=9), HistoryModel(eos_bias=-20.0, recurrent=True)
+    cache = model.new_cache(50, 4, num_states=4)
+    scheduler = scheduler_of(plan_of([], params), model, cache, params, prefill_chunk=2)
+    trunk = [2, 3, 4, 5, 6, 7, 8]
+    above = scheduler.run.store.add(None, np.array(trunk, np.int32))
+    first = scheduler.add(request("first", trunk, 1, params), above, 0, [0], grows=False)
+    while not len(scheduler.live.order):
+        scheduler.step()
+    again = scheduler.add(request("again", trunk, 1, params), above, 0, [0], grows=False)
+    scheduler.step()
+    assert above.start < above.computed < above.stop
+    for each in (again, first):
+        scheduler.cancel(each.index)
+        scheduler.check()
+    segment = above
+    for token in (9, 10):
+        segment = scheduler.run.store.add(segment, np.array([token], np.int32))
+    scheduler.add(request("below", [*trunk, 9, 10], 1, params), segment, 0, [0], grows=False)
+    (found,) = drain(scheduler)
+    assert found.tokens == sample_alone(model, [*trunk, 9, 10], "below", 0, params, limit=9)
+
+
+def test_who_drops_a_prompt_half_computed_anew_leaves_it_whole_for_others() -> None:
+    params, model = SamplingParams(max_tokens=5), HistoryModel(eos_bias=-20.0, recurrent=True)
+    cache = model.new_cache(50, 4)
+    plan = plan_of([], params, "off")
+    scheduler = scheduler_of(plan, model, cache, params, max_rows=2, prefill_chunk=2)
+    store, trunk, prompt = scheduler.run.store, [2, 3, 4, 5, 6, 7, 8], [2, 3, 4, 5, 6, 7, 8, 9, 10]
+    above = store.add(None, np.array(trunk, np.int32))
+    below = store.add(above, np.array(prompt[7:], np.int32))
+    scheduler.add(request("before", prompt, 4, params), below, 0, range(4), grows=False)
+    stays = scheduler.add(request("stays", prompt, 1, params), below, 0, [0], grows=False)
+    while stays.index not in scheduler.run.rows.request[scheduler.live.order]:
+        scheduler.step()
+    assert stays.opened == [below]  # its first token was drawn with those before it
+    others = [
+        scheduler.add(request(name, tokens, 1, params), segment, 0, [0], grows=False)
+        for name, tokens, segment in (("above", trunk, above), ("below", prompt, below))
+    ]
+    scheduler.step()
+    assert above.start < above.computed < above.stop and below.computed == below.start
+    for other in others:
+        scheduler.cancel(other.index)
+        scheduler.check()
+    found = {sample.prompt_id: sample.tokens for sample in drain(scheduler)}
+    assert found["stays"] == sample_alone(model, prompt, "stays", 0, params, limit=5)
 
 
 def test_deep_chain_and_wide_fan() -> None:

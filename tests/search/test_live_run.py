@@ -9,7 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import HistoryModel, sample_alone, scheduler_of, stopping_of
+from fakes import (
+    HistoryModel,
+    SmallLists,
+    fold_hashes,
+    sample_alone,
+    scheduler_of,
+    stopping_of,
+)  # fmt: skip
 from live_search import spec_of
 
 from treegen.engine.param_table import ParamTable
@@ -22,6 +29,7 @@ from treegen.plan.plan import Request
 from treegen.plan.unnamed import origin_of
 from treegen.sampling.param_set import ParamSet
 from treegen.search.live.run import LiveRun
+from treegen.spec import DeltaSpec
 
 _SHARED = [5, 9, 3, 3, 8, 2, 7, 11, 4, 6, 2, 2]
 
@@ -33,11 +41,12 @@ def run_of(
     sharing: Sharing = "all",
     run_ahead: bool = False,
     max_rows: int = 12,
+    prefill_chunk: int = 64,
 ) -> LiveRun:
     plan = compile_plan([], token_bytes=64, num_layers=1, sharing=sharing)
     scheduler = scheduler_of(
         plan, model, model.new_cache(num_pages, 4), SamplingParams(), max_rows=max_rows,
-        run_ahead=run_ahead,
+        prefill_chunk=prefill_chunk, run_ahead=run_ahead,
     )  # fmt: skip
     return LiveRun(
         scheduler, spec_of(model), stopping_of=lambda params: stopping_of(params, model.vocab_size)
@@ -150,12 +159,40 @@ def test_what_prompts_share_is_computed_once_whatever_their_order() -> None:
     assert run.usage.prompt_tokens_computed <= len(_SHARED) + 2 * 4 + 5
 
 
+@pytest.mark.parametrize("delta", [None, SmallLists(1, 1, 8, 8, 4)])
+@pytest.mark.parametrize("prefill_chunk", [1, 5])
+def test_a_prompt_that_comes_again_leaves_rows_the_state_that_they_go_on_from(
+    delta: DeltaSpec | None, prefill_chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("treegen.model.states.fold", fold_hashes)
+    model = HistoryModel(eos_bias=-20.0, recurrent=True, delta=delta)
+    prompt, params = _SHARED[:9], SamplingParams(n=4, max_tokens=9)
+    for steps in (3, 10, 12):  # of the first call, before the second one comes
+        # Four rows of eight are so many that decode steps take turns with prefill passes.
+        run = run_of(model, max_rows=8, prefill_chunk=prefill_chunk, run_ahead=True)
+        call = [request_of(prompt, params)], [params]
+        run.add(*call)
+        found = [result for _ in range(steps) for result in run.step()]
+        run.add(*call)
+        while run.has_work:
+            found += run.step()
+            run.check()
+        for number, sample in found:
+            assert isinstance(sample, Completion)
+            index = 4 * number + sample.sample_index
+            name = origin_of(prompt)
+            assert sample.tokens == sample_alone(model, prompt, name, index, params, limit=9)
+        assert len(found) == 8
+        run.close()
+
+
 def test_a_prompt_that_cannot_fit_is_refused_alone() -> None:
     run, params = run_of(HistoryModel(), num_pages=8), SamplingParams(max_tokens=4)
     (number,) = run.add([request_of([2, 3], params)], [params])
     long = SamplingParams(max_tokens=300)
     with pytest.raises(CacheFullError, match="even alone"):
         run.add([request_of([2, 3], params), request_of([2, 4], long)], [params, long])
+    run.check()
     with pytest.raises(InputError, match="at least two tokens"):
         run.score(np.array([4], dtype=np.int32))
     done = []
@@ -163,6 +200,19 @@ def test_a_prompt_that_cannot_fit_is_refused_alone() -> None:
         done += run.step()
         run.check()
     assert [n for n, _ in done] == [number]
+
+
+@pytest.mark.parametrize("shared", range(1, 7))
+def test_prompts_of_one_call_leave_each_other_room(shared: int) -> None:
+    """The second would split the first, whose parts and row end in one page too many."""
+    run, params = run_of(HistoryModel(), num_pages=4, sharing="off"), SamplingParams(max_tokens=3)
+    prompts = [_SHARED[:7], [*_SHARED[:shared], 12]]
+    numbers = run.add([request_of(prompt, params) for prompt in prompts], [params] * 2)
+    done = []
+    while run.has_work:
+        done += run.step()
+        run.check()
+    assert sorted(number for number, _ in done) == numbers
 
 
 def test_parameters_that_nothing_uses_give_up_their_place() -> None:

@@ -132,7 +132,7 @@ class Admission:
         """Go on with requests for which every needed segment is in place: parked rows get ready."""
         going = [request for request in requests if not self._waits(request)]
         for request in going:
-            if not request.spec.rows:
+            if not request.spec.rows and request in self._open:
                 self._finish_prefilled(request)
         parked = self._live.of(going, RowState.PARKED)
         if len(parked):
@@ -161,8 +161,10 @@ class Admission:
     def _close(self, request: LiveRequest, *, finished: bool) -> None:
         del self._open[request]
         self._note_undrawn(request, 0)
-        for segment in self._end(request) if finished else self._run.store.close(request):
+        done = self._end(request) if finished else self._run.store.close(request)
+        for segment in done:
             self.to_compute.pop(segment.index, None)
+        self._go_on({other: None for segment in done for other in segment.openers})
 
     def _note_undrawn(self, request: LiveRequest, num_rows: int) -> None:
         """Note of how many rows of a request the first tokens are to be drawn."""

@@ -140,6 +140,8 @@ class PrefillPasses:
         next(iter(segment.openers)).num_prefilled += len(span.tokens)
         if span.stop < segment.stop:
             return []
+        if self._run.store.states is not None:
+            self._run.store.states.on_whole(segment)
         return [r for r in segment.requests if r.samples and r.slots is None]
 
     def _draw_first(

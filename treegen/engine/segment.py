@@ -37,6 +37,8 @@ class LiveSegment:
     computed: position up to which its keys and values are in place.
     was_computed: the furthest that `computed` has been.
     continued: whether the keys and values before `start` that its table covers are in place too.
+    rewound: whether its last token is computed once more though it is whole for others, who have it
+    open.
     first_logit: first position whose logits are wanted.
     scored: first position whose logits are wanted for scores.
     refs: number of children, unfinished requests and handles that need it. Only
@@ -63,6 +65,7 @@ class LiveSegment:
     computed: int = 0
     was_computed: int = 0
     continued: bool = False
+    rewound: bool = False
     first_logit: int = NEVER
     scored: int = NEVER
     refs: int = 0
@@ -114,6 +117,7 @@ class LiveSegment:
     def mark_computed(self, stop: int) -> None:
         """Note that its keys and values are in place up to a position."""
         self.computed = stop
+        self.rewound &= stop < self.stop
         self.was_computed = max(self.was_computed, stop)
 
     def num_pages(self, page_size: int) -> int:

@@ -2,7 +2,8 @@
 
 What goes on below a segment reads the state after its last token. Whoever draws from a segment once
 more needs the logits of its last token again, and so the state before that token. In a search both
-are kept; in other runs each segment is drawn from once, and only the first is.
+are kept; in other runs only the first is. There a segment that is drawn from again, while others go
+on from its end, is computed anew beside the state that these read.
 """
 
 from __future__ import annotations
@@ -42,7 +43,13 @@ class SegmentStates:
 
     def _keeps_last(self, segment: LiveSegment) -> bool:
         # Before the only token of a segment the state is that of the segment above.
-        return self._rewinds and len(segment.tokens) > 1
+        return len(segment.tokens) > 1 and (self._rewinds or segment.last_state != NO_STATE)
+
+    @staticmethod
+    def _is_read(segment: LiveSegment, computed: int) -> bool:
+        """Whether others go on from the end of a segment that is computed anew from a position."""
+        is_whole = segment.computed == segment.stop
+        return is_whole and computed < segment.stop - 1 and bool(segment.openers)
 
     def fit(self, depth: int, requests: Sequence[LiveRequest]) -> bool:
         """Whether there are slots for any of some requests alone, below so many segments."""
@@ -54,11 +61,19 @@ class SegmentStates:
         last = segment.stop - 1
         return last if segment.last_state or last == segment.start else segment.start
 
+    def leave_end(self, segment: LiveSegment, computed: int) -> None:
+        """Take a slot to compute a segment anew in, if others read the state at its end meanwhile.
+
+        computed: the position from which it is computed.
+        """
+        if self._is_read(segment, computed):
+            segment.last_state = self.cache.take()
+
     def missing(self, segment: LiveSegment, computed: int) -> int:
-        """Slots to take for a segment that is computed up to a position."""
+        """Slots to take for a segment that is, or is to be, computed up to a position."""
         if computed == segment.stop:
             return 0
-        keeps_last = self._keeps_last(segment)
+        keeps_last = self._keeps_last(segment) or self._is_read(segment, computed)
         return (segment.end_state == NO_STATE) + (keeps_last and segment.last_state == NO_STATE)
 
     def place(self, segment: LiveSegment) -> None:
@@ -82,8 +97,25 @@ class SegmentStates:
             assert reads != NO_STATE or segment.parent is None, "a parent's state is not in place"
         if stop < segment.stop:
             return StateSpan(reads, NO_STATE, running)
-        leaves = running if running != segment.end_state and start < stop - 1 else NO_STATE
+        keeps_last = self._rewinds and running != segment.end_state
+        leaves = running if keeps_last and start < stop - 1 else NO_STATE
         return StateSpan(reads, leaves, segment.end_state)
+
+    def on_whole(self, segment: LiveSegment) -> None:
+        """Give up the slot that a segment was computed anew in."""
+        if not self._rewinds:
+            self.on_undone(segment)
+
+    def on_undone(self, segment: LiveSegment) -> None:
+        """Forget how far a segment was computed anew; the state at its end is in place."""
+        self.cache.free([segment.last_state])
+        segment.last_state = NO_STATE
+
+    def on_idle(self, segment: LiveSegment) -> None:
+        """Have a segment that is not whole need one slot alone, for nobody reads its end now."""
+        if not self._rewinds and segment.last_state != NO_STATE:
+            self.cache.free([segment.end_state])
+            segment.end_state, segment.last_state = segment.last_state, NO_STATE
 
     def adopt(self, segment: LiveSegment, now: int, before: int) -> None:
         """Take over slots of a row: with the state where a segment is computed, and one earlier."""

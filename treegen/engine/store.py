@@ -232,7 +232,11 @@ class SegmentStore:
         if request.rewinds in request.opened:
             again = request.rewinds
             assert again is not None
-            again.computed = self._rewound(again)
+            start = self._rewound(again)
+            if self.states is not None:
+                self.states.leave_end(again, start)
+            again.rewound |= start < again.computed == again.stop and bool(again.openers)
+            again.computed = start
         for segment in reversed(request.opened):
             segment.openers[request] = None
             self._idle.pop(segment.index, None)
@@ -289,13 +293,22 @@ class SegmentStore:
         return reached.get(above.index, above.computed) == above.stop
 
     def close(self, request: LiveRequest) -> list[LiveSegment]:
-        """Undo `open`, if the request is open; returns segments that no open request needs now."""
+        """Undo `open`, if the request is open; returns segments that need not be computed now."""
         unwanted = []
         for segment in request.opened or ():
             del segment.openers[request]
             if not segment.openers:
                 unwanted.append(segment)
+                segment.rewound = False
                 self._idle[segment.index] = segment
+                if self.states is not None:
+                    self.states.on_idle(segment)
+            elif segment.rewound and all(r.rewinds is not segment for r in segment.openers):
+                # It is whole for the others. They may not have what it would be computed from.
+                unwanted.append(segment)
+                segment.mark_computed(segment.stop)
+                if self.states is not None:
+                    self.states.on_undone(segment)
         request.opened = None
         return unwanted
 

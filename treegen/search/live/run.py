@@ -97,35 +97,37 @@ class LiveRun(Closing, Uncopied):
             InputError: params name tokens that the model does not have; then none is added.
         """
         self._check_open()
-        store, segments = self._run.store, []
         stoppings = [self._stopping_of(each) for each in params]
+        before = DrawnBefore(self._before)
+        numbered = before.continued_flat(requests, [each.seed for each in params])
+        numbers: list[int] = []
         try:
-            for request in requests:
-                segments.append(self._prompts.find(request.tokens))
-                check_fits("the prompt", segments[-1], request, self._run.cache)
-            numbered = self._before.continued_flat(requests, [each.seed for each in params])
-            self._before.forget()
-            numbers = []
-            if first:
-                numbered = [
-                    each if own.seed is None else replace(each, first=each.first + first)
-                    for each, own in zip(numbered, params, strict=True)
-                ]
-            parts = zip(numbered, params, stoppings, segments, strict=True)
-            for request, own, stopping, segment in parts:
-                below = sum(other.num_rows for other in segment.requests)
-                store.promote(segment, below + request.rows)
-                spec = replace(request, id=str(self._num_added), tokens=request.tokens[-TAIL:])
-                samples, index = (
-                    range(request.samples),
-                    self.scheduler.run.add_params(own, stopping),
-                )
-                live = self.scheduler.add(spec, segment, index, samples, grows=False)
-                numbers.append(self._note(live, request.samples))
-            return numbers
+            for request, own, stopping in zip(numbered, params, stoppings, strict=True):
+                if first and own.seed is not None:
+                    request = replace(request, first=request.first + first)
+                # It is there before the next prompt is looked up, which must leave it room.
+                numbers.append(self._add(request, own, stopping))
+        except BaseException:
+            for number in numbers:
+                self.cancel(number)
+            raise
+        self._before.update(before)
+        self._before.forget()
+        return numbers
+
+    def _add(self, request: Request, params: SamplingParams, stopping: Stopping) -> int:
+        store = self._run.store
+        segment = self._prompts.find(request.tokens)
+        try:
+            check_fits("the prompt", segment, request, self._run.cache)
+            below = sum(other.num_rows for other in segment.requests)
+            store.promote(segment, below + request.rows)
+            spec = replace(request, id=str(self._num_added), tokens=request.tokens[-TAIL:])
+            index = self.scheduler.run.add_params(params, stopping)
+            live = self.scheduler.add(spec, segment, index, range(request.samples), grows=False)
+            return self._note(live, request.samples)
         finally:
-            for segment in segments:
-                store.release(segment)  # its requests refer to it now
+            store.release(segment)  # its request refers to it now
 
     def score(self, tokens: Tokens) -> int:
         """Ask for the log-likelihood of all tokens but the first; returns the request's number.
