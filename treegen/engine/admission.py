@@ -164,7 +164,10 @@ class Admission:
         done = self._end(request) if finished else self._run.store.close(request)
         for segment in done:
             self.to_compute.pop(segment.index, None)
-        self._go_on({other: None for segment in done for other in segment.openers})
+        # Segments that were computed anew for this request alone are whole for others.
+        others = {other: None for segment in done for other in segment.openers}
+        if others:
+            self._go_on(others)
 
     def _note_undrawn(self, request: LiveRequest, num_rows: int) -> None:
         """Note of how many rows of a request the first tokens are to be drawn."""
