@@ -352,7 +352,7 @@ def test_threads_may_share_a_stream(llm: LLM, kind: str) -> None:
     stream = begin()
     with ThreadPoolExecutor(1) as threads:
         rest = threads.submit(list, stream)
-        next(stream)
+        next(stream, None)
         stream.close()
         rest.result()
     llm.cache.pool.check(llm.engine.kept.tables())

@@ -122,7 +122,7 @@ _OPTIONS: list[dict[str, Any]] = [
     {"sharing": "off", "page_size": 4}, {"sharing": "all", "max_rows": 5},
     {"run_ahead": True}, {"run_ahead": True, "max_rows": 3, "prefill_chunk": 30},
     {"memory": 6 * 10**4, "page_size": 4, "run_ahead": True},
-    {"speculate": "ngram", "draft_tokens": 1, "reproducible": True},
+    {"draft_tokens": 1, "reproducible": True},
 ]  # fmt: skip
 _ASKED: list[dict[str, Any]] = [
     {"stop": ["a", "th"]}, {"temperature": 0}, {"top_p": 0.7, "logprobs": 3},
@@ -137,7 +137,7 @@ _MIXED = [(_OPTIONS[(place + more) % 6], _ASKED[place]) for place in range(6) fo
 def test_whatever_ends_or_changes_a_sample_does_so_where_tokens_are_guessed(
     checkpoint: Path, options: dict[str, Any], asked: dict[str, Any]
 ) -> None:
-    llm = guessed(load(checkpoint, **options), "off")
+    llm = guessed(load(checkpoint, speculate="ngram", **options), "off")
     params = SamplingParams(**{"max_tokens": 24, "seed": 5, "ignore_eos": True, **asked})
     plain = llm.run(tree_of(), params)
     again = guessed(llm, Knowing(plain.completions)).run(tree_of(), params)
