@@ -109,7 +109,7 @@ async def holds_itself(root: SearchNode) -> None:
 
 async def too_deep(root: SearchNode) -> None:
     (child,) = await root.sample(1)
-    for _ in range(5000):
+    for _ in range(10**5):
         child.data = [child.data]
 
 
