@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from treegen.engine.stream import RunResult, ScoreStream, Stream
 from treegen.errors import InputError
@@ -24,6 +24,7 @@ from treegen.plan.unnamed import DrawnBefore
 from treegen.prompts.expansion import sum_levels
 from treegen.prompts.tree import Message, Node, as_list, chat_arguments, expansions_of, generates
 from treegen.spec import ModelSpec
+from treegen.uncopied import Uncopied
 
 if TYPE_CHECKING:
     from treegen.search.budget import Budget
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from treegen.search.run import SearchRun
 
 
-class Calls(ABC):
+class Calls(Uncopied, ABC):
     """What an LLM can be asked for, made of four things that each kind of LLM does its own way.
 
     tokenizer, spec: those of the model.
@@ -42,13 +43,6 @@ class Calls(ABC):
     tokenizer: Any
     spec: ModelSpec
     _before: DrawnBefore
-
-    # As of a session: what holds an LLM may be copied, and the copy holds the same one.
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Self:
-        return self
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise InputError(

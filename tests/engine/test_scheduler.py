@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -407,6 +408,23 @@ def test_logits_that_are_not_numbers_name_the_row(run_ahead: bool) -> None:
     model.bad_at = 0
     with pytest.raises(NumericsError, match=r"prompt 'p0' at token 2"):
         drain(scheduler_of(plan, model, model.new_cache(200, 2), params, run_ahead=run_ahead))
+
+
+@pytest.mark.parametrize("bad", range(4))
+def test_of_prompts_that_one_pass_computes_the_bad_one_is_named(bad: int) -> None:
+    params, prompts = SamplingParams(max_tokens=5), [[2, 3, 4 + i] for i in range(4)]
+
+    class OneBad(HistoryModel):
+        def logits(self, tokens: Sequence[int]) -> torch.Tensor:
+            found = super().logits(tokens)
+            return found * torch.nan if list(tokens) == prompts[bad] else found
+
+    model = OneBad()
+    plan = plan_of(list(zip(prompts, (3, 1, 3, 2), strict=True)), params)
+    scheduler = scheduler_of(plan, model, model.new_cache(200, 2), params)
+    with pytest.raises(NumericsError, match=f"prompt 'p{bad}' at token 2"):
+        drain(scheduler)
+    assert scheduler.usage.prefill_steps == 2  # the tokens that they share, and all of them
 
 
 @pytest.mark.parametrize("run_ahead", [False, True])

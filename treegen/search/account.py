@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Final, Literal, NoReturn
 
 from treegen.search.budget import Budget, BudgetReached, SearchUsage, StillAsking
-from treegen.search.uncopied import Uncopied
+from treegen.uncopied import Uncopied
 
 _PATIENCE: Final = 100_000
 """How often BudgetReached is raised before StillAsking is."""

@@ -22,8 +22,8 @@ from treegen.search.budget import Budget, SearchUsage, StillAsking, check_budget
 from treegen.search.live.backend import LiveBackend, Ticket
 from treegen.search.loop import driven
 from treegen.search.node import Search, SearchNode
-from treegen.search.uncopied import Uncopied
 from treegen.turns import Alone
+from treegen.uncopied import Uncopied
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, Self
 
 from treegen.outputs import Completion
-from treegen.search.uncopied import Uncopied
+from treegen.uncopied import Uncopied
 
 NodeEnd = Literal["stop", "length", "confidence", "given"]
 

@@ -21,8 +21,8 @@ from treegen.prompts.radix import Tokens
 from treegen.prompts.stops import Stopping
 from treegen.prompts.tokens import TAIL
 from treegen.search.live.prompts import PromptIndex, check_fits
-from treegen.search.uncopied import Uncopied
 from treegen.spec import ModelSpec
+from treegen.uncopied import Uncopied
 
 _SCORING = Request("score", np.empty(0, np.int32), 0, 0, 1, score_from=1)
 
