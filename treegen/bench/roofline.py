@@ -139,7 +139,10 @@ def size_of(model: Model) -> ModelSize | str:
         return f"{others[0]} is no plain matrix (a mixture of experts, say)"
     text = module.config.get_text_config(decoder=True)
     q_heads, kv_heads = text.num_attention_heads, getattr(text, "num_key_value_heads", None)
-    if model.ranks is not None and model.spec.layers[0].kv_heads != (kv_heads or q_heads):
+    latent = model.spec.layers[0].latent
+    if latent is not None:
+        q_heads = latent.heads
+    elif model.ranks is not None and model.spec.layers[0].kv_heads != (kv_heads or q_heads):
         q_heads //= model.ranks.size  # else each rank computes attention whole
     return ModelSize(
         layer_weights=numbers,
@@ -271,7 +274,7 @@ def step_floor(
         parts[level.name] = sum(
             part(
                 2 * level.pairs * size.q_heads * (layer.k_dim + layer.v_dim),
-                level.keys * layer.kv_heads * (layer.k_dim + layer.v_dim),
+                level.keys * layer.numbers,
                 ceilings.attention,
                 size.cache_itemsize or size.itemsize,
             )

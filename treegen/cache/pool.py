@@ -28,7 +28,7 @@ class LayerKV:
     """Keys and values of one layer, for all pages.
 
     keys: [num_pages, page_size, kv_heads, k_dim].
-    values: [num_pages, page_size, kv_heads, v_dim].
+    values: [num_pages, page_size, kv_heads, v_dim]. Of latents they are the first numbers of keys.
     """
 
     keys: Tensor
@@ -154,9 +154,9 @@ class PagedCache:
         """The tensors of `layers` have room for num_pages + 1 pages, with the padding page."""
         self.layers = layers
         self.states = states
-        # Layers may share tensors, and what they share is copied once.
-        pools = [tensor for layer in layers for tensor in (layer.keys, layer.values)]
-        self._pools = list({id(tensor): tensor for tensor in pools}.values())
+        # Layers may share tensors, and values may be a part of keys: what is shared is copied once.
+        pools = [tensor for layer in layers for tensor in (layer.values, layer.keys)]
+        self._pools = list({tensor.data_ptr(): tensor for tensor in pools}.values())
         self.page_size = page_size
         self.pool = PagePool(num_pages)
 

@@ -193,8 +193,11 @@ def spec_of(
     layers: list[LayerSpec] = []
     for at, (call, source) in enumerate(zip(probe.calls, probe.sources, strict=True)):
         _, kv_heads, k_dim = call.k_TGK.shape
+        v_dim, latent = call.v_TGV.shape[-1], call.latent
+        if latent is not None:
+            k_dim, v_dim = latent.kept, latent.rank
         shared_with = None if source == at else source
-        layers.append(LayerSpec(kv_heads, k_dim, call.v_TGV.shape[-1], shared_with))
+        layers.append(LayerSpec(kv_heads, k_dim, v_dim, shared_with, latent))
     text = config.get_text_config(decoder=True)
     declared, length = _declared_length(text), _context_length(text)
     if length < declared:

@@ -34,6 +34,7 @@ from treegen.model.fp8_checkpoint import Restored, fp8_tensors, restore_fp8
 from treegen.model.fp8_experts import quantize_matrices
 from treegen.model.gguf_file import gguf_arguments, is_gguf, read_header
 from treegen.model.hook import ATTENTION
+from treegen.model.latent import keep_latents
 from treegen.model.load_report import check_complete, loading_error, quiet_loading, warn_unused
 from treegen.model.memory import free_unused
 from treegen.model.model import Model
@@ -292,6 +293,7 @@ def _tell(
 def prepare(module: PreTrainedModel) -> None:
     """Make a transformers module ready for inference."""
     module.eval().requires_grad_(False)
+    keep_latents(module)
     for part in module.modules():
         # treegen never pads. Some families look for padding in each pass, which would wait for the
         # device.

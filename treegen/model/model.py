@@ -222,12 +222,12 @@ class Model:
                 pools.append(pools[layer.shared_with])
                 continue
             shape = (num_pages, page_size, layer.kv_heads)
-            pools.append(
-                LayerKV(
-                    _zeros((*shape, layer.k_dim), dtype, self.device),
-                    _zeros((*shape, layer.v_dim), dtype, self.device),
-                )
-            )
+            keys = _zeros((*shape, layer.k_dim), dtype, self.device)
+            if layer.latent is not None:
+                values = keys[..., : layer.v_dim]
+            else:
+                values = _zeros((*shape, layer.v_dim), dtype, self.device)
+            pools.append(LayerKV(keys, values))
         return pools
 
     @torch.inference_mode()

@@ -25,6 +25,7 @@ from treegen.model.files import one_line
 from treegen.model.fp8 import linears
 from treegen.model.fp8_experts import fused_experts
 from treegen.model.hook import NO_NUMBER, PROBE, Probe
+from treegen.model.latent import keep_latents
 from treegen.model.own_layers import delta_of
 from treegen.model.recurrent import StateProbe, on_states, wrap_recurrent
 from treegen.model.shards import shard
@@ -129,6 +130,7 @@ def probe_layers(
                 .eval()
             )
         states = StateProbe()
+        keep_latents(model)
         recurrent = wrap_recurrent(model)
         if not recurrent and (types := recurrent_types(config)):
             raise ModelError(f"no layer of type {', '.join(types)} keeps its state in a cache")

@@ -206,7 +206,7 @@ def merge_parts(
 
 @triton.jit(do_not_specialize_on_alignment=LISTS)
 def write_slots(
-    k, v, keys, values, slots, k_row, k_head, v_row, v_head,
+    k, v, keys, values, slots, k_row, k_head, v_row, v_head, k_slot, g_keys, v_slot, g_values,
     G: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     ROOM_G: tl.constexpr, ROOM_K: tl.constexpr, ROOM_V: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
@@ -221,5 +221,5 @@ def write_slots(
     if MOST > 0:
         k_GK = tl.minimum(tl.maximum(k_GK.to(tl.float32), -MOST), MOST).to(keys.dtype.element_ty)
         v_GV = tl.minimum(tl.maximum(v_GV.to(tl.float32), -MOST), MOST).to(values.dtype.element_ty)
-    tl.store(keys + (slot * G + g) * K + d, k_GK, mask=(g < G) & (d < K))
-    tl.store(values + (slot * G + g) * V + e, v_GV, mask=(g < G) & (e < V))
+    tl.store(keys + slot * k_slot + g * g_keys + d, k_GK, mask=(g < G) & (d < K))
+    tl.store(values + slot * v_slot + g * g_values + e, v_GV, mask=(g < G) & (e < V))
