@@ -39,6 +39,16 @@ class LatentSpec:
         """Numbers in the keys and values of all heads, which are made of one token's latent."""
         return self.heads * (self.k_dim + self.v_dim)
 
+    def copy_pages(self, kept_size: int, size: int) -> int:
+        """Pages that the keys and values of all heads take, for each page of tokens.
+
+        kept_size: bytes of a number in a page. size: bytes of a number of these keys and values.
+        """
+        pages = -(-self.expanded * size // (self.kept * kept_size))
+        while pages * self.kept * kept_size % size:
+            pages += 1
+        return pages
+
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
@@ -208,6 +218,8 @@ class ModelSpec:
     num_weights: numbers in all weights that a text reaches.
     num_in_linears: those of them in linear layers that may run in FP8.
     delta: how rows list updates of these states; None where all of them have their own states.
+    copy_pages: of a model with latents, pages that the keys and values of all heads take for each
+    page of tokens, in the type that it computes in.
     """
 
     name: str
@@ -223,6 +235,7 @@ class ModelSpec:
     num_weights: int = 0
     num_in_linears: int = 0
     delta: DeltaSpec | None = None
+    copy_pages: int = 0
 
     @property
     def state_bytes(self) -> int:

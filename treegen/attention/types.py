@@ -76,6 +76,8 @@ class Prepared:
     implementation: what computes.
     state: what the implementation has prepared.
     checked: whether the tensors of each layer are checked against the levels.
+    copies: levels that are read from copies of keys and values, where the pool has latents.
+    expands: whether rows may attend to latents by keys and values that are made meanwhile.
     """
 
     levels: tuple[HostLevel, ...]
@@ -85,13 +87,17 @@ class Prepared:
     implementation: Implementation
     state: Any
     checked: bool
+    copies: Prepared | None = None
+    expands: bool = False
+    memo: dict[Any, Any] = field(default_factory=dict)  # of attention to latents
     # The shapes, types and devices of tensors that were checked already.
     seen: set[Any] = field(default_factory=set)
 
     @property
     def kernels(self) -> tuple[str, ...]:
         """The kernel that computes each level, known once a layer has run."""
-        return getattr(self.state, "kernels", ()) or (self.impl,) * len(self.levels)
+        mine = getattr(self.state, "kernels", ()) or (self.impl,) * len(self.levels)
+        return mine if self.copies is None else (*self.copies.kernels, *mine)
 
 
 @dataclass(slots=True)

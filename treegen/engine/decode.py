@@ -60,7 +60,7 @@ class DecodeSteps:
     def __init__(self, run: RunState, live: LiveRows, graphs: DecodeGraphs | None) -> None:
         """Steps of the live rows. graphs: replays them; None to compute them eagerly."""
         self._run, self._live, self._graphs = run, live, graphs
-        self._state: tuple[Ints, StepRows, int] | None = None
+        self._state: tuple[Ints, int, StepRows, int] | None = None
         self._own_memo: dict[Any, Any] = {}  # of the levels of the same rows' own tokens
 
     def next_rows(self, flight: Flight | None) -> tuple[Ints, Ints, Ints]:
@@ -183,11 +183,14 @@ class DecodeSteps:
         """What stays the same for these rows, and the keys of their levels; made for new rows."""
         run = self._run
         if self._state is not None and self._state[0] is order:
-            return self._state[1:]
+            _, version, same, read = self._state
+            if version == run.pool.num_taken_back:  # else a copy may be gone
+                return same, read
         chains, params = run.rows.chain[order], run.rows.params[order]
-        levels = shared_levels(chains, np.arange(len(order) + 1), run.store.keys_of)
+        copy_of = run.copies.of if run.copies is not None else None
+        levels = shared_levels(chains, np.arange(len(order) + 1), run.store.keys_of, copy_of)
         keys = sum(int(level.kv_len_G.sum()) for level in levels)
         sets, index = run.param_sets_of(params)
         rows = StepRows(levels, [s.params for s in sets], [s.bias for s in sets], index)
-        self._state, self._own_memo = (order, rows, keys), {}
+        self._state, self._own_memo = (order, run.pool.num_taken_back, rows, keys), {}
         return rows, keys

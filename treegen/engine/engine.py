@@ -11,6 +11,7 @@ from typing import Any
 
 from treegen.cache.kept import KeptPrefixes
 from treegen.cache.pool import PagedCache
+from treegen.engine.copies import CopyOptions
 from treegen.engine.execute import Executor
 from treegen.engine.graphs import DecodeGraphs
 from treegen.engine.guesser import Guesser
@@ -22,7 +23,7 @@ from treegen.model.memory import make_cache
 from treegen.model.model import Model
 from treegen.model.reproducible import ALIGN, IMPL, check_dtype, check_layers
 from treegen.options import EngineOptions
-from treegen.plan.cost import Sharing
+from treegen.plan.cost import DEVICE_COSTS, Sharing
 from treegen.plan.plan import Plan, Request
 from treegen.plan.requests import plan_requests
 
@@ -54,6 +55,9 @@ class Engine:
             self._ranks.lead.tell("engine", {**options.engine(), "speculate": None})
         on_gpu, eager = model.device.type == "cuda", options.eager
         self.impl = model.impl if options.impl == "auto" else options.impl
+        self._copied: CopyOptions | None = None
+        if model.can_copy and not options.reproducible:
+            self._copied = CopyOptions(model.spec, DEVICE_COSTS[model.device.type])
         self.align = 1
         if options.reproducible:
             check_dtype(model.dtype, model.device)
@@ -130,6 +134,7 @@ class Engine:
                 impl=self.impl,
                 executor=self.executor(),
                 speculation=self.guesser.speculation(),
+                copied=self._copied,
                 **{"run_ahead": self.run_ahead, **options},
             )
             # The reference is weak, so that a run ends when nothing refers to it any more.

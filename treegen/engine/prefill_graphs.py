@@ -24,9 +24,10 @@ from treegen.attention import Implementation
 from treegen.attention.gpu.state import StaticState, TritonState
 from treegen.device import Staging, to_device_together
 from treegen.engine.capture import CAPTURED, Captures, borrowed
+from treegen.engine.padding import MOST_TOKENS
 from treegen.model.batch import Batch
 
-_TOKENS: Final = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
+_TOKENS: Final = (16, 32, 64, 128, 192, 256, 384, 512, 768, MOST_TOKENS)
 _LOGITS: Final = (16, 64, 128, 256, 512)  # padding must not take much more than a pass may
 _MAX_GRAPHS: Final = 24
 _WASTE: Final = 2  # a graph serves passes with tokens down to this part of its own

@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -208,14 +209,15 @@ def spec_of(
             ModelWarning,
             stacklevel=1,  # this line for a plan and for a load, so that users are told once
         )
-    return ModelSpec(
+    itemsize = 1 if kv_cache_dtype == "fp8" else dtype.itemsize
+    spec = ModelSpec(
         name=name,
         model_type=config.model_type,
         layers=tuple(layers),
         vocab_size=probed.vocab_size,
         context_length=length,
         eos_token_ids=_eos_token_ids(directory, config),
-        itemsize=1 if kv_cache_dtype == "fp8" else dtype.itemsize,
+        itemsize=itemsize,
         windows=tuple(call.window for call in probe.calls),
         unreached=probed.unreached,
         states=probed.states,
@@ -223,6 +225,9 @@ def spec_of(
         num_in_linears=probed.num_in_linears,
         delta=probed.delta,
     )
+    if spec.latent is None:
+        return spec
+    return replace(spec, copy_pages=spec.latent.copy_pages(itemsize, dtype.itemsize))
 
 
 def _declared_length(text: PretrainedConfig) -> int:
