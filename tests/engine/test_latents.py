@@ -272,12 +272,13 @@ def test_guesses_and_searches(
         searched = llm.search(grow, [TRUNK], SamplingParams(seed=2))
     assert not copied
     force(form, monkeypatch)
+    again = llm.search(grow, [TRUNK], SamplingParams(seed=2))
+    assert again[0].value == searched[0].value and not again[0].error
+    assert copied
     monkeypatch.setattr("treegen.engine.guesser.Pace", Always)
     got = guessed(llm, Knowing(want.completions)).run(ragged(4), params)
     assert [c.tokens for c in got.completions] == [c.tokens for c in want.completions]
     assert got.usage.accepted_tokens and copied
-    again = llm.search(grow, [TRUNK], SamplingParams(seed=2))
-    assert again[0].value == searched[0].value and not again[0].error
 
 
 def test_keys_in_fp8_and_matrices_in_fp8(saved: Callable[[str], Path], copied: list[int],
