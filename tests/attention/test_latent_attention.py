@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -175,3 +177,84 @@ def test_a_copy_takes_whole_pages() -> None:
         assert (form.kept, form.expanded) == (kept, expanded)
         assert form.copy_pages(2, 2) == pages
         assert form.copy_pages(1, 2) == 2 * expanded // kept + 1
+
+
+CUDA = torch.cuda.is_available()
+needs_triton = pytest.mark.skipif(
+    not CUDA and os.environ.get("TRITON_INTERPRET") != "1",
+    reason="needs a GPU, or TRITON_INTERPRET=1",
+)
+DEVICE = torch.device("cuda" if CUDA else "cpu")
+# The interpreter computes products in bf16 wrongly, so float16 stands in.
+HALF = torch.bfloat16 if CUDA else torch.float16
+
+
+def by_triton(tree: Tree, levels: list[HostLevel], dtype: torch.dtype, **options) -> Tensor:  # type: ignore[no-untyped-def]
+    """What Triton's kernels make of a tree in float64 whose numbers are rounded to a type."""
+    positions = tree.positions.to(DEVICE)
+    expands = options.pop("expands", False)
+    prepared = prepare_host(levels, positions, DEVICE, "triton", expands=expands)
+    q, pool, up = (each.to(DEVICE, dtype) for each in (tree.q, tree.pool, tree.up))
+    options.setdefault("scale", tree.form.k_dim**-0.5)
+    if "sinks" in options:
+        options["sinks"] = options["sinks"].to(DEVICE)
+    out = attend_latents(q, pool, up, tree.form, prepared, **options)
+    assert out.dtype == dtype
+    return out.double().cpu()
+
+
+def rounded(tree: Tree, dtype: torch.dtype) -> Tree:
+    for name in ("q", "pool", "up"):
+        setattr(tree, name, getattr(tree, name).to(dtype).double())
+    return tree
+
+
+FORMS = [FORM, LatentSpec(20, 32, 16, 24, 16), LatentSpec(80, 16, 8, 8, 8)]
+
+
+@needs_triton
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("seed", range(3))
+def test_kernels_read_a_latent_once_for_all_heads(seed: int, form: LatentSpec) -> None:
+    tree = rounded(Tree(seed + 10, form=form), torch.float32)
+    for option in ({}, {"window": 9}, {"softcap": 2.0, "sinks": torch.randn(form.heads)}):
+        want = tree.want(tree.levels, **option)
+        got = by_triton(tree, tree.levels, torch.float32, **option)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
+def test_kernels_merge_copies_and_pieces(dtype: torch.dtype) -> None:
+    bound = 1e-4 if dtype == torch.float32 else 2e-2
+    tree = rounded(Tree(4), dtype)
+    copied, piecewise = tree.copied(0, [0]), tree.copied(1, [0])
+    tree.pool = tree.pool.to(dtype).double()
+    want = tree.want(tree.levels)
+    # A copy is laid out for the type of the pool, so it is written anew.
+    for levels in (copied, piecewise):
+        typed = replace_pool(tree, levels, dtype)
+        for expands in (False, True):
+            prepared = prepare_host(
+                levels, tree.positions.to(DEVICE), DEVICE, "triton", expands=expands
+            )
+            q, up = tree.q.to(DEVICE, dtype), tree.up.to(DEVICE, dtype)
+            scale = tree.form.k_dim**-0.5
+            got = attend_latents(q, typed, up, tree.form, prepared, scale=scale)
+            torch.testing.assert_close(got.double().cpu(), want, rtol=bound, atol=bound)
+
+
+def replace_pool(tree: Tree, levels: list[HostLevel], dtype: torch.dtype) -> Tensor:
+    """The pool in a type on the device, with the copies that levels read."""
+    pool = tree.pool.to(DEVICE, dtype)
+    pairs = [(stored, copy) for stored, copy in itertools.pairwise(levels) if copy.copied]
+    for stored, copy in pairs:
+        for group in np.flatnonzero(copy.kv_len_G):
+            at = np.arange(int(copy.kv_len_G[group]))
+            slots, targets = (
+                torch.from_numpy(table[group, at // PAGE] * PAGE + at % PAGE).to(DEVICE)
+                for table in (stored.pages_GP, copy.pages_GP)
+            )
+            up = tree.up.to(DEVICE, dtype)
+            write_copy(pool, slots, targets, up, tree.form, dtype)
+    return pool

@@ -27,7 +27,8 @@ class WorkShape:
     """What a work list depends on beside the levels.
 
     may_be_dense: whether the dense kernel takes the layer's tensors and options. tallest: folded
-    query rows of a unit that the card has memory for.
+    query rows of a unit that the card has memory for. merges: query heads of a key head for which
+    the last launch merges parts at most.
     """
 
     num_rows: int
@@ -36,6 +37,7 @@ class WorkShape:
     page_size: int
     may_be_dense: bool
     tallest: int = HEIGHTS[-1]
+    merges: int = HEIGHTS[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,9 @@ class TritonState:
         dense = None
         if shape.may_be_dense:
             dense = find_run(levels, shape.num_rows, live_rows, *form, processors)
-        work = work_list(levels, shape.num_rows, live_rows, *form, processors, dense, shape.tallest)
+        work = work_list(
+            levels, shape.num_rows, live_rows, *form, processors, dense, shape.tallest, shape.merges
+        )
         return work, dense
 
     def _name_kernels(self) -> None:
