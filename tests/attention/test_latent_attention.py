@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from treegen.attention import HostLevel, attend, prepare_host
+from treegen.attention import HostLevel, attend, merge, prepare_host
 from treegen.attention import latent as latents
 from treegen.attention.latent import attend_latents, copies_in, write_copy
 from treegen.attention.types import FP8
@@ -258,3 +258,17 @@ def replace_pool(tree: Tree, levels: list[HostLevel], dtype: torch.dtype) -> Ten
             up = tree.up.to(DEVICE, dtype)
             write_copy(pool, slots, targets, up, tree.form, dtype)
     return pool
+
+
+@needs_triton
+def test_two_results_are_merged_in_one_launch() -> None:
+    from treegen.attention.gpu.pair import merge_pair
+
+    torch.manual_seed(0)
+    a = torch.randn(3, 9, 20).transpose(0, 1).to(DEVICE)
+    b = torch.randn(9, 3, 20).to(DEVICE)
+    lses = torch.randn(2, 9, 3).to(DEVICE) * 9
+    lses[0, :4], lses[1, 2:6] = -torch.inf, -torch.inf
+    a[:3] = torch.nan
+    want, _ = merge([a, b], lses)
+    torch.testing.assert_close(merge_pair(a, lses[0], b, lses[1]), want, rtol=1e-6, atol=1e-6)

@@ -16,7 +16,7 @@ head's value, R rank, P rotated numbers, K = N + P, X = N + V, L keys of a piece
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -69,11 +69,13 @@ def attend_latents(
         out_THV, lse_TH = _absorbed(q_THK, pool, up_HXR, form, split.stored, options, sinks)
     if levels.copies is None and not split.pieces:
         return out_THV
-    out_THV = out_THV.to(wide)
     if levels.copies is not None:
         keys, values = copies_in(pool, form, q_THK.dtype)
         part = attend(q_THK, keys, values, levels.copies, return_lse=True, **options)
-        out_THV, lse_TH = merge((out_THV, part[0].to(wide)), (lse_TH, part[1]))
+        if not split.pieces and (in_one := _merge_kernel(q_THK)) is not None:
+            return in_one(out_THV, lse_TH, *part)
+        out_THV, lse_TH = merge((out_THV.to(wide), part[0].to(wide)), (lse_TH, part[1]))
+    out_THV = out_THV.to(wide)
     for piece in split.pieces:
         made = _expanded(pool, piece.slots_L, up_HXR, form, q_THK.dtype)
         keys, values = (each.unflatten(0, (-1, pool.shape[1])) for each in made)
@@ -82,6 +84,17 @@ def attend_latents(
         both = (out_THV[rows], part[0].to(wide)), (lse_TH[rows], part[1])
         out_THV[rows], lse_TH[rows] = merge(*both)
     return out_THV.to(q_THK.dtype)
+
+
+def _merge_kernel(q_THK: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None:
+    """What merges two results in one launch, where there is one."""
+    if q_THK.device.type != "cuda" or q_THK.dtype == torch.float64:
+        return None
+    try:
+        from treegen.attention.gpu.pair import merge_pair
+    except ImportError:  # Triton is not installed
+        return None
+    return merge_pair
 
 
 def _absorbed(
@@ -96,10 +109,12 @@ def _absorbed(
     """Out [T, H, V] in the type of q, and LSE [T, H], of levels that are read as latents."""
     up_HNR, up_HVR = up_HXR.split([form.nope, form.v_dim], 1)
     q_HTN, q_HTP = q_THK.transpose(0, 1).split([form.nope, form.rope], -1)
-    q_THD = torch.cat([torch.bmm(q_HTN, up_HNR), q_HTP], -1).transpose(0, 1)
+    q_HTD = q_THK.new_empty(form.heads, len(q_THK), form.kept)
+    torch.bmm(q_HTN, up_HNR, out=q_HTD[..., : form.rank])
+    q_HTD[..., form.rank :] = q_HTP
     options = {**options, "sinks": sinks}
     out_THR, lse_TH = attend(
-        q_THD, pool, pool[..., : form.rank], levels, return_lse=True, **options
+        q_HTD.transpose(0, 1), pool, pool[..., : form.rank], levels, return_lse=True, **options
     )
     return torch.bmm(out_THR.transpose(0, 1), up_HVR.mT).transpose(0, 1), lse_TH
 

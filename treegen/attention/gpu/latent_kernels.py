@@ -103,7 +103,7 @@ def latent_units(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("num_pairs",))
 def merge_two(
     a, a_lses, b, b_lses, out, a_row, a_head, b_row, b_head, num_pairs,
     H: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr,
