@@ -6,7 +6,7 @@ Legend: T query rows, H query heads, D key dimension, V value dimension.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 import torch
@@ -92,6 +92,11 @@ class Prepared:
     memo: dict[Any, Any] = field(default_factory=dict)  # of attention to latents
     # The shapes, types and devices of tensors that were checked already.
     seen: set[Any] = field(default_factory=set)
+
+    def at(self, positions_T: Tensor | None) -> Prepared:
+        """The same with other positions of the rows."""
+        copies = None if self.copies is None else self.copies.at(positions_T)
+        return replace(self, positions_T=positions_T, copies=copies)
 
     @property
     def kernels(self) -> tuple[str, ...]:
