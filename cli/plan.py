@@ -84,6 +84,7 @@ def _document(job: "Job", facts: "ModelFacts", plan: "Plan") -> dict[str, Any]:
             "kv_bytes_per_token": each,
             "recurrent_layers": len(spec.states),
             "state_bytes": spec.state_bytes,
+            "latents": spec.latent is not None,
         },
         "sharing": plan.sharing,
         "levels": [
@@ -99,6 +100,7 @@ def _document(job: "Job", facts: "ModelFacts", plan: "Plan") -> dict[str, Any]:
             "shared": plan.read_tokens * each,
             "unshared": plan.unshared_read_tokens * each,
         },
+        "copies": {"tokens": plan.copied_tokens, "bytes": plan.copy_bytes},
         "memory": facts.memory,
         "page_size": facts.page_size,
         "num_pages": facts.num_pages,
@@ -118,6 +120,7 @@ def _print(document: dict[str, Any], levels: "list[LevelSummary]") -> None:
     from treegen.formats import safe_text
 
     model = document["model"]
+    kind = "bytes of latents" if model["latents"] else "KV bytes"
     what = f"{document['samples']:,} samples in {document['rows']:,} rows"
     if document["choices"]:
         what = f"the likeliest of {document['choices']:,} choices"
@@ -126,7 +129,7 @@ def _print(document: dict[str, Any], levels: "list[LevelSummary]") -> None:
             f"{document['task']}: {document['problems']:,} problems from {document['source']}, "
             f"{what}\n"
             f"{model['name']}: {model['type']}, {_layers(model)}, {model['dtype']}, "
-            f"{model['kv_bytes_per_token']:,} KV bytes per token{_kept(model)}, "
+            f"{model['kv_bytes_per_token']:,} {kind} per token{_kept(model)}, "
             f"context {model['context_length']:,}\n"
         )
     )
@@ -145,6 +148,11 @@ def _print(document: dict[str, Any], levels: "list[LevelSummary]") -> None:
     head = ["Level", "Segments", "Tokens", "Rows below", "Kept", "Folded", "Why"]
     echo(markdown(head, rows, right=(0, 1, 2, 3, 4, 5)) + "\n")
     echo(_comparison(document) + "\n")
+    if (copies := document["copies"])["tokens"]:
+        echo(
+            f"read expanded: {copies['tokens']:,} tokens, whose keys and values take "
+            f"{_bytes(copies['bytes'])} beside their latents while there is room\n"
+        )
     if not document["choices"]:
         echo(_fit(document) + "\n")
 

@@ -249,6 +249,12 @@ class ModelSpec:
         return sum(layer.numbers for layer in own) * self.itemsize
 
     @property
+    def expanded_bytes_per_token(self) -> int:
+        """The same if keys and values of all heads were kept, as most models keep theirs."""
+        own = (layer for layer in self.layers if layer.shared_with is None)
+        return sum(layer.expanded for layer in own) * self.itemsize
+
+    @property
     def latent(self) -> LatentSpec | None:
         """How keys and values are made of latents, if it is the same in all layers; else None."""
         found = {layer.latent for layer in self.layers}
