@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,8 +58,8 @@ class Tree:
         for row, length in enumerate(lengths):
             for at in range(-(-int(length) // PAGE)):
                 pages[row, at] = self.free.pop()
-        columns = (np.array([*map(int, each)]) for each in (starts, stops))
-        return HostLevel(*columns, pages, ints(*lengths), ints(*origins), causal=False)
+        start_G, stop_G = (np.array([*map(int, each)]) for each in (starts, stops))
+        return HostLevel(start_G, stop_G, pages, ints(*lengths), ints(*origins), causal=False)
 
     def expanded(self) -> tuple[Tensor, Tensor]:
         """Keys and values of all heads of the whole pool, as stock layers make them."""
@@ -70,7 +71,8 @@ class Tree:
 
     def want(self, levels: list[HostLevel], **options) -> Tensor:  # type: ignore[no-untyped-def]
         prepared = prepare_host(levels, self.positions, CPU, "reference")
-        return attend(self.q, *self.expanded(), prepared, **options)
+        out: Tensor = attend(self.q, *self.expanded(), prepared, **options)
+        return out
 
     def copied(self, index: int, groups: list[int]) -> list[HostLevel]:
         """The levels with copies of some groups of one of them, which are written."""
@@ -110,7 +112,11 @@ def test_all_forms_give_what_all_heads_keys_give(
 ) -> None:
     monkeypatch.setattr(latents, "_PIECE", FORM.expanded * PAGE * 2)  # of two pages each
     tree = Tree(seed)
-    options = [{}, {"window": 9}, {"softcap": 2.0, "sinks": torch.randn(3, dtype=torch.float64)}]
+    options: list[dict[str, Any]] = [
+        {},
+        {"window": 9},
+        {"softcap": 2.0, "sinks": torch.randn(3, dtype=torch.float64)},
+    ]
     for option in options:
         want = tree.want(tree.levels, **option)
         for levels in (
@@ -135,9 +141,12 @@ def test_a_pass_of_many_rows_makes_keys_in_pieces(monkeypatch: pytest.MonkeyPatc
     own = replace(tree.level([0], [rows], [rows], [before]), causal=True)
     made: list[int] = []
     expand = latents._expanded
-    monkeypatch.setattr(
-        latents, "_expanded", lambda *given: made.append(len(given[1])) or expand(*given)
-    )
+
+    def noted(*given: Any) -> Any:
+        made.append(len(given[1]))
+        return expand(*given)
+
+    monkeypatch.setattr(latents, "_expanded", noted)
     for impl in ("reference", "cpu"):
         got = tree.got([earlier, own], impl, expands=True)
         torch.testing.assert_close(got, tree.want([earlier, own]), rtol=1e-11, atol=1e-11)

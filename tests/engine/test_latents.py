@@ -242,9 +242,13 @@ def test_copies_are_the_first_to_go(
     )  # fmt: skip
     lent: list[bool] = []
     of = Copies.of
-    monkeypatch.setattr(
-        Copies, "of", lambda *given: lent.append((got := of(*given)) is not None) or got
-    )
+
+    def noted(self: Copies, index: int, rows: int) -> Any:
+        got = of(self, index, rows)
+        lent.append(got is not None)
+        return got
+
+    monkeypatch.setattr(Copies, "of", noted)
     copied.clear()
     with few.stream(Node(TRUNK, samples=12), params) as stream:
         got = sorted(stream, key=lambda c: c.sample_index)

@@ -209,9 +209,12 @@ def test_ranks_read_copies_of_latents(
     assert two.spec.latent is not None and two.spec.latent.heads == 2
     copied: list[int] = []
     write = Executor.write_copies
-    monkeypatch.setattr(
-        Executor, "write_copies", lambda *given: copied.append(len(given[1])) or write(*given)
-    )
+
+    def noted(self: Executor, slots: Any, targets: Any) -> None:
+        copied.append(len(slots))
+        write(self, slots, targets)
+
+    monkeypatch.setattr(Executor, "write_copies", noted)
     params = SamplingParams(max_tokens=12, seed=3)
     want, got = one.run(tree_of(3), params), two.run(tree_of(3), params)
     assert tokens_of(got.completions) == tokens_of(want.completions) and copied
