@@ -17,10 +17,10 @@ from transformers import AutoConfig
 
 from treegen import LLM, Node, SamplingParams
 from treegen.attention import latent as latents
+from treegen.engine.compute.execute import Executor
 from treegen.engine.copies import Copies
-from treegen.engine.execute import Executor
+from treegen.model.checkpoint.text_part import auto_class
 from treegen.model.latent import keeps_latents
-from treegen.model.text_part import auto_class
 from treegen.plan.cost import CostModel
 from treegen.plan.requests import sample_requests
 from treegen.search import SearchNode
@@ -279,7 +279,7 @@ def test_guesses_and_searches(
     again = llm.search(grow, [TRUNK], SamplingParams(seed=2))
     assert again[0].value == searched[0].value and not again[0].error
     assert copied
-    monkeypatch.setattr("treegen.engine.guesser.Pace", Always)
+    monkeypatch.setattr("treegen.engine.guessing.guesser.Pace", Always)
     got = guessed(llm, Knowing(want.completions)).run(ragged(4), params)
     assert [c.tokens for c in got.completions] == [c.tokens for c in want.completions]
     assert got.usage.accepted_tokens and copied

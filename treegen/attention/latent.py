@@ -28,7 +28,7 @@ from treegen.attention.api import AttendOptions, attend, prepare_host
 from treegen.attention.level import HostLevel
 from treegen.attention.merge import merge
 from treegen.attention.types import Prepared
-from treegen.device import to_device
+from treegen.common.device import to_device
 from treegen.spec import LatentSpec
 
 _PIECE: Final = 2**26  # numbers of the keys and values of a piece at most

@@ -22,8 +22,8 @@ from treegen.attention import HostLevel, attend, prepare_host
 from treegen.attention.latent import attend_latents, write_copy
 from treegen.bench.ceilings import Ceilings
 from treegen.bench.timing import Spread, Stopwatch, free_bytes
+from treegen.common.formats import format_bytes
 from treegen.errors import CapacityError, NumericsError
-from treegen.formats import format_bytes
 from treegen.model.memory import free_unused
 from treegen.spec import LatentSpec
 

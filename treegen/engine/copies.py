@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from treegen.cache.pool import PagedCache, Pages, table_slots
-from treegen.engine.execute import Executor
-from treegen.engine.store import SegmentStore
+from treegen.engine.compute.execute import Executor
+from treegen.engine.segments.store import SegmentStore
 from treegen.plan.cost import CostModel
 from treegen.spec import ModelSpec
 

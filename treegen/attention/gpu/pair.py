@@ -6,7 +6,7 @@ import triton
 from torch import Tensor
 
 from treegen.attention.gpu.latent_kernels import merge_two
-from treegen.device import current
+from treegen.common.device import current
 
 _PAIRS = 8  # of a row and a head that a program takes
 
