@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tiny_models import save_tiny_model, tiny_tokenizer
 from tool_model import ANSWER, CALL, QUESTION, save_tool_model
+from tool_texts import WRITERS
 
 from treegen import LLM, SamplingParams
 
@@ -153,15 +154,25 @@ def test_calls_at_the_same_time_share_steps_and_prompts(
     assert run(task, model, tmp_path, max_tokens=4, max_connections=2).status == "success"
 
 
-def test_a_model_calls_tools_and_reads_their_results(tmp_path: Path) -> None:
+_SOME = ("hermes", "qwen3_coder", "harmony")
+_NAMED = {"hermes, bare": "hermes", "llama, bare": "llama", "command_r, 1": "command_r",
+          "pythonic": "pythonic"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "writer",
+    [*_SOME, *(pytest.param(w, marks=pytest.mark.soak) for w in WRITERS if w not in _SOME)],
+)
+def test_a_model_calls_tools_and_reads_their_results(tmp_path: Path, writer: str) -> None:
     with get_model(
-        f"treegen/{save_tool_model(tmp_path / 'model')}", memoize=False, memory="32MiB"
-    ) as model:
+        f"treegen/{save_tool_model(tmp_path / 'model', writer)}", memoize=False, memory="32MiB",
+        tool_format=_NAMED.get(writer),
+    ) as model:  # fmt: skip
         task = Task(
             [Sample(QUESTION, target="42")], solver=[use_tools(add()), generate()],
             scorer=includes(),
         )  # fmt: skip
-        log = run(task, model, tmp_path, temperature=0, max_tokens=100, epochs=3)
+        log = run(task, model, tmp_path, temperature=0, max_tokens=500, epochs=3)
     assert log.samples is not None
     for sample in log.samples:
         asks, calls, result, answer = sample.messages
@@ -169,6 +180,7 @@ def test_a_model_calls_tools_and_reads_their_results(tmp_path: Path) -> None:
         assert calls.role == "assistant" and calls.tool_calls is not None
         (call,) = calls.tool_calls
         assert {"name": call.function, "arguments": call.arguments} == CALL
+        assert calls.text == ""
         assert result.role == "tool" and (result.text, result.tool_call_id) == ("42", call.id)
         assert answer.text == ANSWER
     assert log.results is not None

@@ -15,6 +15,7 @@ from treegen.outputs import Completion, Score, Status, Usage
 from treegen.params import SamplingParams, check_int, check_params
 from treegen.prompts.token_text import Text
 from treegen.prompts.tree import as_list, chat_arguments
+from treegen.replies import Replies
 from treegen.search.live.texts import GrowingTexts
 
 if TYPE_CHECKING:
@@ -31,19 +32,24 @@ class AsyncLLM(Closing):
     The LLM serves nobody else until `close`.
     """
 
-    def __init__(self, llm: LLM, *, max_waiting: int | None = None) -> None:
+    def __init__(
+        self, llm: LLM, *, max_waiting: int | None = None, tool_format: str | None = None
+    ) -> None:
         """Start to serve.
 
         max_waiting: samples that may wait beside those that are decoded; further calls raise
         BusyError. By default four times the LLM's max_rows.
+        tool_format: how the model writes tool calls, a name of `treegen.replies.TOOL_FORMATS`, in
+        place of what its chat template tells.
 
         Raises:
-            InputError: max_waiting cannot be used, or another run of the LLM is not finished.
+            InputError: an argument cannot be used, or another run of the LLM is not finished.
         """
         if max_waiting is not None:
             check_int("max_waiting", max_waiting, least=1)
         self.llm = llm
         self.text = Text(llm.tokenizer)
+        self.replies = Replies(llm.tokenizer, tool_format)
         self.max_waiting = max_waiting or _WAITING_PER_ROW * llm.max_rows
         self._stepper = Stepper(llm)
         self._encoder = Encoder(llm, self._stepper.take)
@@ -84,6 +90,7 @@ class AsyncLLM(Closing):
         *,
         tools: Sequence[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        parts: bool = False,
     ) -> AsyncGenerator[tuple[int, Any], None]:
         """As they come: (place of the prompt, its token ids), News of a sample, its Completion.
 
@@ -92,11 +99,17 @@ class AsyncLLM(Closing):
         stop string. They add up to its Completion, which comes last. Closing the iterator cancels
         the rest.
 
+        parts: whether News also have the thoughts, the text and the tool calls in it, as far as
+        they are known; see `treegen.replies`.
+
         Raises what `generate` raises.
         """
         params = check_params(params)
         call = self._call(prompts, params, True, tools, chat_template_kwargs)
-        results, texts = self._results(call), GrowingTexts(self.text, params.stops)
+        results, texts = (
+            self._results(call),
+            GrowingTexts(self.text, params.stops, self.replies if parts else None, tools),
+        )
         try:
             async for place, item in results:
                 for each in texts.read(place, item):

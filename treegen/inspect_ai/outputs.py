@@ -16,29 +16,30 @@ from inspect_ai.model import (
 from inspect_ai.tool import ToolCall
 
 from treegen.outputs import Completion
-from treegen.prompts.calls import read_reply
 from treegen.prompts.token_text import Text, chat_logprobs
+from treegen.replies import Replies
 
 
 def output_of(
     model: str,
     prompt: Sequence[int],
     completions: Sequence[Completion],
-    text: Text,
+    replies: Replies,
     *,
+    text: Text,
     tools: Sequence[Any] | None,
     logprobs: bool,
     seconds: float,
 ) -> ModelOutput:
     """The output of one generation: a choice for each completion.
 
-    prompt: its token ids. tools: as the chat template had them. logprobs: whether they were asked
-    for.
+    prompt: its token ids. replies: takes completions apart. text: of tokens. tools: as the chat
+    template had them. logprobs: whether they were asked for.
     """
     read, drawn = len(prompt), sum(each.num_tokens for each in completions)
     choices = []
     for each in completions:
-        message = _message(model, prompt, each, text, tools)
+        message = _message(model, prompt, each, replies, tools)
         reason: StopReason = "max_tokens" if each.finish_reason == "length" else "stop"
         choices.append(
             ChatCompletionChoice(
@@ -55,10 +56,10 @@ def _message(
     model: str,
     prompt: Sequence[int],
     completion: Completion,
-    text: Text,
+    replies: Replies,
     tools: Sequence[Any] | None,
 ) -> ChatMessageAssistant:
-    reply = read_reply(completion, prompt, text.tokenizer, tools)
+    reply = replies.read(completion, prompt, tools)
     content: str | list[Any] = reply.text
     if reply.thoughts:
         content = [ContentReasoning(reasoning=reply.thoughts), ContentText(text=reply.text)]

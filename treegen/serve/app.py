@@ -122,12 +122,12 @@ class Server:
         # A chat's answer may be as long as the model's context and half of the cache allow.
         most = min(llm.spec.context_length, llm.cache.pool.num_pages * llm.cache.page_size // 2)
         prompts, params = ask.prompts(), ask.params(max(most, 1))
-        answer = Answer(ask, params.n, self._name, served.text)
+        answer = Answer(ask, params.n, self._name, served.text, served.replies)
         how: Any = {"tools": ask.shown_tools, "chat_template_kwargs": ask.chat_template_kwargs}
         if not ask.stream:
             whole = self._whole(answer, prompts, params if ask.draws else None, how)
             return _paced(await _unless_gone(request, whole))
-        items = served.stream(prompts, params, **how)
+        items = served.stream(prompts, params, **how, parts=ask.takes_apart)
         # A request that cannot be served is told so by its status, not within the stream.
         first = await _unless_gone(request, anext(items))
         return StreamingResponse(_events(answer, first, items), media_type="text/event-stream")

@@ -103,6 +103,11 @@ class Ask(BaseModel):
         return self.tools if self.tools and self.tool_choice == "auto" else None
 
     @property
+    def takes_apart(self) -> bool:
+        """Whether thoughts and tool calls are told apart from the text."""
+        return self.is_chat and (self.separate_reasoning or self.shown_tools is not None)
+
+    @property
     def draws(self) -> bool:
         """Whether anything is to be sampled; else prompts are only echoed."""
         return self.max_tokens != 0
@@ -196,7 +201,6 @@ def read_ask(body: Mapping[str, Any], *, is_chat: bool) -> Ask:
         # It could compute for ever.
         "chat_template_kwargs cannot have a chat_template": "chat_template"
         in ask.chat_template_kwargs,
-        "separate_reasoning cannot be streamed": ask.separate_reasoning and ask.stream,
     }
     for told, is_so in refused.items():
         if is_so:

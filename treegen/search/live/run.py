@@ -20,6 +20,7 @@ from treegen.plan.unnamed import DrawnBefore
 from treegen.prompts.radix import Tokens
 from treegen.prompts.stops import Stopping
 from treegen.prompts.tokens import TAIL
+from treegen.replies.types import Part
 from treegen.search.live.prompts import PromptIndex, check_fits
 from treegen.spec import ModelSpec
 from treegen.uncopied import Uncopied
@@ -35,6 +36,7 @@ class News:
     tokens: token ids. logprobs: the natural-log probability of each.
     top: for each token the likeliest (token id, logprob) pairs, if they were asked for.
     text: what can be told of its text now, where texts are told; see `AsyncLLM.stream`.
+    parts: of that the thoughts, the text and the tool calls, if they were asked for.
     """
 
     number: int
@@ -43,6 +45,7 @@ class News:
     logprobs: tuple[float, ...]
     top: tuple[tuple[tuple[int, float], ...], ...]
     text: str = ""
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
