@@ -117,14 +117,17 @@ class AsyncLLM(Closing):
         finally:
             await results.aclose()
 
-    async def score(self, prompts: Sequence[Sequence[int]]) -> list[Score]:
+    async def score(self, prompts: Sequence[Sequence[int]], *, top: int = 0) -> list[Score]:
         """Log-likelihoods of all tokens but the first of each prompt, given as token ids.
+
+        top: how many likeliest tokens to report in the place of each token.
 
         Raises:
             BusyError: too many samples wait.
             TreegenError: as for `LLM.score`.
         """
-        call = self._call(prompts, None, False, None, None)
+        check_int("top", top, least=0)
+        call = self._call(prompts, None, False, None, None, top=top)
         scores = {place: score async for place, score in self._results(call)}
         return [scores[place] for place in range(len(scores))]
 
@@ -165,12 +168,13 @@ class AsyncLLM(Closing):
         tools: Sequence[Any] | None,
         chat_template_kwargs: Mapping[str, Any] | None,
         first: int = 0,
+        top: int = 0,
     ) -> Call:
         contents = as_list("prompts", prompts)
         template = chat_arguments(tools, chat_template_kwargs)
         each = len(contents) * (1 if params is None or params.temperature == 0 else params.n)
         due = len(contents) * (1 if params is None else params.n)
-        call = Call(params, streams, asyncio.get_running_loop(), each, due, first)
+        call = Call(params, streams, asyncio.get_running_loop(), each, due, first, top)
         with self._stepper.lock:
             self._check_open()
             self._check_num(due, "samples")

@@ -195,7 +195,7 @@ class Cluster(LLM, Closing):
     ) -> Stream:
         plan.check_fits(self._num_pages, self._page_size)
         packed = PackedPlan.of(plan, params)
-        if all(request.score_from is not None for request in plan.requests):
+        if all(not request.samples for request in plan.requests):
             groups = score_groups(plan)
             names = [plan.requests[group[0]].id for group in groups]
             run = self._run(ScoreJob(packed, groups), score_items(plan, groups), names)
