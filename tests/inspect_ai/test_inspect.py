@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def test_an_eval_gets_the_samples_of_generate(
     settings: dict[str, Any] = {"max_tokens": 12, "temperature": 0.8, "top_p": 0.9, "top_k": 50}
     log = run(
         task, model, tmp_path, epochs=3, num_choices=2, seed=5, stop_seqs=["q"], logprobs=True,
-        top_logprobs=3, **settings,
+        top_logprobs=3, prompt_logprobs=2, **settings,
     )  # fmt: skip
     llm = LLM(str(directory), memory="32MiB")
     llm.tokenizer.chat_template = TEMPLATE
@@ -126,6 +127,13 @@ def test_an_eval_gets_the_samples_of_generate(
     content = first.choices[1].logprobs.content
     assert [each.logprob for each in content] == pytest.approx(want[0][1].logprobs, abs=1e-4)
     assert all(len(each.top_logprobs or ()) == 3 for each in content)
+    told = first.choices[1].prompt_logprobs
+    assert told is not None
+    (each,) = llm.generate([asked(QUESTIONS[0])], replace(params, n=1, prompt_logprobs=2))[0]
+    assert each.prompt_logprobs is not None
+    logprobs = [token.logprob for token in told.content]
+    assert logprobs == pytest.approx(each.prompt_logprobs.logprobs, abs=1e-4)
+    assert all(len(token.top_logprobs or ()) == 2 for token in told.content)
     assert first.choices[0].stop_reason == ("max_tokens" if want[0][0].stop is None else "stop")
     assert first.usage is not None
     assert first.usage.output_tokens == sum(each.num_tokens for each in want[0][:2])
@@ -198,7 +206,6 @@ def test_what_cannot_be_honoured_is_refused_by_name(model: Model) -> None:
         for settings, told in (
             ({"presence_penalty": 1.0}, "presence_penalty"),
             ({"best_of": 3}, "best_of"),
-            ({"prompt_logprobs": 1}, "prompt_logprobs"),
             ({"effort": "low"}, "effort"),
             ({"verbosity": "low"}, "verbosity"),
             ({"reasoning_tokens": 5}, "a budget for thinking needs the tags around it"),

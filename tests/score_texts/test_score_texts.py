@@ -156,12 +156,12 @@ def test_the_command_writes_what_datasets_can_read(
     path, out = written(tmp_path / "texts.jsonl", LINES), tmp_path / "out"
     asked = ["score-texts", str(path), "--model", str(checkpoint), "--top", "4", "-o", str(out)]
     result = treegen(*asked, "--dtype", "float32", "--memory", "8MiB")
-    assert result.code == 0, result.stderr
-    told = json.loads(result.stdout.splitlines()[-1])
+    assert result.code == 0, result.err
+    told = json.loads(result.out.splitlines()[-1])
     assert told["texts"] == len(LINES) and told["top"] == 4
     read = datasets.load_dataset(
         "parquet", data_files=str(out / "*.parquet"), cache_dir=str(tmp_path / "cache")
     )["train"]
     assert read[0]["id"] == "a0" and len(read[0]["top_tokens"][0]) == 4
     missing = treegen("score-texts", "none.jsonl", *asked[2:])
-    assert missing.code == 2 and "there is no file none.jsonl" in missing.stderr
+    assert missing.code == 2 and "there is no file none.jsonl" in missing.err

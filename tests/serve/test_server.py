@@ -290,7 +290,7 @@ def test_a_prompt_asked_for_again_gets_the_next_sample(running: Running) -> None
     assert sorted(asyncio.run(ask())) == sorted(each.text for each in want)
 
 
-def test_prompts_come_in_all_forms(client: openai.OpenAI, reference: LLM) -> None:
+def test_prompts_come_in_all_forms(running: Running, client: openai.OpenAI, reference: LLM) -> None:
     ids = reference.tokenizer(PROMPT)["input_ids"]
     asked: dict[str, Any] = {"model": "demo", "temperature": 0, "max_tokens": 5}
     texts = [
@@ -304,6 +304,31 @@ def test_prompts_come_in_all_forms(client: openai.OpenAI, reference: LLM) -> Non
     score = reference.score([(context, rest)])[0]
     assert echoed.logprobs is not None and echoed.logprobs.token_logprobs is not None
     assert echoed.logprobs.token_logprobs[1 : len(ids)] == pytest.approx(score.logprobs, abs=1e-4)
+    (score,) = reference.score([(context, rest)], top=3)
+    assert score.top is not None
+    for echoed in (
+        client.completions.create(prompt=PROMPT, echo=True, logprobs=3, **asked).choices[0],
+        client.completions.create(
+            model="demo", prompt=[PROMPT, "x"], echo=True, max_tokens=0, logprobs=3
+        ).choices[0],
+    ):
+        assert echoed.logprobs is not None and echoed.logprobs.top_logprobs is not None
+        first, *tops = echoed.logprobs.top_logprobs[: len(ids)]
+        assert first == {}
+        for told, want in zip(tops, score.top.logprobs, strict=True):
+            assert sorted(told.values(), reverse=True) == pytest.approx(want.tolist(), abs=1e-4)
+    more = {"max_tokens": 4, "prompt_logprobs": 3, "temperature": 0, "n": 2}
+    bodies: dict[str, Any] = {
+        "completions": {"prompt": PROMPT},
+        "chat/completions": {"messages": CHAT},
+    }
+    for name, body in bodies.items():
+        for choice in running.post(name, json.dumps(body | more).encode()).json()["choices"]:
+            none, *by_token = choice["prompt_logprobs"]
+            assert none is None and all(3 <= len(each) <= 4 for each in by_token)
+            if name == "completions":
+                for token, told, value in zip(rest, by_token, score.logprobs, strict=True):
+                    assert told[str(token)]["logprob"] == pytest.approx(value, abs=1e-4)
     only = client.completions.create(
         model="demo", prompt=[PROMPT, "x"], echo=True, max_tokens=0, logprobs=0
     )
@@ -336,6 +361,10 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"prompt": "a", "n": True}, 400, "n must be"),
     ({"prompt": "a", "min_tokens": 10**30, "max_tokens": 10**30}, 400, "min_tokens must be"),
     ({"prompt": "a" * 9_000, "echo": True, "n": 150}, 400, "echo tells"),
+    ({"prompt": "a" * 3_000, "echo": True, "logprobs": 20, "n": 60}, 400, "too many for"),
+    ({"prompt": ["a b c d " * 99] * 99, "prompt_logprobs": 20, "n": 4}, 400, "too many for"),
+    ({"prompt": "a", "prompt_logprobs": 21}, 400, "prompt_logprobs"),
+    ({"prompt": "a", "prompt_logprobs": 1, "stream": True}, 400, "cannot be streamed"),
     ({"prompt": ["a"] * 999, "echo": True, "max_tokens": 0}, 400, "one call asks for"),
     ({"prompt": "a", "x" * 9_000: 1}, 400, "xxx"),
     ({"prompt": "a", "top_k": "x" * 9_000}, 400, "top_k must be"),

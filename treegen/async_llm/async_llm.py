@@ -131,7 +131,13 @@ class AsyncLLM(Closing):
         scores = {place: score async for place, score in self._results(call)}
         return [scores[place] for place in range(len(scores))]
 
-    async def encode(self, prompts: Iterable[Prompt]) -> list[Tokens]:
+    async def encode(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Tokens]:
         """The token ids of prompts.
 
         Raises:
@@ -140,7 +146,8 @@ class AsyncLLM(Closing):
         contents = as_list("prompts", prompts)
         self._check_open()
         self._check_num(len(contents), "prompts")
-        return [request.tokens for request in await self._encoder.encode(contents)]
+        template = chat_arguments(tools, chat_template_kwargs)
+        return [request.tokens for request in await self._encoder.encode(contents, template)]
 
     @property
     def num_waiting(self) -> int:

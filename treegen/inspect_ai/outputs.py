@@ -15,7 +15,7 @@ from inspect_ai.model import (
 )
 from inspect_ai.tool import ToolCall
 
-from treegen.outputs import Completion
+from treegen.outputs import Completion, Score
 from treegen.prompts.token_text import Text, chat_logprobs
 from treegen.replies import Replies
 
@@ -46,6 +46,7 @@ def output_of(
                 message=message,
                 stop_reason="tool_calls" if message.tool_calls else reason,
                 logprobs=_logprobs(prompt, each, text) if logprobs else None,
+                prompt_logprobs=_prompt_logprobs(prompt, each.prompt_logprobs, text),
             )
         )
     usage = ModelUsage(input_tokens=read, output_tokens=drawn, total_tokens=read + drawn)
@@ -73,4 +74,13 @@ def _message(
 
 def _logprobs(prompt: Sequence[int], completion: Completion, text: Text) -> Logprobs:
     tokens = text.named(prompt, completion.tokens, completion.logprobs, completion.top_logprobs)
+    return Logprobs.model_validate({"content": chat_logprobs(tokens)})
+
+
+def _prompt_logprobs(prompt: Sequence[int], score: Score | None, text: Text) -> Logprobs | None:
+    """Those of the prompt's tokens but the first."""
+    if score is None:
+        return None
+    tops = score.top.pairs() if score.top is not None else ()
+    tokens = text.named(prompt[:1], score.tokens, score.logprobs, tops)
     return Logprobs.model_validate({"content": chat_logprobs(tokens)})

@@ -11,6 +11,7 @@ from typing import Any, Final
 from treegen.errors import InputError
 from treegen.replies import readers
 from treegen.replies.readers import Reader, Tagged
+from treegen.replies.scan import Scan
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ USUAL: Final = TOOL_FORMATS["hermes"]
 """For a model whose format is not known."""
 
 
-def _back(scan: readers.Scan, literal: str) -> readers.Scan:
+def _back(scan: Scan, literal: str) -> Scan:
     scan.at -= len(literal)
     return scan
 

@@ -49,24 +49,47 @@ class Answer:
         """The JSON of an answer that is given at once.
 
         found: the completions of each prompt; none where nothing was to be drawn.
-        scores: the score of each prompt, for echo with logprobs.
+        scores: the score of each prompt, where it is wanted; for echo with logprobs, and
+        prompt_logprobs.
         """
         choices = []
         for place, prompt in enumerate(self.prompts):
             echoed, its_own = "", None
             if self.ask.echo:
                 echoed = self._text.of([], prompt)
-            if scores:
-                score = scores[place]
+            score = scores[place] if scores else None
+            if self.ask.echo and self.ask.num_top is not None:
                 known = (None, *(score.logprobs if score else ()))
-                its_own = _by_name(list(self._text.named([], prompt, known)), 0)
+                tops = ((), *(score.top.pairs() if score and score.top else [()] * len(known[1:])))
+                tops = tuple(top[: self.ask.num_top] for top in tops)
+                its_own = _by_name(list(self._text.named([], prompt, known, tops)), 0)
             for drawn in found[place] if found else [_NOTHING]:
                 said = self._message(place, drawn) if self.ask.is_chat else echoed + drawn.text
                 logprobs = self._logprobs(prompt, drawn, len(echoed))
                 if logprobs and its_own:
                     logprobs = {name: its_own[name] + logprobs[name] for name in its_own}
                 choices.append(self._ended(place, drawn, said, logprobs))
+                if self.ask.prompt_logprobs is not None:
+                    choices[-1]["prompt_logprobs"] = self._of_prompt(prompt, score)
         return {**self._frame, "choices": choices, "usage": self._usage()}
+
+    def _of_prompt(self, prompt: Sequence[int], score: Score | None) -> list[Any]:
+        """What is known of a prompt's tokens, as vLLM's server has it: by token id."""
+        num, told = self.ask.prompt_logprobs or 0, list[Any]([None])
+        if score is None:
+            return told
+        tops = score.top.pairs() if score.top is not None else [()] * len(score.tokens)
+        for at, (token, logprob, top) in enumerate(
+            zip(score.tokens, score.logprobs, tops, strict=True), 1
+        ):
+            named = {token: (logprob, None)}
+            named |= {each: (value, rank) for rank, (each, value) in enumerate(top[:num], 1)}
+            told.append({
+                str(each): {"logprob": value, "rank": rank,
+                            "decoded_token": self._text.token(prompt[:at], each)}
+                for each, (value, rank) in named.items()
+            })  # fmt: skip
+        return told
 
     def _message(self, place: int, drawn: Completion) -> dict[str, Any]:
         ask = self.ask

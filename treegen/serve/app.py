@@ -136,16 +136,18 @@ class Server:
         self, answer: Answer, prompts: list[Any], params: SamplingParams | None, how: Any
     ) -> bytes:
         """The JSON of an answer. params: None draws nothing."""
-        found: list[list[Completion]] = []
+        ask, found = answer.ask, list[list[Completion]]()
         scores: list[Score | None] = []
-        if params is None:
-            read = await self._served.encode(prompts)
-        else:
+        if params is None or ask.num_prompt_top is not None:
+            read = await self._served.encode(prompts, **how)
+            ask.check_told(sum(map(len, read)))
+        if params is not None:
             read, found = await self._served.generate(prompts, params, **how)
+            scores = [each[0].prompt_logprobs for each in found]
         answer.prompts = [tokens.tolist() for tokens in read]
-        if answer.ask.echo and answer.ask.num_top is not None:
+        if params is None and ask.num_prompt_top is not None:
             long = [tokens for tokens in answer.prompts if len(tokens) > 1]
-            known = iter(await self._served.score(long) if long else ())
+            known = iter(await self._served.score(long, top=ask.num_prompt_top) if long else ())
             scores = [next(known) if len(tokens) > 1 else None for tokens in answer.prompts]
         # Many log-probabilities take a while, and others are to be served meanwhile.
         return await asyncio.to_thread(lambda: _dumped(answer.whole(found, scores)))
