@@ -362,7 +362,7 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"prompt": "a", "min_tokens": 10**30, "max_tokens": 10**30}, 400, "min_tokens must be"),
     ({"prompt": "a" * 9_000, "echo": True, "n": 150}, 400, "echo tells"),
     ({"prompt": "a" * 3_000, "echo": True, "logprobs": 20, "n": 60}, 400, "too many for"),
-    ({"prompt": ["a b c d " * 99] * 99, "prompt_logprobs": 20, "n": 4}, 400, "too many for"),
+    ({"prompt": ["a b c d " * 99] * 60, "prompt_logprobs": 20, "n": 9}, 400, "too many for"),
     ({"prompt": "a", "prompt_logprobs": 21}, 400, "prompt_logprobs"),
     ({"prompt": "a", "prompt_logprobs": 1, "stream": True}, 400, "cannot be streamed"),
     ({"prompt": ["a"] * 999, "echo": True, "max_tokens": 0}, 400, "one call asks for"),
