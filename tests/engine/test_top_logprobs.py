@@ -26,7 +26,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def save(path: Path, family: str) -> Path:
-    settings = {"vocab_size": VOCABULARY, "max_position_embeddings": 512}
+    settings: dict[str, Any] = {"vocab_size": VOCABULARY, "max_position_embeddings": 512}
     return tiny_models.save_tiny_model(path, family, **settings)
 
 
@@ -80,7 +80,7 @@ def random_pairs(seed: int, num: int) -> list[tuple[list[int], list[int]]]:
     """Contexts that share a trunk, that go on from each other, and that are all alone."""
     rng = np.random.default_rng(seed)
 
-    def ids(size: int) -> list[int]:
+    def ids(size: Any) -> list[int]:
         found: list[int] = rng.integers(2, VOCABULARY, size).tolist()
         return found
 

@@ -3,7 +3,8 @@
 replies.py    a completion, or a sample while it grows, as a Reply
 parser.py     the parts of a text as it grows; one way for whole texts and for streams
 formats.py    the table: how models write tool calls, and by what a model is known to write so
-readers.py    the kinds of calls that the table is made of: JSON, tags, Python, channels
+readers.py    the kinds of calls that the table is made of: JSON, tags, Python
+marked.py     those with marks of their own: Gemma, Harmony
 scan.py       a place in a text that may still grow
 arguments.py  arguments that are written as text, by the types that a tool declares
 types.py      ToolCall, Reply and the parts of a stream

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from treegen.errors import InputError
-from treegen.replies import readers
+from treegen.replies import marked, readers
 from treegen.replies.readers import Reader, Tagged
 from treegen.replies.scan import Scan
 
@@ -65,15 +65,15 @@ def _dsml(wrapper: str) -> Tagged:
 
 
 def _gemma(quote: str, end: str) -> Reader:
-    return partial(readers.gemma_calls, quote=quote, end=end)
+    return partial(marked.gemma_calls, quote=quote, end=end)
 
 
 _FORMATS: Final = (
     ToolFormat(
         "harmony", (("<|channel|>", "<|message|>"),),
-        {"<|channel|>": partial(readers.harmony, is_start=False),
-         "<|start|>": partial(readers.harmony, is_start=True)},
-        dropped=readers.HARMONY_ENDS, inner=("<|message|>", "<|constrain|>"), has_channels=True,
+        {"<|channel|>": partial(marked.harmony, is_start=False),
+         "<|start|>": partial(marked.harmony, is_start=True)},
+        dropped=marked.HARMONY_ENDS, inner=("<|message|>", "<|constrain|>"), has_channels=True,
     ),
     ToolFormat(
         "seed_oss", (("<seed:tool_call>",),),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -39,7 +39,7 @@ class Progress:
 
 def score_texts(
     llm: LLM, path: Path, folder: Path, *, top: int = 0, part: int = _PAIRS
-) -> Iterator[Progress]:
+) -> Generator[Progress, None, None]:
     """Score the texts of a file, into files of columns; yields after each that was written.
 
     What is in the folder already is not computed again, so a call that was stopped goes on when it

@@ -82,7 +82,7 @@ class Answer:
         for at, (token, logprob, top) in enumerate(
             zip(score.tokens, score.logprobs, tops, strict=True), 1
         ):
-            named = {token: (logprob, None)}
+            named: dict[int, tuple[float, int | None]] = {token: (logprob, None)}
             named |= {each: (value, rank) for rank, (each, value) in enumerate(top[:num], 1)}
             told.append({
                 str(each): {"logprob": value, "rank": rank,
