@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Final, Literal, NoReturn
 
 from treegen.search.budget import Budget, BudgetReached, SearchUsage, StillAsking
+from treegen.search.line import Line
 from treegen.uncopied import Uncopied
 
 _PATIENCE: Final = 100_000
@@ -20,6 +21,7 @@ class Account(Uncopied):
     origin: a text that the seeds of its samples follow from, beside their paths and the seed of the
     params; by default the name.
     usage: what the search has cost so far.
+    line: its calls in their order, if its budget counts them.
     stopped: why nothing more may be asked for; None while it may.
     num_asked: calls for samples and scores that are under way.
     """
@@ -30,6 +32,7 @@ class Account(Uncopied):
         self.origin = origin if origin is not None else name
         self.budget = budget or Budget()
         self.usage = SearchUsage()
+        self.line = Line.of(self.budget, self.usage)
         self.stopped: BudgetReached | None = None
         self.num_asked = self._num_drawing = self._num_refused = 0
 
@@ -51,6 +54,13 @@ class Account(Uncopied):
             self.stopped = BudgetReached(reason)
         if self.stopped is not None:
             self._refuse(str(self.stopped))
+
+    def return_next(self) -> bool:
+        """Let the first call in line return if its results are there; whether it does.
+
+        Call it when nothing of the search can run.
+        """
+        return self.line is not None and self.line.return_next()
 
     def fitting(self, n: int, max_tokens: int) -> int:
         """How many of n samples are sure to end within the budget of tokens; 0 if none is."""

@@ -193,9 +193,12 @@ class Session(Closing, Uncopied):
         with self._alone():
             if self.backend.has_work:
                 self.backend.step()
-            for asked in self._asked:
-                if not asked.is_done and all(ticket.is_done for ticket in asked.tickets):
-                    self._advance(asked)
+            while True:
+                for asked in self._asked:
+                    if not asked.is_done and all(ticket.is_done for ticket in asked.tickets):
+                        self._advance(asked)
+                if not sum(each.return_next() for each in list(self._searches)):
+                    break
 
     def _advance(self, asked: Asked[Any]) -> None:
         self.backend.new.clear()
