@@ -43,6 +43,10 @@ async def stubborn(root):
         except Exception:
             pass
 
+async def ends(root, why: str = ""):
+    await root.sample(1)
+    root.search.stop(why)
+
 async def wrong(root):
     return 7
 
@@ -106,6 +110,17 @@ def test_one_that_takes_the_end_for_a_failure_is_ended(own: Path) -> None:
     (record,) = records_of(job_of(own, "stubborn", limit=1, budget={"calls": 9}))
     assert record["error"] is None and record["stopped"] == "solved"  # by what is in the tree
     assert record["usage"]["calls"] == 9 < len(record["nodes"])
+
+
+@pytest.mark.parametrize("why", ["interrupted", "left out"])
+def test_what_it_says_of_its_end_does_not_lose_its_record(
+    own: Path, tmp_path: Path, why: str
+) -> None:
+    job = job_of(own, "ends", arguments={"why": why}, limit=2)
+    asked = run_settings(job, dtype="float32", fingerprint="f", flags={})
+    with SearchRunDir.create(tmp_path / "run", asked) as run:
+        list(run_searches(job, run, ToyLLM(puzzle_model())))  # type: ignore[arg-type]
+        assert len(list(run.records())) == 2 and run.missing == 0
 
 
 def test_its_arguments_shape_the_tree(own: Path) -> None:

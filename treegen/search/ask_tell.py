@@ -353,12 +353,14 @@ class AskTell(Closing):
             return False
         if any(each.end_wait() for each in self._running):
             return True
+        if any(each.end_abandoned() for each in self._running):
+            return True
         if sum(search.return_next() for search in self._searches):  # one call of each
             return True
         if self._loop.aside.go_on(busy=False):
             return True
         unanswered = any(letter.is_open for letter in self._mail.waiting.values())
-        if unanswered or all(each.task.done() for each in self._running):
+        if unanswered or self.done:
             self._loop.stop()
             return True
         return False

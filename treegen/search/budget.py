@@ -5,13 +5,36 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field, fields
+from enum import Enum
 
 from treegen.errors import InputError, TreegenError
 from treegen.params import check_int, check_number
 
 
+class StopReason(Enum):
+    """What ended a search early. The sentence beside it is for people; programs read this."""
+
+    BUDGET = "budget"
+    STOPPED = "stopped"
+    """The search, or whoever runs it, has called `stop`."""
+    SOLVED = "solved"
+    CLOSED = "closed"
+    INTERRUPTED = "interrupted"
+    """The whole run was: the search is to be done again."""
+    LEFT_OUT = "left out"
+    """It was not done at all; see `Cluster`."""
+
+
 class BudgetReached(TreegenError):
-    """A search asked for more after its budget was used up, or after it was stopped."""
+    """A search asked for more after its budget was used up, or after it was stopped.
+
+    by: what ended it.
+    """
+
+    def __init__(self, message: str = "", by: StopReason = StopReason.BUDGET) -> None:
+        """message: a sentence."""
+        super().__init__(message)
+        self.by = by
 
 
 class StillAsking(asyncio.CancelledError):

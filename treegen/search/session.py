@@ -20,7 +20,7 @@ from treegen.prompts.tokens import tokenize
 from treegen.prompts.tree import Message, Node, chat_arguments
 from treegen.search.budget import Budget, SearchUsage, StillAsking, check_budget
 from treegen.search.live.backend import LiveBackend, Ticket
-from treegen.search.loop import driven
+from treegen.search.loop import LEFT, driven
 from treegen.search.node import Search, SearchNode
 from treegen.turns import Alone
 from treegen.uncopied import Uncopied
@@ -66,7 +66,10 @@ class Asked(Generic[T]):
 
     def fail(self, error: Exception) -> None:
         """End the call with an error."""
-        self.call.close()
+        try:
+            self.call.close()
+        except RuntimeError:  # it does not end
+            LEFT.append(self.call)
         self.error, self.is_done = error, True
 
 

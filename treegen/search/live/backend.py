@@ -30,7 +30,7 @@ from treegen.prompts.stops import Stopping
 from treegen.prompts.tokens import TAIL, Appender, Given, append_text, encode_texts
 from treegen.search.account import Account
 from treegen.search.backend import Context, Drawn
-from treegen.search.budget import SearchUsage
+from treegen.search.budget import SearchUsage, StopReason
 from treegen.search.line import Call
 from treegen.search.live.prompts import PromptIndex, check_fits
 from treegen.spec import ModelSpec
@@ -430,7 +430,7 @@ class LiveBackend:
         timed = {ticket.search: None for ticket in self._open if ticket.search.budget.seconds}
         for search in timed:
             if search.budget.is_over(search.usage):
-                search.stop(search.budget.reached("seconds"))
+                search.stop(search.budget.reached("seconds"), StopReason.BUDGET)
 
     def _param_set(self, params: SamplingParams) -> int:
         if params.logprobs > self.params.logprobs:
@@ -448,7 +448,7 @@ class LiveBackend:
         self.scheduler.close()
         self.scheduler.scores.clear()
         for search in {ticket.search: None for ticket in self._open}:
-            search.stop("the session was closed")
+            search.stop("the session was closed", StopReason.CLOSED)
 
     def _check_open(self) -> None:
         if self.closed:
