@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from treegen.cli.options import CONTEXT, asked_for, options_of
-from treegen.errors import InputError
+from treegen.errors import InputError, install
 
 _NEEDED: Final = ("prometheus_client", "pydantic", "starlette", "uvicorn")
 _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
@@ -45,8 +45,7 @@ def command(
     """
     if missing := [name for name in _NEEDED if not find_spec(name)]:
         raise InputError(
-            f"`treegen serve` needs {', '.join(missing)}; install it with: "
-            "pip install 'treegen[serve]'"
+            f"`treegen serve` needs {', '.join(missing)}; install it with: {install('serve')}"
         )
     from treegen.formats import parse_bytes
     from treegen.options import EngineOptions

@@ -93,5 +93,6 @@ def test_without_the_extra_one_line_says_how_to_install_it(
     done = treegen("serve", "--model", "demo")
     assert done.code == 2
     assert done.err == (
-        "Error: `treegen serve` needs uvicorn; install it with: pip install 'treegen[serve]'\n"
+        "Error: `treegen serve` needs uvicorn; install it with: pip install '.[serve]' in "
+        "treegen's checkout, or 'WHEEL[serve]' for its wheel\n"
     )

@@ -46,7 +46,7 @@ def test_inspect_runs_the_eval_of_the_page(repository: Path, tmp_path: Path) -> 
         r"```bash\n(.*?)```.*?```text\n(.*?)```", _section(repository, "Inspect AI"), re.DOTALL
     )
     install, script = block.split("\n", 1)
-    assert install == "pip install 'treegen[inspect]'"
+    assert install == "pip install '.[inspect]'"
     env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(
         ["bash", "-e"], input=script, cwd=tmp_path, env=env, capture_output=True, text=True,

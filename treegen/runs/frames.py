@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from treegen.errors import InputError
+from treegen.errors import InputError, install
 
 if TYPE_CHECKING:
     import pandas
@@ -93,5 +93,5 @@ def need_pandas() -> Any:
         return import_module("pandas")
     except ImportError:
         raise InputError(
-            "a run as frames needs pandas; install it with: pip install 'treegen[pandas]'"
+            f"a run as frames needs pandas; install it with: {install('pandas')}"
         ) from None

@@ -12,7 +12,7 @@ from treegen.errors import InputError, RunError
 from treegen.runs.files import check_id, plain
 
 SCHEMA: Final = 1
-_PACKAGES: Final = ("treegen", "torch", "transformers", "tokenizers", "numpy")
+_PACKAGES: Final = ("torch", "transformers", "tokenizers", "numpy")
 _SHOWN: Final = 60
 _ABSENT: Final = object()
 
@@ -117,7 +117,10 @@ def versions() -> dict[str, str]:
 def _versions() -> Mapping[str, str]:
     from importlib import metadata  # slow to import, and only runs that are written need it
 
+    import treegen
+
     found = {"python": platform.python_version(), "platform": platform.platform()}
+    found["treegen"] = treegen.__version__
     for package in _PACKAGES:
         try:
             found[package] = metadata.version(package)
