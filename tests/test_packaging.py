@@ -232,9 +232,9 @@ def test_public_names_agree() -> None:
 
 
 def test_no_message_or_page_names_the_package_of_somebody_else(repository: Path) -> None:
-    """PyPI's `treegen` is not this one: an extra is installed from the checkout, or from a wheel."""
-    files = [repository / "README.md"]
-    for folder, ending in (("treegen", "py"), ("tasks", "py"), ("cli", "py"), ("docs", "md")):
-        files += (repository / folder).rglob(f"*.{ending}")
+    """PyPI's `treegen` is not this one: extras come from the checkout, or from a wheel."""
+    files = [repository / "README.md", *(repository / "docs").rglob("*.md")]
+    for folder in ("treegen", "tasks", "cli"):
+        files += (repository / folder).rglob("*.py")
     bad = re.compile(r"install\s+'?treegen(?![\w/.])")
     assert not [str(file) for file in files if bad.search(file.read_text())]

@@ -14,6 +14,7 @@ from treegen.errors import InputError, ModelError, ModelWarning
 from treegen.model.families import refuse_family
 from treegen.model.files import check_trust, locate, one_line, read_object, read_raw_config
 from treegen.model.gguf_file import gguf_arguments, is_gguf
+from treegen.model.headers import check_headers
 from treegen.model.probe import probe_layers
 from treegen.model.text_part import generates_text
 from treegen.spec import LayerSpec, ModelSpec
@@ -98,11 +99,13 @@ def read_config(
         trust=trust_remote_code,
     )
     model_type = raw.get("model_type")
-    if model_type not in CONFIG_MAPPING and not raw.get("auto_map"):
+    is_known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
+    if not is_known and not raw.get("auto_map"):
         raise ModelError(
             f"model_type {model_type!r} in {directory / 'config.json'} is not known to "
             f"transformers {__version__}; upgrade transformers or check the file"
         )
+    check_headers(directory, raw)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             directory, trust_remote_code=trust_remote_code, local_files_only=True

@@ -6,6 +6,7 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from treegen.errors import ModelError
+from treegen.model.config import read_config
 from treegen.model.files import TOKENIZER_FILES, check_trust, locate, one_line, read_object
 from treegen.model.gguf_file import gguf_arguments
 
@@ -42,6 +43,9 @@ def load_tokenizer(
             **in_one,
         )
     except Exception as error:
+        if with_config and not in_one and (directory / "config.json").is_file():
+            # transformers reads it for a tokenizer too, and it may be what is wrong.
+            read_config(path, directory, revision=revision, trust_remote_code=trust_remote_code)
         raise ModelError(
             f"the tokenizer in {directory} cannot be loaded: {one_line(error)}"
         ) from None
