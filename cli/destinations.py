@@ -152,7 +152,7 @@ def search_destinations(
 
 def is_run(path: Path) -> bool:
     """Return whether a directory holds a run."""
-    return (path / "run.json").exists()
+    return os.path.exists(path / "run.json")  # a Path raises for names that are too long
 
 
 def file_name(text: str) -> str:

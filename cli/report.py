@@ -1,5 +1,6 @@
 """`treegen report`: runs as one page that opens anywhere, and as plots."""
 
+import os
 from pathlib import Path
 
 import click
@@ -25,7 +26,7 @@ def command(
     from treegen.report.load import find_runs
     from treegen.report.page import check_name, write_page
 
-    if output_path is not None and output_path.is_dir():
+    if output_path is not None and os.path.isdir(output_path):
         output_path = output_path / "report.html"
     if output_path is not None:
         check_name(output_path, "--output-path")

@@ -124,8 +124,12 @@ class Calls(Uncopied, ABC):
         each = [given] * len(requests) if isinstance(given, SamplingParams) else given
         known = {request.id: request.samples for request in requests}
         skipped = defaultdict(set)
-        for prompt_id, index in skip:
-            if index not in range(known.get(prompt_id, 0)):
+        for pair in as_list("skip", skip):
+            if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+                raise InputError(f"skip has {pair!r:.60}; give pairs of prompt id and sample index")
+            prompt_id, index = pair
+            num = known.get(prompt_id, 0) if isinstance(prompt_id, str) else 0
+            if not isinstance(index, int) or not 0 <= index < num:
                 raise InputError(f"skip names sample {index} of {prompt_id!r}, not in the tree")
             skipped[prompt_id].add(index)
         samples = [[i for i in range(r.samples) if i not in skipped[r.id]] for r in requests]

@@ -107,7 +107,7 @@ def choose(impl: str, device: torch.device) -> Implementation:
     Raises:
         InputError: no implementation has the name, or none that may be taken runs on the device.
     """
-    if impl != "auto" and impl not in LOADERS:
+    if not isinstance(impl, str) or (impl != "auto" and impl not in LOADERS):
         raise InputError(f"impl must be auto or one of {', '.join(sorted(LOADERS))}, got {impl!r}")
     reasons = []
     for name in LOADERS if impl == "auto" else [impl]:

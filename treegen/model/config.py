@@ -36,7 +36,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         found = torch.device(device)
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError, ValueError, OverflowError):
         raise InputError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}") from None
     if found.type not in ("cpu", "cuda") or (found.type == "cpu" and found.index):
         raise InputError(f"device must be auto, cpu, cuda or cuda:N, got {str(device)!r}")
@@ -66,6 +66,8 @@ def resolve_dtype(
         if dtype not in DTYPES.values():
             raise InputError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")
         return dtype
+    if dtype != "auto":
+        raise InputError(f"dtype must be auto or one of {', '.join(DTYPES)}, got {dtype!r:.60}")
     if device.type == "cpu":
         return torch.float32
     for source in (config, config.get_text_config(decoder=True)):

@@ -56,6 +56,8 @@ def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool)
     Raises:
         ModelError: there is no such directory, and no such model on the hub.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"a model is a directory or a name on the hub, got {path!r:.60}")
     name = os.fspath(path)
     if name == demo.NAME:
         return demo.model_path()

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any, Final
 
 from treegen.errors import InputError, RunError
+from treegen.runs.fields import FREE, check_types
 from treegen.runs.files import check_id, plain
 
 SCHEMA: Final = 1
@@ -180,7 +181,12 @@ def from_json(value: Any, name: str) -> RunInfo:
             versions=_typed(value["versions"], dict),
             resumes=tuple(_typed(r, dict) for r in _typed(value["resumes"], list)),
         )
-    except (KeyError, TypeError) as error:
+        began = {"free": info.free, "versions": info.versions}
+        for each in (began, *info.resumes):
+            check_types(_typed(each["free"], dict), FREE)
+            for version in _typed(each["versions"], dict).values():
+                _typed(version, str)
+    except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{name} is damaged ({error!s}); restore it from a copy") from None
     if _fingerprint(_compared(info.identity, info.problem_ids, info.planned)) != info.fingerprint:
         raise RunError(
