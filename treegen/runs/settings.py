@@ -3,6 +3,7 @@
 import hashlib
 import json
 import platform
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -118,10 +119,8 @@ def versions() -> dict[str, str]:
 def _versions() -> Mapping[str, str]:
     from importlib import metadata  # slow to import, and only runs that are written need it
 
-    import treegen
-
     found = {"python": platform.python_version(), "platform": platform.platform()}
-    found["treegen"] = treegen.__version__
+    found["treegen"] = sys.modules["treegen"].__version__
     for package in _PACKAGES:
         try:
             found[package] = metadata.version(package)
