@@ -30,12 +30,11 @@ if TYPE_CHECKING:
 
 # A shell's background job starts with SIGINT ignored, nohup with SIGHUP, and so would the commands
 # under test.
-for _number, _usual in (
-    (signal.SIGINT, signal.default_int_handler),
-    *((number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT)),
-):
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+for _number in (signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
     if signal.getsignal(_number) is signal.SIG_IGN:
-        signal.signal(_number, _usual)
+        signal.signal(_number, signal.SIG_DFL)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

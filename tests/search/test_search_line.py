@@ -7,6 +7,7 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_models
@@ -165,7 +166,7 @@ def test_calls_of_a_session_share_a_budget_in_their_order() -> None:
             root = session.root("acde", name="a", budget=Budget(tokens=50))
             first = session.ask(root.sample(4, max_tokens=9))
             second = session.ask(root.sample(4, max_tokens=9))
-            done = []
+            done: list[Any] = []
             while len(done) < 2:
                 done += session.tell()
             assert done == [first, second] and len(first.result) == 4
