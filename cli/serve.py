@@ -47,7 +47,7 @@ def command(
         raise InputError(
             f"`treegen serve` needs {', '.join(missing)}; install it with: {install('serve')}"
         )
-    from treegen.formats import parse_bytes
+    from treegen.common.formats import parse_bytes
     from treegen.options import EngineOptions
     from treegen.params import check_int
 

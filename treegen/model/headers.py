@@ -10,7 +10,7 @@ from typing import Any, Final
 from safetensors import SafetensorError, safe_open
 
 from treegen.errors import ModelError
-from treegen.model.files import weight_files
+from treegen.model.checkpoint.files import weight_files
 
 _FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
 _QUANTISED: Final = ("quantization_config", "compression_config")

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, Literal, NoReturn
 
+from treegen.common.uncopied import Uncopied
 from treegen.search.budget import Budget, BudgetReached, SearchUsage, StillAsking, StopReason
 from treegen.search.line import Line
-from treegen.uncopied import Uncopied
 
 _PATIENCE: Final = 100_000
 """How often BudgetReached is raised before StillAsking is."""
