@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
+from treegen.evals.given import Asked
 from treegen.report.calibration import problem_points
 from treegen.report.load import load_run
 from treegen.report.view import RunView
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
 class Frames:
     """The frames of one run; see `treegen.runs.frames.RunFrames`."""
 
-    def __init__(self, path: Path, *, data: str | None = None) -> None:
+    def __init__(self, path: Path, **asked: Unpack[Asked]) -> None:
         """Read the run and judge its samples."""
-        self.view: RunView = load_run(path, data=data)
+        self.view: RunView = load_run(path, **asked)
 
     def samples(self) -> "pandas.DataFrame":
         """Return a row for each finished sample, in the order of problems and indices."""

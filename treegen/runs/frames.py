@@ -67,19 +67,29 @@ class RunFrames(Protocol):
         ...
 
 
-def open_frames(path: str | os.PathLike[str], *, data: str | None = None) -> RunFrames:
+def open_frames(
+    path: str | os.PathLike[str],
+    *,
+    data: str | None = None,
+    task: str | None = None,
+    allow_task_code: bool = False,
+) -> RunFrames:
     """Read the run in a directory, also while it is under way; no lock is taken.
 
     data: where the problems are now, if they are neither where they were nor in the run's own
     directory.
+    task: path/to/file.py:Class of a task that does not come with treegen. A run that names such a
+    task does not run its code, so its samples are not judged unless it is named here.
+    allow_task_code: whether to run the code that the run names.
 
     Raises:
         RunError: there is no run, or it is damaged.
-        InputError: pandas is not installed, or `data` are not the problems of the run.
+        InputError: pandas is not installed, or `data` or `task` are not those of the run.
     """
     need_pandas()
     # By its name, because what judges samples stands above this package.
-    found: RunFrames = import_module("treegen.report.frames").Frames(Path(path), data=data)
+    frames = import_module("treegen.report.frames").Frames
+    found: RunFrames = frames(Path(path), data=data, task=task, allow_task_code=allow_task_code)
     return found
 
 
