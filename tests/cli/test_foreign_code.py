@@ -1,4 +1,4 @@
-"""Commands that read somebody's run, which names code: none of it runs unless the reader says so."""
+"""Commands that read a run that names code: none of it runs unless the reader says so."""
 
 import json
 from collections.abc import Callable
