@@ -23,13 +23,17 @@ def test_sigterm_answers_what_was_asked_and_ends() -> None:
     options = ["--port", "0", "--memory", "64MiB", "--device", "cpu"]
     with subprocess.Popen([*SERVE, *options], stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
-        told = server.stderr.readline()
+        loading, loaded, told = (server.stderr.readline() for _ in range(3))
+        assert loading == "loading demo\n" and loaded.startswith("loaded in ")
         assert "demo is served at http://127.0.0.1:" in told
         url = told.split()[-1]
         answers: list[Any] = []
 
         def ask() -> None:
-            request = urllib.request.Request(f"{url}/completions", json.dumps(BODY).encode())
+            request = urllib.request.Request(
+                f"{url}/completions", json.dumps(BODY).encode(),
+                {"Content-Type": "application/json"},
+            )  # fmt: skip
             with urllib.request.urlopen(request, timeout=120) as response:
                 answers.append(json.load(response))
 

@@ -319,6 +319,10 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"messages": CHAT, "echo": True}, 400, "echo"),
     ({"messages": CHAT, "max_thinking_tokens": -1}, 400, "max_thinking_tokens"),
     ({"messages": CHAT, "chat_template_kwargs": {"effort": 1}}, 400, "does not read effort"),
+    ({"messages": CHAT, "tool_choice": "required"}, 400, "nothing forces the model"),
+    ({"messages": CHAT, "tool_choice": {"type": "function"}}, 400, "nothing forces the model"),
+    ({"messages": CHAT, "reasoning_effort": "low"}, 400, "chat_template_kwargs={"),
+    ({"prompt": "a", "return_token_ids": True, "stream": True}, 400, "cannot be streamed"),
     ({"messages": CHAT, "separate_reasoning": 1}, 400, "separate_reasoning"),
     ({"messages": CHAT, "separate_reasoning": True, "stream": True}, 400, "cannot be streamed"),
     (
@@ -405,6 +409,39 @@ def test_keys_models_health_and_metrics(running: Running, client: openai.OpenAI)
     metrics = httpx2.get(f"{running.url}/metrics", headers={"authorization": f"Bearer {KEY}"}).text
     assert "treegen_decoded_tokens_total 7.0" in metrics
     assert 'treegen_requests_total{path="/v1/models",status="401"} 1.0' in metrics
+
+
+def test_echo_tells_the_likeliest_tokens_of_a_prompt(
+    running: Running, client: openai.OpenAI
+) -> None:
+    ask: Any = {"model": "demo", "temperature": 0, "logprobs": 1}
+    tokens = running.served.llm.tokenizer("Tom has 3 apples and")["input_ids"]
+    drawn = client.completions.create(
+        prompt=tokens, max_tokens=12, extra_body={"return_token_ids": True}, **ask
+    )
+    own: Any = drawn.choices[0]
+    assert own.prompt_token_ids == tokens and len(own.token_ids) == 12
+    whole = [*tokens, *own.token_ids]
+    for most in (0, 1):  # lm-eval's local-completions asks for one
+        told = client.completions.create(prompt=whole, max_tokens=most, echo=True, **ask)
+        found, logprobs = told.choices[0].logprobs, own.logprobs
+        assert found is not None and found.top_logprobs and found.token_logprobs
+        assert len(found.top_logprobs) == len(whole) + most
+        assert found.top_logprobs[0] == {} and found.token_logprobs[0] is None
+        for at, (top, logprob) in enumerate(
+            zip(logprobs.top_logprobs, logprobs.token_logprobs, strict=True), len(tokens)
+        ):
+            assert found.top_logprobs[at] == pytest.approx(top, abs=1e-4)
+            # The draw was greedy, so the likeliest token is the one that is there.
+            assert list(top.values()) == pytest.approx([logprob], abs=1e-6)
+        for at in range(1, len(tokens)):
+            ((_, best),) = found.top_logprobs[at].items()
+            assert best >= found.token_logprobs[at] - 1e-6
+    chat: Any = client.chat.completions.create(
+        model="demo", messages=CHAT, max_tokens=3, extra_body={"return_token_ids": True}
+    )
+    assert len(chat.choices[0].token_ids) == chat.usage.completion_tokens
+    assert len(chat.prompt_token_ids) == chat.usage.prompt_tokens
 
 
 def test_a_crowd_is_told_to_come_again(running: Running, client: openai.OpenAI) -> None:
