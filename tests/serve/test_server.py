@@ -355,7 +355,7 @@ def test_what_cannot_be_done_is_refused_by_name(running: Running) -> None:
     ],
 )  # fmt: skip
 def test_keys_have_a_scheme_in_any_case(running: Running, given: str, status: int) -> None:
-    headers = {"authorization": given.encode("latin-1")}
+    headers = {b"authorization": given.encode("latin-1")}
     response = httpx2.get(f"{running.url}/v1/models", headers=headers)
     assert response.status_code == status
     if status == 401:
@@ -437,9 +437,8 @@ def test_echo_tells_the_likeliest_tokens_of_a_prompt(
         for at in range(1, len(tokens)):
             ((_, best),) = found.top_logprobs[at].items()
             assert best >= found.token_logprobs[at] - 1e-6
-    chat: Any = client.chat.completions.create(
-        model="demo", messages=CHAT, max_tokens=3, extra_body={"return_token_ids": True}
-    )
+    create: Any = client.chat.completions.create
+    chat = create(model="demo", messages=CHAT, max_tokens=3, extra_body={"return_token_ids": True})
     assert len(chat.choices[0].token_ids) == chat.usage.completion_tokens
     assert len(chat.prompt_token_ids) == chat.usage.prompt_tokens
 

@@ -27,7 +27,7 @@ class Case(NamedTuple):
 
 
 _REUSED = "out = []\ndef f(x):\n    out.clear()\n    out.extend({})\n    return out\n"
-_CALLS = [[[1, 2]], [[3]], [[]]]
+_CALLS: list[list[Any]] = [[[1, 2]], [[3]], [[]]]
 CASES = (
     # Each result is compared before the next call.
     Case("one list, again and again", "list(x)", _REUSED.format("x"), _CALLS, True),

@@ -83,12 +83,12 @@ class Asked(TypedDict, total=False):
     allow_task_code: bool
 
 
-def named(asked: Asked) -> dict[str, Any]:
+def named(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a reader said, as choices."""
     return {name: v for name, v in asked.items() if v is not None and v is not False}
 
 
-def names_something(asked: Asked) -> bool:
+def names_something(asked: Mapping[str, Any]) -> bool:
     """Return whether a reader said what a run must agree with, and did not leave it to the run."""
     return bool({"data", "task"} & set(named(asked)))
 

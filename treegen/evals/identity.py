@@ -7,7 +7,7 @@ from typing import Any
 
 import treegen
 from treegen.errors import InputError
-from treegen.evals.given import Asked, named
+from treegen.evals.given import named
 from treegen.evals.job import AnyJob, Job, load_job
 from treegen.evals.settings import settle
 from treegen.options import EngineOptions
@@ -69,10 +69,11 @@ def _computing(engine: EngineOptions, device_type: str | None) -> dict[str, str]
     }
 
 
-def stored_job(asked: Asked, stored: Mapping[str, Any], run: RunDir) -> Job:
+def stored_job(asked: Mapping[str, Any], stored: Mapping[str, Any], run: RunDir) -> Job:
     """Return the job of a stored run, to be scored.
 
-    asked: what the reader says of it. stored: the choices of the run.
+    asked: what the reader says of it, by the names of `Asked` and of settings.
+    stored: the choices of the run.
 
     Raises:
         InputError: the problems or the task are not those of the run, or code would run that the

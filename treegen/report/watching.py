@@ -13,14 +13,13 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
 from treegen.errors import InputError, TreegenError
-from treegen.evals.given import Asked
 from treegen.formats import safe_text
 from treegen.report.load import load_run
 from treegen.report.page import Live, render_page
@@ -35,7 +34,7 @@ _FILES: Final = ("*.json", "*.jsonl")
 class Watched:
     """The page of some runs, as they stood when it was last asked for.
 
-    asked: what the reader says of the runs.
+    asked: what the reader says of the runs; see `treegen.evals.given.Asked`.
     every: seconds between two looks at the runs, at least.
     """
 
@@ -43,13 +42,13 @@ class Watched:
         self,
         paths: Sequence[Path],
         *,
-        asked: Asked | None = None,
+        asked: Mapping[str, Any] | None = None,
         every: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         self._paths, self._every = tuple(paths), every
-        self._asked: Asked = asked or {}
+        self._asked: Any = asked or {}
         # Beside a run that keeps all processors busy, a page of low priority takes long by the
         # clock. That is no reason to make the next one late.
         self._clock, self._cpu = clock, cpu
