@@ -9,8 +9,8 @@ from typing import Any, Final
 import click
 
 from treegen.cli.options import CONTEXT, asked_for, options_of
+from treegen.common.formats import safe_text
 from treegen.errors import InputError
-from treegen.formats import safe_text
 
 _NEEDED: Final = ("prometheus_client", "pydantic", "starlette", "uvicorn")
 _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
@@ -50,7 +50,7 @@ def command(
             f"`treegen serve` needs {', '.join(missing)}; install it with: "
             "pip install 'treegen[serve]'"
         )
-    from treegen.formats import parse_bytes
+    from treegen.common.formats import parse_bytes
     from treegen.options import EngineOptions
     from treegen.params import check_int
 

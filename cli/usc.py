@@ -28,9 +28,9 @@ def command(
     from treegen.cli.render import echo, json_line, notice
     from treegen.cli.work import either, load
     from treegen.errors import RunError
-    from treegen.evals.consistency import pick, questions_of
+    from treegen.evals.asked.settings import stored_choices
     from treegen.evals.identity import stored_job
-    from treegen.evals.settings import stored_choices
+    from treegen.evals.judged.consistency import pick, questions_of
     from treegen.runs import RunDir, graceful_signals
 
     with RunDir.open(run) as opened:

@@ -47,11 +47,11 @@ def command(
     """
     from treegen.cli.render import echo, json_line, notice
     from treegen.cli.work import either
+    from treegen.common.formats import parse_bytes
+    from treegen.evals.asked.settings import stored_choices
+    from treegen.evals.asked.verifier_args import DEFAULTS, verifier_settings
     from treegen.evals.identity import stored_job
-    from treegen.evals.settings import stored_choices
-    from treegen.evals.verifier_args import DEFAULTS, verifier_settings
-    from treegen.evals.verify import verify
-    from treegen.formats import parse_bytes
+    from treegen.evals.judged.verify import verify
     from treegen.runs import RunDir, graceful_signals
 
     given = {"mark": mark, "separator": separator, "tokens": tokens, "reduce": reduce}

@@ -10,10 +10,10 @@ from cli_cases import Command
 from report_cases import make_run, make_search_run
 
 from treegen.errors import InputError
-from treegen.evals.given import merged
+from treegen.evals.asked.given import merged
+from treegen.evals.asked.settings import settle, stored_choices
 from treegen.evals.registry import ENTRY_POINT_GROUP
 from treegen.evals.search.settings import settle_search, stored_search_choices
-from treegen.evals.settings import settle, stored_choices
 from treegen.report.load import load_run
 from treegen.runs import RunDir, SearchRunDir
 from treegen.runs import open as open_run

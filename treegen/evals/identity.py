@@ -7,9 +7,9 @@ from typing import Any
 
 import treegen
 from treegen.errors import InputError
-from treegen.evals.given import named
+from treegen.evals.asked.given import named
+from treegen.evals.asked.settings import settle
 from treegen.evals.job import AnyJob, Job, load_job
-from treegen.evals.settings import settle
 from treegen.options import EngineOptions
 from treegen.runs import RunDir, RunSettings, model_identity
 

@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from treegen.evals.given import Asked
+from treegen.evals.asked.given import Asked
 from treegen.report.calibration import problem_points
 from treegen.report.load import load_run
 from treegen.report.view import RunView

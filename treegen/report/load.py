@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from treegen.errors import RunError, TreegenError
-from treegen.evals.account import add_up, stored_parts
-from treegen.evals.given import Asked, names_something
-from treegen.evals.metrics import Incomplete, MajorityRow, MetricRow, Report
-from treegen.evals.tables import Grid, Table
+from treegen.evals.asked.given import Asked, names_something
+from treegen.evals.course.account import add_up, stored_parts
+from treegen.evals.course.timeline import read_timeline
+from treegen.evals.statistics.metrics import Incomplete, MajorityRow, MetricRow, Report
+from treegen.evals.statistics.tables import Grid, Table
 from treegen.evals.thinking import thinking_of
-from treegen.evals.timeline import read_timeline
 from treegen.evals.verdict import Verdict
 from treegen.report.load_search import load_search_run
 from treegen.report.trees import FILE as TREES
@@ -48,13 +48,13 @@ def load_run(path: Path, **asked: Unpack[Asked]) -> RunView:
     What cannot be read again is left out, and `notices` says so. No code runs that a run names and
     the caller does not.
 
-    asked: see `treegen.evals.given.Asked`.
+    asked: see `treegen.evals.asked.given.Asked`.
 
     Raises:
         RunError: there is no run, or it is damaged.
         InputError: what is named are not the problems or the task of the run.
     """
-    from treegen.evals.scoring import look_back
+    from treegen.evals.judged.scoring import look_back
 
     if (path / TREES).exists() and not (path / "samples.jsonl").exists():
         return load_search_run(path, **asked)
@@ -90,8 +90,8 @@ def load_run(path: Path, **asked: Unpack[Asked]) -> RunView:
 
 
 def _job(run: RunDir, asked: Asked, notices: list[str]) -> "Job | None":
+    from treegen.evals.asked.settings import stored_choices
     from treegen.evals.identity import stored_job
-    from treegen.evals.settings import stored_choices
 
     try:
         job = stored_job(asked, beside(run.path, stored_choices(run.info)), run)
@@ -107,9 +107,9 @@ _Judged = list[tuple[dict[str, Any], Mapping[str, Verdict] | None]]
 
 
 def _judge(run: RunDir, job: "Job | None", notices: list[str]) -> tuple[_Judged, Report | None]:
-    from treegen.evals.execution import executing
-    from treegen.evals.scoring import aggregate, judged, look_back, sample_scores
-    from treegen.evals.vote_tables import Votes
+    from treegen.evals.judged.execution import executing
+    from treegen.evals.judged.scoring import aggregate, judged, look_back, sample_scores
+    from treegen.evals.judged.vote_tables import Votes
 
     if job is None:
         return [(record, None) for record in run.records()], _stored_report(run)

@@ -19,8 +19,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
+from treegen.common.formats import safe_text
 from treegen.errors import InputError, TreegenError
-from treegen.formats import safe_text
 from treegen.report.load import load_run
 from treegen.report.page import Live, render_page
 
@@ -34,7 +34,7 @@ _FILES: Final = ("*.json", "*.jsonl")
 class Watched:
     """The page of some runs, as they stood when it was last asked for.
 
-    asked: what the reader says of the runs; see `treegen.evals.given.Asked`.
+    asked: what the reader says of the runs; see `treegen.evals.asked.given.Asked`.
     every: seconds between two looks at the runs, at least.
     """
 
