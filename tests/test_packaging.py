@@ -10,6 +10,7 @@ import sysconfig
 import tomllib
 import venv
 import zipfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import treegen
 
 # Folder in the repository -> package that it installs as.
 SOURCES = {"treegen": "treegen", "tasks": "treegen.tasks", "cli": "treegen.cli"}
+MOST_FILES = 22  # in one folder: what a reader takes in at a look
 OFFLINE_PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 INSTALL = ["install", "--no-deps", "--no-index", "--no-build-isolation"]
 
@@ -96,6 +98,12 @@ def test_every_source_folder_is_a_listed_package(repository: Path, project: dict
     )
     for name in sorted(found):
         assert f"{name}/__init__.py" in installed_names(repository, "**/*.py")
+
+
+@pytest.mark.parametrize("name", ["treegen", "tasks"])
+def test_no_folder_is_crowded(repository: Path, name: str) -> None:
+    files = Counter(path.parent for path in source_files(repository / name, "**/*.py"))
+    assert {folder: count for folder, count in files.items() if count > MOST_FILES} == {}
 
 
 @pytest.mark.parametrize("name", ["tasks", "cli"])
