@@ -125,6 +125,20 @@ def test_imports_are_absolute_and_name_installed_packages(repository: Path) -> N
     assert not bad
 
 
+def test_no_import_is_hidden_from_the_linter(repository: Path) -> None:
+    """No module of ours is imported by its name as a string: `lint-imports` would not see it."""
+    bad = []
+    for folder in SOURCES:
+        for path in source_files(repository / folder, "**/*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
+                    ("import_module", "__import__")
+                ):
+                    names = [ast.unparse(argument) for argument in node.args]
+                    bad += [f"{path}:{node.lineno}: {n}" for n in names if "treegen." in n]
+    assert not bad
+
+
 def test_the_wheel_holds_the_sources_and_the_data_and_nothing_else(
     repository: Path, wheel: Path
 ) -> None:
