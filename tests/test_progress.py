@@ -2,7 +2,8 @@
 
 import pytest
 
-from treegen import LLM, Node, SamplingParams, progress
+from treegen import LLM, Node, SamplingParams
+from treegen.common import progress
 from treegen.errors import InputError
 
 

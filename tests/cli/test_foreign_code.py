@@ -14,9 +14,9 @@ from treegen.evals.asked.given import merged
 from treegen.evals.asked.settings import settle, stored_choices
 from treegen.evals.registry import ENTRY_POINT_GROUP
 from treegen.evals.search.settings import settle_search, stored_search_choices
+from treegen.report.frames import open_run
 from treegen.report.load import load_run
 from treegen.runs import RunDir, SearchRunDir
-from treegen.runs import open as open_run
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 

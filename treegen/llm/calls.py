@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from treegen.common.progress import check_progress, shown
 from treegen.common.uncopied import Uncopied
 from treegen.engine.stream import RunResult, ScoreStream, Stream
 from treegen.errors import InputError
@@ -22,7 +23,6 @@ from treegen.plan.requests import (
     score_requests,
 )
 from treegen.plan.unnamed import DrawnBefore
-from treegen.progress import check_progress, shown
 from treegen.prompts.expansion import sum_levels
 from treegen.prompts.tree import Message, Node, as_list, chat_arguments, expansions_of, generates
 from treegen.spec import ModelSpec
