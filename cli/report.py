@@ -2,10 +2,11 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
-from treegen.cli.options import CONTEXT, QUIET
+from treegen.cli.options import CONTEXT, QUIET, options_of
 
 
 @click.command("report", context_settings=CONTEXT)
@@ -13,11 +14,11 @@ from treegen.cli.options import CONTEXT, QUIET
                 type=click.Path(path_type=Path))  # fmt: skip
 @click.option("--output-path", "-o", type=click.Path(path_type=Path), metavar="FILE.html",
               help="The page. Default: report.html in the run; here for several.")  # fmt: skip
-@click.option("--data", metavar="PATH", help="Where the problems are now, if not where they were.")
+@options_of("reading")
 @click.option("--no-plots", is_flag=True, help="Write the page only, no folder of plots beside it.")
 @QUIET
 def command(
-    runs: tuple[Path, ...], output_path: Path | None, data: str | None, no_plots: bool, quiet: bool
+    runs: tuple[Path, ...], output_path: Path | None, no_plots: bool, quiet: bool, **asked: Any
 ) -> None:
     """Write one HTML page about the directories RUN, with their samples and trees to look through.
 
@@ -37,7 +38,7 @@ def command(
 
     views = []
     for path in found:
-        view = load_run(path, data=data)
+        view = load_run(path, **asked)
         for line in view.notices if not quiet else ():
             notice(f"{path}: {line}")
         views.append(view)

@@ -1,5 +1,6 @@
 """`treegen serve`: a server that speaks OpenAI's protocol."""
 
+import time
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, Final
 import click
 
 from treegen.cli.options import CONTEXT, asked_for, options_of
+from treegen.common.formats import safe_text
 from treegen.errors import InputError, install
 
 _NEEDED: Final = ("prometheus_client", "pydantic", "starlette", "uvicorn")
@@ -67,8 +69,12 @@ def command(
         from treegen.llm import LLM
         from treegen.serve.run import serve
 
+        begin = time.monotonic()
+        click.echo(safe_text(f"loading {engine.model}"), err=True)
+        llm = LLM(**asdict(engine))
+        click.echo(f"loaded in {time.monotonic() - begin:.0f} s", err=True)
         serve(
-            LLM(**asdict(engine)),
+            llm,
             at,
             name=name,
             api_key=api_key or None,

@@ -23,7 +23,7 @@ def test_the_client_of_the_page_gets_what_it_shows(repository: Path) -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         try:
-            url = server.stderr.readline().split()[-1]
+            url = next(line for line in server.stderr if "is served at" in line).split()[-1]
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
                 exec(program.replace("http://127.0.0.1:8000/v1", url), {})

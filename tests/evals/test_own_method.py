@@ -182,11 +182,11 @@ def test_a_resume_asks_for_the_same_source_and_arguments(own: Path, tmp_path: Pa
     with SearchRunDir.create(path, asked(job)) as run:
         list(run_searches(job, run, ToyLLM(puzzle_model())))  # type: ignore[arg-type]
         stored = stored_search_choices(run.info)
-    assert settle_search({}, stored) == job.settings
-    assert settle_search({"arguments": {"n": "2"}}, stored) == job.settings
+    assert settle_search({"allow_task_code": True}, stored) == job.settings
+    assert settle_search({"arguments": {"n": "2"}, "allow_task_code": True}, stored) == job.settings
 
     def refused(**changes: Any) -> str:
-        other = load_search_job(settle_search(changes, stored))
+        other = load_search_job(settle_search({**changes, "allow_task_code": True}, stored))
         with pytest.raises(Exception, match="search") as caught:
             SearchRunDir.resume(path, asked(other))
         return str(caught.value)
@@ -201,7 +201,7 @@ def test_a_resume_asks_for_the_same_source_and_arguments(own: Path, tmp_path: Pa
     assert "(the file of --method has changed)" in refused()
     own.unlink()
     with pytest.raises(InputError, match=r"the method's file .* cannot be read"):
-        settle_search({}, stored)
+        settle_search({"allow_task_code": True}, stored)
 
 
 # Arguments

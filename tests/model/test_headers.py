@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from treegen import LLM
 from treegen.errors import ModelError
-from treegen.model.checkpoint.tokenizer import load_tokenizer
-from treegen.model.headers import check_headers
+from treegen.model.checkpoint.headers import check_headers
+from treegen.model.tokenizer import load_tokenizer
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from treegen.model.checkpoint.files import (
     read_raw_config,
 )
 from treegen.model.checkpoint.gguf_file import gguf_arguments, is_gguf
+from treegen.model.checkpoint.headers import check_headers
 from treegen.model.checkpoint.text_part import generates_text
-from treegen.model.headers import check_headers
 from treegen.model.probe import probe_layers
 from treegen.spec import LayerSpec, ModelSpec
 

@@ -98,7 +98,7 @@ def load_scorer(
     import torch
 
     from treegen.model.checkpoint.files import check_trust, check_weights, locate, read_raw_config
-    from treegen.model.checkpoint.tokenizer import load_tokenizer
+    from treegen.model.tokenizer import load_tokenizer
 
     directory = locate(name, revision, weights=True)
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
