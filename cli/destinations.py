@@ -58,11 +58,11 @@ class _Kind(Generic[_Settings]):
         """Return the destination that continues the run in a directory."""
         with self.directory.open(path) as run:
             stored, identity = self.stored(run.info), run.info.identity
-        if "task" in given:
-            task = identity["task"]["name"]
-            if get_task(str(given["task"])).name != task:
-                raise InputError(f"{path} is a run of {task}, not of {given['task']}")
         asked = {**given, **({self.by: name[0]} if name else {})}
+        if "task" in asked:
+            task = identity["task"]["name"]
+            if get_task(str(asked["task"])).name != task:
+                raise InputError(f"{path} is a run of {task}, not of {asked['task']}")
         return Destination(self.settle(asked, stored), path, True)
 
     def among(
@@ -152,7 +152,7 @@ def search_destinations(
 
 def is_run(path: Path) -> bool:
     """Return whether a directory holds a run."""
-    return (path / "run.json").exists()
+    return os.path.exists(path / "run.json")  # a Path raises for names that are too long
 
 
 def file_name(text: str) -> str:

@@ -13,7 +13,7 @@ from treegen.cli.interrupts import Interrupted
 from treegen.cli.judging import check_of_use, complaint, judge_rest, open_judging, take_execution
 from treegen.cli.options import CONTEXT, FLAGS, QUIET, WRITE_OUT, asked_for, options_of, task_names
 from treegen.cli.places import places_for, take_cluster
-from treegen.cli.work import Stop, Work, fill, kept_of, look_at, open_runs, wanted
+from treegen.cli.work import Stop, Work, again, fill, kept_of, look_at, open_runs, wanted
 from treegen.common.formats import safe_text
 
 if TYPE_CHECKING:
@@ -37,7 +37,16 @@ class _Work(Work):
 
 @click.command("eval", context_settings=CONTEXT)
 @options_of(
-    "task", "data", "arguments", "model", "cluster", "sampling", "stopping", "report", "execution"
+    "task",
+    "data",
+    "arguments",
+    "model",
+    "cluster",
+    "sampling",
+    "stopping",
+    "report",
+    "execution",
+    "task code",
 )
 @click.option("--output-path", "-o", metavar="DIR", help="Run directory. Default: a new one in "
               "runs/.")  # fmt: skip
@@ -84,9 +93,9 @@ def command(
     check_of_use([get_task(target.settings.task) for target in targets], execution)
     jobs = [load_job(target.settings) for target in targets]
     asked = [_checked(job, places, write_out=write_out, quiet=quiet) for job in jobs]
-    again = shlex.quote(resume or output_path or str(targets[0].path))
+    place = shlex.quote(resume or output_path or str(targets[0].path))
     allowed = " --allow-code-execution" if execution else ""
-    advice = f"continue with: treegen eval --resume {again}{allowed}"
+    advice = f"continue with: treegen eval --resume {place}{allowed}{again(jobs)}"
     with ExitStack() as stack:
         opened = zip(targets, asked, strict=True)
         runs = open_runs(RunDir, opened, stack, unit=_UNIT, quiet=quiet)

@@ -91,6 +91,9 @@ _MODEL: Final = (
                  "which guesses tokens. Samples stay the same."),
     click.option("--draft-tokens", type=int, metavar="N", help="Tokens of a sample that are "
                  "guessed for a pass at most. Default: 12."),
+    click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the model; "
+                 "from the hub only with a pinned revision. Never remembered: say it for each "
+                 "command."),
 )  # fmt: skip
 # For commands that have another option -a.
 _MODEL_WITHOUT_A: Final = (_MODEL[0], _model_args(), *_MODEL[2:])
@@ -153,6 +156,17 @@ _EXECUTION: Final = (
                  "protection at all."),
     click.option("--num-workers", "--n-workers", "num_workers", type=int, help="Programs run at "
                  "once. Default: one per core."),
+)  # fmt: skip
+_READING: Final = (
+    click.option("--data", metavar="PATH", help="Where the problems are now, if not where they "
+                 "were."),
+    click.option("--task", metavar="FILE.py:CLASS", help="The task of the run, if it has code of "
+                 "its own, which runs."),
+)  # fmt: skip
+_TASK_CODE: Final = (
+    click.option("--allow-task-code", is_flag=True, help="Run the code that the run names: of a "
+                 "task or a method in a file, or of an installed package. Never remembered: say it "
+                 "for each command."),
 )  # fmt: skip
 _STOPPING: Final = (
     click.option("--stop-when", metavar="decided[:0.95]|never", help="Draw no further samples of a "
@@ -217,6 +231,7 @@ def options_of(*groups: str) -> Decorator:
         "task": _TASK, "data": _DATA, "arguments": _ARGUMENTS, "model": _MODEL, "cluster": _CLUSTER,
         "model without -a": _MODEL_WITHOUT_A,
         "sampling": _SAMPLING, "stopping": _STOPPING, "report": _REPORT, "execution": _EXECUTION,
+        "reading": (*_READING, *_TASK_CODE), "task code": _TASK_CODE, "trust": (_MODEL[-1],),
     }  # fmt: skip
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treegen.cli.options import CONTEXT, QUIET
+from treegen.cli.options import CONTEXT, QUIET, options_of
 
 if TYPE_CHECKING:
     from treegen.evals.statistics.power import Spread
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
               help="The chance to find the difference.")  # fmt: skip
 @click.option("--alpha", type=float, default=0.05, show_default=True,
               help="The chance to find one where there is none.")  # fmt: skip
+@options_of("reading")
 @QUIET
 def command(
     difference: float,
@@ -42,6 +43,7 @@ def command(
     wanted: float,
     alpha: float,
     quiet: bool,
+    **asked: Any,
 ) -> None:
     """Say how many problems show a difference between two runs of the same problems.
 
@@ -52,7 +54,7 @@ def command(
     from treegen.evals.statistics.power import difference_for, power, problems_for
 
     ks = counts(num_samples, "--n-samples")
-    spread = _spread(runs, between, within, correlation)
+    spread = _spread(runs, asked, between, within, correlation)
     rows: list[dict[str, Any]] = []
     for k in ks:
         row: dict[str, Any] = {
@@ -74,6 +76,7 @@ def command(
 
 def _spread(
     runs: tuple[Path, ...],
+    asked: Any,
     between: float | None,
     within: float | None,
     correlation: float | None,
@@ -85,7 +88,7 @@ def _spread(
 
     if len(runs) > 2:
         raise InputError(f"give --run once or twice, not {len(runs)} times")
-    found = [_rights(load_run(path)) for path in runs]
+    found = [_rights(load_run(path, **asked)) for path in runs]
     if len(found) == 2:
         shared = [i for i in found[0] if i in found[1]]
         if len(shared) < 2:

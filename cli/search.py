@@ -12,7 +12,7 @@ import click
 from treegen.cli.interrupts import Interrupted
 from treegen.cli.options import CONTEXT, FLAGS, QUIET, asked_for, options_of
 from treegen.cli.places import places_for, take_cluster
-from treegen.cli.work import Stop, Work, fill, kept_of, look_at, open_runs, wanted
+from treegen.cli.work import Stop, Work, again, fill, kept_of, look_at, open_runs, wanted
 from treegen.common.formats import safe_text
 from treegen.errors import InputError
 from treegen.evals.search.methods import METHODS, having
@@ -124,7 +124,7 @@ class _Work(Work):
 @options_of("data")
 @click.option("--task-arg", "-T", "task_args", multiple=True, metavar="NAME=VALUE",
               help="An argument of the task's own, as `treegen tasks` lists them.")  # fmt: skip
-@options_of("model without -a", "cluster")
+@options_of("model without -a", "cluster", "task code")
 @click.option("--output-path", "-o", metavar="DIR", help="Run directory. Default: a new one in "
               "runs/.")  # fmt: skip
 @click.option("--resume", is_flag=False, flag_value="", metavar="[DIR]", help="Continue the run "
@@ -167,6 +167,7 @@ def command(
     asked = [_checked(job, places, quiet=quiet) for job in jobs]
     folder = found[0].path.parent if compare and len(found) > 1 else found[0].path
     advice = f"continue with: treegen search --resume {shlex.quote(str(resume or folder))}"
+    advice += again(jobs)
     with ExitStack() as stack:
         opened = zip(found, asked, strict=True)
         runs = open_runs(SearchRunDir, opened, stack, unit=_UNIT, quiet=quiet)

@@ -183,6 +183,16 @@ def _fill(
                 raise Interrupted(signum)
 
 
+def again(jobs: "Iterable[AnyJob]") -> str:
+    """Return the flags by which a later command may run the code that this one runs."""
+    flags = []
+    if any(job.settings.runs_code for job in jobs):
+        flags.append(" --allow-task-code")
+    if any(job.settings.engine.trust_remote_code for job in jobs):
+        flags.append(" --trust-remote-code")
+    return "".join(flags)
+
+
 def kept_of(work: Sequence[Work], unit: str) -> str:
     """Return a text on how much of all runs is stored."""
     done = sum(len(item.run.done) for item in work)

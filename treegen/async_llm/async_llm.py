@@ -45,6 +45,8 @@ class AsyncLLM(Closing):
         Raises:
             InputError: an argument cannot be used, or another run of the LLM is not finished.
         """
+        if not hasattr(llm, "max_rows") or not hasattr(llm, "tokenizer"):
+            raise InputError(f"AsyncLLM serves an LLM, not {llm!r:.60}; give AsyncLLM(LLM(model))")
         if max_waiting is not None:
             check_int("max_waiting", max_waiting, least=1)
         self.llm = llm

@@ -22,8 +22,8 @@ from treegen.common.closing import Closing
 from treegen.engine.stream import Stream
 from treegen.errors import InputError
 from treegen.llm import LLM
-from treegen.model.checkpoint.tokenizer import load_tokenizer
 from treegen.model.reproducible import ALIGN
+from treegen.model.tokenizer import load_tokenizer
 from treegen.options import EngineOptions
 from treegen.params import SamplingParams
 from treegen.plan.plan import Plan, Request

@@ -102,6 +102,20 @@ def get_task(name: str) -> Task:
     raise InputError(f"there is no task {name!r}{hint}")
 
 
+def code_of(name: str) -> str | None:
+    """Return what runs if a task is loaded that does not come with treegen; None for others.
+
+    Nothing is imported for it.
+    """
+    path, colon, _ = name.rpartition(":")
+    if colon and path.endswith(".py"):
+        return path
+    for point in _entry_points() if name not in _BUILTIN else ():
+        if point.name == name:
+            return f"{point.value} of {point.dist.name if point.dist else 'an installed package'}"
+    return None
+
+
 def _entry_points() -> list[EntryPoint]:
     return list(entry_points(group=ENTRY_POINT_GROUP))
 

@@ -53,6 +53,7 @@ class Answer:
         prompt_logprobs.
         """
         choices = []
+        ids = self.ask.return_token_ids
         for place, prompt in enumerate(self.prompts):
             echoed, its_own = "", None
             if self.ask.echo:
@@ -68,10 +69,16 @@ class Answer:
                 logprobs = self._logprobs(prompt, drawn, len(echoed))
                 if logprobs and its_own:
                     logprobs = {name: its_own[name] + logprobs[name] for name in its_own}
-                choices.append(self._ended(place, drawn, said, logprobs))
+                choice = self._ended(place, drawn, said, logprobs)
                 if self.ask.prompt_logprobs is not None:
-                    choices[-1]["prompt_logprobs"] = self._of_prompt(prompt, score)
-        return {**self._frame, "choices": choices, "usage": self._usage()}
+                    choice["prompt_logprobs"] = self._of_prompt(prompt, score)
+                if ids:
+                    choice["token_ids"] = list(drawn.tokens)
+                    if not self.ask.is_chat:
+                        choice["prompt_token_ids"] = prompt
+                choices.append(choice)
+        known_prompt = {"prompt_token_ids": self.prompts[0]} if ids and self.ask.is_chat else {}
+        return {**self._frame, "choices": choices, "usage": self._usage(), **known_prompt}
 
     def _of_prompt(self, prompt: Sequence[int], score: Score | None) -> list[Any]:
         """What is known of a prompt's tokens, as vLLM's server has it: by token id."""
