@@ -1,14 +1,10 @@
 """`treegen compare`: whether one run is better than another, problem by problem."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from treegen.cli.options import CONTEXT, QUIET
-
-if TYPE_CHECKING:
-    from treegen.report.compare import Comparison
 
 _RUN = click.Path(path_type=Path)
 
@@ -38,9 +34,9 @@ def command(
 
     A difference is B minus A, so above zero B is better. Runs whose problems differ are refused.
     """
-    from treegen.cli.destinations import file_name
     from treegen.cli.render import echo, json_line
     from treegen.errors import InputError
+    from treegen.evals.running.destinations import file_name
     from treegen.formats import safe_text
     from treegen.report.compare import compare_runs
     from treegen.report.comparison_plots import comparison_plots
@@ -54,7 +50,7 @@ def command(
     a, b = (load_run(path, data=data) for path in (run_a, run_b))
     found = compare_runs(a, b, partial=partial)
     if not quiet:
-        echo(_table(found))
+        echo(safe_text(str(found)))
     files: list[Path] = []
     if not no_plots:
         folder = output_path or run_b / f"compared_with_{file_name(a.name)}"
@@ -69,13 +65,3 @@ def command(
     paths = {"run_a": str(run_a), "run_b": str(run_b)}
     json_line({**paths, **found.to_json(), "plots": [str(path) for path in files],
                "page": None if html is None else str(html)})  # fmt: skip
-
-
-def _table(found: "Comparison") -> str:
-    from treegen.cli.tables import markdown
-    from treegen.formats import safe_text
-    from treegen.report.comparison_table import comparison_listing
-
-    told = comparison_listing(found)
-    table = markdown(told.head, told.rows, right=told.numbers)
-    return safe_text("\n".join([told.title, "", table, "", *told.lines]))

@@ -57,8 +57,8 @@ def _families(quiet: bool) -> dict[str, Any]:
 
 def _print_families(families: "list[Family]", weights: dict[str, str]) -> None:
     from treegen.cli.render import echo
-    from treegen.cli.tables import markdown
     from treegen.model.families import WAYS
+    from treegen.report.tables import markdown
 
     counts = [
         [way, str(sum(family.way == way for family in families)), how] for way, how in WAYS.items()

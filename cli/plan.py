@@ -8,7 +8,7 @@ from treegen.cli.options import CONTEXT, QUIET, WRITE_OUT, asked_for, options_of
 
 if TYPE_CHECKING:
     from treegen.evals.job import Job
-    from treegen.evals.model import ModelFacts
+    from treegen.model.facts import ModelFacts
     from treegen.plan.plan import LevelSummary, Plan
     from treegen.prompts.radix import Tokens
 
@@ -23,11 +23,13 @@ def command(write_out: bool, quiet: bool, **params: Any) -> None:
     Needs the model's tokenizer and configuration only.
     """
     from treegen import demo
-    from treegen.cli.render import demo_notice, json_line, show_prompt, skipped_rows
+    from treegen.cli.progress import Terminal
+    from treegen.cli.render import json_line, show_prompt
     from treegen.errors import InputError
     from treegen.evals.given import check_read
     from treegen.evals.job import first_prompt, load_job, plan_job
     from treegen.evals.model import look_at_model
+    from treegen.evals.running.work import tell_demo, tell_skipped
     from treegen.evals.settings import settle
 
     tasks = task_names(params)
@@ -36,12 +38,11 @@ def command(write_out: bool, quiet: bool, **params: Any) -> None:
         raise InputError("no task is given; `treegen tasks` lists them")
     jobs = [load_job(settle(demo.completed({**given, "task": task}))) for task in tasks]
     check_read(given, [job.settings for job in jobs])
-    if not quiet:
-        demo_notice(given, [job.settings.engine.model for job in jobs])
+    terminal = Terminal(quiet=quiet)
+    tell_demo(given, [job.settings for job in jobs], terminal)
     documents = []
     for job in jobs:
-        if not quiet:
-            skipped_rows(job.data.skipped)
+        tell_skipped(job, terminal)
         facts = look_at_model(job.settings.engine)
         plan = plan_job(job, facts)
         document = _document(job, facts, plan)
@@ -114,8 +115,8 @@ def _document(job: "Job", facts: "ModelFacts", plan: "Plan") -> dict[str, Any]:
 
 def _print(document: dict[str, Any], levels: "list[LevelSummary]") -> None:
     from treegen.cli.render import echo
-    from treegen.cli.tables import markdown
     from treegen.formats import safe_text
+    from treegen.report.tables import markdown
 
     model = document["model"]
     what = f"{document['samples']:,} samples in {document['rows']:,} rows"
@@ -150,7 +151,7 @@ def _print(document: dict[str, Any], levels: "list[LevelSummary]") -> None:
 
 
 def _comparison(document: dict[str, Any]) -> str:
-    from treegen.cli.tables import markdown
+    from treegen.report.tables import markdown
 
     rows = []
     lines = (

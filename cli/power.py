@@ -120,7 +120,7 @@ def _table(
     wanted: float,
     alpha: float,
 ) -> str:
-    from treegen.cli.tables import markdown
+    from treegen.report.tables import markdown
 
     head = ["Samples each", f"Problems for {difference:g}"]
     if num_problems is not None:

@@ -52,8 +52,7 @@ def command(
 
 
 def _table(found: "Savings") -> str:
-    from treegen.cli.tables import markdown
-    from treegen.report.tables import interval
+    from treegen.report.tables import interval, markdown
 
     last = found.majority[-1]
     rows = [

@@ -22,10 +22,10 @@ def command(num_problems: int, quiet: bool, **params: Any) -> None:
     """
     from treegen import demo
     from treegen.cli.render import echo, json_line, notice
-    from treegen.cli.tables import markdown
     from treegen.errors import InputError
     from treegen.evals.model import check_machine, look_at_model
     from treegen.options import EngineOptions
+    from treegen.report.tables import markdown
 
     if num_problems < 3:
         raise InputError(f"--problems must be at least 3, got {num_problems}")

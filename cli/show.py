@@ -88,10 +88,10 @@ def _problem(view: "RunView", wanted: str) -> "ProblemView":
 
 
 def _show_run(view: "RunView", filter: str, *, full: bool, quiet: bool) -> dict[str, Any]:
-    from treegen.cli.render import echo
-    from treegen.cli.tables import markdown, report_tables
+    from treegen.cli.render import echo, show_report
     from treegen.formats import safe_text
     from treegen.report.curves import vote_shares
+    from treegen.report.tables import markdown
 
     shares = vote_shares(view.verdicts(filter)) if filter else []
     document = {
@@ -113,7 +113,7 @@ def _show_run(view: "RunView", filter: str, *, full: bool, quiet: bool) -> dict[
     echo(safe_text(f"{view.task}: {done}, {view.path}"))
     echo("")
     results = {"usage": view.usage, "done": view.num_done, "planned": view.info.planned}
-    report_tables(results, view.report, unit=view.unit)
+    show_report(results, view.report, unit=view.unit)
     if shares and not view.searched:
         rows = [
             [s.problem_id, f"{s.right:.3f}", f"{s.invalid:.3f}", _vote(s.won, s.tied)]
@@ -138,7 +138,7 @@ def _vote(won: bool, tied: bool) -> str:
 
 
 def _searches(trees: "tuple[StoredTree, ...]") -> str:
-    from treegen.cli.tables import markdown
+    from treegen.report.tables import markdown
 
     solved = {True: "yes", False: "no", None: ""}
     several = any(tree.repeat for tree in trees)
@@ -161,11 +161,11 @@ def _show_problem(
     view: "RunView", problem: "ProblemView", filter: str, *, full: bool, quiet: bool
 ) -> dict[str, Any]:
     from treegen.cli.render import echo
-    from treegen.cli.tables import markdown
     from treegen.evals.thinking import stored
     from treegen.evals.votes import majority_vote
     from treegen.formats import safe_text
     from treegen.report.curves import fate
+    from treegen.report.tables import markdown
 
     answers = {s.index: _answer(s.verdicts, filter) for s in problem.samples}
     vote = majority_vote(answers.values())

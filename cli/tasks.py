@@ -16,9 +16,9 @@ def command(action: str | None, quiet: bool) -> None:
     A task of your own is named by its file and class: path/to/file.py:Class.
     """
     from treegen.cli.render import echo, failed, json_line
-    from treegen.cli.tables import markdown
     from treegen.errors import TreegenError
     from treegen.evals.arguments import known_arguments
+    from treegen.report.tables import markdown
     from treegen.tasks import get_task, list_tasks
 
     rows: list[list[str]] = []

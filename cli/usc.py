@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from treegen.cli.interrupts import Interrupted, received
 from treegen.cli.options import CONTEXT, QUIET
 
 if TYPE_CHECKING:
@@ -26,11 +25,12 @@ def command(run: Path, most: int | None, data: str | None, quiet: bool) -> None:
     pick is stored as it comes, and a command that was stopped goes on when it is given again.
     `treegen score RUN --votes usc` then reports the picks beside maj@k.
     """
+    from treegen.cli.progress import Terminal
     from treegen.cli.render import echo, json_line, notice
-    from treegen.cli.work import either, load
     from treegen.errors import RunError
     from treegen.evals.consistency import pick, questions_of
-    from treegen.runs import RunDir, graceful_signals
+    from treegen.evals.model import load_llm
+    from treegen.runs import RunDir
 
     with RunDir.open(run) as opened:
         for line in opened.notices:
@@ -38,18 +38,11 @@ def command(run: Path, most: int | None, data: str | None, quiet: bool) -> None:
         job = stored_job(run, opened.info, data)
         questions_of(job, opened, most)  # what cannot be asked is refused before a model is loaded
         engine = job.settings.engine
-        if not quiet:
-            notice(f"loading {engine.model}")
-        llm = load(engine, opened.info.identity["model"]["fingerprint"])
-        done = planned = 0
-        with graceful_signals() as graceful:
-            stop = either(received, graceful)
-            for so_far in pick(job, opened, llm, most=most, stop=stop):
-                done, planned = so_far
-            if signum := stop():
-                raise Interrupted(
-                    signum, f"{done:,} of {planned:,} picks are kept; give the command again"
-                )
+        terminal = Terminal(quiet=quiet)
+        terminal.loading(engine.model)
+        llm = load_llm(engine, opened.info.identity["model"]["fingerprint"])
+        done, planned = terminal.count(lambda stop: pick(job, opened, llm, most=most, stop=stop),
+                                       "picks")  # fmt: skip
         if done < planned:
             raise RunError(f"{planned - done:,} picks are missing; give the command again")
     if not quiet:

@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
+from treegen.version import VERSION
+
 if TYPE_CHECKING:
     from treegen.async_llm import AsyncLLM
     from treegen.cache.kept import Kept
@@ -32,8 +34,9 @@ if TYPE_CHECKING:
     from treegen.plan.plan import Plan
     from treegen.prompts.expansion import Expand
     from treegen.prompts.tree import Message, Node
+    from treegen.report.run import Run, evaluate, search_task
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "LLM",
@@ -56,6 +59,7 @@ __all__ = [
     "Node",
     "NumericsError",
     "Plan",
+    "Run",
     "RunError",
     "RunInUseError",
     "RunResult",
@@ -70,8 +74,10 @@ __all__ = [
     "Usage",
     "WorkerError",
     "WorkerStatus",
+    "evaluate",
     "from_module",
     "load_model",
+    "search_task",
 ]
 
 # Where each public name lives. Its module is imported when the name is first asked for, so that
@@ -97,6 +103,7 @@ _MODULE_OF: Final = {
     "Node": "treegen.prompts.tree",
     "NumericsError": "treegen.errors",
     "Plan": "treegen.plan.plan",
+    "Run": "treegen.report.run",
     "RunError": "treegen.errors",
     "RunInUseError": "treegen.errors",
     "RunResult": "treegen.engine.stream",
@@ -111,8 +118,10 @@ _MODULE_OF: Final = {
     "Usage": "treegen.outputs",
     "WorkerError": "treegen.errors",
     "WorkerStatus": "treegen.outputs",
+    "evaluate": "treegen.report.run",
     "from_module": "treegen.model.load",
     "load_model": "treegen.model.load",
+    "search_task": "treegen.report.run",
 }
 
 # Hidden from type checkers: to them, a module with __getattr__ has every attribute.
@@ -128,4 +137,4 @@ if not TYPE_CHECKING:
 
     def __dir__() -> list[str]:
         """List the public names, imported or not."""
-        return sorted({*globals(), *__all__})
+        return sorted(__all__)

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from treegen.drafting.types import DraftFunction
 from treegen.errors import InputError
 from treegen.formats import parse_bytes
-from treegen.params import check_bool, check_int
+from treegen.params import check_bool, check_int, hint_at
 from treegen.plan.cost import Sharing, check_sharing
 
 LOADING: Final = (
@@ -159,7 +159,5 @@ def check_known(given: Iterable[str], whose: str, own: Sequence[str] = ()) -> No
     """
     known = [*own, *(field.name for field in fields(EngineOptions) if field.name != "model")]
     if unknown := sorted(set(given) - set(known)):
-        raise InputError(
-            f"{whose} have {', '.join(unknown)}, which treegen does not know; it knows "
-            f"{', '.join(known)}"
-        )
+        hint = hint_at(unknown[0], known) or f"; it knows {', '.join(known)}"
+        raise InputError(f"{whose} have {', '.join(unknown)}, which treegen does not know{hint}")

@@ -40,7 +40,7 @@ def engine(model: str | None, samples: int, problems: int, max_tokens: int) -> N
 
     from treegen.bench import engine as bench
     from treegen.cli.render import json_line
-    from treegen.cli.tables import markdown
+    from treegen.report.tables import markdown
 
     machine = {"torch": torch.__version__, "threads": torch.get_num_threads()}
     click.echo(f"torch {machine['torch']}, {machine['threads']} threads, CPU\n")
@@ -121,7 +121,7 @@ def search(
 
     from treegen.bench import search as bench
     from treegen.cli.render import json_line
-    from treegen.cli.tables import markdown
+    from treegen.report.tables import markdown
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "device": device}

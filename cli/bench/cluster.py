@@ -47,8 +47,8 @@ def cluster(
     from treegen.bench.cluster import ClusterBench, ClusterJob
     from treegen.bench.shapes import shape_of
     from treegen.cli.render import json_line, notice
-    from treegen.cli.tables import markdown
     from treegen.options import EngineOptions
+    from treegen.report.tables import markdown
 
     shape_of(shape)
     job = ClusterJob(**params)

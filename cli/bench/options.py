@@ -82,8 +82,8 @@ def headline(about: dict[str, Any]) -> str:
 def show(table: "TextTable") -> None:
     """Print a table: drawn on a terminal, in Markdown elsewhere."""
     from treegen.cli.render import echo
-    from treegen.cli.tables import markdown
     from treegen.formats import safe_text
+    from treegen.report.tables import markdown
 
     if sys.stdout.isatty():
         from rich.console import Console

@@ -14,7 +14,7 @@ from cli_cases import (
     run_command,
 )
 
-from treegen.cli.destinations import new_path
+from treegen.evals.running.destinations import new_path
 from treegen.runs import RunDir
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -145,7 +145,7 @@ def test_a_run_that_is_stopped_or_left_keeps_all_that_had_ended(
              "max_rows": 32, "memory": "8MiB"}  # fmt: skip
     job = load_job(settle(asked))
     weights = weights_fingerprint(job.settings.engine)
-    wanted = run_settings(job, dtype="float32", fingerprint=weights, flags={})
+    wanted = run_settings(job, dtype="float32", fingerprint=weights)
     llm = load_llm(job.settings.engine, weights)
     # As on a GPU, where samples that end together are stored bit by bit.
     llm.engine.run_ahead = True

@@ -287,7 +287,7 @@ def test_a_real_run_knows_its_rows_by_level(treegen: Command, tiny: Path, tmp_pa
              "memory": "4MiB"}  # fmt: skip
     job = load_job(settle(asked))
     weights = weights_fingerprint(job.settings.engine)
-    wanted = run_settings(job, dtype="float32", fingerprint=weights, flags={})
+    wanted = run_settings(job, dtype="float32", fingerprint=weights)
     with RunDir.create(tmp_path / "run", wanted) as opened:
         seen = list(sample(job, opened, load_llm(job.settings.engine, weights)))
     assert seen[-1].done == 12 and seen[-1].seconds_left == 0

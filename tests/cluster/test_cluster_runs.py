@@ -51,7 +51,7 @@ def _go_on(path: Path, cluster: Cluster, *, kill: int = 0) -> int:
     """Continue a run by workers and kill some of them on the way; returns how many died."""
     with RunDir.open(path) as opened:
         job = load_job(settle({}, stored_choices(opened.info)))
-    settings = run_settings(job, dtype="float32", fingerprint=cluster.fingerprint, flags={})
+    settings = run_settings(job, dtype="float32", fingerprint=cluster.fingerprint)
     killed = 0
     with RunDir.resume(path, settings) as run:
         before = len(run.done)

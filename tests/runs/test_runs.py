@@ -570,8 +570,8 @@ def test_what_was_asked_for_is_written_down(run_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"temperature": 0.8}, "temperature: 0.7 -> 0.8 (--temperature)"),
-        ({"seed": 1, "temperature": 1}, "temperature: 0.7 -> 1 (--temperature); seed: 0 -> 1 (-s)"),
+        ({"temperature": 0.8}, "temperature: 0.7 -> 0.8 (temperature=)"),
+        ({"seed": 1, "temperature": 1}, "temperature: 0.7 -> 1 (temperature=); seed: 0 -> 1 (-s)"),
         ({"max_tokens": 9}, "max_tokens: not set -> 9 (--max-tokens)"),
         ({"task": {"name": "gsm8k"}}, "task.version: 1 -> not set"),
         (
@@ -586,7 +586,7 @@ def test_a_changed_setting_is_refused_by_name(
 ) -> None:
     before = (run_path / "run.json").read_bytes()
     asked = settings(
-        identity=dict(settings().identity) | changes, flags={"seed": "-s", "task.version": ""}
+        identity=dict(settings().identity) | changes, arguments={"seed": "-s", "task.version": ""}
     )
     with pytest.raises(RunError) as refused:
         RunDir.resume(run_path, asked)
@@ -598,7 +598,7 @@ def test_a_changed_setting_is_refused_by_name(
 def test_a_long_setting_is_shown_where_it_changes(fast: Path) -> None:
     def prompt(word: str) -> RunSettings:
         text = "many words " * 100 + word + " and more" * 100
-        return settings(identity={"few_shot": text}, flags={"few_shot": "--fewshot-file"})
+        return settings(identity={"few_shot": text}, arguments={"few_shot": "--fewshot-file"})
 
     RunDir.create(fast / "run", prompt("eggs")).close()
     with pytest.raises(RunError) as refused:
@@ -609,7 +609,7 @@ def test_a_long_setting_is_shown_where_it_changes(fast: Path) -> None:
 
 
 def test_other_problems_are_refused(run_path: Path) -> None:
-    fewer = settings(problem_ids=HOSTILE_IDS[:5], planned=10, flags={"problem_ids": "--limit"})
+    fewer = settings(problem_ids=HOSTILE_IDS[:5], planned=10, arguments={"problem_ids": "--limit"})
     with pytest.raises(RunError, match=r"problem_ids: 10 -> 5 entries \(--limit\); planned: 20 ->"):
         RunDir.resume(run_path, fewer)
     with pytest.raises(RunError, match="problem_ids: "):

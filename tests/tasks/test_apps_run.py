@@ -70,7 +70,7 @@ def make_run(data: Path, tmp_path: Path) -> Callable[..., tuple[Job, Path]]:
                 }
             )
         )
-        settings = run_settings(job, dtype="float32", fingerprint="none", flags={})
+        settings = run_settings(job, dtype="float32", fingerprint="none")
         with RunDir.create(tmp_path / "run", settings) as run:
             for index, text in enumerate(texts):
                 run.append(

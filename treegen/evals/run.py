@@ -25,14 +25,14 @@ from treegen.outputs import Completion
 from treegen.runs import RunDir
 
 if TYPE_CHECKING:
+    from treegen.calls import Calls
     from treegen.engine.stream import Stream
-    from treegen.llm import LLM
 
 
 def sample(
     job: Job,
     run: RunDir,
-    llm: "LLM",
+    llm: "Calls",
     *,
     stop: Callable[[], object] = lambda: None,
     judging: Judging | None = None,
@@ -180,7 +180,7 @@ class _Prompts:
         return record
 
 
-def _begun(job: Job, run: RunDir, llm: "LLM", rounds: Rounds | None) -> "Stream":
+def _begun(job: Job, run: RunDir, llm: "Calls", rounds: Rounds | None) -> "Stream":
     """Begin to draw what a run lacks."""
     if rounds is not None:
         return llm.dealt(job.tree, job.settings.drawing)

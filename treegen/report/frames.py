@@ -5,6 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treegen.evals.task import Task
 from treegen.report.calibration import problem_points
 from treegen.report.load import load_run
 from treegen.report.view import RunView
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
 class Frames:
     """The frames of one run; see `treegen.runs.frames.RunFrames`."""
 
-    def __init__(self, path: Path, *, data: str | None = None) -> None:
+    def __init__(self, path: Path, *, data: str | None = None, task: Task | None = None) -> None:
         """Read the run and judge its samples."""
-        self.view: RunView = load_run(path, data=data)
+        self.view: RunView = load_run(path, data=data, task=task)
 
     def samples(self) -> "pandas.DataFrame":
         """Return a row for each finished sample, in the order of problems and indices."""

@@ -10,6 +10,7 @@ from treegen.errors import RunError, TreegenError
 from treegen.evals.account import add_up, stored_parts
 from treegen.evals.metrics import Incomplete, MajorityRow, MetricRow, Report
 from treegen.evals.tables import Grid, Table
+from treegen.evals.task import Task
 from treegen.evals.thinking import thinking_of
 from treegen.evals.timeline import read_timeline
 from treegen.evals.verdict import Verdict
@@ -41,13 +42,13 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def load_run(path: Path, *, data: str | None = None) -> RunView:
+def load_run(path: Path, *, data: str | None = None, task: Task | None = None) -> RunView:
     """Read a run and judge its samples; programs keep the verdicts that they have.
 
     What cannot be read again is left out, and `notices` says so.
 
     data: where the problems are now, if they are neither where they were nor in the run's own
-    directory.
+    directory. task: its task, if no other process can make it.
 
     Raises:
         RunError: there is no run, or it is damaged.
@@ -56,10 +57,10 @@ def load_run(path: Path, *, data: str | None = None) -> RunView:
     from treegen.evals.scoring import look_back
 
     if (path / TREES).exists() and not (path / "samples.jsonl").exists():
-        return load_search_run(path, data=data)
+        return load_search_run(path, data=data, task=task)
     with RunDir.open(path) as run:
         notices = list(run.notices)
-        job = _job(run, data, notices)
+        job = _job(run, {"data": data, "task": task}, notices)
         rounds = look_back(job, run) if job is not None else None
         decides = rounds is not None and rounds.reads_answers
         judged, report = _judge(run, job, notices)
@@ -88,17 +89,18 @@ def load_run(path: Path, *, data: str | None = None) -> RunView:
         )
 
 
-def _job(run: RunDir, data: str | None, notices: list[str]) -> "Job | None":
+def _job(run: RunDir, asked: Mapping[str, Any], notices: list[str]) -> "Job | None":
     from treegen.evals.identity import check_same_data
     from treegen.evals.job import load_job
     from treegen.evals.settings import settle, stored_choices
 
+    given = {name: value for name, value in asked.items() if value is not None}
     try:
         stored = {**beside(run.path, stored_choices(run.info)), "score": True}
-        job = load_job(settle({} if data is None else {"data": data}, stored))
+        job = load_job(settle(given, stored))
         check_same_data(job, run.info.identity, str(run.path))
     except TreegenError as error:
-        if data is not None:
+        if given:
             raise
         notices.append(f"the problems cannot be read, so nothing is judged here: {error}")
         return None

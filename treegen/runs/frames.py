@@ -79,7 +79,7 @@ def open_frames(path: str | os.PathLike[str], *, data: str | None = None) -> Run
     """
     need_pandas()
     # By its name, because what judges samples stands above this package.
-    found: RunFrames = import_module("treegen.report.frames").Frames(Path(path), data=data)
+    found: RunFrames = import_module("treegen.report.run").Run(Path(path), data=data)
     return found
 
 

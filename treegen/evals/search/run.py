@@ -24,8 +24,8 @@ from treegen.evals.stats import Estimate, estimate, pass_at_k
 from treegen.runs import SearchRunDir
 
 if TYPE_CHECKING:
+    from treegen.calls import Calls
     from treegen.evals.search.value_functions import ValueFunction
-    from treegen.llm import LLM
     from treegen.search.result import SearchResult
 
 COSTS: Final = (
@@ -36,7 +36,7 @@ COSTS: Final = (
 def run_searches(
     job: SearchJob,
     run: SearchRunDir,
-    llm: "LLM",
+    llm: "Calls",
     *,
     stop: Callable[[], object] = lambda: None,
     value_function: "ValueFunction | None" = None,
