@@ -5,13 +5,15 @@ message, a name with an underscore, or any name at the start, before "must".
 """
 
 import re
+import shlex
+from ast import literal_eval
 from typing import Final
 
 import click
 
 from treegen.cli.pairs import GEN_KWARGS, MODEL_ARGS
 
-_VALUE: Final = r"'[^']*'|\"[^\"]*\"|[\w.-]+"
+_VALUE: Final = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[\w.-]+"
 
 
 def flagged(message: str, command: click.Command | None) -> str:
@@ -30,7 +32,9 @@ def flagged(message: str, command: click.Command | None) -> str:
             return found[0]
         if value in (None, "True", "False"):
             return flags[name]
-        return f"{flags[name]} {value.strip(chr(39) + chr(34))}"
+        plain = literal_eval(value) if value[0] in "'\"" else value
+        between = "=" if " " in flags[name] else " "  # --model-args page_size=16
+        return f"{flags[name]}{between}{shlex.quote(plain)}"
 
     return inside.sub(flag, message)
 
@@ -52,7 +56,7 @@ def _flags(command: click.Command) -> dict[str, str]:
     for group, names in (("model_args", MODEL_ARGS), ("gen_kwargs", GEN_KWARGS)):
         if group in flags:
             for name in names:
-                flags.setdefault(name, f"{flags[group]} {name}=")
+                flags.setdefault(name, f"{flags[group]} {name}")
     if "names" in flags:
         flags["task"] = "TASK"
     return flags

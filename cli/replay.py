@@ -36,9 +36,9 @@ def command(
     differences are to the vote of all samples on the same problems.
     """
     from treegen.cli.render import echo, json_line, notice
-    from treegen.cli.show import filter_of
     from treegen.report.load import load_run
     from treegen.report.saved import CHANCES, drawn_of, savings
+    from treegen.report.shown import filter_of
 
     view = load_run(run, data=data)
     for line in view.notices if not quiet else ():

@@ -13,7 +13,11 @@ from treegen.options import EngineOptions, Sizes
 
 def test_an_llm_takes_the_options_with_their_defaults() -> None:
     taken = inspect.signature(LLM).parameters.values()
-    asked = {each.name: each.default for each in taken if each.name not in ("model", "tokenizer", "others")}
+    asked = {
+        each.name: each.default
+        for each in taken
+        if each.name not in ("model", "tokenizer", "others")
+    }
     assert asked == {each.name: each.default for each in fields(EngineOptions)[1:]}
     assert list(MODEL_ARGS) == [field.name for field in fields(EngineOptions)]
 

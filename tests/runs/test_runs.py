@@ -227,7 +227,7 @@ def test_a_line_that_is_no_record_is_refused_with_its_number(run_path: Path, lin
     message = refusal(run_path)
     assert "samples.jsonl:8: damaged line" in message
     # What the message says to do works.
-    assert "delete this line" in message and f"--resume {run_path}" in message
+    assert "delete this line" in message and f"resume={str(run_path)!r}" in message
     samples.write_bytes(b"\n".join(lines))
     finish(run_path)
 
@@ -459,7 +459,7 @@ def test_a_file_size_limit_cuts_no_sample_in_two(fast: Path) -> None:
         kept = len(run.done)
         assert kept > 10 and run.notices == ()
     assert os.strerror(errno.EFBIG).lower() in last
-    assert f"{kept} finished samples are kept" in last and f"--resume {fast / 'run'}" in last
+    assert f"{kept} finished samples are kept" in last and f"resume={str(fast / 'run')!r}" in last
     for name in ("run", "whole"):
         writer = start(WRITER, fast / name, 600, 0)
         assert writer.communicate()[1] == ""
@@ -572,11 +572,11 @@ def test_what_was_asked_for_is_written_down(run_path: Path) -> None:
     [
         ({"temperature": 0.8}, "temperature: 0.7 -> 0.8 (temperature=)"),
         ({"seed": 1, "temperature": 1}, "temperature: 0.7 -> 1 (temperature=); seed: 0 -> 1 (-s)"),
-        ({"max_tokens": 9}, "max_tokens: not set -> 9 (--max-tokens)"),
+        ({"max_tokens": 9}, "max_tokens: not set -> 9 (max_tokens=)"),
         ({"task": {"name": "gsm8k"}}, "task.version: 1 -> not set"),
         (
             {"task": {"name": "a\u2028b", "version": 1}},
-            'task.name: "gsm8k" -> "a\\u2028b" (--name)',
+            'task.name: "gsm8k" -> "a\\u2028b" (name=)',
         ),
         ({"seed": False}, "seed: 0 -> false (-s)"),
     ],
@@ -644,7 +644,7 @@ def test_settings_that_could_not_be_compared_are_refused(
 
 def test_a_run_is_not_started_over_another(run_path: Path, fast: Path) -> None:
     with pytest.raises(
-        RunError, match=f"already holds a run; continue it with --resume {run_path}"
+        RunError, match=f"already holds a run; continue it with resume={str(run_path)!r}"
     ):
         RunDir.create(run_path, settings())
     assert stored(run_path) == WANTED
@@ -733,7 +733,7 @@ def test_a_run_that_was_moved_writes_nothing_over_the_one_in_its_place(fast: Pat
         (fast / "run").rename(fast / "elsewhere")
         with pytest.raises(RunError, match="was moved or removed") as told:
             moved.write_results({"done": 0})
-        assert "continue with --resume" in str(told.value)
+        assert "continue with resume=" in str(told.value)
         with RunDir.create(fast / "run", settings()) as run:
             run.write_results({"done": 1})
         with pytest.raises(RunError, match="was moved or removed"):
