@@ -19,7 +19,7 @@ _VALUE: Final = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[\w.-]+"
 def flagged(message: str, command: click.Command | None) -> str:
     """Return a message with a command's flags in the place of the arguments that they stand for."""
     flags = {} if command is None else _flags(command)
-    if not flags:
+    if not flags or message.startswith("--"):  # the command's own message
         return message
     words = "|".join(sorted(flags, key=len, reverse=True))
     # What stands in quotes or in a path is the user's own.

@@ -21,6 +21,7 @@ from treegen.report.frames import Frames
 from treegen.report.page import write_page
 from treegen.report.tables import headline_of, metrics, other_tables, sharing
 from treegen.report.text import run_text
+from treegen.runs import RunDir, SearchRunDir
 
 if TYPE_CHECKING:
     from treegen.calls import Calls
@@ -41,6 +42,12 @@ class Run(Frames):
     def path(self) -> Path:
         """The directory of the run."""
         return self.view.path
+
+    @property
+    def results(self) -> Any:
+        """The content of results.json: metrics, cost, settings; None if there is none."""
+        with (SearchRunDir if self.view.searched else RunDir).open(self.path) as run:
+            return run.results()
 
     @property
     def accuracy(self) -> float | None:
