@@ -35,13 +35,13 @@ def command(
     A difference is B minus A, so above zero B is better. Runs whose problems differ are refused.
     """
     from treegen.cli.render import echo, json_line
+    from treegen.common.formats import safe_text
     from treegen.errors import InputError
     from treegen.evals.running.destinations import file_name
-    from treegen.formats import safe_text
     from treegen.report.compare import compare_runs
-    from treegen.report.comparison_plots import comparison_plots
     from treegen.report.load import load_run
     from treegen.report.page import check_name, write_page
+    from treegen.report.plots.comparison import comparison_plots
 
     if output_path is not None and no_plots:
         raise InputError("--output-path is where plots go; leave it or --no-plots out")

@@ -12,8 +12,8 @@ from treegen.cli.options import CONTEXT
 
 if TYPE_CHECKING:
     from treegen.cli.progress import Terminal
-    from treegen.evals.execution import Execution
     from treegen.evals.job import Job
+    from treegen.evals.judged.execution import Execution
     from treegen.evals.running.evaluation import Evaluated
     from treegen.evals.running.searching import Searched
     from treegen.evals.running.work import Models
@@ -139,8 +139,8 @@ def _load() -> "LLM":
 
 def _job(asked: dict[str, Any]) -> "Job":
     from treegen import demo
+    from treegen.evals.asked.settings import settle
     from treegen.evals.job import load_job
-    from treegen.evals.settings import settle
 
     return load_job(settle(demo.completed(asked)))
 
@@ -153,7 +153,7 @@ def _plan(tour: _Tour) -> None:
 
 def _vote(tour: _Tour) -> None:
     from treegen.cli.render import echo
-    from treegen.evals.account import sharing_line
+    from treegen.evals.course.account import sharing_line
     from treegen.report.tables import markdown
 
     found = tour.evaluate(_WORDS)
@@ -167,7 +167,7 @@ def _vote(tour: _Tour) -> None:
 
 def _heat_map(tour: _Tour) -> None:
     from treegen.cli.render import echo, pictures
-    from treegen.report.heat_map import draw_text
+    from treegen.report.plots.heat_map import draw_text
 
     found = tour.evaluate(_GRID)
     assert found.report is not None
@@ -179,7 +179,7 @@ def _heat_map(tour: _Tour) -> None:
 def _programs(tour: _Tour) -> None:
     from treegen.cli.render import echo, notice
     from treegen.errors import TreegenError
-    from treegen.evals.execution import Execution
+    from treegen.evals.judged.execution import Execution
     from treegen.report.tables import markdown
 
     try:

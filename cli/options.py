@@ -9,7 +9,7 @@ from treegen.cli.pairs import CONFIDENCE, GEN_KWARGS, MODEL_ARGS, read_pairs
 from treegen.errors import InputError
 
 if TYPE_CHECKING:
-    from treegen.evals.execution import Execution
+    from treegen.evals.judged.execution import Execution
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

@@ -20,11 +20,11 @@ def command(write_out: bool, quiet: bool, **params: Any) -> None:
     from treegen.cli.progress import Terminal
     from treegen.cli.render import echo, json_line, show_prompt
     from treegen.errors import InputError
-    from treegen.evals.given import check_read
+    from treegen.evals.asked.given import check_read
+    from treegen.evals.asked.settings import settle
     from treegen.evals.job import first_prompt, load_job, plan_job
     from treegen.evals.model import look_at_model
     from treegen.evals.running.work import tell_demo, tell_skipped
-    from treegen.evals.settings import settle
     from treegen.report.planned import plan_document, plan_text
 
     tasks = task_names(params)

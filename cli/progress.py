@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Final
 
 from treegen.cli.interrupts import Interrupted, received
 from treegen.cli.render import notice, show_prompt
+from treegen.common.formats import safe_text
 from treegen.evals.running.listener import Listener, Stop
-from treegen.formats import safe_text
 from treegen.runs import graceful_signals
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from treegen.evals.progress import Progress
+    from treegen.evals.course.progress import Progress
     from treegen.outputs import WorkerStatus
 
 _SECONDS: Final = 10.0  # most seconds between lines of a log

@@ -20,11 +20,11 @@ def command(run: Path, quiet: bool, rejudge: bool, **params: Any) -> None:
     from treegen.cli.progress import Terminal
     from treegen.cli.render import complain, echo, json_line, notice, pictures, show_report
     from treegen.errors import RunInUseError
+    from treegen.evals.asked.settings import settle, stored_choices
     from treegen.evals.identity import check_same_data
     from treegen.evals.job import load_job
-    from treegen.evals.results import results_of
+    from treegen.evals.judged.results import results_of
     from treegen.evals.running.judging import check_of_use, complaint, rejudged
-    from treegen.evals.settings import settle, stored_choices
     from treegen.runs import RunDir
 
     execution = take_execution(params, anew=rejudge)

@@ -147,7 +147,7 @@ def _given(params: dict[str, Any]) -> dict[str, Any]:
         if not given["budget"]:
             raise InputError("--budget is empty; such as --budget tokens=2000")
     if "verifier_args" in given:
-        from treegen.evals.verifier_args import verifier_settings
+        from treegen.evals.asked.verifier_args import verifier_settings
 
         given["verifier_args"] = verifier_settings(_named(given["verifier_args"]))
     return given

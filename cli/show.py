@@ -43,7 +43,7 @@ def command(
     if written_as is not None and tree is None:
         raise InputError("--as is of a tree; give --tree ID with it")
     from treegen.cli.render import echo, json_line, notice, show_report
-    from treegen.formats import safe_text
+    from treegen.common.formats import safe_text
     from treegen.report import shown
     from treegen.report.graphs import to_dot, to_mermaid
     from treegen.report.load import load_run
@@ -86,8 +86,8 @@ def _draw(tree: "StoredTree", name: str, *, full: bool) -> None:
     from rich.console import Console
 
     from treegen.cli.render import echo
-    from treegen.formats import safe_text
-    from treegen.search.draw import draw_tree
+    from treegen.common.formats import safe_text
+    from treegen.search.tree.draw import draw_tree
 
     told = {True: ", solved", False: ", not solved", None: ""}[tree.solved]
     answer = "" if tree.answer is None else f", answer {tree.answer}"

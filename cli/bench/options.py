@@ -68,7 +68,7 @@ def check_device(dtype: str, ceiling_seconds: float | None) -> None:
 
 def check_checkpoint(model: str | None) -> None:
     """Raise ModelError for a checkpoint that is not there or lacks weights."""
-    from treegen.model.files import check_weights, locate
+    from treegen.model.checkpoint.files import check_weights, locate
 
     if model is not None:
         check_weights(locate(model, None, weights=True))
@@ -82,7 +82,7 @@ def headline(about: dict[str, Any]) -> str:
 def show(table: "TextTable") -> None:
     """Print a table: drawn on a terminal, in Markdown elsewhere."""
     from treegen.cli.render import echo
-    from treegen.formats import safe_text
+    from treegen.common.formats import safe_text
     from treegen.report.tables import markdown
 
     if sys.stdout.isatty():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from treegen.async_llm.call import Call, Prompt
 from treegen.async_llm.encoder import Encoder
 from treegen.async_llm.stepper import Stepper
-from treegen.closing import Closing
+from treegen.common.closing import Closing
 from treegen.errors import BusyError, InputError, StoppedError
 from treegen.llm import LLM
 from treegen.outputs import Completion, Score, Status, Usage
@@ -19,7 +19,7 @@ from treegen.prompts.tree import as_list, chat_arguments
 from treegen.search.live.texts import GrowingTexts
 
 if TYPE_CHECKING:
-    from treegen.calls import Calls
+    from treegen.llm.calls import Calls
     from treegen.prompts.radix import Tokens
 
 _WAITING_PER_ROW: Final = 4

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from treegen.calls import Calls
 from treegen.cluster.crew import Crew, most_threads
 from treegen.cluster.dealer import Dealer, Item
 from treegen.cluster.jobs import Job, SampleJob, ScoreJob, SearchJob
@@ -21,7 +20,8 @@ from treegen.cluster.worker import from_checkpoint, loading
 from treegen.engine.stream import Stream
 from treegen.errors import InputError
 from treegen.llm import LLM
-from treegen.model.tokenizer import load_tokenizer
+from treegen.llm.calls import Calls
+from treegen.model.checkpoint.tokenizer import load_tokenizer
 from treegen.options import EngineOptions, check_known
 from treegen.params import SamplingParams
 from treegen.plan.plan import Plan, Request
@@ -29,8 +29,8 @@ from treegen.plan.unnamed import DrawnBefore, origin_of
 from treegen.prompts.tokens import encode_texts
 
 if TYPE_CHECKING:
-    from treegen.search.node import SearchFn
-    from treegen.search.problems import SearchProblem
+    from treegen.search.tree.node import SearchFn
+    from treegen.search.tree.problems import SearchProblem
 
 
 class Cluster(Calls):

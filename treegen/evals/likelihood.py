@@ -13,16 +13,16 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from treegen.errors import NumericsError, RunError
-from treegen.evals.account import Account
 from treegen.evals.choices import ChoicePrompt, choice_prompts
+from treegen.evals.course.account import Account
+from treegen.evals.course.progress import AccuracySoFar, Glance, Progress
+from treegen.evals.course.timeline import Timeline
 from treegen.evals.job import Job
-from treegen.evals.progress import AccuracySoFar, Glance, Progress
-from treegen.evals.timeline import Timeline
 from treegen.outputs import Score
 from treegen.runs import RunDir
 
 if TYPE_CHECKING:
-    from treegen.calls import Calls
+    from treegen.llm.calls import Calls
 
 
 def sample_choices(

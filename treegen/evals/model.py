@@ -10,8 +10,8 @@ from treegen.options import EngineOptions
 
 # Importing torch takes seconds. Reading and checking the data does not need it.
 if TYPE_CHECKING:
-    from treegen.calls import Calls
     from treegen.cluster.places import Places
+    from treegen.llm.calls import Calls
     from treegen.model.facts import ModelFacts
 
 
@@ -20,21 +20,21 @@ def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> "Mod
 
     places: of workers that do the work, on devices that this machine need not have.
     """
-    from treegen.model.files import locate
+    from treegen.model.checkpoint.files import locate
 
     directory = locate(engine.model, engine.revision, weights=False)  # a wrong path is told at once
 
     import torch
 
-    from treegen.engine.draft_model import look_at_draft
-    from treegen.engine.speculation import check_speculation
+    from treegen.engine.guessing.draft_model import look_at_draft
+    from treegen.engine.guessing.speculation import check_speculation
     from treegen.model import memory
+    from treegen.model.checkpoint.quantized import quantisation_of
+    from treegen.model.checkpoint.tokenizer import load_tokenizer
     from treegen.model.config import load_spec, read_config, resolve_device, resolve_dtype
     from treegen.model.facts import ModelFacts
     from treegen.model.load import stays_fp8
-    from treegen.model.quantized import quantisation_of
     from treegen.model.reproducible import ALIGN, check_dtype, check_layers
-    from treegen.model.tokenizer import load_tokenizer
 
     source: dict[str, Any] = {
         "revision": engine.revision,
@@ -93,7 +93,7 @@ def check_machine(engine: EngineOptions, places: "Places | None" = None) -> None
 
 def weights_fingerprint(engine: EngineOptions) -> str:
     """Return a hash that stands for a model's weights; raise ModelError if there are none."""
-    from treegen.model.files import check_weights, fingerprint, locate
+    from treegen.model.checkpoint.files import check_weights, fingerprint, locate
 
     directory: Path = locate(engine.model, engine.revision, weights=True)
     check_weights(directory)

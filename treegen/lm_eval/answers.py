@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 
-from treegen.calls import Calls
+from treegen.llm.calls import Calls
 from treegen.lm_eval.journal import Journal, Kind, stored
 from treegen.params import SamplingParams
 from treegen.prompts.tree import Node

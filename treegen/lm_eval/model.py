@@ -18,15 +18,15 @@ from lm_eval.models.utils import resolve_max_length
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from treegen.calls import Calls
 from treegen.errors import CapacityError, InputError
 from treegen.llm import LLM
+from treegen.llm.calls import Calls
 from treegen.lm_eval.answers import Answers, Pair, Prompt
 from treegen.lm_eval.journal import Journal
 from treegen.lm_eval.settings import GenSettings, gen_settings
 from treegen.lm_eval.texts import Texts
+from treegen.model.checkpoint.files import locate
 from treegen.model.config import read_config
-from treegen.model.files import locate
 from treegen.options import check_known
 from treegen.params import check_int
 from treegen.runs import model_identity

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from treegen.evals.account import describe_levels
+from treegen.common.formats import safe_text
 from treegen.evals.choices import num_distinct
-from treegen.formats import safe_text
+from treegen.evals.course.account import describe_levels
 from treegen.report.tables import markdown
 
 if TYPE_CHECKING:

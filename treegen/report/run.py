@@ -24,7 +24,7 @@ from treegen.report.text import run_text
 from treegen.runs import RunDir, SearchRunDir
 
 if TYPE_CHECKING:
-    from treegen.calls import Calls
+    from treegen.llm.calls import Calls
     from treegen.report.tables import Listing
 
 
@@ -201,7 +201,7 @@ def _choices(
         asked["extra"] = {name: str(value) for name, value in task_args.items()}
     if model is None or isinstance(model, str | Path):
         return asked if model is None else {**asked, "model": str(model)}, Models()
-    from treegen.calls import Calls
+    from treegen.llm.calls import Calls
 
     if not isinstance(model, Calls):
         raise InputError(

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
+from treegen.common.formats import safe_text
+from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
-from treegen.evals.selection import did_you_mean
+from treegen.evals.statistics.votes import majority_vote
 from treegen.evals.thinking import stored
-from treegen.evals.votes import majority_vote
-from treegen.formats import safe_text
 from treegen.report.curves import VoteShares, fate, vote_shares
 from treegen.report.prompt_tree import prompt_tree
 from treegen.report.tables import markdown

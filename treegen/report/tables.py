@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from treegen.evals.account import kernels_told, sharing_line
-from treegen.evals.metrics import MajorityRow, MetricRow
-from treegen.formats import format_bytes, safe_text
+from treegen.common.formats import format_bytes, safe_text
+from treegen.evals.course.account import kernels_told, sharing_line
+from treegen.evals.statistics.metrics import MajorityRow, MetricRow
 from treegen.report.view import RunView
 
 

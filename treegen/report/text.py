@@ -3,17 +3,17 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from treegen.evals.account import (
+from treegen.common.formats import safe_text
+from treegen.evals.course.account import (
     attention_line,
     sharing_line,
     speculation_line,
     workers_line,
 )
-from treegen.evals.metrics import Report
-from treegen.evals.tables import Cell, Table
+from treegen.evals.statistics.metrics import Report
+from treegen.evals.statistics.tables import Cell, Table
 from treegen.evals.thinking import thinking_line
-from treegen.formats import safe_text
-from treegen.report.heat_map import draw_text
+from treegen.report.plots.heat_map import draw_text
 from treegen.report.tables import markdown
 
 UP, DOWN, PLUS_MINUS = "\u2191", "\u2193", "\u00b1"

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.errors import RunError
-from treegen.evals.execution import Execution, Judging
-from treegen.evals.given import check_read
+from treegen.evals.asked.given import check_read
 from treegen.evals.job import Job, first_prompt, load_job, plan_job
-from treegen.evals.metrics import Report
+from treegen.evals.judged.execution import Execution, Judging
+from treegen.evals.judged.results import write_results
+from treegen.evals.judged.scoring import look_back
 from treegen.evals.registry import get_task
-from treegen.evals.results import write_results
 from treegen.evals.run import sample
 from treegen.evals.running.destinations import destinations
 from treegen.evals.running.discarding import discarding
@@ -27,13 +27,13 @@ from treegen.evals.running.work import (
     tell_demo,
     tell_skipped,
 )
-from treegen.evals.scoring import look_back
+from treegen.evals.statistics.metrics import Report
 from treegen.evals.task import Task
 from treegen.runs import RunDir
 
 if TYPE_CHECKING:
-    from treegen.calls import Calls
-    from treegen.evals.progress import Progress
+    from treegen.evals.course.progress import Progress
+    from treegen.llm.calls import Calls
     from treegen.runs import RunSettings
 
 _UNIT: Final = "samples"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from treegen.errors import InputError
-from treegen.evals.execution import Execution, Judging, executing
+from treegen.evals.judged.execution import Execution, Judging, executing
 from treegen.evals.running.listener import Listener
 
 if TYPE_CHECKING:

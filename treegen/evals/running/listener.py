@@ -10,7 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from treegen.evals.progress import Progress
+    from treegen.evals.course.progress import Progress
 
 Stop = Callable[[], object]
 

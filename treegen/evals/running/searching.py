@@ -7,8 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from treegen.common.spelling import did_you_mean
 from treegen.errors import CacheFullError, InputError, RunError
-from treegen.evals.given import check_read
+from treegen.evals.asked.given import check_read
 from treegen.evals.running.destinations import search_destinations
 from treegen.evals.running.discarding import discarding
 from treegen.evals.running.listener import Listener, Stop
@@ -32,13 +33,12 @@ from treegen.evals.search.own_method import find_method
 from treegen.evals.search.run import run_searches, write_search_results
 from treegen.evals.search.searcher import load_value_function
 from treegen.evals.search.value_functions import ValueFunction
-from treegen.evals.selection import did_you_mean
 from treegen.options import EngineOptions
 from treegen.runs import SearchRunDir
 
 if TYPE_CHECKING:
-    from treegen.calls import Calls
-    from treegen.evals.progress import Progress
+    from treegen.evals.course.progress import Progress
+    from treegen.llm.calls import Calls
     from treegen.runs import RunSettings
 
 _UNIT: Final = "searches"

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from treegen import demo
-from treegen.closing import Closing
+from treegen.common.closing import Closing
 from treegen.errors import InputError, RunError, TreegenError
-from treegen.evals.given import RunChoices
+from treegen.evals.asked.given import RunChoices
 from treegen.evals.identity import run_settings
 from treegen.evals.model import check_machine, load_llm, look_at_model, weights_fingerprint
 from treegen.evals.running.discarding import all_new, discarding
@@ -18,11 +18,11 @@ from treegen.options import EngineOptions
 from treegen.runs import RunDir
 
 if TYPE_CHECKING:
-    from treegen.calls import Calls
     from treegen.cluster.places import Places
+    from treegen.evals.course.progress import Progress
     from treegen.evals.job import AnyJob
-    from treegen.evals.progress import Progress
     from treegen.evals.running.destinations import Destination
+    from treegen.llm.calls import Calls
     from treegen.model.facts import ModelFacts
     from treegen.runs import RunSettings
 
