@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from treegen.version import VERSION
+from treegen.common.version import VERSION
 
 if TYPE_CHECKING:
     from treegen.async_llm import AsyncLLM
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from treegen.plan.plan import Plan
     from treegen.prompts.expansion import Expand
     from treegen.prompts.tree import Message, Node
-    from treegen.report.run import Run, evaluate, search_task
+    from treegen.report.run import Run, evaluate, open_run, search_task
 
 __version__ = VERSION
 
@@ -77,6 +77,7 @@ __all__ = [
     "evaluate",
     "from_module",
     "load_model",
+    "open_run",
     "search_task",
 ]
 
@@ -121,6 +122,7 @@ _MODULE_OF: Final = {
     "evaluate": "treegen.report.run",
     "from_module": "treegen.model.load",
     "load_model": "treegen.model.load",
+    "open_run": "treegen.report.run",
     "search_task": "treegen.report.run",
 }
 

@@ -50,7 +50,7 @@ def test_a_run_is_that_of_the_command(
     assert run_command("eval", "gsm8k", "-M", tiny, *given) == 0
     run = evaluate("gsm8k", llm, output=tmp_path / "called", **CHOICES)
     by_name = evaluate("gsm8k", tiny, output=tmp_path / "named", **CHOICES)
-    typed = treegen.runs.open(tmp_path / "typed")
+    typed = treegen.open_run(tmp_path / "typed")
     assert drawn(run.path) == drawn(by_name.path) == drawn(tmp_path / "typed")
     assert run.view.info.fingerprint == typed.view.info.fingerprint
     assert run.metrics().equals(typed.metrics())
@@ -243,7 +243,7 @@ def test_ctrl_c_is_told_once_and_raised_at_the_end() -> None:
 
 
 def test_names_of_other_tools_are_answered(llm: LLM, tiny: Path) -> None:
-    with pytest.raises(InputError, match="gpu_memory_utilization.*; did you mean memory="):
+    with pytest.raises(InputError, match=r"gpu_memory_utilization.*; did you mean memory="):
         LLM(str(tiny), gpu_memory_utilization=0.9)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="has no 'max_new_tokens'; did you mean max_tokens="):
         llm.generate(["x"], {"max_new_tokens": 3})

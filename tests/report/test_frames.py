@@ -7,8 +7,8 @@ import pytest
 from report_cases import make_run, make_search_run, make_timeline, make_trees
 
 from treegen.errors import InputError, RunError
-from treegen.report.frames import open_run
 from treegen.report.load import load_run
+from treegen.report.run import open_run
 
 pytest.importorskip("pandas")
 

@@ -5,11 +5,11 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from treegen.common.version import VERSION
 from treegen.errors import InputError
 from treegen.evals.job import AnyJob, Job
 from treegen.options import EngineOptions
 from treegen.runs import RunSettings, model_identity
-from treegen.version import VERSION
 
 # How a user sets a field of run.json, if not by an argument that has the field's name.
 _ARGUMENTS: Final = {

@@ -18,6 +18,7 @@ from lm_eval.models.utils import resolve_max_length
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
+from treegen.common.version import VERSION
 from treegen.errors import CapacityError, InputError
 from treegen.llm import LLM
 from treegen.llm.calls import Calls
@@ -31,7 +32,6 @@ from treegen.options import check_known
 from treegen.params import check_int
 from treegen.runs import model_identity
 from treegen.runs.made import Made
-from treegen.version import VERSION
 
 
 class TreegenLM(TemplateLM):  # type: ignore[misc]

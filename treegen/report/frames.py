@@ -1,43 +1,17 @@
 """A run as pandas frames, for a notebook."""
 
-import os
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-<<<<<<< ba0adf49593d08995af93131eef7519d5ef7fd5b
-from treegen.evals.task import Task
-=======
 from treegen.errors import InputError
->>>>>>> 5e306617aea74e032684527e3782355a8207220d
 from treegen.report.calibration import problem_points
-from treegen.report.load import load_run
 from treegen.report.view import RunView
 from treegen.runs import RunDir, SearchRunDir
 
 if TYPE_CHECKING:
     import pandas
-
-
-def open_run(path: str | os.PathLike[str], *, data: str | None = None) -> "Frames":
-    """Read the run in a directory, also while it is under way; no lock is taken.
-
-<<<<<<< ba0adf49593d08995af93131eef7519d5ef7fd5b
-    def __init__(self, path: Path, *, data: str | None = None, task: Task | None = None) -> None:
-        """Read the run and judge its samples."""
-        self.view: RunView = load_run(path, data=data, task=task)
-=======
-    data: where the problems are now, if they are neither where they were nor in the run's own
-    directory.
-
-    Raises:
-        RunError: there is no run, or it is damaged.
-        InputError: pandas is not installed, or `data` are not the problems of the run.
-    """
-    _pandas()
-    return Frames(load_run(Path(path), data=data))
 
 
 class Frames:
@@ -46,7 +20,6 @@ class Frames:
     def __init__(self, view: RunView) -> None:
         """view: the run that the frames are made of."""
         self.view = view
->>>>>>> 5e306617aea74e032684527e3782355a8207220d
 
     def samples(self) -> "pandas.DataFrame":
         """Return a frame with a row for each finished sample, or each search of a run of searches.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from treegen.common.formats import safe_text
+from treegen.common.version import VERSION
 from treegen.errors import InputError
 from treegen.report.blobs import blobs
 from treegen.report.compare import Comparison
@@ -26,7 +27,6 @@ from treegen.report.tables import (
 )
 from treegen.report.view import RunView
 from treegen.runs.leftovers import rewriting
-from treegen.version import VERSION
 
 _SCRIPTS: Final = (
     "data.js", "elements.js", "export.js", "address.js", "spots.js", "table.js", "tree.js",

@@ -18,6 +18,7 @@ from treegen.evals.running.work import Models
 from treegen.evals.task import Task
 from treegen.report.compare import Comparison, compare_runs
 from treegen.report.frames import Frames
+from treegen.report.load import load_run
 from treegen.report.page import write_page
 from treegen.report.tables import headline_of, metrics, other_tables, sharing
 from treegen.report.text import run_text
@@ -84,7 +85,7 @@ class Run(Frames):
         Raises:
             InputError: the runs have different problems, or are not judged or not finished.
         """
-        found = other if isinstance(other, Frames) else Run(Path(other))
+        found = other if isinstance(other, Frames) else open_run(other)
         return compare_runs(self.view, found.view, partial=partial)
 
     def __str__(self) -> str:
@@ -106,6 +107,20 @@ class Run(Frames):
         tables = "".join(table._repr_html_() for table in self.tables())
         notices = "".join(f"<p>{escape(each)}</p>" for each in self.view.notices)
         return f"<p>{escape(repr(self))}</p>{tables}{notices}"
+
+
+def open_run(path: str | Path, *, data: str | None = None, task: Task | None = None) -> Run:
+    """Read the run in a directory, also while it is under way; no lock is taken.
+
+    data: where the problems are now, if they are neither where they were nor in the run's own
+    directory.
+    task: the task of the run, if it is an object that no file has.
+
+    Raises:
+        RunError: there is no run, or it is damaged.
+        InputError: `data` are not the problems of the run.
+    """
+    return Run(load_run(Path(path), data=data, task=task))
 
 
 def evaluate(
@@ -232,7 +247,7 @@ class _Place:
 
     def run(self, path: Path, task: str | Task | None) -> Run:
         """Return the run in a directory, with which a temporary one is removed."""
-        run = Run(path, **({} if isinstance(task, str | None) else {"task": task}))
+        run = open_run(path, task=None if isinstance(task, str) else task)
         if self._temporary is not None:
             weakref.finalize(run, shutil.rmtree, self._temporary, ignore_errors=True)
         return run
