@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from treegen.cli.options import CONTEXT, QUIET
+from treegen.cli.typed.options import CONTEXT, QUIET
 
 _RUN = click.Path(path_type=Path)
 
@@ -34,7 +34,7 @@ def command(
 
     A difference is B minus A, so above zero B is better. Runs whose problems differ are refused.
     """
-    from treegen.cli.render import echo, json_line
+    from treegen.cli.terminal.render import echo, json_line
     from treegen.common.formats import safe_text
     from treegen.errors import InputError
     from treegen.evals.running.destinations import file_name

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from treegen.cli.options import CONTEXT
+from treegen.cli.typed.options import CONTEXT
 
 if TYPE_CHECKING:
-    from treegen.cli.progress import Terminal
+    from treegen.cli.terminal.progress import Terminal
     from treegen.evals.job import Job
     from treegen.evals.judged.execution import Execution
     from treegen.evals.running.evaluation import Evaluated
@@ -69,7 +69,7 @@ class _Tour:
 
     @property
     def _terminal(self) -> "Terminal":
-        from treegen.cli.progress import Terminal
+        from treegen.cli.terminal.progress import Terminal
 
         return Terminal(quiet=False)
 
@@ -84,7 +84,7 @@ def command(output_path: str | None) -> None:
     about a minute and a half on two cores. Each part is a run like any other.
     """
     from treegen import demo
-    from treegen.cli.render import echo, notice
+    from treegen.cli.terminal.render import echo, notice
     from treegen.errors import RunError
     from treegen.evals.running.destinations import new_path
     from treegen.runs.made import check_directory
@@ -146,13 +146,13 @@ def _job(asked: dict[str, Any]) -> "Job":
 
 
 def _plan(tour: _Tour) -> None:
-    from treegen.cli.render import echo
+    from treegen.cli.terminal.render import echo
 
     echo(str(tour.llm.plan(_job(_WORDS).tree)))
 
 
 def _vote(tour: _Tour) -> None:
-    from treegen.cli.render import echo
+    from treegen.cli.terminal.render import echo
     from treegen.evals.course.account import sharing_line
     from treegen.report.tables import markdown
 
@@ -166,7 +166,7 @@ def _vote(tour: _Tour) -> None:
 
 
 def _heat_map(tour: _Tour) -> None:
-    from treegen.cli.render import echo, pictures
+    from treegen.cli.terminal.render import echo, pictures
     from treegen.report.plots.heat_map import draw_text
 
     found = tour.evaluate(_GRID)
@@ -177,7 +177,7 @@ def _heat_map(tour: _Tour) -> None:
 
 
 def _programs(tour: _Tour) -> None:
-    from treegen.cli.render import echo, notice
+    from treegen.cli.terminal.render import echo, notice
     from treegen.errors import TreegenError
     from treegen.evals.judged.execution import Execution
     from treegen.report.tables import markdown
@@ -197,7 +197,7 @@ def _programs(tour: _Tour) -> None:
 
 
 def _puzzles(tour: _Tour) -> None:
-    from treegen.cli.render import echo
+    from treegen.cli.terminal.render import echo
     from treegen.report.text import cost_table
 
     echo("\n" + cost_table([tour.search(_PUZZLES, method).results for method in _METHODS]))

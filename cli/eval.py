@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from treegen.cli.options import (
+from treegen.cli.typed.options import (
     CONTEXT,
     OUTPUT,
     QUIET,
@@ -15,7 +15,7 @@ from treegen.cli.options import (
     take_execution,
     task_names,
 )  # fmt: skip
-from treegen.cli.places import places_for, take_cluster
+from treegen.cli.typed.places import places_for, take_cluster
 
 
 @click.command("eval", context_settings=CONTEXT)
@@ -36,8 +36,8 @@ def command(
     Everything is stored as it finishes. A run that was stopped, by a signal or by pulling the
     plug, continues with --resume and ends with the samples it would have had.
     """
-    from treegen.cli.progress import Terminal
-    from treegen.cli.render import complain, echo, json_line, notice, pictures, show_report
+    from treegen.cli.terminal.progress import Terminal
+    from treegen.cli.terminal.render import complain, echo, json_line, notice, pictures, show_report
     from treegen.evals.running.evaluation import evaluate_all
     from treegen.evals.running.work import Models
 

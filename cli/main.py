@@ -16,9 +16,9 @@ from typing import IO, Any, Final
 import click
 
 import treegen
-from treegen.cli.flags import flagged
-from treegen.cli.interrupts import Interrupted, raising_signals
-from treegen.cli.streams import guarded_streams
+from treegen.cli.terminal.flags import flagged
+from treegen.cli.terminal.interrupts import Interrupted, raising_signals
+from treegen.cli.terminal.streams import guarded_streams
 from treegen.common.formats import safe_text
 from treegen.errors import ModelWarning, TreegenError
 

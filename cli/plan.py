@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from treegen.cli.options import CONTEXT, QUIET, WRITE_OUT, asked_for, options_of, task_names
+from treegen.cli.typed.options import CONTEXT, QUIET, WRITE_OUT, asked_for, options_of, task_names
 
 
 @click.command("plan", context_settings=CONTEXT)
@@ -17,8 +17,8 @@ def command(write_out: bool, quiet: bool, **params: Any) -> None:
     Needs the model's tokenizer and configuration only.
     """
     from treegen import demo
-    from treegen.cli.progress import Terminal
-    from treegen.cli.render import echo, json_line, show_prompt
+    from treegen.cli.terminal.progress import Terminal
+    from treegen.cli.terminal.render import echo, json_line, show_prompt
     from treegen.errors import InputError
     from treegen.evals.asked.given import check_read
     from treegen.evals.asked.settings import settle

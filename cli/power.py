@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treegen.cli.options import CONTEXT, QUIET
+from treegen.cli.typed.options import CONTEXT, QUIET
 
 if TYPE_CHECKING:
     from treegen.evals.statistics.power import Spread
@@ -47,8 +47,8 @@ def command(
 
     The test is a paired t-test of the problems' shares of right samples.
     """
-    from treegen.cli.options import counts
-    from treegen.cli.render import echo, json_line
+    from treegen.cli.terminal.render import echo, json_line
+    from treegen.cli.typed.options import counts
     from treegen.evals.statistics.power import difference_for, power, problems_for
 
     ks = counts(num_samples, "--n-samples")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from treegen.cli.options import CONTEXT, QUIET
+from treegen.cli.typed.options import CONTEXT, QUIET
 
 if TYPE_CHECKING:
     from treegen.report.saved import Savings
@@ -35,7 +35,7 @@ def command(
     The rule is replayed on the run's samples in 32 random orders. Intervals are over problems, and
     differences are to the vote of all samples on the same problems.
     """
-    from treegen.cli.render import echo, json_line, notice
+    from treegen.cli.terminal.render import echo, json_line, notice
     from treegen.report.load import load_run
     from treegen.report.saved import CHANCES, drawn_of, savings
     from treegen.report.shown import filter_of

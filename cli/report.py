@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from treegen.cli.options import CONTEXT, QUIET
+from treegen.cli.typed.options import CONTEXT, QUIET
 
 
 @click.command("report", context_settings=CONTEXT)
@@ -30,7 +30,7 @@ def command(
     if output_path is not None:
         check_name(output_path, "--output-path")
     found = find_runs(runs)
-    from treegen.cli.render import echo, json_line, notice
+    from treegen.cli.terminal.render import echo, json_line, notice
     from treegen.common.formats import safe_text
     from treegen.report.load import load_run
 

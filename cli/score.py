@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from treegen.cli.options import CONTEXT, QUIET, asked_for, options_of, take_execution
+from treegen.cli.typed.options import CONTEXT, QUIET, asked_for, options_of, take_execution
 
 
 @click.command("score", context_settings=CONTEXT)
@@ -17,8 +17,8 @@ from treegen.cli.options import CONTEXT, QUIET, asked_for, options_of, take_exec
 @QUIET
 def command(run: Path, quiet: bool, rejudge: bool, **params: Any) -> None:
     """Score the samples in the directory RUN again and rewrite its results.json."""
-    from treegen.cli.progress import Terminal
-    from treegen.cli.render import complain, echo, json_line, notice, pictures, show_report
+    from treegen.cli.terminal.progress import Terminal
+    from treegen.cli.terminal.render import complain, echo, json_line, notice, pictures, show_report
     from treegen.errors import RunInUseError
     from treegen.evals.asked.settings import settle, stored_choices
     from treegen.evals.identity import check_same_data

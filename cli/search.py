@@ -6,8 +6,8 @@ from typing import Any, Final
 import click
 
 from treegen.cli.eval import without_parts
-from treegen.cli.options import CONTEXT, OUTPUT, QUIET, asked_for, options_of
-from treegen.cli.places import places_for, take_cluster
+from treegen.cli.typed.options import CONTEXT, OUTPUT, QUIET, asked_for, options_of
+from treegen.cli.typed.places import places_for, take_cluster
 from treegen.errors import InputError
 from treegen.evals.search.methods import METHODS, having
 from treegen.evals.search.tools import Method
@@ -106,8 +106,8 @@ def command(
     cluster = take_cluster(params)
     given = _given(params)
     places = places_for(cluster, given)
-    from treegen.cli.progress import Terminal
-    from treegen.cli.render import complain, echo, json_line, notice
+    from treegen.cli.terminal.progress import Terminal
+    from treegen.cli.terminal.render import complain, echo, json_line, notice
     from treegen.evals.running.searching import search_all
     from treegen.evals.running.work import Models
     from treegen.report.text import cost_table
@@ -136,7 +136,7 @@ def command(
 
 
 def _given(params: dict[str, Any]) -> dict[str, Any]:
-    from treegen.cli.pairs import read_pairs
+    from treegen.cli.typed.pairs import read_pairs
     from treegen.evals.arguments import read_arguments
 
     given = asked_for(params)

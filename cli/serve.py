@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from treegen.cli.options import CONTEXT, asked_for, options_of
+from treegen.cli.typed.options import CONTEXT, asked_for, options_of
 from treegen.errors import InputError
 
 _NEEDED: Final = ("prometheus_client", "pydantic", "starlette", "uvicorn")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from treegen.cli.options import CONTEXT, QUIET
+from treegen.cli.typed.options import CONTEXT, QUIET
 
 if TYPE_CHECKING:
     from treegen.report.trees import StoredTree
@@ -42,7 +42,7 @@ def command(
         raise InputError("give --problem or --tree, not both")
     if written_as is not None and tree is None:
         raise InputError("--as is of a tree; give --tree ID with it")
-    from treegen.cli.render import echo, json_line, notice, show_report
+    from treegen.cli.terminal.render import echo, json_line, notice, show_report
     from treegen.common.formats import safe_text
     from treegen.report import shown
     from treegen.report.graphs import to_dot, to_mermaid
@@ -85,7 +85,7 @@ def _draw(tree: "StoredTree", name: str, *, full: bool) -> None:
     """Print a tree."""
     from rich.console import Console
 
-    from treegen.cli.render import echo
+    from treegen.cli.terminal.render import echo
     from treegen.common.formats import safe_text
     from treegen.search.tree.draw import draw_tree
 

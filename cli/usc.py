@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from treegen.cli.options import CONTEXT, QUIET
+from treegen.cli.typed.options import CONTEXT, QUIET
 
 if TYPE_CHECKING:
     from treegen.evals.job import Job
@@ -25,8 +25,8 @@ def command(run: Path, most: int | None, data: str | None, quiet: bool) -> None:
     pick is stored as it comes, and a command that was stopped goes on when it is given again.
     `treegen score RUN --votes usc` then reports the picks beside maj@k.
     """
-    from treegen.cli.progress import Terminal
-    from treegen.cli.render import echo, json_line, notice
+    from treegen.cli.terminal.progress import Terminal
+    from treegen.cli.terminal.render import echo, json_line, notice
     from treegen.errors import RunError
     from treegen.evals.judged.consistency import pick, questions_of
     from treegen.evals.model import load_llm

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from treegen.cli.options import CONTEXT, QUIET
+from treegen.cli.typed.options import CONTEXT, QUIET
 from treegen.cli.usc import stored_job
 
 
@@ -45,8 +45,8 @@ def command(
     `treegen score RUN --votes score,score:best` then reports weighted best-of-n and best-of-n
     beside maj@k.
     """
-    from treegen.cli.progress import Terminal
-    from treegen.cli.render import echo, json_line, notice
+    from treegen.cli.terminal.progress import Terminal
+    from treegen.cli.terminal.render import echo, json_line, notice
     from treegen.common.formats import parse_bytes
     from treegen.evals.asked.verifier_args import DEFAULTS, verifier_settings
     from treegen.evals.judged.verify import verify

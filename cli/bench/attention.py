@@ -16,7 +16,7 @@ from treegen.cli.bench.options import (
     show,
     with_options,
 )
-from treegen.cli.options import CONTEXT
+from treegen.cli.typed.options import CONTEXT
 from treegen.errors import InputError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def attention(
     from treegen.bench import cascade, table
     from treegen.bench import ceilings as ceiling
     from treegen.bench.timing import machine
-    from treegen.cli.render import echo, json_line
+    from treegen.cli.terminal.render import echo, json_line
     from treegen.model.config import DTYPES, resolve_device
 
     target = resolve_device(device)
@@ -105,7 +105,7 @@ def _measured(
     told: str,
 ) -> list[dict[str, Any]]:
     """Show each result as it comes, then a table; returns the results as JSON holds them."""
-    from treegen.cli.render import echo, notice
+    from treegen.cli.terminal.render import echo, notice
 
     found = []
     for result in results:

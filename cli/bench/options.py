@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from treegen.cli.options import JSON
+from treegen.cli.typed.options import JSON
 from treegen.errors import InputError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def headline(about: dict[str, Any]) -> str:
 
 def show(table: "TextTable") -> None:
     """Print a table: drawn on a terminal, in Markdown elsewhere."""
-    from treegen.cli.render import echo
+    from treegen.cli.terminal.render import echo
     from treegen.common.formats import safe_text
     from treegen.report.tables import markdown
 

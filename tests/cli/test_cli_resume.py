@@ -49,7 +49,7 @@ def test_a_directory_that_holds_a_run(
         (["-f", "1"], "(--num-fewshot, --fewshot-file, --fewshot-data or --seed)"),
         (["--dtype", "bfloat16"], 'model.dtype: "float32" -> "bfloat16" (--dtype)'),
         (["--system-instruction", "x"], '(--system-instruction)'),
-        (["--gen-kwargs", "ignore_eos=true"], "false -> true (--gen-kwargs)"),
+        (["--gen-kwargs", "ignore_eos=true"], "false -> true (--gen-kwargs ignore_eos)"),
     ],
 )  # fmt: skip
 def test_a_changed_setting(
@@ -122,7 +122,7 @@ def test_two_commands_at_once_have_directories_of_their_own(
 def test_a_run_that_ends_early_says_so(
     treegen: Command, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treegen.evals.run.sample", lambda *args, **kwargs: iter(()))
+    monkeypatch.setattr("treegen.evals.running.evaluation.sample", lambda *args, **kwargs: iter(()))
     done = treegen("eval", "gsm8k", "-M", tiny, "-L", 1, *FEW, "-o", tmp_path / "run")
     assert done.code == 1
     assert done.err.splitlines()[-1] == (
@@ -169,7 +169,7 @@ def test_a_run_that_is_stopped_or_left_keeps_all_that_had_ended(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["eval", "gsm8k", "--top-p", "0", "-M", "x"], "top_p must be in (0, 1], got 0.0"),
+        (["eval", "gsm8k", "--top-p", "0", "-M", "x"], "--top-p must be in (0, 1], got 0.0"),
         (["eval", "gsm8k", "--data", "none.jsonl", "-M", "x"], "none.jsonl does not exist"),
         (["eval", "gsm8k", "-M", "./none"], "model directory './none' does not exist"),
         (["plna"], "did you mean 'plan'?"),

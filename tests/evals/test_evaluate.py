@@ -12,8 +12,8 @@ import pytest
 
 import treegen
 from treegen.cli.eval import command as eval_command
-from treegen.cli.flags import flagged
 from treegen.cli.search import command as search_command
+from treegen.cli.terminal.flags import flagged
 from treegen.errors import InputError, RunError
 from treegen.evals.registry import get_task, place_of
 from treegen.evals.running.listener import Listener, interruptible

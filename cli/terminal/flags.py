@@ -11,7 +11,7 @@ from typing import Final
 
 import click
 
-from treegen.cli.pairs import GEN_KWARGS, MODEL_ARGS
+from treegen.cli.typed.pairs import GEN_KWARGS, MODEL_ARGS
 
 _VALUE: Final = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[\w.-]+"
 
@@ -23,7 +23,7 @@ def flagged(message: str, command: click.Command | None) -> str:
         return message
     words = "|".join(sorted(flags, key=len, reverse=True))
     # What stands in quotes or in a path is the user's own.
-    inside = re.compile(rf"(?<![\w'\"/.=:-])({words})(?:(=)({_VALUE})?|(?!\w))(?!\()")
+    inside = re.compile(rf"(?<![\w'\"/.=:-])({words})(?:(=)({_VALUE})?|(?![\w:]))(?!\()")
 
     def flag(found: re.Match[str]) -> str:
         name, equals, value = found.groups()

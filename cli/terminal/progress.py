@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from treegen.cli.interrupts import Interrupted, received
-from treegen.cli.render import notice, show_prompt
+from treegen.cli.terminal.interrupts import Interrupted, received
+from treegen.cli.terminal.render import notice, show_prompt
 from treegen.common.formats import safe_text
 from treegen.evals.running.listener import Listener, Stop
 from treegen.runs import graceful_signals

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from treegen.cli.pairs import CONFIDENCE, GEN_KWARGS, MODEL_ARGS, read_pairs
+from treegen.cli.typed.pairs import CONFIDENCE, GEN_KWARGS, MODEL_ARGS, read_pairs
 from treegen.errors import InputError
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import click
 
-from treegen.cli.flags import flagged
-from treegen.cli.options import json_wanted
+from treegen.cli.terminal.flags import flagged
+from treegen.cli.typed.options import json_wanted
 from treegen.common.formats import safe_text
 from treegen.errors import InputError, TreegenError
 from treegen.report.plots.heat_map import save_png
