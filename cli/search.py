@@ -84,10 +84,7 @@ def _arguments_of(name: str, method: Method) -> str:
 @click.option("--seed", type=int, help="Of the samples.")
 @click.option("--repeats", type=int, help="Searches of each problem, for pass@k over searches (1).")
 @click.option("--concurrency", type=int, help="Problems searched at once.")
-@options_of("data")
-@click.option("--task-arg", "-T", "task_args", multiple=True, metavar="NAME=VALUE",
-              help="An argument of the task's own, as `treegen tasks` lists them.")  # fmt: skip
-@options_of("model without -a", "cluster")
+@options_of("data", "arguments", "model without -a", "cluster")
 @OUTPUT
 @QUIET
 def command(

@@ -131,17 +131,6 @@ _SAMPLING: Final = (
 _ARGUMENTS: Final = (
     click.option("--task-arg", "-T", "task_args", multiple=True, metavar="NAME=VALUE",
                  help="An argument of the task's own, as `treegen tasks` lists them."),
-    click.option("--template", metavar="TEXT", help=r"jsonl: the prompt, with fields in braces, "
-                 r"such as 'Q: {question}\nA:'."),
-    click.option("--metric", metavar="NAME", help="jsonl: exact, contains, numeric or regex; "
-                 "-T answer=... has more."),
-    click.option("--pattern", metavar="REGEX", help="jsonl: what an answer looks like."),
-    click.option("--answer-field", metavar="NAME", help="jsonl: the field with the answer."),
-    click.option("--comparer", metavar="NAME", help="apps: strict or apps-official."),
-    click.option("--timeout", metavar="SECONDS", help="apps: CPU time of a program per test."),
-)  # fmt: skip
-_NAMED_ARGUMENTS: Final = (
-    "template", "metric", "pattern", "answer_field", "comparer", "timeout",
 )  # fmt: skip
 _EXECUTION: Final = (
     click.option("--allow-code-execution", "--confirm-run-unsafe-code", "allow_code_execution",
@@ -248,8 +237,7 @@ def asked_for(params: Mapping[str, Any]) -> dict[str, Any]:
                     f"--{_hyphens(flag)}; give it once"
                 )
             given[name] = value
-    named = [f"{name}={given.pop(name)}" for name in _NAMED_ARGUMENTS if name in given]
-    if extra := read_arguments([*given.pop("task_args", ()), *named]):
+    if extra := read_arguments(given.pop("task_args", ())):
         given["extra"] = extra
     if "stop" in given:
         given["stop"] = tuple(_unescape(text) for text in given["stop"])
