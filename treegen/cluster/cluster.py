@@ -139,6 +139,15 @@ class Cluster(Calls):
             self._crew.close()
             self._stop()
 
+    if not TYPE_CHECKING:  # to type checkers a class with __getattr__ has every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("model", "engine") or (name[0] != "_" and hasattr(LLM, name)):
+                raise AttributeError(
+                    f"a Cluster has no {name}: that lives in one model; use an LLM"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     # What the calls come to here
 
     def _plan(self, requests: Sequence[Request]) -> Plan:

@@ -4,9 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from treegen.errors import RunError
 from treegen.evals.asked.given import check_read
 from treegen.evals.job import Job, first_prompt, load_job, plan_job
 from treegen.evals.judged.execution import Execution, Judging
@@ -15,28 +14,18 @@ from treegen.evals.judged.scoring import look_back
 from treegen.evals.registry import get_task
 from treegen.evals.run import sample
 from treegen.evals.running.destinations import destinations
-from treegen.evals.running.discarding import discarding
 from treegen.evals.running.judging import check_of_use, complaint, judge_rest, open_judging
 from treegen.evals.running.listener import Listener, Stop
-from treegen.evals.running.work import (
-    Models,
-    Work,
-    fill,
-    kept_of,
-    open_runs,
-    tell_demo,
-    tell_skipped,
-)
+from treegen.evals.running.work import Models, Work, carry_out, prepared, tell_demo
 from treegen.evals.statistics.metrics import Report
 from treegen.evals.task import Task
 from treegen.runs import RunDir
 
 if TYPE_CHECKING:
     from treegen.evals.course.progress import Progress
+    from treegen.evals.running.work import Before
     from treegen.llm.calls import Calls
-    from treegen.runs import RunSettings
-
-_UNIT: Final = "samples"
+    from treegen.model.facts import ModelFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +44,7 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work(Work[Job, RunDir]):
+class _Work(Work[Job, RunDir, Evaluated]):
     """One task and its open run. judging: of its programs, if they may run."""
 
     judging: Judging | None
@@ -67,8 +56,11 @@ class _Work(Work[Job, RunDir]):
     def steps(self, llm: "Calls", stop: Stop) -> "Iterator[Progress]":
         return sample(self.job, self.run, llm, stop=stop, judging=self.judging)
 
+    def end(self, listener: Listener) -> None:
+        if self.judging:
+            judge_rest(self.job, self.run, self.judging, listener)
+
     def finished(self) -> Evaluated:
-        """Write the results."""
         results, report = write_results(self.job, self.run, self.judging)
         missing, unscored = max(self.run.missing, 0), complaint(self.job, self.run, self.judging)
         return Evaluated(self.run.path, results, report, missing, unscored)
@@ -102,43 +94,22 @@ def evaluate_all(
     tell_demo(given, [target.settings for target in targets if not target.resume], listener)
     check_of_use([get_task(target.settings.task) for target in targets], execution)
     jobs = [load_job(target.settings) for target in targets]
-    wanted = [_checked(job, models, listener, show_prompts=show_prompts) for job in jobs]
-    again = listener.again(resume or output or targets[0].path)
-    with ExitStack() as stack:
-        opened = zip(targets, wanted, strict=True)
-        runs = open_runs(RunDir, opened, stack, listener, unit=_UNIT)
+
+    def check(job: Job, facts: "ModelFacts") -> None:
+        plan_job(job, facts)
+        if show_prompts:
+            listener.show_prompt(first_prompt(job, facts))
+
+    def work(runs: Sequence[RunDir], stack: ExitStack) -> "tuple[list[_Work], Before]":
+        found = []
         for job, run in zip(jobs, runs, strict=True):
             look_back(job, run)
-        work: list[_Work] = []
-        stack.enter_context(models)
-        # It is entered first, so it ends after the judges, which write in the run directories.
-        stack.enter_context(discarding(runs, but=RunError))
-        for job, run in zip(jobs, runs, strict=True):
             judging = open_judging(job, run, execution, listener)
             if judging:
                 stack.callback(judging.close)
-            work.append(_Work(job, run, judging=judging))
+            found.append(_Work(job, run, judging=judging))
+        return found, ()
 
-        def kept() -> str:
-            return f"{kept_of(work, _UNIT)}; {again}"
-
-        try:
-            fill(work, models, listener, kept)
-            for item in work:
-                if item.judging:
-                    judge_rest(item.job, item.run, item.judging, listener)
-            return [item.finished() for item in work]
-        except BaseException as stopped:
-            if not isinstance(stopped, Exception):
-                stopped.add_note(kept())
-            raise
-
-
-def _checked(job: Job, models: Models, listener: Listener, *, show_prompts: bool) -> "RunSettings":
-    """Check all that can be checked without weights; returns the settings of the run."""
-    tell_skipped(job, listener)
-    facts = models.facts(job.settings.engine)
-    plan_job(job, facts)
-    if show_prompts:
-        listener.show_prompt(first_prompt(job, facts))
-    return models.settings(job, facts)
+    wanted = prepared(jobs, models, listener, check)
+    again = listener.again(resume or output or targets[0].path)
+    return carry_out(RunDir, targets, wanted, work, models, listener, again, unit="samples")

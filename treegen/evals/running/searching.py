@@ -5,23 +5,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from treegen.common.spelling import did_you_mean
-from treegen.errors import CacheFullError, InputError, RunError
+from treegen.errors import CacheFullError, InputError
 from treegen.evals.asked.given import check_read
 from treegen.evals.running.destinations import search_destinations
-from treegen.evals.running.discarding import discarding
 from treegen.evals.running.listener import Listener, Stop
-from treegen.evals.running.work import (
-    Models,
-    Work,
-    fill,
-    kept_of,
-    open_runs,
-    tell_demo,
-    tell_skipped,
-)
+from treegen.evals.running.work import Models, Work, carry_out, prepared, tell_demo
 from treegen.evals.search.job import (
     SearchJob,
     check_memory,
@@ -38,10 +29,9 @@ from treegen.runs import SearchRunDir
 
 if TYPE_CHECKING:
     from treegen.evals.course.progress import Progress
+    from treegen.evals.running.work import Before
     from treegen.llm.calls import Calls
-    from treegen.runs import RunSettings
-
-_UNIT: Final = "searches"
+    from treegen.model.facts import ModelFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +50,7 @@ class Searched:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work(Work[SearchJob, SearchRunDir]):
+class _Work(Work[SearchJob, SearchRunDir, Searched]):
     """One method and its open run. no_room: errors of searches that lacked memory, by problem."""
 
     value_function: ValueFunction | None = None
@@ -81,7 +71,6 @@ class _Work(Work[SearchJob, SearchRunDir]):
         )
 
     def finished(self) -> Searched:
-        """Write the results."""
         results = write_search_results(self.job, self.run)
         missing, method = max(self.run.missing, 0), self.job.settings.method
         return Searched(self.run.path, method, results, missing, list(self.no_room.values()))
@@ -113,30 +102,18 @@ def search_all(
     tell_demo(given, [target.settings for target in targets if not target.resume], listener)
     jobs = [load_search_job(target.settings) for target in targets]
     _check_alike(jobs)
-    wanted = [_checked(job, models, listener) for job in jobs]
+    wanted = prepared(jobs, models, listener, _check)
     folder = targets[0].path.parent if compare and len(targets) > 1 else targets[0].path
     again = listener.again(resume or folder)
-    with ExitStack() as stack:
-        opened = zip(targets, wanted, strict=True)
-        runs = open_runs(SearchRunDir, opened, stack, listener, unit=_UNIT)
-        stack.enter_context(models)
-        stack.enter_context(discarding(runs, but=RunError))
-        work = [_Work(job, run) for job, run in zip(jobs, runs, strict=True)]
 
-        def kept() -> str:
-            return f"{kept_of(work, _UNIT)}; {again}"
+    def work(runs: Sequence[SearchRunDir], stack: ExitStack) -> "tuple[list[_Work], Before]":
+        found = [_Work(job, run) for job, run in zip(jobs, runs, strict=True)]
+        return _judged(found, models)
 
-        try:
-            work, loads = _judged(work, models)
-            fill(work, models, listener, kept, before=loads)
-            return [item.finished() for item in work]
-        except BaseException as stopped:
-            if not isinstance(stopped, Exception):
-                stopped.add_note(kept())
-            raise
+    return carry_out(SearchRunDir, targets, wanted, work, models, listener, again, unit="searches")
 
 
-def _judged(work: "list[_Work]", models: Models) -> "tuple[list[_Work], list[Any]]":
+def _judged(work: "list[_Work]", models: Models) -> "tuple[list[_Work], Before]":
     """Load what judges states; workers do so for themselves, by what is returned beside."""
     # They have the same problems, so what judges the states of one can judge those of another.
     jobs = {item.job.settings.evaluate: item.job for item in work if item.run.missing > 0}
@@ -174,11 +151,7 @@ def _check_alike(jobs: "list[SearchJob]") -> None:
                          "limit= and examples")  # fmt: skip
 
 
-def _checked(job: SearchJob, models: Models, listener: Listener) -> "RunSettings":
-    """Check all that can be checked without weights; returns the settings of the run."""
-    tell_skipped(job, listener)
-    facts = models.facts(job.settings.engine)
+def _check(job: SearchJob, facts: "ModelFacts") -> None:
     check_prompts_fit(job, facts)
     check_memory(job, facts)
     check_reward(job.settings)
-    return models.settings(job, facts)

@@ -1,7 +1,7 @@
 """The steps that evaluations and runs of searches share: look at the model, open and fill runs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -28,11 +28,13 @@ if TYPE_CHECKING:
 
 _Job = TypeVar("_Job", bound="AnyJob")
 _Run = TypeVar("_Run", bound=RunDir)
+_Done = TypeVar("_Done")
+Before = Sequence[Callable[[], object]]
 _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Work(ABC, Generic[_Job, _Run]):
+class Work(ABC, Generic[_Job, _Run, _Done]):
     """One job and its open run."""
 
     job: _Job
@@ -46,6 +48,13 @@ class Work(ABC, Generic[_Job, _Run]):
     @abstractmethod
     def steps(self, llm: "Calls", stop: Stop) -> "Iterator[Progress]":
         """Draw what the run lacks. stop: polled; once it is true, the iteration ends."""
+
+    def end(self, listener: Listener) -> None:
+        """Do what is left once everything is drawn."""
+
+    @abstractmethod
+    def finished(self) -> _Done:
+        """Write the results, and return what the run came to."""
 
 
 @dataclass(slots=True)
@@ -101,7 +110,7 @@ class Models(Closing):
             quantization=facts.quantization,
         )
 
-    def get(self, item: Work[Any, Any], listener: Listener, before: Sequence[Any] = ()) -> "Calls":
+    def get(self, item: Work[Any, Any, Any], listener: Listener, before: Before = ()) -> "Calls":
         """Load what an item needs, unless it is there. before: what workers call first."""
         if self.given is not None:
             return self.given
@@ -145,18 +154,76 @@ def tell_skipped(job: "AnyJob", listener: Listener) -> None:
         listener.tell(f"skipped: {len(rows) - _SHOWN:,} more rows; results.json lists all of them")
 
 
-def open_runs(
-    kind: type[_Run],
-    found: "Iterable[tuple[Destination[Any], RunSettings]]",
-    stack: ExitStack,
+def prepared(
+    jobs: "Sequence[_Job]",
+    models: Models,
     listener: Listener,
+    check: "Callable[[_Job, ModelFacts], object]",
+) -> "list[RunSettings]":
+    """Check all that can be checked without weights; returns the settings of each run."""
+    found = []
+    for job in jobs:
+        tell_skipped(job, listener)
+        facts = models.facts(job.settings.engine)
+        check(job, facts)
+        found.append(models.settings(job, facts))
+    return found
+
+
+def carry_out(
+    kind: type[_Run],
+    targets: "Sequence[Destination[Any]]",
+    wanted: "Sequence[RunSettings]",
+    make: "Callable[[Sequence[_Run], ExitStack], tuple[Sequence[Work[Any, Any, _Done]], Before]]",
+    models: Models,
+    listener: Listener,
+    again: str,
     *,
     unit: str,
+) -> list[_Done]:
+    """Begin or continue runs, draw what each lacks, and return what they came to.
+
+    wanted: the settings of each run.
+    make: gives the work of open runs, and what each worker calls before it loads the model; what
+    it puts on the stack is closed at the end.
+    again: how to continue. unit: what runs have, such as samples.
+    """
+    with ExitStack() as stack:
+        runs = _opened(kind, targets, wanted, stack, listener, unit)
+        stack.enter_context(models)
+        # It is entered first, so it ends after what writes in the run directories.
+        stack.enter_context(discarding(runs, but=RunError))
+        work, before = make(runs, stack)
+
+        def kept() -> str:
+            done = sum(len(run.done) for run in runs)
+            planned = sum(run.info.planned for run in runs)
+            return f"{done:,} of {planned:,} {unit} are kept; {again}"
+
+        try:
+            for item in work:
+                if item.run.missing > 0:
+                    _fill(item, models, listener, before, runs, kept)
+            for item in work:
+                item.end(listener)
+            return [item.finished() for item in work]
+        except BaseException as stopped:
+            if not isinstance(stopped, Exception):
+                stopped.add_note(kept())
+            raise
+
+
+def _opened(
+    kind: type[_Run],
+    targets: "Sequence[Destination[Any]]",
+    wanted: "Sequence[RunSettings]",
+    stack: ExitStack,
+    listener: Listener,
+    unit: str,
 ) -> list[_Run]:
-    """Begin or continue runs, which `stack` closes. unit: what they have, such as samples."""
     runs: list[_Run] = []
     with discarding(runs):
-        for target, asked in found:
+        for target, asked in zip(targets, wanted, strict=True):
             path = target.path
             run: _Run = kind.resume(path, asked) if target.resume else kind.create(path, asked)
             stack.enter_context(run)
@@ -168,35 +235,22 @@ def open_runs(
     return runs
 
 
-def fill(
-    work: Sequence[Work[Any, Any]],
+def _fill(
+    item: Work[Any, Any, Any],
     models: Models,
     listener: Listener,
+    before: Before,
+    runs: Sequence[RunDir],
     kept: Callable[[], str],
-    before: Sequence[Callable[[], object]] = (),
 ) -> None:
-    """Draw what each run lacks. The model is loaded only if something is to be drawn.
-
-    kept: gives the end of error messages: what is stored, and how to go on.
-    before: what each worker calls before it loads the model.
-    """
-    for item in work:
-        if item.run.missing <= 0:
-            continue
-        llm = models.get(item, listener, before)
-        with listener.working() as stop:
-            try:
-                listener.follow(item.steps(llm, stop), item.title)
-            except RunError:
-                raise  # the message says what is stored, and how to go on
-            except TreegenError as error:
-                if all_new([each.run for each in work]):
-                    raise  # there is nothing to continue
-                raise type(error)(f"{error}; {kept()}") from error
-
-
-def kept_of(work: Sequence[Work[Any, Any]], unit: str) -> str:
-    """Return a text on how much of all runs is stored."""
-    done = sum(len(item.run.done) for item in work)
-    planned = sum(item.run.info.planned for item in work)
-    return f"{done:,} of {planned:,} {unit} are kept"
+    """Draw what a run lacks. The model is loaded only for that."""
+    llm = models.get(item, listener, before)
+    with listener.working() as stop:
+        try:
+            listener.follow(item.steps(llm, stop), item.title)
+        except RunError:
+            raise  # the message says what is stored, and how to go on
+        except TreegenError as error:
+            if all_new(runs):
+                raise  # there is nothing to continue
+            raise type(error)(f"{error}; {kept()}") from error
