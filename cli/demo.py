@@ -42,8 +42,10 @@ class _Tour:
         from treegen.evals.running.evaluation import evaluate_all
 
         task, given = self._given(asked)
-        place = {"output": str(self.path / task), "execution": execution}
-        return evaluate_all([task], given, self._models, self._terminal, **place)[0]
+        place, models = str(self.path / task), self._models
+        return evaluate_all(
+            [task], given, models, self._terminal, output=place, execution=execution
+        )[0]
 
     def search(self, asked: dict[str, Any], method: str) -> "Searched":
         """Search a task's problems as `treegen search` would."""

@@ -39,7 +39,7 @@ from treegen.sampling.batch import SamplingBatch
 from treegen.sampling.draw import draw
 from treegen.search.budget import BudgetReached
 from treegen.search.live.backend import LiveBackend
-from treegen.search.session import Asked, Session
+from treegen.search.session import Session, Started
 from treegen.search.tree.node import SearchNode
 from treegen.spec import DeltaSpec, LayerSpec, ModelSpec
 
@@ -79,7 +79,7 @@ class _Call:
     """Something that a search was asked for. texts: to score, or params: of samples."""
 
     node: SearchNode
-    asked: Asked[Any]
+    asked: Started[Any]
     params: SamplingParams | None = None
     texts: Sequence[str] = ()
 

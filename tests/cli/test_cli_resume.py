@@ -134,6 +134,7 @@ def test_a_run_that_ends_early_says_so(
 def test_a_run_that_is_stopped_or_left_keeps_all_that_had_ended(
     treegen: Command, tiny: Path, tmp_path: Path
 ) -> None:
+    from treegen import LLM
     from treegen.evals.asked.settings import settle
     from treegen.evals.identity import run_settings
     from treegen.evals.job import load_job
@@ -148,6 +149,7 @@ def test_a_run_that_is_stopped_or_left_keeps_all_that_had_ended(
     wanted = run_settings(job, dtype="float32", fingerprint=weights)
     llm = load_llm(job.settings.engine, weights)
     # As on a GPU, where samples that end together are stored bit by bit.
+    assert isinstance(llm, LLM)
     llm.engine.run_ahead = True
     with RunDir.create(tmp_path / "run", wanted) as run:
         steps = [now.done for now in sample(job, run, llm, stop=lambda: len(run.done) > 24)]

@@ -13,7 +13,7 @@ from cli_cases import Command
 from report_cases import HOSTILE, make_run, make_trees
 from rich.console import Console
 
-from treegen.cli import progress
+from treegen.cli.terminal import progress
 from treegen.common.formats import safe_text
 from treegen.evals.course.progress import Progress, RightSoFar
 from treegen.evals.course.timeline import read_timeline

@@ -141,8 +141,8 @@ def test_a_call_of_another_session_is_refused_and_leaves_nothing_behind() -> Non
     foreign = other.root("acde")
     calls: list[Coroutine[Any, Any, Any]] = [foreign.sample(2), foreign.score(["a"])]
     for call in calls:
-        asked = mine.ask(call)
-        assert asked in mine.tell()
+        asked = mine.start(call)
+        assert asked in mine.step()
         with pytest.raises(InputError, match="waits for nothing of this session"):
             _ = asked.result
     assert not other.backend.has_work
@@ -164,7 +164,7 @@ def test_a_search_cannot_await_what_nobody_computes() -> None:
 
     assert [r.value for r in run_of(backend_of(HistoryModel()), fn, 2)] == [1, 1]
     searches = AskTell(fn, ["a"])
-    assert searches.ask() == [] and searches.results[0] is not None
+    assert searches.start() == [] and searches.results[0] is not None
     assert searches.results[0].value == 1
 
 

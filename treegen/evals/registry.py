@@ -84,14 +84,13 @@ def list_tasks() -> list[TaskInfo]:
 def get_task(name: str | Task) -> Task:
     """Return a new task, or the one that is given.
 
-    name: a known name, `path/to/file.py:ClassName`, or a task or its class.
+    name: a known name, `path/to/file.py:ClassName`, or a task.
 
     Raises:
         InputError: there is no such task, it cannot be loaded, or it is not a task.
     """
     if not isinstance(name, str):
-        found = name if isinstance(name, type) else lambda: name
-        return _make(found, getattr(name, "__name__", type(name).__name__))
+        return _make(lambda: name, type(name).__name__)
     path, colon, class_name = name.rpartition(":")
     if colon and path.endswith(".py"):
         return _make(_class_in_file(Path(path), class_name), name)
@@ -115,7 +114,7 @@ def place_of(task: str | Task) -> str:
     """
     if isinstance(task, str):
         return task
-    kind = task if isinstance(task, type) else type(task)
+    kind = type(task)
     target = f"{kind.__module__}:{kind.__qualname__}"
     for info in list_tasks():
         if info.target == target:

@@ -255,9 +255,13 @@ def _config(llm: Calls) -> Any:
     if isinstance(llm, LLM):
         return llm.model.module.config
     engine = llm.facts.engine
-    source = {"revision": engine.revision, "trust_remote_code": engine.trust_remote_code}
     directory = locate(engine.model, engine.revision, weights=False)
-    return read_config(engine.model, directory, **source)
+    return read_config(
+        engine.model,
+        directory,
+        revision=engine.revision,
+        trust_remote_code=engine.trust_remote_code,
+    )
 
 
 def _told(answers: Iterator[Any], total: int, kind: str, quiet: bool) -> Any:

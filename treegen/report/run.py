@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from treegen.errors import InputError
+from treegen.evals.registry import get_task
 from treegen.evals.running.evaluation import evaluate_all
 from treegen.evals.running.judging import execution_of
 from treegen.evals.running.listener import BarListener, Listener
@@ -27,6 +28,10 @@ from treegen.runs import RunDir, SearchRunDir
 if TYPE_CHECKING:
     from treegen.llm.calls import Calls
     from treegen.report.tables import Listing
+
+
+TaskLike = str | Task | type
+"""A task by name or place, as an object, or its class."""
 
 
 class Run(Frames):
@@ -109,7 +114,7 @@ class Run(Frames):
         return f"<p>{escape(repr(self))}</p>{tables}{notices}"
 
 
-def open_run(path: str | Path, *, data: str | None = None, task: Task | None = None) -> Run:
+def open_run(path: str | Path, *, data: str | None = None, task: Task | type | None = None) -> Run:
     """Read the run in a directory, also while it is under way; no lock is taken.
 
     data: where the problems are now, if they are neither where they were nor in the run's own
@@ -120,12 +125,12 @@ def open_run(path: str | Path, *, data: str | None = None, task: Task | None = N
         RunError: there is no run, or it is damaged.
         InputError: `data` are not the problems of the run.
     """
-    return Run(load_run(Path(path), data=data, task=task))
+    return Run(load_run(Path(path), data=data, task=_made(task)))
 
 
 def evaluate(
-    task: str | Task | None = None,
-    model: "str | Calls | None" = None,
+    task: TaskLike | None = None,
+    model: "str | Path | Calls | None" = None,
     *,
     output: str | Path | None = None,
     resume: bool | str | Path = False,
@@ -159,11 +164,12 @@ def evaluate(
         InputError: an argument cannot be used, or is not known.
         TreegenError: as for the LLM, the data and the run directory.
     """
+    made = _made(task)
     asked, models = _choices(model, settings, task_args)
     execution = execution_of(allow_code_execution, sandbox, num_workers)
     with _Place(output, resume) as place:
         found = evaluate_all(
-            [] if task is None else [task],
+            [] if made is None else [made],
             asked,
             models,
             BarListener() if progress else Listener(),
@@ -171,12 +177,12 @@ def evaluate(
             resume=place.resume,
             execution=execution,
         )
-    return place.run(found[0].path, task)
+    return place.run(found[0].path, made)
 
 
 def search_task(
-    task: str | Task | None = None,
-    model: "str | Calls | None" = None,
+    task: TaskLike | None = None,
+    model: "str | Path | Calls | None" = None,
     *,
     method: str | None = None,
     output: str | Path | None = None,
@@ -192,9 +198,10 @@ def search_task(
     evaluate, verifier, arguments (of the method), temperature, seed, limit and so on.
     The rest is as for `evaluate`, as are the errors.
     """
+    made = _made(task)
     asked, models = _choices(model, settings, task_args)
-    if task is not None:
-        asked["task"] = task
+    if made is not None:
+        asked["task"] = made
     with _Place(output, resume) as place:
         found = search_all(
             [] if method is None else [method],
@@ -204,7 +211,18 @@ def search_task(
             output=place.output,
             resume=place.resume,
         )
-    return place.run(found[0].path, task)
+    return place.run(found[0].path, made)
+
+
+@overload
+def _made(task: None) -> None: ...
+@overload
+def _made(task: Task | type) -> Task: ...
+@overload
+def _made(task: TaskLike | None) -> str | Task | None: ...
+def _made(task: TaskLike | None) -> str | Task | None:
+    """Return an object of a task's class, and anything else as it is."""
+    return get_task(task()) if isinstance(task, type) else task
 
 
 def _choices(
