@@ -22,7 +22,7 @@ from treegen.errors import InputError
 if TYPE_CHECKING:
     from treegen.bench.attention import AttentionResult
     from treegen.bench.cascade import CascadeResult
-    from treegen.bench.table import TextTable
+    from treegen.report.tables import Listing
 
 _Each = TypeVar("_Each", "AttentionResult", "CascadeResult")
 
@@ -101,7 +101,7 @@ def attention(
 def _measured(
     results: Iterable[_Each],
     line: Callable[[_Each], str],
-    table: "Callable[[list[_Each]], TextTable]",
+    table: "Callable[[list[_Each]], Listing]",
     told: str,
 ) -> list[dict[str, Any]]:
     """Show each result as it comes, then a table; returns the results as JSON holds them."""
