@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_cases import Command, assert_same_samples, copy_part, results_of, run_command
@@ -214,7 +215,7 @@ def test_evaluate_takes_a_cluster(whole: Path, cluster: Cluster, tmp_path: Path)
     run = evaluate(model=cluster, resume=resumed, progress=False)
     assert_same_samples(resumed, whole)
     assert run.view.info.fingerprint == open_run(whole).view.info.fingerprint
-    choices = {"limit": 2, "budget": {"tokens": 60}, "progress": False}
+    choices: dict[str, Any] = {"limit": 2, "budget": {"tokens": 60}, "progress": False}
     found = search_task("countdown", cluster, method="sample", **choices)
     assert len(found.view.trees) == 2 and cluster.num_workers == 2
 

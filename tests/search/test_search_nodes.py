@@ -164,7 +164,7 @@ def test_a_search_cannot_await_what_nobody_computes() -> None:
 
     assert [r.value for r in run_of(backend_of(HistoryModel()), fn, 2)] == [1, 1]
     searches = AskTell(fn, ["a"])
-    assert searches.start() == [] and searches.results[0] is not None
+    assert searches.ask() == [] and searches.results[0] is not None
     assert searches.results[0].value == 1
 
 

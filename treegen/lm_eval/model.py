@@ -49,7 +49,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
 
     def __init__(
         self,
-        pretrained: str | LLM,
+        pretrained: str | Calls,
         *,
         cache: str | None = None,
         seed: int = 0,
