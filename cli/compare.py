@@ -1,10 +1,11 @@
 """`treegen compare`: whether one run is better than another, problem by problem."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from treegen.cli.typed.options import CONTEXT, QUIET
+from treegen.cli.typed.options import CONTEXT, QUIET, options_of
 
 _RUN = click.Path(path_type=Path)
 
@@ -12,7 +13,7 @@ _RUN = click.Path(path_type=Path)
 @click.command("compare", context_settings=CONTEXT)
 @click.argument("run_a", type=_RUN)
 @click.argument("run_b", type=_RUN)
-@click.option("--data", metavar="PATH", help="Where the problems are now, if not where they were.")
+@options_of("reading")
 @click.option("--partial", is_flag=True, help="Leave out problems that a run has not finished.")
 @click.option("--output-path", "-o", type=_RUN, metavar="DIR",
               help="Where the plots go. Default: a folder in RUN_B.")  # fmt: skip
@@ -23,12 +24,12 @@ _RUN = click.Path(path_type=Path)
 def command(
     run_a: Path,
     run_b: Path,
-    data: str | None,
     partial: bool,
     output_path: Path | None,
     no_plots: bool,
     html: Path | None,
     quiet: bool,
+    **asked: Any,
 ) -> None:
     """Compare RUN_B with RUN_A on the same problems, with intervals and tests for pairs.
 
@@ -47,7 +48,7 @@ def command(
         raise InputError("--output-path is where plots go; leave it or --no-plots out")
     if html is not None:
         check_name(html, "--html")
-    a, b = (load_run(path, data=data) for path in (run_a, run_b))
+    a, b = (load_run(path, **asked) for path in (run_a, run_b))
     found = compare_runs(a, b, partial=partial)
     if not quiet:
         echo(safe_text(str(found)))

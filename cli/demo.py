@@ -1,5 +1,6 @@
 """`treegen demo`: a tour of treegen with the model that comes with it, on a CPU and offline."""
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -93,7 +94,7 @@ def command(output_path: str | None) -> None:
 
     path = Path(output_path) if output_path else new_path("demo")
     check_directory(path)
-    if path.is_dir() and any(path.iterdir()):
+    if os.path.isdir(path) and any(path.iterdir()):
         raise RunError(f"{path} is not empty; name another directory with --output-path")
     start = time.monotonic()
     _leave_cores_to_the_judge()

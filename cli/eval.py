@@ -20,7 +20,16 @@ from treegen.cli.typed.places import places_for, take_cluster
 
 @click.command("eval", context_settings=CONTEXT)
 @options_of(
-    "task", "data", "arguments", "model", "cluster", "sampling", "stopping", "report", "execution"
+    "task",
+    "data",
+    "arguments",
+    "model",
+    "cluster",
+    "sampling",
+    "stopping",
+    "report",
+    "execution",
+    "task code",
 )
 @OUTPUT
 @click.option("--no-score", "--predict-only", "score", flag_value=False, default=None,
@@ -64,8 +73,7 @@ def command(
     json_line({"runs": [{"run": str(each.path), **without_parts(each.results)} for each in found]})
     complaints = [each.complaint for each in found if each.complaint]
     if missing := sum(each.missing for each in found):
-        place = resume or output or found[0].path
-        complaints.insert(0, f"{missing:,} samples were not drawn; {terminal.again(place)}")
+        complaints.insert(0, f"{missing:,} samples were not drawn; {found[0].again}")
     complain(complaints)
 
 

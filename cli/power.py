@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treegen.cli.typed.options import CONTEXT, QUIET
+from treegen.cli.typed.options import CONTEXT, QUIET, options_of
 
 if TYPE_CHECKING:
     from treegen.evals.statistics.power import Spread
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
               help="The chance to find the difference.")  # fmt: skip
 @click.option("--alpha", type=float, default=0.05, show_default=True,
               help="The chance to find one where there is none.")  # fmt: skip
+@options_of("reading")
 @QUIET
 def command(
     difference: float,
@@ -41,6 +42,7 @@ def command(
     wanted: float,
     alpha: float,
     quiet: bool,
+    **asked: Any,
 ) -> None:
     """Say how many problems show a difference between two runs of the same problems.
 
@@ -53,7 +55,8 @@ def command(
     from treegen.report.spread import spread_of_runs
 
     ks = counts(num_samples, "--n-samples")
-    spread = spread_of_runs([load_run(path) for path in runs], between, within, correlation)
+    runs_read = [load_run(path, **asked) for path in runs]
+    spread = spread_of_runs(runs_read, between, within, correlation)
     rows: list[dict[str, Any]] = []
     for k in ks:
         row: dict[str, Any] = {

@@ -11,7 +11,7 @@ from treegen.cli.typed.options import CONTEXT, QUIET, asked_for, options_of, tak
 
 @click.command("score", context_settings=CONTEXT)
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--data", metavar="PATH", help="Where the problems are now, if not where they were.")
+@options_of("reading")
 @click.option("--rejudge", is_flag=True, help="Run programs again that have been judged.")
 @options_of("arguments", "report", "execution")
 @QUIET
@@ -20,9 +20,8 @@ def command(run: Path, quiet: bool, rejudge: bool, **params: Any) -> None:
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import complain, echo, json_line, notice, pictures, show_report
     from treegen.errors import RunInUseError
-    from treegen.evals.asked.settings import settle, stored_choices
-    from treegen.evals.identity import check_same_data
-    from treegen.evals.job import load_job
+    from treegen.evals.asked.settings import stored_choices
+    from treegen.evals.identity import stored_job
     from treegen.evals.judged.results import results_of
     from treegen.evals.running.judging import check_of_use, complaint, rejudged
     from treegen.runs import RunDir
@@ -31,10 +30,8 @@ def command(run: Path, quiet: bool, rejudge: bool, **params: Any) -> None:
     with RunDir.open(run) as opened, ExitStack() as stack:
         for line in opened.notices:
             notice(line)
-        stored = {**stored_choices(opened.info), "score": True}
-        job = load_job(settle(asked_for(params), stored))
+        job = stored_job(asked_for(params), stored_choices(opened.info), opened)
         check_of_use([job.task], execution)
-        check_same_data(job, opened.info.identity, str(run))
         judging = rejudged(job, opened, execution, Terminal(quiet=quiet))
         if judging:
             stack.callback(judging.close)

@@ -84,7 +84,7 @@ def _arguments_of(name: str, method: Method) -> str:
 @click.option("--seed", type=int, help="Of the samples.")
 @click.option("--repeats", type=int, help="Searches of each problem, for pass@k over searches (1).")
 @click.option("--concurrency", type=int, help="Problems searched at once.")
-@options_of("data", "arguments", "model without -a", "cluster")
+@options_of("data", "arguments", "model without -a", "cluster", "task code")
 @OUTPUT
 @QUIET
 def command(
@@ -124,12 +124,11 @@ def command(
         echo("")
     json_line({"runs": [{"run": str(each.path), **without_parts(each.results)} for each in found]})
     if missing := sum(each.missing for each in found):
-        folder = found[0].path.parent if compare and len(found) > 1 else found[0].path
         told = f"{missing:,} problems were not searched"
         if errors := [error for each in found for error in each.no_room]:
             told += f", {len(errors):,} of them for want of memory ({errors[0]}); add a larger "
             told += "--memory SIZE"
-        complain([f"{told}; {terminal.again(resume or folder)}"])
+        complain([f"{told}; {found[0].again}"])
 
 
 def _given(params: dict[str, Any]) -> dict[str, Any]:

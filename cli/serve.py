@@ -1,5 +1,6 @@
 """`treegen serve`: a server that speaks OpenAI's protocol."""
 
+import time
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Any, Final
 import click
 
 from treegen.cli.typed.options import CONTEXT, asked_for, options_of
-from treegen.errors import InputError
+from treegen.common.formats import safe_text
+from treegen.errors import InputError, install
 
 _NEEDED: Final = ("prometheus_client", "pydantic", "starlette", "uvicorn")
 _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
@@ -45,8 +47,7 @@ def command(
     """
     if missing := [name for name in _NEEDED if not find_spec(name)]:
         raise InputError(
-            f"`treegen serve` needs {', '.join(missing)}; install it with: "
-            "pip install 'treegen[serve]'"
+            f"`treegen serve` needs {', '.join(missing)}; install it with: {install('serve')}"
         )
     from treegen.common.formats import parse_bytes
     from treegen.options import EngineOptions
@@ -68,8 +69,12 @@ def command(
         from treegen.llm import LLM
         from treegen.serve.run import serve
 
+        begin = time.monotonic()
+        click.echo(safe_text(f"loading {engine.model}"), err=True)
+        llm = LLM(**asdict(engine))
+        click.echo(f"loaded in {time.monotonic() - begin:.0f} s", err=True)
         serve(
-            LLM(**asdict(engine)),
+            llm,
             at,
             name=name,
             api_key=api_key or None,

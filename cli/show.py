@@ -2,11 +2,11 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from treegen.cli.typed.options import CONTEXT, QUIET
+from treegen.cli.typed.options import CONTEXT, QUIET, options_of
 
 if TYPE_CHECKING:
     from treegen.report.trees import StoredTree
@@ -23,7 +23,7 @@ _WIDTH: Final = 200
               help="With --tree: write it for Graphviz (dot) or mermaid.")  # fmt: skip
 @click.option("--filter", "filter_name", metavar="NAME", help="Read answers by this filter.")
 @click.option("--full", is_flag=True, help="Whole texts, and every problem in the list.")
-@click.option("--data", metavar="PATH", help="Where the problems are now, if not where they were.")
+@options_of("reading")
 @QUIET
 def command(
     run: Path,
@@ -32,8 +32,8 @@ def command(
     written_as: str | None,
     filter_name: str | None,
     full: bool,
-    data: str | None,
     quiet: bool,
+    **asked: Any,
 ) -> None:
     """Show what the directory RUN holds: metrics and problems, one problem, or one tree."""
     from treegen.errors import InputError
@@ -48,7 +48,7 @@ def command(
     from treegen.report.graphs import to_dot, to_mermaid
     from treegen.report.load import load_run
 
-    view = load_run(run, data=data)
+    view = load_run(run, **asked)
     for line in view.notices if not quiet else ():
         notice(line)
     filter = shown.filter_of(view, filter_name)

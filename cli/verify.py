@@ -5,8 +5,7 @@ from typing import Any
 
 import click
 
-from treegen.cli.typed.options import CONTEXT, QUIET
-from treegen.cli.usc import stored_job
+from treegen.cli.typed.options import CONTEXT, QUIET, options_of
 
 
 @click.command("verify", context_settings=CONTEXT)
@@ -32,12 +31,12 @@ from treegen.cli.usc import stored_job
               help="Samples to compute at once, by models that share nothing.")  # fmt: skip
 @click.option("--device", metavar="NAME", help="cpu, cuda or cuda:N. Default: a GPU if there is "
               "one.")  # fmt: skip
-@click.option("--data", metavar="PATH", help="Where the problems are now, if not where they were.")
+@options_of("reading")
 @QUIET
 def command(
     run: Path, verifier: str, mark: str, separator: str, tokens: str, label: int | None,
     reduce: str, chat: bool | None, turns: bool, memory: str | None, batch_size: int,
-    device: str | None, data: str | None, quiet: bool,
+    device: str | None, quiet: bool, **asked: Any,
 ) -> None:  # fmt: skip
     """Score the samples of RUN by a reward model or a verifier, of outcomes or of each step.
 
@@ -48,7 +47,9 @@ def command(
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, json_line, notice
     from treegen.common.formats import parse_bytes
+    from treegen.evals.asked.settings import stored_choices
     from treegen.evals.asked.verifier_args import DEFAULTS, verifier_settings
+    from treegen.evals.identity import stored_job
     from treegen.evals.judged.verify import verify
     from treegen.runs import RunDir
 
@@ -64,7 +65,7 @@ def command(
     with RunDir.open(run) as opened:
         for line in opened.notices:
             notice(line)
-        job = stored_job(run, opened.info, data)
+        job = stored_job(asked, stored_choices(opened.info), opened)
 
         from treegen.search.verifier import MEMORY, load_verifier
 

@@ -135,9 +135,9 @@ def search_record(problem_id: str, rng: random.Random, text: str = "") -> dict[s
     }
 
 
-def make_search_run(path: Path, *, num_problems: int = 12, seed: int = 0) -> Path:
+def make_search_run(path: Path, *, num_problems: int = 12, seed: int = 0, **settings: Any) -> Path:
     """Write a run of searches of the bundled countdown problems."""
-    asked = {"task": "countdown", "model": "made-up", "limit": num_problems}
+    asked = {"task": "countdown", "model": "made-up", "limit": num_problems, **settings}
     job = load_search_job(settle_search(asked))
     wanted = run_settings(job, dtype="float32", fingerprint="0")
     with SearchRunDir.create(path, wanted) as run:

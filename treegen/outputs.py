@@ -95,11 +95,14 @@ class Score:
     tokens: the token ids of the continuation.
     logprobs: the natural-log probability of each.
     is_greedy: whether every token is the model's likeliest.
+    best: the likeliest token in the place of each, and its natural-log probability; empty if that
+    is not known.
     """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     is_greedy: bool
+    best: tuple[tuple[int, float], ...] = ()
 
     @property
     def logprob(self) -> float:

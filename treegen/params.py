@@ -89,7 +89,8 @@ class SamplingParams:
     include_stop: leave the stop string, or the text of the stop token, in the text. It may be
     given as include_stop_str_in_output too, which is vLLM's name for it.
     logit_bias: token id -> what is added to its logit, from -100 (practically never drawn) to 100.
-    max_thinking_tokens: tokens of thinking at most. A sample that still thinks then is given the
+    max_thinking_tokens: tokens of thinking at most, the opening tag not counted; 0 turns thinking
+    off. A sample that still thinks then is given the
     tokens of `thinking_end`, and goes on with its answer. They count as generated tokens, and have
     the log-probabilities that the model gives them.
     reasoning_tags: the tags before and after a thinking, such as ("<think>", "</think>"), by which

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
-from treegen.runs.signals import SIGNALS, StopFlag, after_first
+from treegen.runs.signals import SIGNALS, StopFlag, after_first, expect_second
 
 # Some libraries swallow any exception while they are imported. Commands that take long also poll
 # this flag, so that the signal is not lost with the exception.
@@ -43,6 +43,7 @@ def raising_signals() -> Iterator[None]:
 
     def on_signal(signum: int, frame: FrameType | None) -> None:
         received.set(signum)
+        expect_second()
         _set(after_first)
         raise Interrupted(signum)
 

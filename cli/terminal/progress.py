@@ -3,7 +3,7 @@
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,6 +17,7 @@ from treegen.runs import graceful_signals
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from treegen.evals.asked.given import RunChoices
     from treegen.evals.course.progress import Progress
     from treegen.outputs import WorkerStatus
 
@@ -83,12 +84,17 @@ class Terminal(Listener):
             raise
         return done, planned
 
-    def again(self, path: Path | str) -> str:
+    def again(self, path: Path | str, settings: "Sequence[RunChoices]") -> str:
         """Return the command that continues the run."""
         if not self._resume:
             return f"what had finished is in {path}"
         place = shlex.quote(str(path))
-        return f"continue with: treegen {self._resume} --resume {place}{self._flags}"
+        flags = self._flags
+        if any(each.runs_code for each in settings):
+            flags += " --allow-task-code"
+        if any(each.engine.trust_remote_code for each in settings):
+            flags += " --trust-remote-code"
+        return f"continue with: treegen {self._resume} --resume {place}{flags}"
 
 
 def show_progress(steps: "Iterator[Progress]", name: str, *, quiet: bool) -> None:

@@ -89,6 +89,9 @@ _MODEL: Final = (
                  "which guesses tokens. Samples stay the same."),
     click.option("--draft-tokens", type=int, metavar="N", help="Tokens of a sample that are "
                  "guessed for a pass at most. Default: 12."),
+    click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the model; "
+                 "from the hub only with a pinned revision. Never remembered: say it for each "
+                 "command."),
 )  # fmt: skip
 # For commands that have another option -a.
 _MODEL_WITHOUT_A: Final = (_MODEL[0], _model_args(), *_MODEL[2:])
@@ -147,6 +150,17 @@ OUTPUT: Final = _joined(
     click.option("--resume", is_flag=False, flag_value="", metavar="[DIR]", help="Continue the run "
                  "in DIR with the settings it has; without DIR, begin or continue the one in "
                  "--output-path."),
+)  # fmt: skip
+_READING: Final = (
+    click.option("--data", metavar="PATH", help="Where the problems are now, if not where they "
+                 "were."),
+    click.option("--task", metavar="FILE.py:CLASS", help="The task of the run, if it has code of "
+                 "its own, which runs."),
+)  # fmt: skip
+_TASK_CODE: Final = (
+    click.option("--allow-task-code", is_flag=True, help="Run the code that the run names: of a "
+                 "task or a method in a file, or of an installed package. Never remembered: say it "
+                 "for each command."),
 )  # fmt: skip
 _STOPPING: Final = (
     click.option("--stop-when", metavar="decided[:0.95]|never", help="Draw no further samples of a "
@@ -211,6 +225,7 @@ def options_of(*groups: str) -> Decorator:
         "task": _TASK, "data": _DATA, "arguments": _ARGUMENTS, "model": _MODEL, "cluster": _CLUSTER,
         "model without -a": _MODEL_WITHOUT_A,
         "sampling": _SAMPLING, "stopping": _STOPPING, "report": _REPORT, "execution": _EXECUTION,
+        "reading": (*_READING, *_TASK_CODE), "task code": _TASK_CODE, "trust": (_MODEL[-1],),
     }  # fmt: skip
 
     return _joined(*(option for group in groups for option in known[group]))

@@ -32,13 +32,13 @@ def test_a_file_is_searched_compared_shown_and_resumed(
     trees = Path(second["run"]) / "trees.jsonl"
     kept = trees.read_bytes().splitlines(keepends=True)[:1]
     trees.write_bytes(b"".join(kept))
-    again = treegen("search", "--resume", tmp_path / "run", "-q")
+    again = treegen("search", "--resume", tmp_path / "run", "-q", "--allow-task-code")
     assert again.code == 0, again.err
     with SearchRunDir.open(Path(second["run"])) as run:
         assert len(list(run.records())) == 2
     with Path(own).open("a") as file:
         file.write("# changed\n")
-    error = treegen("search", "--resume", second["run"]).error
+    error = treegen("search", "--resume", second["run"], "-m", f"{own}:narrowing").error
     assert "search.source" in error and "the file of --method has changed" in error
 
 

@@ -205,7 +205,7 @@ def test_a_missing_library_is_named(
     for name in [name for name in sys.modules if name.split(".")[0] == "scipy"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "scipy", None)
-    assert "pip install 'treegen[report]'" in treegen("compare", run, run).error
+    assert "pip install '.[report]'" in treegen("compare", run, run).error
 
 
 def test_a_better_run_is_found_to_be_better(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ from treegen.runs import (
 from treegen.runs.files import Lock
 from treegen.runs.leftovers import hold, sweep
 from treegen.runs.made import check_directory
+from treegen.runs.records import RecordFile, encode_record
+from treegen.runs.settings import SCHEMA, from_json
 from treegen.runs.signals import SIGNALS
 
 HOSTILE_IDS = (
@@ -979,6 +981,28 @@ def test_the_second_signal_ends_the_process(first: signal.Signals, second: signa
     assert process.returncode == -second
 
 
+TOGETHER = """
+import os, signal, time
+from treegen.runs import graceful_signals
+with graceful_signals() as stopping:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {2, 15})
+    os.kill(os.getpid(), 2)
+    os.kill(os.getpid(), 15)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {2, 15})
+    time.sleep(60)
+"""
+RAISING = TOGETHER.replace("treegen.runs import graceful_signals", "treegen.cli import interrupts")
+RAISING = RAISING.replace("graceful_signals() as stopping", "interrupts.raising_signals()")
+
+
+@pytest.mark.parametrize("code", [TOGETHER, RAISING])
+def test_two_signals_at_once_end_the_process_without_a_traceback(code: str) -> None:
+    process = start(code)
+    out, _ = process.communicate(timeout=30)
+    assert "Signal" not in out and "race" not in out
+    assert process.returncode == -signal.SIGTERM
+
+
 @pytest.mark.parametrize("first", SIGNALS)
 def test_a_second_sighup_does_nothing(first: signal.Signals) -> None:
     """A terminal that is closed sends two: one by the shell, and one when the shell has ended."""
@@ -1037,3 +1061,51 @@ def test_a_file_that_commands_append_to_is_made_locked_and_gone_on_with(tmp_path
     ):
         pass
     Lock(tmp_path / "notes.lock").release()  # which the failure has given back
+
+
+def test_a_file_system_without_locks_is_told_of_and_left_clean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(fd: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("treegen.runs.files.fcntl.flock", no_locks)
+    with pytest.raises(RunError, match="may have no locks: choose a directory on a local disk"):
+        Lock(tmp_path / "run.lock")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("text", ["a"]), ("num_tokens", "3"), ("logprob", {}), ("usage", {"calls": "a"}),
+     ("nodes", [3]), ("solved", 1), ("votes", []), ("choice_logprobs", ["a"])],
+)  # fmt: skip
+def test_a_record_of_wrong_types_is_told_of_by_its_line(
+    tmp_path: Path, field: str, value: object
+) -> None:
+    good = {"problem_id": "a", "sample_index": 0}
+    bad = {"problem_id": "a", "sample_index": 1, field: value}
+    path = tmp_path / "samples.jsonl"
+    path.write_bytes(encode_record(good) + encode_record(bad) + encode_record(good))
+    with pytest.raises(RunError, match=rf"samples.jsonl:2: damaged line \(.*{field} is"):
+        RecordFile(path, writable=False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"model": 5}, {"max_rows": "2"}, {"check": "yes"}, {"extra": []}, {"task": ["a"]}],
+)
+def test_a_free_setting_of_a_wrong_type_is_told_of(change: dict[str, object]) -> None:
+    info = {
+        "schema": SCHEMA, "fingerprint": "", "created": "", "problem_ids": ["a"], "planned": 1,
+        "versions": {}, "settings": {"identity": {}, "free": {}},
+    }  # fmt: skip
+    resumes: list[object] = [{"time": "", "free": change, "versions": {}}]
+    for damaged in (
+        info | {"resumes": resumes},
+        info | {"resumes": [], "settings": {"identity": {}, "free": change}},
+        info | {"resumes": [{"time": ""}]},
+        info | {"resumes": [], "versions": {"torch": 3}},
+    ):
+        with pytest.raises(RunError, match=r"run\.json is damaged"):
+            from_json(damaged, "run.json")

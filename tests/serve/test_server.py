@@ -65,7 +65,7 @@ class Running:
         return f"http://127.0.0.1:{self.port}"
 
     def post(self, path: str, body: Any, **more: Any) -> httpx2.Response:
-        headers = {"authorization": f"Bearer {KEY}"}
+        headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
         return httpx2.post(f"{self.url}/v1/{path}", headers=headers, timeout=120, **more, **(
             {"content": body} if isinstance(body, bytes) else {"json": body}
         ))  # fmt: skip
@@ -82,10 +82,10 @@ def _model() -> LLM:
 
 
 @contextmanager
-def listening(model: LLM, *, body_seconds: float = 60) -> Iterator[Running]:
+def listening(model: LLM, *, body_seconds: float = 60, key: str | None = KEY) -> Iterator[Running]:
     with AsyncLLM(model, max_waiting=100) as served:
         app = Server(
-            served, name="demo", api_key=KEY, max_body=2**16, body_seconds=body_seconds
+            served, name="demo", api_key=key, max_body=2**16, body_seconds=body_seconds
         ).app()
         config = config_of(app)
         config.port = 0
@@ -318,6 +318,11 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"messages": CHAT, "chat_template_kwargs": {"chat_template": "x"}}, 400, "chat_template"),
     ({"messages": CHAT, "echo": True}, 400, "echo"),
     ({"messages": CHAT, "max_thinking_tokens": -1}, 400, "max_thinking_tokens"),
+    ({"messages": CHAT, "chat_template_kwargs": {"effort": 1}}, 400, "does not read effort"),
+    ({"messages": CHAT, "tool_choice": "required"}, 400, "nothing forces the model"),
+    ({"messages": CHAT, "tool_choice": {"type": "function"}}, 400, "nothing forces the model"),
+    ({"messages": CHAT, "reasoning_effort": "low"}, 400, "chat_template_kwargs={"),
+    ({"prompt": "a", "return_token_ids": True, "stream": True}, 400, "cannot be streamed"),
     ({"messages": CHAT, "separate_reasoning": 1}, 400, "separate_reasoning"),
     ({"messages": CHAT, "separate_reasoning": True, "stream": True}, 400, "cannot be streamed"),
     (
@@ -341,6 +346,51 @@ def test_what_cannot_be_done_is_refused_by_name(running: Running) -> None:
         assert error["code"] == status
 
 
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [
+        (f"Bearer {KEY}", 200), (f"bearer {KEY}", 200), (f"BEARER  {KEY}", 200), (KEY, 401),
+        (f"Basic {KEY}", 401), ("Bearer", 401), (f"Bearer {KEY}x", 401),
+        (f"Bearer{KEY}", 401), ("", 401), (f"Bearer Bearer {KEY}", 401), ("Bearer \xe4", 401),
+    ],
+)  # fmt: skip
+def test_keys_have_a_scheme_in_any_case(running: Running, given: str, status: int) -> None:
+    headers = {b"authorization": given.encode("latin-1")}
+    response = httpx2.get(f"{running.url}/v1/models", headers=headers)
+    assert response.status_code == status
+    if status == 401:
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert "Authorization: Bearer KEY" in response.json()["error"]["message"]
+
+
+def test_without_a_key_pages_of_other_sites_cannot_ask(model: LLM) -> None:
+    ask = {"prompt": "a", "max_tokens": 1}
+    with listening(model, key=None) as running:
+
+        def posted(host: str, kind: str | None = "application/json") -> int:
+            head = {"host": host, **({} if kind is None else {"content-type": kind})}
+            url = f"{running.url}/v1/completions"
+            return httpx2.post(url, content=json.dumps(ask), headers=head).status_code
+
+        here = f":{running.port}"
+        for host in (f"127.0.0.1{here}", f"localhost{here}", f"LOCALHOST{here}", "localhost",
+                     f"[::1]{here}", "[::1]", "10.1.2.3", "localhost:80"):  # fmt: skip
+            assert posted(host) == 200, host
+        for host in (f"evil.example{here}", "evil.example", f"127.0.0.1.evil.example{here}", "",
+                     f"localhost.evil.example{here}", "::1", "[127.0.0.1]", "127.1", "2130706433",
+                     "localhost:evil", "[::1]evil", "127.0.0.1:"):  # fmt: skip
+            assert posted(host) == 403, host
+            for path in ("/v1/models", "/metrics", "/health"):
+                assert httpx2.get(f"{running.url}{path}", headers={"host": host}).status_code == 403
+        assert posted("localhost", "Application/JSON; charset=utf-8") == 200
+        for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None,
+                     "", "text/plain; application/json", "application/jsonp"):  # fmt: skip
+            assert posted("localhost", kind) == 415, kind
+    with listening(model) as running:  # what has a key may have any name
+        head = {"host": "models.example", "authorization": f"Bearer {KEY}"}
+        assert httpx2.get(f"{running.url}/v1/models", headers=head).status_code == 200
+
+
 def test_keys_models_health_and_metrics(running: Running, client: openai.OpenAI) -> None:
     assert [card.id for card in client.models.list()] == ["demo"]
     assert client.models.retrieve("demo").id == "demo"
@@ -359,6 +409,38 @@ def test_keys_models_health_and_metrics(running: Running, client: openai.OpenAI)
     metrics = httpx2.get(f"{running.url}/metrics", headers={"authorization": f"Bearer {KEY}"}).text
     assert "treegen_decoded_tokens_total 7.0" in metrics
     assert 'treegen_requests_total{path="/v1/models",status="401"} 1.0' in metrics
+
+
+def test_echo_tells_the_likeliest_tokens_of_a_prompt(
+    running: Running, client: openai.OpenAI
+) -> None:
+    ask: Any = {"model": "demo", "temperature": 0, "logprobs": 1}
+    tokens = running.served.llm.tokenizer("Tom has 3 apples and")["input_ids"]
+    drawn = client.completions.create(
+        prompt=tokens, max_tokens=12, extra_body={"return_token_ids": True}, **ask
+    )
+    own: Any = drawn.choices[0]
+    assert own.prompt_token_ids == tokens and len(own.token_ids) == 12
+    whole = [*tokens, *own.token_ids]
+    for most in (0, 1):  # lm-eval's local-completions asks for one
+        told = client.completions.create(prompt=whole, max_tokens=most, echo=True, **ask)
+        found, logprobs = told.choices[0].logprobs, own.logprobs
+        assert found is not None and found.top_logprobs and found.token_logprobs
+        assert len(found.top_logprobs) == len(whole) + most
+        assert found.top_logprobs[0] == {} and found.token_logprobs[0] is None
+        for at, (top, logprob) in enumerate(
+            zip(logprobs.top_logprobs, logprobs.token_logprobs, strict=True), len(tokens)
+        ):
+            assert found.top_logprobs[at] == pytest.approx(top, abs=1e-4)
+            # The draw was greedy, so the likeliest token is the one that is there.
+            assert list(top.values()) == pytest.approx([logprob], abs=1e-6)
+        for at in range(1, len(tokens)):
+            ((_, best),) = found.top_logprobs[at].items()
+            assert best >= found.token_logprobs[at] - 1e-6
+    create: Any = client.chat.completions.create
+    chat = create(model="demo", messages=CHAT, max_tokens=3, extra_body={"return_token_ids": True})
+    assert len(chat.choices[0].token_ids) == chat.usage.completion_tokens
+    assert len(chat.prompt_token_ids) == chat.usage.prompt_tokens
 
 
 def test_a_crowd_is_told_to_come_again(running: Running, client: openai.OpenAI) -> None:
@@ -388,6 +470,7 @@ def test_who_hangs_up_takes_the_samples_along(running: Running, streams: bool) -
 def _request(body: bytes, *, length: int | None = None) -> bytes:
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+        "Content-Type: application/json\r\n"
         f"Content-Length: {len(body) if length is None else length}\r\n\r\n"
     )
     return head.encode() + body
@@ -561,6 +644,7 @@ def test_rubbish_in_or_after_a_body_ends_the_connection(
         (KEY, "Content-Length: 2\r\n\r\n{}rubbish"),
     ):
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
+        head += "Content-Type: application/json\r\n"
         with socket.create_connection(("127.0.0.1", running.port), timeout=30) as connection:
             connection.sendall(f"{head}{rest}".encode())
             assert b" 40" in connection.recv(10_000).splitlines()[0]
@@ -654,7 +738,8 @@ async def _misbehave(port: int, way: int, draw: random.Random) -> None:
     ][way % 5]
     head = [
         f"POST /v1/{draw.choice(['completions', 'chat/completions'])} HTTP/1.1",
-        "Host: x", f"Authorization: Bearer {draw.choice([KEY, KEY, KEY, 'guess'])}",
+        "Host: x", "Content-Type: application/json",
+        f"Authorization: Bearer {draw.choice([KEY, KEY, KEY, 'guess'])}",
         draw.choice([
             f"Content-Length: {len(body)}", f"Content-Length: {len(body) + 50}",
             f"Content-Length: {max(len(body) - 50, 0)}", "Transfer-Encoding: chunked",

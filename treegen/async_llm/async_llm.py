@@ -43,6 +43,8 @@ class AsyncLLM(Closing):
         Raises:
             InputError: the arguments cannot be used, or another run of the LLM is not finished.
         """
+        if not isinstance(llm, Calls):
+            raise InputError(f"AsyncLLM serves an LLM, not {llm!r:.60}; give AsyncLLM(LLM(model))")
         if not isinstance(llm, LLM):
             raise InputError(
                 f"AsyncLLM takes an LLM, not a {type(llm).__name__}: calls come one at a time, and "

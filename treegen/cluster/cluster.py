@@ -21,7 +21,7 @@ from treegen.engine.stream import Stream
 from treegen.errors import InputError
 from treegen.llm import LLM
 from treegen.llm.calls import Calls
-from treegen.model.checkpoint.tokenizer import load_tokenizer
+from treegen.model.tokenizer import load_tokenizer
 from treegen.options import EngineOptions, check_known
 from treegen.params import SamplingParams
 from treegen.plan.plan import Plan, Request

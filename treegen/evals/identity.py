@@ -7,9 +7,11 @@ from typing import Any, Final
 
 from treegen.common.version import VERSION
 from treegen.errors import InputError
-from treegen.evals.job import AnyJob, Job
+from treegen.evals.asked.given import named
+from treegen.evals.asked.settings import settle
+from treegen.evals.job import AnyJob, Job, load_job
 from treegen.options import EngineOptions
-from treegen.runs import RunSettings, model_identity
+from treegen.runs import RunDir, RunSettings, model_identity
 
 # How a user sets a field of run.json, if not by an argument that has the field's name.
 _ARGUMENTS: Final = {
@@ -80,6 +82,28 @@ def _computing(engine: EngineOptions, device_type: str | None) -> dict[str, str]
         "attention": "invariant" if engine.reproducible else engine.impl,
         "layers": "compiled" if compiled else "as they are",
     }
+
+
+def stored_job(asked: Mapping[str, Any], stored: Mapping[str, Any], run: RunDir) -> Job:
+    """Return the job of a stored run, to be scored.
+
+    asked: what the reader says of it, by the names of `Asked` and of settings.
+    stored: the choices of the run.
+
+    Raises:
+        InputError: the problems or the task are not those of the run, or code would run that the
+        reader does not name.
+    """
+    job = load_job(settle(named(asked), {**stored, "score": True}))
+    check_same_task(job, run.info.identity, str(run.path))
+    check_same_data(job, run.info.identity, str(run.path))
+    return job
+
+
+def check_same_task(job: AnyJob, stored: Mapping[str, Any], name: str) -> None:
+    """Raise InputError unless a job's task is that of a stored run; see `check_same_data`."""
+    if job.task.name != (was := stored["task"]["name"]):
+        raise InputError(f"{name} is a run of {was}, not of {job.task.name}")
 
 
 def check_same_data(job: Job, stored: Mapping[str, Any], name: str) -> None:

@@ -30,11 +30,11 @@ def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> "Mod
     from treegen.engine.guessing.speculation import check_speculation
     from treegen.model import memory
     from treegen.model.checkpoint.quantized import quantisation_of
-    from treegen.model.checkpoint.tokenizer import load_tokenizer
     from treegen.model.config import load_spec, read_config, resolve_device, resolve_dtype
     from treegen.model.facts import ModelFacts
     from treegen.model.load import stays_fp8
     from treegen.model.reproducible import ALIGN, check_dtype, check_layers
+    from treegen.model.tokenizer import load_tokenizer
 
     source: dict[str, Any] = {
         "revision": engine.revision,

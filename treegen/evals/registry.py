@@ -128,6 +128,22 @@ def place_of(task: str | Task) -> str:
     return f"{kind.__qualname__} of a notebook"
 
 
+def code_of(name: str | Task) -> str | None:
+    """Return what runs if a task is loaded that does not come with treegen; None for others.
+
+    Nothing is imported for it.
+    """
+    if not isinstance(name, str):
+        return None  # it is loaded already
+    path, colon, _ = name.rpartition(":")
+    if colon and path.endswith(".py"):
+        return path
+    for point in _entry_points() if name not in _BUILTIN else ():
+        if point.name == name:
+            return f"{point.value} of {point.dist.name if point.dist else 'an installed package'}"
+    return None
+
+
 def _entry_points() -> list[EntryPoint]:
     return list(entry_points(group=ENTRY_POINT_GROUP))
 

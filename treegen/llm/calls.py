@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from treegen.common.closing import Closing
+from treegen.common.progress import check_progress, shown
 from treegen.common.uncopied import Uncopied
 from treegen.engine.stream import RunResult, ScoreStream, Stream
 from treegen.errors import InputError
@@ -141,8 +142,12 @@ class Calls(Closing, Uncopied, ABC):
         each = [given] * len(requests) if isinstance(given, SamplingParams) else given
         known = {request.id: request.samples for request in requests}
         skipped = defaultdict(set)
-        for prompt_id, index in skip:
-            if index not in range(known.get(prompt_id, 0)):
+        for pair in as_list("skip", skip):
+            if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+                raise InputError(f"skip has {pair!r:.60}; give pairs of prompt id and sample index")
+            prompt_id, index = pair
+            num = known.get(prompt_id, 0) if isinstance(prompt_id, str) else 0
+            if not isinstance(index, int) or not 0 <= index < num:
                 raise InputError(f"skip names sample {index} of {prompt_id!r}, not in the tree")
             skipped[prompt_id].add(index)
         samples = [[i for i in range(r.samples) if i not in skipped[r.id]] for r in requests]
@@ -164,15 +169,23 @@ class Calls(Closing, Uncopied, ABC):
         self._check_ready()
         return self._dealt(self._plan(requests), [params] * len(requests))
 
-    def run(self, tree: Node, params: Params | Sequence[Params] | None = None) -> RunResult:
+    def run(
+        self,
+        tree: Node,
+        params: Params | Sequence[Params] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> RunResult:
         """Sample a tree to its end; completions in the order the tree declares.
 
         params: as for `stream`.
+        progress: show a bar of the samples that have ended; None does so in a notebook.
 
         Raises:
             TreegenError: as for `stream` and its iterator.
         """
-        return _finished(self.stream(tree, params))
+        check_progress(progress)
+        return _finished(self.stream(tree, params), progress)
 
     def generate(
         self,
@@ -181,11 +194,13 @@ class Calls(Closing, Uncopied, ABC):
         *,
         tools: Sequence[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        progress: bool | None = None,
     ) -> list[list[Completion]]:
         """params.n completions of each flat prompt; shared prefixes are found in the tokens.
 
         params: of all prompts, or one for each.
         tools, chat_template_kwargs: for the chat template.
+        progress: show a bar of the samples that have ended; None does so in a notebook.
 
         The draws of a sample follow from the prompt's tokens and the sample's index. Without a seed
         another call with the same prompt draws further samples: its indices go on after those that
@@ -196,6 +211,7 @@ class Calls(Closing, Uncopied, ABC):
             InputError: params are not as many as prompts, and as for `stream`.
             TreegenError: as for `stream` and its iterator.
         """
+        check_progress(progress)
         contents = as_list("prompts", prompts)
         each = _of_each(params, len(contents))
         if not contents:
@@ -208,7 +224,7 @@ class Calls(Closing, Uncopied, ABC):
         samples = [range(request.samples) for request in requests]
         stream = self._start(self._plan(requests), each, samples)
         self._before.update(before)  # Only now, because a call that is refused draws nothing.
-        result = _finished(stream)
+        result = _finished(stream, progress)
         grouped: list[list[Completion]] = [[] for _ in contents]
         for completion in result.completions:
             grouped[int(completion.prompt_id)].append(completion)
@@ -390,10 +406,11 @@ class Calls(Closing, Uncopied, ABC):
         return self.search(run, problems, params, concurrency=concurrency, budget=budget, rows=rows)
 
 
-def _finished(stream: Stream) -> RunResult:
+def _finished(stream: Stream, progress: bool | None) -> RunResult:
     """Use a run up; completions in the order of its prompts."""
     with stream:
-        completions = list(stream)
+        total = sum(request.samples for request in stream.plan.requests)
+        completions = list(shown(stream, total, progress))
         stream.check_whole()
     place = {request.id: i for i, request in enumerate(stream.plan.requests)}
     completions.sort(key=lambda c: (place[c.prompt_id], c.sample_index))

@@ -18,11 +18,11 @@ from treegen.engine.segments.segment import LiveRequest
 from treegen.engine.stream import Stream
 from treegen.errors import InputError
 from treegen.llm.calls import Calls
-from treegen.model.checkpoint.tokenizer import load_tokenizer
 from treegen.model.config import resolve_device
 from treegen.model.leading import load_named
 from treegen.model.machine import check_machine
 from treegen.model.model import Model
+from treegen.model.tokenizer import load_tokenizer
 from treegen.options import LOADING, EngineOptions, check_known
 from treegen.params import Params, SamplingParams, check_tree_params
 from treegen.plan.cost import Sharing

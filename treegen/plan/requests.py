@@ -201,8 +201,9 @@ def score_requests(
     """
     texts: list[str] = []
     for index, pair in enumerate(pairs):
-        if isinstance(pair, str) or len(pair) != 2:
-            raise InputError(f"pair {index} is {pair!r}; give (context, continuation)")
+        is_pair = isinstance(pair, Sequence) and not isinstance(pair, str | bytes)
+        if not is_pair or len(pair) != 2:
+            raise InputError(f"pair {index} is {pair!r:.80}; give (context, continuation)")
         context, continuation = pair
         if isinstance(context, str) != isinstance(continuation, str):
             raise InputError(f"pair {index}: give context and continuation both as text or as ids")

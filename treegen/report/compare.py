@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from treegen.errors import InputError
+from treegen.errors import InputError, install
 from treegen.evals.statistics.estimators import mean_interval, pass_at_k
 from treegen.evals.statistics.metrics import Clusters
 from treegen.evals.statistics.votes import tally
@@ -361,7 +361,7 @@ def _scipy() -> Any:
         from scipy import stats
     except ImportError:
         raise InputError(
-            "comparing runs needs scipy; install it with: pip install 'treegen[report]'"
+            f"comparing runs needs scipy; install it with: {install('report')}"
         ) from None
     return stats
 

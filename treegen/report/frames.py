@@ -5,7 +5,7 @@ from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from treegen.errors import InputError
+from treegen.errors import InputError, install
 from treegen.report.calibration import problem_points
 from treegen.report.view import RunView
 from treegen.runs import RunDir, SearchRunDir
@@ -139,5 +139,5 @@ def _pandas() -> Any:
         return import_module("pandas")
     except ImportError:
         raise InputError(
-            "a run as frames needs pandas; install it with: pip install 'treegen[pandas]'"
+            f"a run as frames needs pandas; install it with: {install('pandas')}"
         ) from None

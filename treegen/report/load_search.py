@@ -4,15 +4,14 @@ So everything that shows or compares runs can take it. Its only filter is `solve
 """
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from treegen.errors import TreegenError
+from treegen.evals.asked.given import Asked, named, names_something
 from treegen.evals.course.account import stored_parts
 from treegen.evals.course.timeline import read_timeline
 from treegen.evals.statistics.metrics import Incomplete, MetricRow, Report, mean_row
-from treegen.evals.task import Task
 from treegen.evals.verdict import Verdict
 from treegen.report.trees import StoredTree, read_trees
 from treegen.report.view import ProblemView, RunView, Sample, beside, task_name
@@ -25,11 +24,11 @@ if TYPE_CHECKING:
 _SOLVED = "solved"
 
 
-def load_search_run(path: Path, *, data: str | None = None, task: Task | None = None) -> RunView:
+def load_search_run(path: Path, **asked: Unpack[Asked]) -> RunView:
     """Read a run of searches; see `treegen.report.load.load_run`."""
     with SearchRunDir.open(path) as run:
         notices = list(run.notices)
-        job = _job(run, {"data": data, "task": task}, notices)
+        job = _job(run, asked, notices)
         place = {name: at for at, name in enumerate(run.info.problem_ids)}
         stored = sorted(read_trees(path), key=lambda t: (place.get(t.problem_id, -1), t.repeat))
         trees = tuple(stored)  # not in the order in which they ended
@@ -56,19 +55,21 @@ def load_search_run(path: Path, *, data: str | None = None, task: Task | None = 
     )
 
 
-def _job(run: SearchRunDir, asked: Mapping[str, Any], notices: list[str]) -> "SearchJob | None":
+def _job(run: SearchRunDir, asked: Asked, notices: list[str]) -> "SearchJob | None":
+    from treegen.evals.identity import check_same_task
     from treegen.evals.search.job import load_search_job
     from treegen.evals.search.settings import settle_search, stored_search_choices
 
-    given = {name: value for name, value in asked.items() if value is not None}
     try:
         stored = beside(run.path, stored_search_choices(run.info))
-        return load_search_job(settle_search(given, stored))
+        job = load_search_job(settle_search(named(asked), stored, reading=True))
+        check_same_task(job, run.info.identity, str(run.path))
     except TreegenError as error:
-        if given:
+        if names_something(asked):
             raise
         notices.append(f"the problems cannot be read, so their texts are not shown: {error}")
         return None
+    return job
 
 
 def _usage(run: SearchRunDir, trees: tuple[StoredTree, ...]) -> dict[str, Any]:

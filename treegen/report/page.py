@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from treegen.common.formats import safe_text
 from treegen.common.version import VERSION
-from treegen.errors import InputError
+from treegen.errors import InputError, install
 from treegen.report.blobs import blobs
 from treegen.report.compare import Comparison
 from treegen.report.pictures import Picture, draw_all
@@ -144,9 +144,7 @@ def _render(
         import jinja2
         from markupsafe import Markup
     except ImportError:
-        raise InputError(
-            "reports need jinja2; install it with: pip install 'treegen[report]'"
-        ) from None
+        raise InputError(f"reports need jinja2; install it with: {install('report')}") from None
 
     def finalize(value: Any) -> Any:
         # Everything that the template prints is made safe to look at, and then escaped.

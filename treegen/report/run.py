@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from treegen.errors import InputError
-from treegen.evals.registry import get_task
+from treegen.evals.asked.given import ALLOW_TASK_CODE, Asked
+from treegen.evals.registry import code_of, get_task
 from treegen.evals.running.evaluation import evaluate_all
 from treegen.evals.running.judging import execution_of
 from treegen.evals.running.listener import BarListener, Listener
@@ -114,18 +115,27 @@ class Run(Frames):
         return f"<p>{escape(repr(self))}</p>{tables}{notices}"
 
 
-def open_run(path: str | Path, *, data: str | None = None, task: Task | type | None = None) -> Run:
+def open_run(
+    path: str | Path,
+    *,
+    data: str | None = None,
+    task: TaskLike | None = None,
+    allow_task_code: bool = False,
+) -> Run:
     """Read the run in a directory, also while it is under way; no lock is taken.
 
     data: where the problems are now, if they are neither where they were nor in the run's own
     directory.
-    task: the task of the run, if it is an object that no file has.
+    task: a task that does not come with treegen, by path/to/file.py:Class or as an object. A run
+    that names such a task does not run its code, so its samples are not judged unless it is given.
+    allow_task_code: whether to run the code that the run names.
 
     Raises:
         RunError: there is no run, or it is damaged.
-        InputError: `data` are not the problems of the run.
+        InputError: `data` or `task` are not those of the run.
     """
-    return Run(load_run(Path(path), data=data, task=_made(task)))
+    asked: Asked = {"data": data, "task": _made(task), "allow_task_code": allow_task_code}
+    return Run(load_run(Path(path), **asked))
 
 
 def evaluate(
@@ -167,7 +177,7 @@ def evaluate(
     made = _made(task)
     asked, models = _choices(model, settings, task_args)
     execution = execution_of(allow_code_execution, sandbox, num_workers)
-    with _Place(output, resume) as place:
+    with _Place(output, resume, asked) as place:
         found = evaluate_all(
             [] if made is None else [made],
             asked,
@@ -202,7 +212,7 @@ def search_task(
     asked, models = _choices(model, settings, task_args)
     if made is not None:
         asked["task"] = made
-    with _Place(output, resume) as place:
+    with _Place(output, resume, asked) as place:
         found = search_all(
             [] if method is None else [method],
             asked,
@@ -247,8 +257,11 @@ def _choices(
 class _Place:
     """Where a run goes. A temporary directory stays if there is an error, for it has samples."""
 
-    def __init__(self, output: str | Path | None, resume: bool | str | Path) -> None:
+    def __init__(
+        self, output: str | Path | None, resume: bool | str | Path, asked: Mapping[str, Any]
+    ) -> None:
         self.resume = None if resume is False else "" if resume is True else str(resume)
+        self._allowed = bool(asked.get(ALLOW_TASK_CODE))
         self._temporary: Path | None = None
         if output is None and self.resume is None:
             self._temporary = Path(tempfile.mkdtemp(prefix="treegen-"))
@@ -265,7 +278,8 @@ class _Place:
 
     def run(self, path: Path, task: str | Task | None) -> Run:
         """Return the run in a directory, with which a temporary one is removed."""
-        run = open_run(path, task=None if isinstance(task, str) else task)
+        own = None if isinstance(task, str) and code_of(task) is None else task
+        run = open_run(path, task=own, allow_task_code=self._allowed)
         if self._temporary is not None:
             weakref.finalize(run, shutil.rmtree, self._temporary, ignore_errors=True)
         return run

@@ -233,7 +233,7 @@ class RunDir:
     def results(self) -> Any:
         """Return the content of results.json, None when there is none."""
         path = self.path / "results.json"
-        return read_json(path) if path.exists() else None
+        return read_json(path) if os.path.exists(path) else None
 
     def sync(self) -> None:
         """Make all appended samples survive a power failure; `append` does so every second."""
@@ -288,7 +288,7 @@ def _now() -> str:
 
 def _check_new(path: Path) -> None:
     """Refuse a directory in which samples could be lost or mixed."""
-    if (path / "run.json").exists():
+    if os.path.exists(path / "run.json"):
         raise RunError(
             f"{path} already holds a run; continue it with {resume_argument(path)}, or use "
             "another path"

@@ -166,6 +166,7 @@ class Lock:
     @staticmethod
     def _take(path: Path) -> int:
         """Lock the file `path` and write the process into it; returns its descriptor."""
+        is_new = not os.path.lexists(path)
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
@@ -182,7 +183,13 @@ class Lock:
             ) from None
         except OSError as error:
             os.close(fd)
-            raise RunError(f"cannot lock {path}: {reason(error)}") from error
+            if is_new:
+                with suppress(OSError):
+                    path.unlink()
+            raise RunError(
+                f"cannot lock {path}: {reason(error)}; the file system may have no locks: choose a "
+                "directory on a local disk, or mount it with locks"
+            ) from error
         return fd
 
     @property

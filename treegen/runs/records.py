@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from treegen.errors import InputError, RunError
+from treegen.runs.fields import RECORD, check_types
 from treegen.runs.files import check_id, parse_json, plain, reason, resume_argument, sync_directory
 from treegen.runs.leftovers import is_at
 
@@ -68,6 +69,7 @@ def decode_record(line: bytes) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise ValueError("it is not a JSON object")
     key_of(record)
+    check_types(record, RECORD)
     return record
 
 

@@ -3,16 +3,18 @@
 import hashlib
 import json
 import platform
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
 
 from treegen.errors import InputError, RunError
+from treegen.runs.fields import FREE, check_types
 from treegen.runs.files import check_id, plain
 
 SCHEMA: Final = 1
-_PACKAGES: Final = ("treegen", "torch", "transformers", "tokenizers", "numpy")
+_PACKAGES: Final = ("torch", "transformers", "tokenizers", "numpy")
 _SHOWN: Final = 60
 _ABSENT: Final = object()
 
@@ -118,6 +120,7 @@ def _versions() -> Mapping[str, str]:
     from importlib import metadata  # slow to import, and only runs that are written need it
 
     found = {"python": platform.python_version(), "platform": platform.platform()}
+    found["treegen"] = sys.modules["treegen"].__version__
     for package in _PACKAGES:
         try:
             found[package] = metadata.version(package)
@@ -177,7 +180,12 @@ def from_json(value: Any, name: str) -> RunInfo:
             versions=_typed(value["versions"], dict),
             resumes=tuple(_typed(r, dict) for r in _typed(value["resumes"], list)),
         )
-    except (KeyError, TypeError) as error:
+        began = {"free": info.free, "versions": info.versions}
+        for each in (began, *info.resumes):
+            check_types(_typed(each["free"], dict), FREE)
+            for version in _typed(each["versions"], dict).values():
+                _typed(version, str)
+    except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{name} is damaged ({error!s}); restore it from a copy") from None
     if _fingerprint(_compared(info.identity, info.problem_ids, info.planned)) != info.fingerprint:
         raise RunError(

@@ -22,7 +22,7 @@ from treegen.prompts.tokens import tokenize
 from treegen.prompts.tree import Message, Node, chat_arguments
 from treegen.search.budget import Budget, SearchUsage, StillAsking, check_budget
 from treegen.search.live.backend import LiveBackend, Ticket
-from treegen.search.loop import driven
+from treegen.search.loop import LEFT, driven
 from treegen.search.tree.node import Search, SearchNode
 
 T = TypeVar("T")
@@ -66,7 +66,10 @@ class Started(Generic[T]):
 
     def fail(self, error: Exception) -> None:
         """End the call with an error."""
-        self.call.close()
+        try:
+            self.call.close()
+        except RuntimeError:  # it does not end
+            LEFT.append(self.call)
         self.error, self.is_done = error, True
 
 
@@ -193,9 +196,12 @@ class Session(Closing, Uncopied):
         with self._alone():
             if self.backend.has_work:
                 self.backend.step()
-            for started in self._started:
-                if not started.is_done and all(ticket.is_done for ticket in started.tickets):
-                    self._advance(started)
+            while True:
+                for started in self._started:
+                    if not started.is_done and all(ticket.is_done for ticket in started.tickets):
+                        self._advance(started)
+                if not sum(each.return_next() for each in list(self._searches)):
+                    break
 
     def _advance(self, started: Started[Any]) -> None:
         self.backend.new.clear()

@@ -51,6 +51,7 @@ class Answer:
         scores: the score of each prompt, for echo with logprobs.
         """
         choices = []
+        ids = self.ask.return_token_ids
         for place, prompt in enumerate(self.prompts):
             echoed, its_own = "", None
             if self.ask.echo:
@@ -58,14 +59,22 @@ class Answer:
             if scores:
                 score = scores[place]
                 known = (None, *(score.logprobs if score else ()))
-                its_own = _by_name(list(self._text.named([], prompt, known)), 0)
+                best = [[each] for each in score.best] if score and self.ask.num_top else []
+                tops = [[], *best] if best else ()
+                its_own = _by_name(list(self._text.named([], prompt, known, tops)), 0)
             for drawn in found[place] if found else [_NOTHING]:
                 said = self._message(place, drawn) if self.ask.is_chat else echoed + drawn.text
                 logprobs = self._logprobs(prompt, drawn, len(echoed))
                 if logprobs and its_own:
                     logprobs = {name: its_own[name] + logprobs[name] for name in its_own}
-                choices.append(self._ended(place, drawn, said, logprobs))
-        return {**self._frame, "choices": choices, "usage": self._usage()}
+                choice = self._ended(place, drawn, said, logprobs)
+                if ids:
+                    choice["token_ids"] = list(drawn.tokens)
+                    if not self.ask.is_chat:
+                        choice["prompt_token_ids"] = prompt
+                choices.append(choice)
+        known_prompt = {"prompt_token_ids": self.prompts[0]} if ids and self.ask.is_chat else {}
+        return {**self._frame, "choices": choices, "usage": self._usage(), **known_prompt}
 
     def _message(self, place: int, drawn: Completion) -> dict[str, Any]:
         ask = self.ask

@@ -28,6 +28,10 @@ _ONLY_CHATS: Final = (
     "messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice",
     "response_format", "chat_template_kwargs", "separate_reasoning",
 )  # fmt: skip
+_INSTEAD: Final = {
+    "reasoning_effort": 'give it to the chat template: chat_template_kwargs={"reasoning_effort": '
+    '"low"}, or {"reasoning": "low"} for the name that the template has for it',
+}
 _DEFAULT_MAX_TOKENS: Final = 16  # of /v1/completions, as OpenAI has it
 
 _MOST_ECHOED: Final = 2**20  # characters of prompts that are told n times
@@ -84,6 +88,7 @@ class Ask(BaseModel):
     response_format: dict[Literal["type"], Literal["text"]] = {}
     chat_template_kwargs: dict[str, Any] = {}
     separate_reasoning: bool = False
+    return_token_ids: bool = False
 
     @property
     def is_chat(self) -> bool:
@@ -172,8 +177,14 @@ def read_ask(body: Mapping[str, Any], *, is_chat: bool) -> Ask:
     known = {*Ask.model_fields, *_SAMPLING, *_HARMLESS} - {"sampling"}
     for name in body:
         if name not in known or name in (_ONLY_COMPLETIONS if is_chat else _ONLY_CHATS):
-            raise AskError(f"{name} is not supported; leave it out", name[:80])
+            told = _INSTEAD.get(name, "leave it out") if is_chat else "leave it out"
+            raise AskError(f"{name} is not supported; {told}", name[:80])
     sampling = {name: body[name] for name in _SAMPLING if name in body}
+    if is_chat and body.get("tool_choice", "auto") not in ("auto", "none"):
+        raise AskError(
+            f"tool_choice {body['tool_choice']!r:.80} is not supported, because nothing forces the "
+            "model to call a tool; use auto, and ask for the call in a message", "tool_choice",
+        )  # fmt: skip
     needed: dict[str, Any] = {"messages": []} if is_chat else {}
     try:
         ask = Ask.model_validate({**needed, **body, "sampling": sampling})
@@ -185,7 +196,8 @@ def read_ask(body: Mapping[str, Any], *, is_chat: bool) -> Ask:
         "logprobs must be a number, and in a chat true or false": ask.logprobs is not None
         and isinstance(ask.logprobs, bool) != is_chat,
         "top_logprobs needs logprobs=true": ask.top_logprobs and not ask.logprobs,
-        "logprobs with echo must be 0 (no alternatives for prompts)": ask.echo and ask.num_top,
+        "logprobs with echo must be 0 or 1 (prompts have their likeliest tokens)": ask.echo
+        and (ask.num_top or 0) > 1,
         "logprobs with echo cannot be streamed": ask.echo
         and ask.stream
         and ask.num_top is not None,
@@ -196,6 +208,7 @@ def read_ask(body: Mapping[str, Any], *, is_chat: bool) -> Ask:
         # It could compute for ever.
         "chat_template_kwargs cannot have a chat_template": "chat_template"
         in ask.chat_template_kwargs,
+        "return_token_ids cannot be streamed": ask.return_token_ids and ask.stream,
         "separate_reasoning cannot be streamed": ask.separate_reasoning and ask.stream,
     }
     for told, is_so in refused.items():

@@ -18,7 +18,8 @@ class Scored:
     """Scores of some tokens of a segment, on their way to the host.
 
     at: [N] indices of the tokens in the segment.
-    fetch: their log-probabilities [N], and whether each is the likeliest token [N].
+    fetch: their log-probabilities [N], and the likeliest token in the place of each with its own:
+    ids [N], log-probabilities [N].
     """
 
     segment: LiveSegment
@@ -28,10 +29,13 @@ class Scored:
     def add(self) -> None:
         """Wait for the scores and note them at the segment."""
         target = self.segment
-        if target.logprobs is None or target.is_best is None:
-            target.logprobs = np.full(len(target.tokens), np.nan, np.float32)
-            target.is_best = np.zeros(len(target.tokens), np.bool_)
-        target.logprobs[self.at], target.is_best[self.at] = self.fetch.wait()
+        if target.logprobs is None or target.best is None or target.best_logprobs is None:
+            target.logprobs, target.best_logprobs = (
+                np.full(len(target.tokens), np.nan, np.float32) for _ in range(2)
+            )
+            target.best = np.full(len(target.tokens), -1, np.int32)
+        found = self.fetch.wait()
+        target.logprobs[self.at], target.best[self.at], target.best_logprobs[self.at] = found
 
 
 def score_after(
@@ -50,12 +54,13 @@ def score_after(
         last, first = np.array([len(positions) - 1]), np.zeros(1, dtype=np.int64)
         below = segment.children.values()
         targets += [(child, last, first) for child in below if child.scored < child.start]
-    best_S = logits_SV.argmax(dim=-1)
+    top_S, best_S = logits_SV.max(dim=-1)
+    top_S = top_S - lse_S
     scored = []
     for target, rows, at in targets:
         token = to_device(target.tokens[at].astype(np.int64), logits_SV.device)
         row = to_device(rows, logits_SV.device)
-        fetch = Fetch([logits_SV[row, token] - lse_S[row], best_S[row] == token])
+        fetch = Fetch([logits_SV[row, token] - lse_S[row], best_S[row], top_S[row]])
         scored.append(Scored(target, at, fetch))
     return scored
 
@@ -72,5 +77,11 @@ def score_of(request: LiveRequest) -> Score:
     skip = request.spec.score_from - path[0].start
     tokens = np.concatenate([segment.tokens for segment in path])[skip:]
     logprobs = np.concatenate([s.logprobs for s in path if s.logprobs is not None])[skip:]
-    is_best = np.concatenate([s.is_best for s in path if s.is_best is not None])[skip:]
-    return Score(tuple(tokens.tolist()), tuple(logprobs.tolist()), bool(is_best.all()))
+    best = np.concatenate([s.best for s in path if s.best is not None])[skip:]
+    tops = np.concatenate([s.best_logprobs for s in path if s.best_logprobs is not None])[skip:]
+    return Score(
+        tuple(tokens.tolist()),
+        tuple(logprobs.tolist()),
+        bool((best == tokens).all()),
+        tuple(zip(best.tolist(), tops.tolist(), strict=True)),
+    )

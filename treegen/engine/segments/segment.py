@@ -47,8 +47,8 @@ class LiveSegment:
     children: segments that start where it stops, by index.
     requests: unfinished requests whose prompts end with it.
     reuse: a kept prefix that has its first tokens, and the position up to which it has them.
-    logprobs: [tokens] log-probabilities as far as they are known; is_best: [tokens] whether each is
-    the likeliest token.
+    logprobs: [tokens] log-probabilities as far as they are known; best, best_logprobs: the same of
+    the likeliest token in the place of each, and its id.
     end_state: slot of the recurrent state after its last token, which it owns; see `SegmentStates`.
     last_state: slot of the recurrent state before its last token, likewise.
     """
@@ -74,7 +74,8 @@ class LiveSegment:
     requests: list[LiveRequest] = field(default_factory=list)
     reuse: tuple[KeptPrefix, int] | None = None
     logprobs: NDArray[np.float32] | None = None
-    is_best: NDArray[np.bool_] | None = None
+    best: NDArray[np.int32] | None = None
+    best_logprobs: NDArray[np.float32] | None = None
     end_state: int = NO_STATE
     last_state: int = NO_STATE
 

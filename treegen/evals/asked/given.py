@@ -8,11 +8,11 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, TypeVar
 
 from treegen import demo
 from treegen.errors import InputError, RunError
-from treegen.evals.registry import place_of
+from treegen.evals.registry import code_of, place_of
 from treegen.evals.task import Task, TaskOptions
 from treegen.options import EngineOptions
 from treegen.params import hint_at
@@ -27,6 +27,8 @@ _EXCLUSIVE: Final = (("limit", "ids"), ("fewshot_file", "fewshot_data"), _GUESSI
 # the second group a bare word may be a name that the task knows, such as train.
 _PATHS: Final = ("model", "draft_model", "fewshot_file")
 _PATHS_OR_NAMES: Final = ("data", "fewshot_data")
+ALLOW_TASK_CODE: Final = "allow_task_code"
+"""The choice that lets a command run the code that a stored run names; it is never stored."""
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, so that a kind may have further bases
@@ -53,6 +55,11 @@ class RunChoices(ABC):
         """Return why a choice of that name says nothing beside the others; None if it does."""
         return None
 
+    @property
+    def runs_code(self) -> bool:
+        """Whether code runs that does not come with treegen or the model."""
+        return code_of(self.task) is not None
+
     def free_choices(self) -> dict[str, Any]:
         """Return those that change no sample, or only by way of what identity has hashes of."""
         options = asdict(self.options)
@@ -61,12 +68,54 @@ class RunChoices(ABC):
         return {"task": place_of(self.task), **options, **asdict(self.engine), **own}
 
 
+class Asked(TypedDict, total=False):
+    """What the reader of a run may say of it; None and False are as if it was not said.
+
+    data: where the problems are now, if they are neither where they were nor in the run's own
+    directory.
+    task: path/to/file.py:Class, or a name, of a task that does not come with treegen. A run that
+    names such a task does not run its code.
+    allow_task_code: whether to take the run's word for it.
+    """
+
+    data: str | None
+    task: str | Task | None
+    allow_task_code: bool
+
+
+def named(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a reader said, as choices."""
+    return {name: v for name, v in asked.items() if v is not None and v is not False}
+
+
+def names_something(asked: Mapping[str, Any]) -> bool:
+    """Return whether a reader said what a run must agree with, and did not leave it to the run."""
+    return bool({"data", "task"} & set(named(asked)))
+
+
 _Choices = TypeVar("_Choices", bound=RunChoices)
 
 
 def merged(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return a user's choices over stored ones, with absolute paths."""
+    """Return a user's choices over stored ones, with absolute paths.
+
+    A run may be somebody else's, so no stored choice runs code: that of a model has to be trusted
+    anew, and that of a task has to be named or allowed.
+
+    Raises:
+        InputError: the stored task has code of its own, and the user neither names nor allows it.
+    """
     given: dict[str, Any] = dict(stored or {})
+    given.pop("trust_remote_code", None)
+    asked = dict(asked)
+    allowed = asked.pop(ALLOW_TASK_CODE, False)
+    if stored and not allowed and "task" not in asked:
+        task = str(stored.get("task"))
+        if code := code_of(task):
+            raise InputError(
+                f"the run names a task with code of its own, {code}, which does not run unasked; "
+                f"read it, then name it (task={task!r}) or give allow_task_code=True"
+            )
     for pair in _EXCLUSIVE:
         if any(name in asked for name in pair):
             for name in pair:

@@ -13,7 +13,7 @@ from treegen.errors import InputError, RunError
 from treegen.evals.asked import settings as eval_settings
 from treegen.evals.asked.given import RunChoices
 from treegen.evals.asked.settings import EvalSettings
-from treegen.evals.registry import get_task
+from treegen.evals.registry import get_task, place_of
 from treegen.evals.search import settings as search_settings
 from treegen.evals.search.own_method import short_name
 from treegen.evals.search.settings import SearchSettings
@@ -61,11 +61,11 @@ class _Kind(Generic[_Settings]):
         """Return the destination that continues the run in a directory."""
         with self.directory.open(path) as run:
             stored, identity = self.stored(run.info), run.info.identity
-        if "task" in given:
-            task = identity["task"]["name"]
-            if (named := get_task(given["task"]).name) != task:
-                raise InputError(f"{path} is a run of {task}, not of {named}")
         asked = {**given, **({self.by: name[0]} if name else {})}
+        if "task" in asked:
+            task = identity["task"]["name"]
+            if get_task(asked["task"]).name != task:
+                raise InputError(f"{path} is a run of {task}, not of {place_of(asked['task'])}")
         return Destination(self.settle(asked, stored), path, True)
 
     def among(
@@ -158,7 +158,7 @@ def search_destinations(
 
 def is_run(path: Path) -> bool:
     """Return whether a directory holds a run."""
-    return (path / "run.json").exists()
+    return os.path.exists(path / "run.json")  # a Path raises for names that are too long
 
 
 def file_name(text: str) -> str:

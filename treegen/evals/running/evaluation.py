@@ -33,7 +33,8 @@ class Evaluated:
     """What an evaluation came to.
 
     results: the content of results.json. report: its metrics; None if nothing is scored.
-    missing: samples that were not drawn. complaint: what is not scored, and why; None if nothing.
+    missing: samples that were not drawn. complaint: what is not scored, and why; None if
+    nothing. again: how to continue.
     """
 
     path: Path
@@ -41,6 +42,7 @@ class Evaluated:
     report: Report | None
     missing: int
     complaint: str | None
+    again: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +62,10 @@ class _Work(Work[Job, RunDir, Evaluated]):
         if self.judging:
             judge_rest(self.job, self.run, self.judging, listener)
 
-    def finished(self) -> Evaluated:
+    def finished(self, again: str) -> Evaluated:
         results, report = write_results(self.job, self.run, self.judging)
         missing, unscored = max(self.run.missing, 0), complaint(self.job, self.run, self.judging)
-        return Evaluated(self.run.path, results, report, missing, unscored)
+        return Evaluated(self.run.path, results, report, missing, unscored, again)
 
 
 def evaluate_all(
@@ -111,5 +113,6 @@ def evaluate_all(
         return found, ()
 
     wanted = prepared(jobs, models, listener, check)
-    again = listener.again(resume or output or targets[0].path)
+    settings = [target.settings for target in targets]
+    again = listener.again(resume or output or targets[0].path, settings)
     return carry_out(RunDir, targets, wanted, work, models, listener, again, unit="samples")

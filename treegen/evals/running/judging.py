@@ -119,6 +119,7 @@ def complaint(job: "Job", run: "RunDir", judging: Judging | None) -> str | None:
     if executing(job.task) is None or not job.settings.score:
         return None
     again = f"treegen score {shlex.quote(str(run.path))} --allow-code-execution"
+    again += " --allow-task-code" if job.settings.runs_code else ""
     if judging is None:
         return f"the samples are not scored; score them with: {again}"
     if not judging.missing:

@@ -3,13 +3,14 @@
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from treegen.evals.asked.given import RunChoices
     from treegen.evals.course.progress import Progress
 
 Stop = Callable[[], object]
@@ -40,9 +41,10 @@ class Listener:
         """Enter while samples are drawn; what it gives is polled, and ends them once it is true."""
         return interruptible()
 
-    def again(self, path: Path | str) -> str:
-        """Return how the user continues the run in a directory."""
-        return f"continue with resume={str(path)!r}"
+    def again(self, path: Path | str, settings: "Sequence[RunChoices]") -> str:
+        """Return how the user continues the run in a directory. settings: of all runs there."""
+        code = ", allow_task_code=True" if any(each.runs_code for each in settings) else ""
+        return f"continue with resume={str(path)!r}{code}"
 
 
 class BarListener(Listener):

@@ -39,7 +39,7 @@ class Searched:
     """What a run of searches came to.
 
     results: the content of results.json. missing: searches that are not done.
-    no_room: why searches lacked memory.
+    no_room: why searches lacked memory. again: how to continue.
     """
 
     path: Path
@@ -47,6 +47,7 @@ class Searched:
     results: Mapping[str, Any]
     missing: int
     no_room: Sequence[CacheFullError]
+    again: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +71,11 @@ class _Work(Work[SearchJob, SearchRunDir, Searched]):
             no_room=self.no_room,
         )
 
-    def finished(self) -> Searched:
+    def finished(self, again: str) -> Searched:
         results = write_search_results(self.job, self.run)
         missing, method = max(self.run.missing, 0), self.job.settings.method
-        return Searched(self.run.path, method, results, missing, list(self.no_room.values()))
+        no_room = list(self.no_room.values())
+        return Searched(self.run.path, method, results, missing, no_room, again)
 
 
 def search_all(
@@ -104,7 +106,7 @@ def search_all(
     _check_alike(jobs)
     wanted = prepared(jobs, models, listener, _check)
     folder = targets[0].path.parent if compare and len(targets) > 1 else targets[0].path
-    again = listener.again(resume or folder)
+    again = listener.again(resume or folder, [target.settings for target in targets])
 
     def work(runs: Sequence[SearchRunDir], stack: ExitStack) -> "tuple[list[_Work], Before]":
         found = [_Work(job, run) for job, run in zip(jobs, runs, strict=True)]

@@ -53,8 +53,8 @@ class Work(ABC, Generic[_Job, _Run, _Done]):
         """Do what is left once everything is drawn."""
 
     @abstractmethod
-    def finished(self) -> _Done:
-        """Write the results, and return what the run came to."""
+    def finished(self, again: str) -> _Done:
+        """Write the results, and return what the run came to. again: how to continue it."""
 
 
 @dataclass(slots=True)
@@ -206,7 +206,7 @@ def carry_out(
                     _fill(item, models, listener, before, runs, kept)
             for item in work:
                 item.end(listener)
-            return [item.finished() for item in work]
+            return [item.finished(again) for item in work]
         except BaseException as stopped:
             if not isinstance(stopped, Exception):
                 stopped.add_note(kept())

@@ -52,8 +52,10 @@ def run_searches(
     """
     if run.missing <= 0:
         return
-    from treegen.evals.search.searcher import INTERRUPTED, search_function
-    from treegen.search.tree.result import LEFT_OUT
+    from treegen.evals.search.searcher import search_function
+    from treegen.search.budget import StopReason
+
+    not_done = StopReason.INTERRUPTED, StopReason.LEFT_OUT
 
     settings = job.settings
     tally = RightSoFar()
@@ -77,7 +79,7 @@ def run_searches(
             results.step()
             found = results.ended()
             for number, result in enumerate(found, 1):
-                if result.stopped in (INTERRUPTED, LEFT_OUT):
+                if result.stopped_by in not_done:
                     continue
                 if isinstance(result.value, CacheFullError):
                     if no_room is not None:

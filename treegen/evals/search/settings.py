@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from treegen.common.formats import parse_bytes
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
-from treegen.evals.asked.given import RunChoices, absolute, last_choices, merged, settled
+from treegen.evals.asked.given import (
+    ALLOW_TASK_CODE,
+    RunChoices,
+    absolute,
+    last_choices,
+    merged,
+    settled,
+)
 from treegen.evals.asked.verifier_args import known_settings
 from treegen.evals.search.names import CHOOSE, EVALUATE, PROPOSE, REWARD
-from treegen.evals.search.own_method import absolute_method, find_method, short_name
+from treegen.evals.search.own_method import absolute_method, find_method, is_own, short_name
 from treegen.evals.search.task import SearchDefaults, get_search_task
 from treegen.evals.search.tools import Knobs
 from treegen.evals.search.typed import read_values
@@ -82,6 +89,10 @@ class SearchSettings(RunChoices, Knobs):
                 "one each time; use a temperature above 0"
             )
 
+    @property
+    def runs_code(self) -> bool:
+        return self.source is not None or super(SearchSettings, self).runs_code
+
     def useless(self, name: str) -> str | None:
         if name == "verifier_memory" and not self.evaluate.startswith(REWARD):
             return "without verifier="
@@ -111,9 +122,12 @@ class SearchSettings(RunChoices, Knobs):
 
 
 def settle_search(
-    asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None
+    asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None, *, reading: bool = False
 ) -> SearchSettings:
-    """Return the settings that choices come to; see `treegen.evals.asked.settings.settle`."""
+    """Return the settings that a user's choices come to; see `treegen.evals.asked.settings.settle`.
+
+    reading: whether the stored run is only looked at. Its method is not looked for then.
+    """
     if "verifier" in asked:
         if "evaluate" in asked:
             raise InputError("give verifier= or evaluate=, not both")
@@ -126,7 +140,12 @@ def settle_search(
     defaults = task.search_defaults
     for name in ("method", "place", "arguments", "source"):  # the source is that of the file now
         given.pop(name, None)
-    method = _method(asked, stored or {}, defaults.method, given.pop("also_arguments", ()))
+    also = given.pop("also_arguments", ())
+    if stored and reading:
+        method = {name: stored.get(name, _BEFORE.get(name)) for name in ("arguments", "source")}
+        method |= {"method": stored["method"], "place": stored.get("place") or stored["method"]}
+    else:
+        method = _method(asked, stored or {}, defaults.method, also)
     ways = (*EVALUATE, *defaults.evaluate)
     evaluate = _way("evaluate", given.pop("evaluate", defaults.evaluator), ways)
     propose = _way("propose", given.pop("propose", PROPOSE[0]), (*PROPOSE, *defaults.propose))
@@ -175,10 +194,17 @@ def _method(
 ) -> dict[str, Any]:
     """Return the fields of the settings that say which method searches, and with what arguments."""
     place, given = asked.get("method"), dict(asked.get("arguments", {}))
-    if stored and place in (None, stored["method"], stored.get("place")):
+    if stored and place in (None, stored["method"]):
         given = {**stored.get("arguments", {}), **given}
-        place = stored.get("place") or stored["method"]
-    elif stored and short_name(str(place)) == stored["method"]:  # its file was moved
+        there = stored.get("place") or stored["method"]
+        if asked.get(ALLOW_TASK_CODE) or not is_own(there):
+            place = there
+        elif place is None:
+            raise InputError(
+                f"the run names a method with code of its own, {there}, which does not run "
+                "unasked; read it, then name it with method= or give allow_task_code=True"
+            )
+    elif stored and short_name(str(place)) == stored["method"]:  # its file may have moved
         given = {**stored.get("arguments", {}), **given}
     place = absolute_method(place or default)
     method, name = find_method(place), short_name(place)

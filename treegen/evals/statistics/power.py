@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from treegen.errors import InputError
+from treegen.errors import InputError, install
 
 _MOST: Final = 10**8  # problems
 
@@ -165,7 +165,5 @@ def _scipy() -> Any:
     try:
         from scipy import stats
     except ImportError:
-        raise InputError(
-            "power needs scipy; install it with: pip install 'treegen[report]'"
-        ) from None
+        raise InputError(f"power needs scipy; install it with: {install('report')}") from None
     return stats

@@ -14,6 +14,7 @@ from treegen.model.checkpoint.files import (
     read_object,
 )
 from treegen.model.checkpoint.gguf_file import gguf_arguments
+from treegen.model.config import read_config
 
 
 def load_tokenizer(
@@ -48,6 +49,9 @@ def load_tokenizer(
             **in_one,
         )
     except Exception as error:
+        if with_config and not in_one and (directory / "config.json").is_file():
+            # transformers reads it for a tokenizer too, and it may be what is wrong.
+            read_config(path, directory, revision=revision, trust_remote_code=trust_remote_code)
         raise ModelError(
             f"the tokenizer in {directory} cannot be loaded: {one_line(error)}"
         ) from None
