@@ -1,14 +1,11 @@
 """`treegen compare`: whether one run is better than another, problem by problem."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from treegen.cli.options import CONTEXT, QUIET, options_of
-
-if TYPE_CHECKING:
-    from treegen.report.compare import Comparison
+from treegen.cli.typed.options import CONTEXT, QUIET, options_of
 
 _RUN = click.Path(path_type=Path)
 
@@ -38,10 +35,10 @@ def command(
 
     A difference is B minus A, so above zero B is better. Runs whose problems differ are refused.
     """
-    from treegen.cli.destinations import file_name
-    from treegen.cli.render import echo, json_line
+    from treegen.cli.terminal.render import echo, json_line
     from treegen.common.formats import safe_text
     from treegen.errors import InputError
+    from treegen.evals.running.destinations import file_name
     from treegen.report.compare import compare_runs
     from treegen.report.load import load_run
     from treegen.report.page import check_name, write_page
@@ -54,7 +51,7 @@ def command(
     a, b = (load_run(path, **asked) for path in (run_a, run_b))
     found = compare_runs(a, b, partial=partial)
     if not quiet:
-        echo(_table(found))
+        echo(safe_text(str(found)))
     files: list[Path] = []
     if not no_plots:
         folder = output_path or run_b / f"compared_with_{file_name(a.name)}"
@@ -69,13 +66,3 @@ def command(
     paths = {"run_a": str(run_a), "run_b": str(run_b)}
     json_line({**paths, **found.to_json(), "plots": [str(path) for path in files],
                "page": None if html is None else str(html)})  # fmt: skip
-
-
-def _table(found: "Comparison") -> str:
-    from treegen.cli.tables import markdown
-    from treegen.common.formats import safe_text
-    from treegen.report.comparison_table import comparison_listing
-
-    told = comparison_listing(found)
-    table = markdown(told.head, told.rows, right=told.numbers)
-    return safe_text("\n".join([told.title, "", table, "", *told.lines]))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treegen.cli.options import CONTEXT, QUIET, options_of
+from treegen.cli.typed.options import CONTEXT, QUIET, options_of
 
 if TYPE_CHECKING:
     from treegen.report.saved import Savings
@@ -35,10 +35,10 @@ def command(
     The rule is replayed on the run's samples in 32 random orders. Intervals are over problems, and
     differences are to the vote of all samples on the same problems.
     """
-    from treegen.cli.render import echo, json_line, notice
-    from treegen.cli.show import filter_of
+    from treegen.cli.terminal.render import echo, json_line, notice
     from treegen.report.load import load_run
     from treegen.report.saved import CHANCES, drawn_of, savings
+    from treegen.report.shown import filter_of
 
     view = load_run(run, **asked)
     for line in view.notices if not quiet else ():
@@ -52,8 +52,7 @@ def command(
 
 
 def _table(found: "Savings") -> str:
-    from treegen.cli.tables import markdown
-    from treegen.report.tables import interval
+    from treegen.report.tables import interval, markdown
 
     last = found.majority[-1]
     rows = [

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from treegen.cli.options import CONTEXT, QUIET, options_of
+from treegen.cli.typed.options import CONTEXT, QUIET, options_of
 
 
 @click.command("report", context_settings=CONTEXT)
@@ -32,7 +32,7 @@ def command(
     if output_path is not None:
         check_name(output_path, "--output-path")
     found = find_runs(runs)
-    from treegen.cli.render import echo, json_line, notice
+    from treegen.cli.terminal.render import echo, json_line, notice
     from treegen.common.formats import safe_text
     from treegen.report.load import load_run
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from treegen.cli.options import CONTEXT, asked_for, options_of
+from treegen.cli.typed.options import CONTEXT, asked_for, options_of
 from treegen.common.formats import safe_text
 from treegen.errors import InputError, install
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from treegen.cli.interrupts import Interrupted, received
-from treegen.cli.options import CONTEXT, QUIET, options_of
+from treegen.cli.typed.options import CONTEXT, QUIET, options_of
 
 
 @click.command("usc", context_settings=CONTEXT)
@@ -25,13 +24,14 @@ def command(
     pick is stored as it comes, and a command that was stopped goes on when it is given again.
     `treegen score RUN --votes usc` then reports the picks beside maj@k.
     """
-    from treegen.cli.render import echo, json_line, notice
-    from treegen.cli.work import either, load
+    from treegen.cli.terminal.progress import Terminal
+    from treegen.cli.terminal.render import echo, json_line, notice
     from treegen.errors import RunError
     from treegen.evals.asked.settings import stored_choices
     from treegen.evals.identity import stored_job
     from treegen.evals.judged.consistency import pick, questions_of
-    from treegen.runs import RunDir, graceful_signals
+    from treegen.evals.model import load_llm
+    from treegen.runs import RunDir
 
     with RunDir.open(run) as opened:
         for line in opened.notices:
@@ -39,18 +39,11 @@ def command(
         job = stored_job(asked, stored_choices(opened.info), opened)
         questions_of(job, opened, most)  # what cannot be asked is refused before a model is loaded
         engine = replace(job.settings.engine, trust_remote_code=trust_remote_code)
-        if not quiet:
-            notice(f"loading {engine.model}")
-        llm = load(engine, opened.info.identity["model"]["fingerprint"])
-        done = planned = 0
-        with graceful_signals() as graceful:
-            stop = either(received, graceful)
-            for so_far in pick(job, opened, llm, most=most, stop=stop):
-                done, planned = so_far
-            if signum := stop():
-                raise Interrupted(
-                    signum, f"{done:,} of {planned:,} picks are kept; give the command again"
-                )
+        terminal = Terminal(quiet=quiet)
+        terminal.loading(engine.model)
+        llm = load_llm(engine, opened.info.identity["model"]["fingerprint"])
+        done, planned = terminal.count(lambda stop: pick(job, opened, llm, most=most, stop=stop),
+                                       "picks")  # fmt: skip
         if done < planned:
             raise RunError(f"{planned - done:,} picks are missing; give the command again")
     if not quiet:

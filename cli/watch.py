@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from treegen.cli.options import CONTEXT, QUIET, options_of
+from treegen.cli.typed.options import CONTEXT, QUIET, options_of
 
 
 @click.command("watch", context_settings=CONTEXT)
@@ -31,7 +31,7 @@ def command(runs: tuple[Path, ...], port: int, every: float, quiet: bool, **aske
     if not 1 <= every <= 86400:
         raise InputError(f"--every must be from 1 to 86400 seconds, got {every:g}")
     found = find_runs(runs)
-    from treegen.cli.render import echo, json_line
+    from treegen.cli.terminal.render import echo, json_line
     from treegen.report.watching import HOST, Watched, watching
     from treegen.runs import graceful_signals
 

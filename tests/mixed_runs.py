@@ -39,7 +39,7 @@ from treegen.sampling.batch import SamplingBatch
 from treegen.sampling.draw import draw
 from treegen.search.budget import BudgetReached
 from treegen.search.live.backend import LiveBackend
-from treegen.search.session import Asked, Session
+from treegen.search.session import Session, Started
 from treegen.search.tree.node import SearchNode
 from treegen.spec import DeltaSpec, LayerSpec, ModelSpec
 
@@ -79,7 +79,7 @@ class _Call:
     """Something that a search was asked for. texts: to score, or params: of samples."""
 
     node: SearchNode
-    asked: Asked[Any]
+    asked: Started[Any]
     params: SamplingParams | None = None
     texts: Sequence[str] = ()
 
@@ -170,11 +170,11 @@ class MixedRun:
                 self.scheduler.check()
             if steps < 300 and self.rng.random() < squeeze:  # for ever, nothing would get on
                 self._give_way()
-            self.session.tell()
+            self.session.step()
             self.scheduler.check()
             steps += 1
             assert steps < _MOST_STEPS, "the run does not come to an end"
-        self.session.tell()  # of what was stopped last
+        self.session.step()  # of what was stopped last
         self._check_plan()
         for call in self.calls:
             self._check_call(call)
@@ -250,7 +250,7 @@ class MixedRun:
         self._ask(node, node.sample(count, **overrides), params=params)
 
     def _ask(self, node: SearchNode, call: Coroutine[Any, Any, Any], **what: Any) -> None:
-        asked = self.session.ask(call)
+        asked = self.session.start(call)
         self.calls.append(_Call(node, asked, **what))
         self.nodes += [child for child in node.children if child not in self.nodes]
 

@@ -100,7 +100,7 @@ def test_every_source_folder_is_a_listed_package(repository: Path, project: dict
         assert f"{name}/__init__.py" in installed_names(repository, "**/*.py")
 
 
-@pytest.mark.parametrize("name", ["treegen", "tasks"])
+@pytest.mark.parametrize("name", ["treegen", "tasks", "cli"])
 def test_no_folder_is_crowded(repository: Path, name: str) -> None:
     files = Counter(path.parent for path in source_files(repository / name, "**/*.py"))
     assert {folder: count for folder, count in files.items() if count > MOST_FILES} == {}

@@ -121,6 +121,11 @@ class Completion:
         return sum(self.logprobs)
 
     @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens, by vLLM's name."""
+        return self.tokens
+
+    @property
     def num_tokens(self) -> int:
         """Generated tokens, those of the stop included."""
         return len(self.tokens)

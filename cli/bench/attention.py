@@ -16,13 +16,13 @@ from treegen.cli.bench.options import (
     show,
     with_options,
 )
-from treegen.cli.options import CONTEXT
+from treegen.cli.typed.options import CONTEXT
 from treegen.errors import InputError
 
 if TYPE_CHECKING:
     from treegen.bench.attention import AttentionResult
     from treegen.bench.cascade import CascadeResult
-    from treegen.bench.table import TextTable
+    from treegen.report.tables import Listing
 
 _Each = TypeVar("_Each", "AttentionResult", "CascadeResult")
 
@@ -71,7 +71,7 @@ def attention(
     from treegen.bench import cascade, table
     from treegen.bench import ceilings as ceiling
     from treegen.bench.timing import machine
-    from treegen.cli.render import echo, json_line
+    from treegen.cli.terminal.render import echo, json_line
     from treegen.model.config import DTYPES, resolve_device
 
     target = resolve_device(device)
@@ -101,11 +101,11 @@ def attention(
 def _measured(
     results: Iterable[_Each],
     line: Callable[[_Each], str],
-    table: "Callable[[list[_Each]], TextTable]",
+    table: "Callable[[list[_Each]], Listing]",
     told: str,
 ) -> list[dict[str, Any]]:
     """Show each result as it comes, then a table; returns the results as JSON holds them."""
-    from treegen.cli.render import echo, notice
+    from treegen.cli.terminal.render import echo, notice
 
     found = []
     for result in results:

@@ -14,7 +14,7 @@ from treegen.cli.bench.options import (
     show,
     with_options,
 )
-from treegen.cli.options import CONTEXT
+from treegen.cli.typed.options import CONTEXT
 from treegen.errors import InputError
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def decode(
         raise InputError("--own-tokens and --trace are for --speculate")
     from treegen.bench.decoding.decode import DECODE_MODES, decode_cases, grid_cases, ratios
     from treegen.bench.decoding.modes import NO_ATTENTION, OWN_STATES
-    from treegen.cli.render import json_line
+    from treegen.cli.terminal.render import json_line
 
     if own_states and (grid or options["ranks"] > 1):
         raise InputError("--own-states is for one GPU, and not for --grid")
@@ -170,7 +170,7 @@ def _speculate(
     jobs = [job(number, prefix) for prefix in prefixes for number in rows]
 
     from treegen.bench.timing import machine
-    from treegen.cli.render import echo, json_line
+    from treegen.cli.terminal.render import echo, json_line
     from treegen.llm import LLM
 
     kind = {name: options[name] for name in ("dtype", "device", "ranks", "quantization")}
@@ -209,7 +209,7 @@ def monkeys(**options: Any) -> None:
 
 def _experiments(names: tuple[str, ...], options: dict[str, Any]) -> None:
     from treegen.bench.decoding.paper import cases_of, experiment_of
-    from treegen.cli.render import json_line
+    from treegen.cli.terminal.render import json_line
 
     scale, lengths = options.pop("scale"), options.pop("length_scale")
     shape, against = options.pop("shape"), _engines(options.pop("against"))
@@ -270,7 +270,7 @@ def _run(
     from treegen.bench.decoding.runs import Bench
     from treegen.bench.table import result_line, results_table
     from treegen.bench.timing import machine
-    from treegen.cli.render import echo, notice
+    from treegen.cli.terminal.render import echo, notice
 
     kinds = ("dtype", "device", "ranks", "quantization", "kv_cache_dtype")
     kind = {name: options[name] for name in kinds}

@@ -14,7 +14,7 @@ from treegen.cli.bench.options import (
     show,
     with_options,
 )
-from treegen.cli.options import CONTEXT
+from treegen.cli.typed.options import CONTEXT
 from treegen.errors import InputError
 
 
@@ -54,7 +54,7 @@ def prefill(
     from treegen.bench import ceilings as ceiling
     from treegen.bench.prefill import measure, pass_table
     from treegen.bench.timing import machine
-    from treegen.cli.render import echo, json_line
+    from treegen.cli.terminal.render import echo, json_line
     from treegen.llm import LLM
 
     kind: dict[str, Any] = {"dtype": dtype, "device": device}

@@ -306,11 +306,11 @@ def test_progress_that_nobody_reads_ends_no_run(how: str) -> None:
     code = (
         "import sys, click\n"
         "from treegen.cli.main import cli, main\n"
-        "from treegen.cli.render import notice\n"
+        "from treegen.cli.terminal.render import notice\n"
         "@cli.command('work')\n"
         "def work():\n"
         "    from treegen.evals.course.progress import Progress\n"
-        "    from treegen.cli.progress import show_progress\n"
+        "    from treegen.cli.terminal.progress import show_progress\n"
         "    steps = (Progress(done=i, planned=9, rows=0, pages=0, num_pages=1, tokens=i,\n"
         "             seconds=1.0, accuracy=None, started=0) for i in range(10))\n"
         "    show_progress(steps, 'x', quiet=False)\n"

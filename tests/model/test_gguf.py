@@ -91,7 +91,7 @@ def test_it_has_a_name_of_its_own(file: Path, tmp_path: Path) -> None:
 def test_the_command_samples_from_it(file: Path, tmp_path: Path, treegen: Command) -> None:
     problems = tmp_path / "problems.jsonl"
     problems.write_text('{"question": "1 + 1 = ", "answer": "2"}\n')
-    asked = ["jsonl", "--data", problems, "--template", "{question}", "--answer-field", "answer"]
+    asked = ["jsonl", "--data", problems, "-T", "template={question}", "-T", "answer_field=answer"]
     asked += ["--model", file, "-n", "2", "--max-tokens", "4", "--memory", "8MiB", "-q"]
     done = treegen("eval", *asked, "-o", tmp_path / "run")
     assert done.code == 0, done.err

@@ -229,7 +229,7 @@ def test_a_line_that_is_no_record_is_refused_with_its_number(run_path: Path, lin
     message = refusal(run_path)
     assert "samples.jsonl:8: damaged line" in message
     # What the message says to do works.
-    assert "delete this line" in message and f"--resume {run_path}" in message
+    assert "delete this line" in message and f"resume={str(run_path)!r}" in message
     samples.write_bytes(b"\n".join(lines))
     finish(run_path)
 
@@ -461,7 +461,7 @@ def test_a_file_size_limit_cuts_no_sample_in_two(fast: Path) -> None:
         kept = len(run.done)
         assert kept > 10 and run.notices == ()
     assert os.strerror(errno.EFBIG).lower() in last
-    assert f"{kept} finished samples are kept" in last and f"--resume {fast / 'run'}" in last
+    assert f"{kept} finished samples are kept" in last and f"resume={str(fast / 'run')!r}" in last
     for name in ("run", "whole"):
         writer = start(WRITER, fast / name, 600, 0)
         assert writer.communicate()[1] == ""
@@ -572,13 +572,13 @@ def test_what_was_asked_for_is_written_down(run_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"temperature": 0.8}, "temperature: 0.7 -> 0.8 (--temperature)"),
-        ({"seed": 1, "temperature": 1}, "temperature: 0.7 -> 1 (--temperature); seed: 0 -> 1 (-s)"),
-        ({"max_tokens": 9}, "max_tokens: not set -> 9 (--max-tokens)"),
+        ({"temperature": 0.8}, "temperature: 0.7 -> 0.8 (temperature=)"),
+        ({"seed": 1, "temperature": 1}, "temperature: 0.7 -> 1 (temperature=); seed: 0 -> 1 (-s)"),
+        ({"max_tokens": 9}, "max_tokens: not set -> 9 (max_tokens=)"),
         ({"task": {"name": "gsm8k"}}, "task.version: 1 -> not set"),
         (
             {"task": {"name": "a\u2028b", "version": 1}},
-            'task.name: "gsm8k" -> "a\\u2028b" (--name)',
+            'task.name: "gsm8k" -> "a\\u2028b" (name=)',
         ),
         ({"seed": False}, "seed: 0 -> false (-s)"),
     ],
@@ -588,7 +588,7 @@ def test_a_changed_setting_is_refused_by_name(
 ) -> None:
     before = (run_path / "run.json").read_bytes()
     asked = settings(
-        identity=dict(settings().identity) | changes, flags={"seed": "-s", "task.version": ""}
+        identity=dict(settings().identity) | changes, arguments={"seed": "-s", "task.version": ""}
     )
     with pytest.raises(RunError) as refused:
         RunDir.resume(run_path, asked)
@@ -600,7 +600,7 @@ def test_a_changed_setting_is_refused_by_name(
 def test_a_long_setting_is_shown_where_it_changes(fast: Path) -> None:
     def prompt(word: str) -> RunSettings:
         text = "many words " * 100 + word + " and more" * 100
-        return settings(identity={"few_shot": text}, flags={"few_shot": "--fewshot-file"})
+        return settings(identity={"few_shot": text}, arguments={"few_shot": "--fewshot-file"})
 
     RunDir.create(fast / "run", prompt("eggs")).close()
     with pytest.raises(RunError) as refused:
@@ -611,7 +611,7 @@ def test_a_long_setting_is_shown_where_it_changes(fast: Path) -> None:
 
 
 def test_other_problems_are_refused(run_path: Path) -> None:
-    fewer = settings(problem_ids=HOSTILE_IDS[:5], planned=10, flags={"problem_ids": "--limit"})
+    fewer = settings(problem_ids=HOSTILE_IDS[:5], planned=10, arguments={"problem_ids": "--limit"})
     with pytest.raises(RunError, match=r"problem_ids: 10 -> 5 entries \(--limit\); planned: 20 ->"):
         RunDir.resume(run_path, fewer)
     with pytest.raises(RunError, match="problem_ids: "):
@@ -646,7 +646,7 @@ def test_settings_that_could_not_be_compared_are_refused(
 
 def test_a_run_is_not_started_over_another(run_path: Path, fast: Path) -> None:
     with pytest.raises(
-        RunError, match=f"already holds a run; continue it with --resume {run_path}"
+        RunError, match=f"already holds a run; continue it with resume={str(run_path)!r}"
     ):
         RunDir.create(run_path, settings())
     assert stored(run_path) == WANTED
@@ -735,7 +735,7 @@ def test_a_run_that_was_moved_writes_nothing_over_the_one_in_its_place(fast: Pat
         (fast / "run").rename(fast / "elsewhere")
         with pytest.raises(RunError, match="was moved or removed") as told:
             moved.write_results({"done": 0})
-        assert "continue with --resume" in str(told.value)
+        assert "continue with resume=" in str(told.value)
         with RunDir.create(fast / "run", settings()) as run:
             run.write_results({"done": 1})
         with pytest.raises(RunError, match="was moved or removed"):

@@ -11,15 +11,16 @@ from treegen.async_llm.encoder import Encoder
 from treegen.async_llm.stepper import Stepper
 from treegen.common.closing import Closing
 from treegen.errors import BusyError, InputError, StoppedError
+from treegen.llm import LLM
 from treegen.outputs import Completion, Score, Status, Usage
-from treegen.params import SamplingParams, check_int, check_params
+from treegen.params import Params, SamplingParams, check_int, check_params
 from treegen.prompts.token_text import Text
 from treegen.prompts.tree import as_list, chat_arguments
 from treegen.replies import Replies
 from treegen.search.live.texts import GrowingTexts
 
 if TYPE_CHECKING:
-    from treegen.llm import LLM
+    from treegen.llm.calls import Calls
     from treegen.prompts.radix import Tokens
 
 _WAITING_PER_ROW: Final = 4
@@ -33,9 +34,11 @@ class AsyncLLM(Closing):
     """
 
     def __init__(
-        self, llm: LLM, *, max_waiting: int | None = None, tool_format: str | None = None
+        self, llm: Calls, *, max_waiting: int | None = None, tool_format: str | None = None
     ) -> None:
         """Start to serve.
+
+        llm: an LLM. A Cluster deals runs that are known whole, and is refused.
 
         max_waiting: samples that may wait beside those that are decoded; further calls raise
         BusyError. By default four times the LLM's max_rows.
@@ -45,8 +48,14 @@ class AsyncLLM(Closing):
         Raises:
             InputError: an argument cannot be used, or another run of the LLM is not finished.
         """
-        if not hasattr(llm, "max_rows") or not hasattr(llm, "tokenizer"):
+        if not isinstance(llm, Calls):
             raise InputError(f"AsyncLLM serves an LLM, not {llm!r:.60}; give AsyncLLM(LLM(model))")
+        if not isinstance(llm, LLM):
+            raise InputError(
+                f"AsyncLLM takes an LLM, not a {type(llm).__name__}: calls come one at a time, and "
+                "workers are dealt runs that are known whole. Serve an LLM in a process for each "
+                "GPU, or use run, generate or search of the Cluster"
+            )
         if max_waiting is not None:
             check_int("max_waiting", max_waiting, least=1)
         self.llm = llm
@@ -59,7 +68,7 @@ class AsyncLLM(Closing):
     async def generate(
         self,
         prompts: Iterable[Prompt],
-        params: SamplingParams | None = None,
+        params: Params | None = None,
         *,
         tools: Sequence[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -88,7 +97,7 @@ class AsyncLLM(Closing):
     async def stream(
         self,
         prompts: Iterable[Prompt],
-        params: SamplingParams | None = None,
+        params: Params | None = None,
         *,
         tools: Sequence[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,

@@ -8,12 +8,21 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from treegen.common.closing import Closing
 from treegen.common.progress import check_progress, shown
 from treegen.common.uncopied import Uncopied
 from treegen.engine.stream import RunResult, ScoreStream, Stream
 from treegen.errors import InputError
+from treegen.model.facts import ModelFacts
 from treegen.outputs import Completion, Score
-from treegen.params import MAX_COUNT, SamplingParams, check_int, check_params, check_tree_params
+from treegen.params import (
+    MAX_COUNT,
+    Params,
+    SamplingParams,
+    check_int,
+    check_params,
+    check_tree_params,
+)
 from treegen.plan.plan import Plan, Request
 from treegen.plan.requests import (
     ScoreInput,
@@ -35,15 +44,30 @@ if TYPE_CHECKING:
     from treegen.search.tree.result import Found, SearchResult
 
 
-class Calls(Uncopied, ABC):
+class Calls(Closing, Uncopied, ABC):
     """What an LLM can be asked for, made of four things that each kind of LLM does its own way.
 
+    Use it in a `with` statement, or `close` it, to give back what it holds.
+
     tokenizer, spec: those of the model.
+    facts: these and what else plans go by.
+    fingerprint: stands for the weights; empty for a module that is not from a checkpoint.
     """
 
     tokenizer: Any
     spec: ModelSpec
+    facts: ModelFacts
+    fingerprint: str
     _before: DrawnBefore
+
+    @property
+    def max_rows(self) -> int:
+        """Most samples to decode at once; of a Cluster, for each worker."""
+        return self.facts.max_rows
+
+    def get_tokenizer(self) -> Any:
+        """Return the tokenizer, as vLLM does."""
+        return self.tokenizer
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise InputError(
@@ -80,7 +104,7 @@ class Calls(Uncopied, ABC):
 
     # Sampling
 
-    def plan(self, tree: Node, params: SamplingParams | None = None) -> Plan:
+    def plan(self, tree: Node, params: Params | None = None) -> Plan:
         """What running a tree would share, store and read; nothing is computed.
 
         If a tree declares generated levels, its prompts are planned as if all rows of the largest
@@ -101,7 +125,7 @@ class Calls(Uncopied, ABC):
     def stream(
         self,
         tree: Node,
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Params | Sequence[Params] | None = None,
         *,
         skip: Collection[tuple[str, int]] = (),
     ) -> Stream:
@@ -155,7 +179,7 @@ class Calls(Uncopied, ABC):
     def run(
         self,
         tree: Node,
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Params | Sequence[Params] | None = None,
         *,
         progress: bool | None = None,
     ) -> RunResult:
@@ -173,7 +197,7 @@ class Calls(Uncopied, ABC):
     def generate(
         self,
         prompts: Iterable[str | Sequence[int] | Sequence[Message]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Params | Sequence[Params] | None = None,
         *,
         tools: Sequence[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -212,6 +236,25 @@ class Calls(Uncopied, ABC):
         for completion in result.completions:
             grouped[int(completion.prompt_id)].append(completion)
         return grouped
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: Params | Sequence[Params] | None = None,
+        *,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[list[Completion]]:
+        """params.n answers to each conversation; as `generate`, of which it is a special case.
+
+        messages: one conversation, such as `[{"role": "user", "content": "Hi"}]`, or several.
+        """
+        several = as_list("messages", messages)
+        if several and isinstance(several[0], Mapping):
+            several = [several]
+        return self.generate(
+            several, params, tools=tools, chat_template_kwargs=chat_template_kwargs
+        )
 
     def score(self, pairs: Iterable[tuple[ScoreInput, ScoreInput]], *, top: int = 0) -> list[Score]:
         """Log-likelihood of each continuation given its context.
@@ -255,7 +298,7 @@ class Calls(Uncopied, ABC):
         self,
         fn: SearchFn,
         problems: Iterable[Any],
-        params: SamplingParams | None = None,
+        params: Params | None = None,
         *,
         concurrency: int = 64,
         budget: Budget | None = None,
@@ -303,7 +346,7 @@ class Calls(Uncopied, ABC):
         self,
         fn: SearchFn,
         problems: Iterable[Any],
-        params: SamplingParams | None = None,
+        params: Params | None = None,
         *,
         concurrency: int = 64,
         budget: Budget | None = None,
@@ -338,7 +381,7 @@ class Calls(Uncopied, ABC):
     def expand(
         self,
         tree: Node,
-        params: SamplingParams | None = None,
+        params: Params | None = None,
         *,
         concurrency: int = 64,
         budget: Budget | None = None,
@@ -388,19 +431,17 @@ def _finished(stream: Stream, progress: bool | None) -> RunResult:
 
 
 def _of_nodes(
-    params: SamplingParams | Sequence[SamplingParams] | None,
+    params: Params | Sequence[Params] | None,
 ) -> SamplingParams | list[SamplingParams]:
     """Check the parameters of all nodes of a tree, or of each node."""
-    if params is None or isinstance(params, SamplingParams):
+    if params is None or isinstance(params, SamplingParams | Mapping):
         return check_tree_params(params)
     return [check_tree_params(own) for own in as_list("params", params)]
 
 
-def _of_each(
-    params: SamplingParams | Sequence[SamplingParams] | None, num: int
-) -> list[SamplingParams]:
+def _of_each(params: Params | Sequence[Params] | None, num: int) -> list[SamplingParams]:
     """The parameters of each of `num` prompts."""
-    if params is None or isinstance(params, SamplingParams):
+    if params is None or isinstance(params, SamplingParams | Mapping):
         return [check_params(params)] * num
     each = [check_params(own) for own in as_list("params", params)]
     if len(each) != num:

@@ -1,43 +1,17 @@
 """A run as pandas frames, for a notebook."""
 
-import os
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treegen.errors import InputError, install
 from treegen.report.calibration import problem_points
-from treegen.report.load import load_run
 from treegen.report.view import RunView
 from treegen.runs import RunDir, SearchRunDir
 
 if TYPE_CHECKING:
     import pandas
-
-
-def open_run(
-    path: str | os.PathLike[str],
-    *,
-    data: str | None = None,
-    task: str | None = None,
-    allow_task_code: bool = False,
-) -> "Frames":
-    """Read the run in a directory, also while it is under way; no lock is taken.
-
-    data: where the problems are now, if they are neither where they were nor in the run's own
-    directory.
-    task: path/to/file.py:Class of a task that does not come with treegen. A run that names such a
-    task does not run its code, so its samples are not judged unless it is named here.
-    allow_task_code: whether to run the code that the run names.
-
-    Raises:
-        RunError: there is no run, or it is damaged.
-        InputError: pandas is not installed, or `data` or `task` are not those of the run.
-    """
-    _pandas()
-    return Frames(load_run(Path(path), data=data, task=task, allow_task_code=allow_task_code))
 
 
 class Frames:

@@ -5,7 +5,6 @@ import fcntl
 import json
 import math
 import os
-import shlex
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -137,9 +136,9 @@ def reason(error: OSError) -> str:
     return (error.strerror or str(error) or type(error).__name__).lower()
 
 
-def resume_flag(path: Path) -> str:
+def resume_argument(path: Path) -> str:
     """Return how a user continues the run in `path`."""
-    return f"--resume {shlex.quote(str(path))}"
+    return f"resume={str(path)!r}"
 
 
 class Lock:

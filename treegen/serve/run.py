@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from treegen.async_llm import AsyncLLM
 from treegen.errors import InputError
-from treegen.llm import LLM
+from treegen.llm.calls import Calls
 from treegen.serve.app import Server
 from treegen.serve.sockets import listens_soon, url_of
 
@@ -142,7 +142,7 @@ class _Listening(uvicorn.Server):
 
 
 def serve(
-    llm: LLM,
+    llm: Calls,
     at: socket,
     *,
     name: str,
@@ -161,7 +161,7 @@ def serve(
     on_start: called with the URL once requests are taken.
 
     Raises:
-        InputError: max_waiting cannot be used, or another program listens there.
+        InputError: llm is no LLM, max_waiting cannot be used, or another program listens there.
     """
     with AsyncLLM(llm, max_waiting=max_waiting, tool_format=tool_format) as served:
         server = Server(served, name=name, api_key=api_key, max_body=max_body)

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, TypeVar
 
 from treegen import demo
-from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError, RunError
-from treegen.evals.registry import code_of
-from treegen.evals.task import TaskOptions
+from treegen.evals.registry import code_of, place_of
+from treegen.evals.task import Task, TaskOptions
 from treegen.options import EngineOptions
+from treegen.params import hint_at
 
 if TYPE_CHECKING:
     from treegen.runs import RunInfo
@@ -36,14 +36,14 @@ class RunChoices(ABC):
     """What a run of any kind was asked for; every default is filled in.
 
     FREE: the names of a kind's own choices that change no sample.
-    task: a name, or path/to/file.py:Class.
+    task: a name, path/to/file.py:Class, or an object.
     options: choices about the task's data.
     engine: how the model is loaded and run.
     """
 
     FREE: ClassVar[tuple[str, ...]]
 
-    task: str
+    task: str | Task
     options: TaskOptions
     engine: EngineOptions
 
@@ -65,7 +65,7 @@ class RunChoices(ABC):
         options = asdict(self.options)
         del options["seed"]
         own = {name: getattr(self, name) for name in self.FREE}
-        return {"task": self.task, **options, **asdict(self.engine), **own}
+        return {"task": place_of(self.task), **options, **asdict(self.engine), **own}
 
 
 class Asked(TypedDict, total=False):
@@ -79,7 +79,7 @@ class Asked(TypedDict, total=False):
     """
 
     data: str | None
-    task: str | None
+    task: str | Task | None
     allow_task_code: bool
 
 
@@ -114,7 +114,7 @@ def merged(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
         if code := code_of(task):
             raise InputError(
                 f"the run names a task with code of its own, {code}, which does not run unasked; "
-                f"read it, then name the task ({task}) in the command or give --allow-task-code"
+                f"read it, then name it (task={task!r}) or give allow_task_code=True"
             )
     for pair in _EXCLUSIVE:
         if any(name in asked for name in pair):
@@ -138,8 +138,7 @@ def check_read(asked: Mapping[str, Any], runs: Sequence[RunChoices]) -> None:
     for name in asked:
         told = [each.useless(name) for each in runs]
         if told and all(told):
-            flag = "n-samples" if name == "num_samples" else name.replace("_", "-")
-            raise InputError(f"--{flag} is of no use {told[0]}")
+            raise InputError(f"{name}= is of no use {told[0]}")
 
 
 def settled(
@@ -159,18 +158,18 @@ def settled(
     Raises:
         InputError: no model is named, a name is unknown, or the settings refuse a value.
     """
-    task = absolute_task(str(given.pop("task")))
+    task = absolute_task(given.pop("task"))
     options = TaskOptions(**_take(given, TaskOptions), **data)
     if not given.get("model"):
         raise InputError(
-            "no model is given; name one with --model: a directory made by save_pretrained, a hub "
-            "name, or --model demo for the small one that comes with treegen"
+            "no model is given; name one with model=: a directory made by save_pretrained, a hub "
+            "name, or model='demo' for the small one that comes with treegen"
         )
     engine = EngineOptions(**_take(given, EngineOptions))
     settings = kind(task=task, options=options, engine=engine, **chosen, **_take(given, kind))
     if given:
         known = [name for each in (kind, TaskOptions, EngineOptions) for name in _names(each)]
-        hint = did_you_mean(min(given), [*known, *also])
+        hint = hint_at(min(given), [*known, *also])
         raise InputError(f"there is no setting {min(given)!r}{hint}")
     return settings
 
@@ -202,8 +201,10 @@ def last_choices(
         raise RunError(f"its run.json is not that of a run of `treegen {command}`") from None
 
 
-def absolute_task(task: str) -> str:
-    """Return a task's name; path/to/file.py:Class comes back with an absolute path."""
+def absolute_task(task: str | Task) -> str | Task:
+    """Return a task or its name; path/to/file.py:Class comes back with an absolute path."""
+    if not isinstance(task, str):
+        return task
     path, colon, class_name = task.rpartition(":")
     return f"{absolute(path)}:{class_name}" if colon else task
 

@@ -25,7 +25,7 @@ from treegen.runs import SearchRunDir
 
 if TYPE_CHECKING:
     from treegen.evals.search.value_functions import ValueFunction
-    from treegen.llm import LLM
+    from treegen.llm.calls import Calls
     from treegen.search.tree.result import SearchResult
 
 COSTS: Final = (
@@ -36,7 +36,7 @@ COSTS: Final = (
 def run_searches(
     job: SearchJob,
     run: SearchRunDir,
-    llm: "LLM",
+    llm: "Calls",
     *,
     stop: Callable[[], object] = lambda: None,
     value_function: "ValueFunction | None" = None,

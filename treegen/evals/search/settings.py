@@ -73,14 +73,13 @@ class SearchSettings(RunChoices, Knobs):
         for name in counts:
             value = getattr(self, name)
             if value < 1:
-                flag = "n-samples" if name == "num_samples" else name.replace("_", "-")
-                raise InputError(f"--{flag} must be at least 1, got {value}")
+                raise InputError(f"{name} must be at least 1, got {value}")
         if self.rollouts < 0:
-            raise InputError(f"--rollouts must be at least 0, got {self.rollouts}")
+            raise InputError(f"rollouts must be at least 0, got {self.rollouts}")
         if not self.exploration >= 0:
-            raise InputError(f"--exploration must be at least 0, got {self.exploration}")
+            raise InputError(f"exploration must be at least 0, got {self.exploration}")
         if self.verifier_args and not self.evaluate.startswith(REWARD):
-            raise InputError("--verifier-arg is for a verifier; name one with --verifier")
+            raise InputError("verifier_args= are for a verifier; name one with verifier=")
         if self.verifier_memory is not None:
             parse_bytes(self.verifier_memory)
         several = max(self.expand, self.num_samples, self.repeats)
@@ -96,7 +95,7 @@ class SearchSettings(RunChoices, Knobs):
 
     def useless(self, name: str) -> str | None:
         if name == "verifier_memory" and not self.evaluate.startswith(REWARD):
-            return "without --verifier"
+            return "without verifier="
         knob = "evaluate" if name == "verifier" else name
         if self.source is not None or knob not in Knobs.__dataclass_fields__:
             return None  # nobody knows what a user's own method reads
@@ -131,13 +130,13 @@ def settle_search(
     """
     if "verifier" in asked:
         if "evaluate" in asked:
-            raise InputError("give --verifier or --evaluate, not both")
+            raise InputError("give verifier= or evaluate=, not both")
         asked = {**asked, "evaluate": f"{REWARD}{absolute(asked['verifier'])}"}
         del asked["verifier"]
     given = merged(asked, stored)
     if not given.get("task"):
         raise InputError("no task is given; such as countdown, or gsm8k")
-    task = get_search_task(str(given["task"]))
+    task = get_search_task(given["task"])
     defaults = task.search_defaults
     for name in ("method", "place", "arguments", "source"):  # the source is that of the file now
         given.pop(name, None)
@@ -159,7 +158,7 @@ def settle_search(
     if "step_tokens" in given:
         step["max_tokens"] = given.pop("step_tokens")
         if step["max_tokens"] < 1:
-            raise InputError(f"--step-tokens must be at least 1, got {step['max_tokens']}")
+            raise InputError(f"step_tokens must be at least 1, got {step['max_tokens']}")
     # Each way to judge has a scale of its own; the default is on that of the task's own ways.
     prune = defaults.prune_below if evaluate in defaults.evaluate else None
     chosen = {
@@ -203,7 +202,7 @@ def _method(
         elif place is None:
             raise InputError(
                 f"the run names a method with code of its own, {there}, which does not run "
-                "unasked; read it, then name it with --method or give --allow-task-code"
+                "unasked; read it, then name it with method= or give allow_task_code=True"
             )
     elif stored and short_name(str(place)) == stored["method"]:  # its file may have moved
         given = {**stored.get("arguments", {}), **given}
@@ -213,7 +212,9 @@ def _method(
     return {"method": name, "place": place, "arguments": values, "source": method.source}
 
 
-def _budget(given: Mapping[str, Any] | None, defaults: SearchDefaults) -> Budget:
+def _budget(given: Budget | Mapping[str, Any] | None, defaults: SearchDefaults) -> Budget:
+    if isinstance(given, Budget):
+        return given
     return Budget(tokens=defaults.tokens) if given is None else Budget(**given)
 
 

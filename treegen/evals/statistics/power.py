@@ -62,7 +62,7 @@ def spread_of(rights: Sequence[tuple[int, int]]) -> tuple[float, float]:
     if any(num < 2 for _, num in rights):
         raise InputError(
             "a run with one sample per problem does not tell how samples of a problem vary; "
-            "use a run with more, or give --between and --within"
+            "use a run with more, or give between= and within="
         )
     shares = [right / num for right, num in rights]
     noise = [p * (1 - p) / (num - 1) for p, (_, num) in zip(shares, rights, strict=True)]

@@ -221,8 +221,8 @@ def check_trust(
     if not trust:
         raise ModelError(
             f"{file} names code of its own (auto_map); remove the field from a local copy to use "
-            "transformers' own code, or read that code and pass trust_remote_code=True "
-            "(--trust-remote-code, in each command)"
+            "transformers' own code, or read that code and pass trust_remote_code=True, "
+            "each time"
         )
     if "--" in json.dumps(auto_map):
         raise ModelError(f"{file} names code of another repository in auto_map; refused")

@@ -104,7 +104,7 @@ class Ticket(Generic[T]):
         if not self.is_done:
             try:
                 self.future = asyncio.get_running_loop().create_future()
-            except RuntimeError:  # No event loop: `Session.tell` drives the coroutine.
+            except RuntimeError:  # No event loop: `Session.step` drives the coroutine.
                 yield
             else:
                 yield from self.future

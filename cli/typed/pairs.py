@@ -1,9 +1,11 @@
 """Read `name=value,name=value` arguments, such as --model-args and --gen-kwargs."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Final
 
 from treegen.errors import InputError
+from treegen.options import EngineOptions
 
 
 def _bool(text: str) -> bool:
@@ -16,29 +18,16 @@ def _bool(text: str) -> bool:
 
 Reader = Callable[[str], Any]
 
+
+def _reader(annotation: str) -> Reader:
+    """Return what reads an option of a type, as the type is written."""
+    if "bool" in annotation:
+        return _bool
+    return int if "int" in annotation and "str" not in annotation else str
+
+
 MODEL_ARGS: Final[Mapping[str, Reader]] = {
-    "model": str,
-    "dtype": str,
-    "quantization": str,
-    "kv_cache_dtype": str,
-    "device": str,
-    "memory": str,
-    "page_size": int,
-    "max_rows": int,
-    "prefill_chunk": int,
-    "sharing": str,
-    "impl": str,
-    "eager": _bool,
-    "compile": _bool,
-    "run_ahead": _bool,
-    "reproducible": _bool,
-    "check": _bool,
-    "revision": str,
-    "trust_remote_code": _bool,
-    "tensor_parallel_size": int,
-    "speculate": str,
-    "draft_model": str,
-    "draft_tokens": int,
+    field.name: _reader(str(field.type)) for field in fields(EngineOptions)
 }
 GEN_KWARGS: Final[Mapping[str, Reader]] = {
     "temperature": float,

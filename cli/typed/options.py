@@ -1,12 +1,15 @@
 """The options that several commands share, and the settings that they stand for."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from treegen.cli.pairs import CONFIDENCE, GEN_KWARGS, MODEL_ARGS, read_pairs
+from treegen.cli.typed.pairs import CONFIDENCE, GEN_KWARGS, MODEL_ARGS, read_pairs
 from treegen.errors import InputError
+
+if TYPE_CHECKING:
+    from treegen.evals.judged.execution import Execution
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -22,22 +25,17 @@ CONTEXT: Final = {
     "max_content_width": 100,
 }
 
-# How a user sets a field of run.json, if not by an option that has the field's name.
-FLAGS: Final = {
-    "task.name": "TASK",
-    "task.version": "",
-    "data.problems": "--data, --split, --limit or --sample-id",
-    "data.fewshot": "--num-fewshot, --fewshot-file, --fewshot-data or --seed",
-    "model.fingerprint": "--model",
-    "num_samples": "--n-samples",
-    "sampling.stop_token_ids": "--gen-kwargs",
-    "sampling.ignore_eos": "--gen-kwargs",
-    "sampling.min_tokens": "set by the task",
-    "sampling.logit_bias": "set by the task",
-    "treegen": "",
-    "problem_ids": "--limit or --sample-id",
-    "planned": "",
-}
+
+def _joined(*options: Decorator) -> Decorator:
+    """Return a decorator that adds options to a command, in their order."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
 
 _TASK: Final = (
     click.argument("names", nargs=-1, metavar="[TASK]..."),
@@ -136,17 +134,6 @@ _SAMPLING: Final = (
 _ARGUMENTS: Final = (
     click.option("--task-arg", "-T", "task_args", multiple=True, metavar="NAME=VALUE",
                  help="An argument of the task's own, as `treegen tasks` lists them."),
-    click.option("--template", metavar="TEXT", help=r"jsonl: the prompt, with fields in braces, "
-                 r"such as 'Q: {question}\nA:'."),
-    click.option("--metric", metavar="NAME", help="jsonl: exact, contains, numeric or regex; "
-                 "-T answer=... has more."),
-    click.option("--pattern", metavar="REGEX", help="jsonl: what an answer looks like."),
-    click.option("--answer-field", metavar="NAME", help="jsonl: the field with the answer."),
-    click.option("--comparer", metavar="NAME", help="apps: strict or apps-official."),
-    click.option("--timeout", metavar="SECONDS", help="apps: CPU time of a program per test."),
-)  # fmt: skip
-_NAMED_ARGUMENTS: Final = (
-    "template", "metric", "pattern", "answer_field", "comparer", "timeout",
 )  # fmt: skip
 _EXECUTION: Final = (
     click.option("--allow-code-execution", "--confirm-run-unsafe-code", "allow_code_execution",
@@ -156,6 +143,13 @@ _EXECUTION: Final = (
                  "protection at all."),
     click.option("--num-workers", "--n-workers", "num_workers", type=int, help="Programs run at "
                  "once. Default: one per core."),
+)  # fmt: skip
+OUTPUT: Final = _joined(
+    click.option("--output-path", "-o", "output", metavar="DIR", help="Run directory. Default: a "
+                 "new one in runs/."),
+    click.option("--resume", is_flag=False, flag_value="", metavar="[DIR]", help="Continue the run "
+                 "in DIR with the settings it has; without DIR, begin or continue the one in "
+                 "--output-path."),
 )  # fmt: skip
 _READING: Final = (
     click.option("--data", metavar="PATH", help="Where the problems are now, if not where they "
@@ -191,7 +185,7 @@ _REPORT: Final = (
     ),
 )
 # Flags for which leaving them out is not the same as --no-.
-_DENIABLE: Final = ("fewshot_as_multiturn",)
+_DENIABLE: Final = ("fewshot_as_multiturn", "score")
 WRITE_OUT: Final = click.option("--write-out", is_flag=True, help="Print each task's first prompt, "
                                 "as the model gets it.")  # fmt: skip
 _WANTED: Final = f"{__name__}.json"
@@ -234,13 +228,7 @@ def options_of(*groups: str) -> Decorator:
         "reading": (*_READING, *_TASK_CODE), "task code": _TASK_CODE, "trust": (_MODEL[-1],),
     }  # fmt: skip
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        for group in reversed(groups):
-            for option in reversed(known[group]):
-                function = option(function)
-        return function
-
-    return decorate
+    return _joined(*(option for group in groups for option in known[group]))
 
 
 def asked_for(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -264,8 +252,7 @@ def asked_for(params: Mapping[str, Any]) -> dict[str, Any]:
                     f"--{_hyphens(flag)}; give it once"
                 )
             given[name] = value
-    named = [f"{name}={given.pop(name)}" for name in _NAMED_ARGUMENTS if name in given]
-    if extra := read_arguments([*given.pop("task_args", ()), *named]):
+    if extra := read_arguments(given.pop("task_args", ())):
         given["extra"] = extra
     if "stop" in given:
         given["stop"] = tuple(_unescape(text) for text in given["stop"])
@@ -278,12 +265,18 @@ def asked_for(params: Mapping[str, Any]) -> dict[str, Any]:
         given["confidence"] = read_pairs(words, "--confidence", CONFIDENCE)
         if "warmup" in given["confidence"] and "keep" not in given["confidence"]:
             raise InputError("--confidence warmup is of no use without keep, which ends samples")
-    if "votes" in given:
-        given["votes"] = tuple(word.strip() for word in given["votes"].split(",") if word.strip())
     for name, flag in (("pass_ks", "--k"), ("maj_ks", "--maj")):
         if name in given:
             given[name] = counts(given[name], flag)
     return given
+
+
+def take_execution(params: dict[str, Any], *, anew: bool = False) -> "Execution | None":
+    """Take the permission to run programs out of a command's parameters; None without it."""
+    from treegen.evals.running.judging import execution_of
+
+    names = ("allow_code_execution", "sandbox", "num_workers")
+    return execution_of(*(params.pop(name) for name in names), anew=anew)
 
 
 def task_names(params: dict[str, Any]) -> list[str]:

@@ -1,22 +1,100 @@
 """Show how far a run is: a live view on a terminal, plain lines in a log."""
 
+import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from treegen.cli.render import notice
+from treegen.cli.terminal.interrupts import Interrupted, received
+from treegen.cli.terminal.render import notice, show_prompt
 from treegen.common.formats import safe_text
+from treegen.evals.running.listener import Listener, Stop
+from treegen.runs import graceful_signals
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from treegen.evals.asked.given import RunChoices
     from treegen.evals.course.progress import Progress
     from treegen.outputs import WorkerStatus
 
 _SECONDS: Final = 10.0  # most seconds between lines of a log
 _LINES: Final = 10  # lines of a log at least, one for each tenth of the samples
 _LOOK: Final = 0.1  # seconds between looks at a run
+
+
+class Terminal(Listener):
+    """A user who typed a command."""
+
+    def __init__(self, *, quiet: bool, resume: str = "", flags: str = "") -> None:
+        """Tell little if quiet. resume: the command that continues a run. flags: at its end."""
+        self._quiet, self._resume, self._flags = quiet, resume, flags
+
+    def warn(self, text: str) -> None:
+        """Print a line to stderr."""
+        notice(text)
+
+    def tell(self, text: str) -> None:
+        """Print a line to stderr, unless quiet."""
+        if not self._quiet:
+            notice(text)
+
+    def loading(self, model: str) -> None:
+        """Print that a model is loaded; what transformers says meanwhile would mix with that."""
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        logging.set_verbosity_error()
+        super().loading(model)
+
+    def show_prompt(self, text: str) -> None:
+        """Print a prompt."""
+        show_prompt(text, quiet=self._quiet)
+
+    def follow(self, steps: "Iterator[Progress]", title: str) -> None:
+        """Draw how far the run is."""
+        show_progress(steps, title, quiet=self._quiet)
+
+    @contextmanager
+    def working(self) -> Iterator[Stop]:
+        """Let the first signal end what is under way; then Interrupted is raised."""
+        with graceful_signals() as graceful:
+
+            def stop() -> int | None:
+                return received() or graceful()
+
+            yield stop
+            if signum := stop():
+                raise Interrupted(signum)
+
+    def count(
+        self, begin: Callable[[Stop], Iterable[tuple[int, int]]], unit: str
+    ) -> tuple[int, int]:
+        """Use up what yields how many of how many are stored; returns the last. unit: of what."""
+        done = planned = 0
+        try:
+            with self.working() as stop:
+                for so_far in begin(stop):
+                    done, planned = so_far
+        except Interrupted as stopped:
+            stopped.add_note(f"{done:,} of {planned:,} {unit} are kept; give the command again")
+            raise
+        return done, planned
+
+    def again(self, path: Path | str, settings: "Sequence[RunChoices]") -> str:
+        """Return the command that continues the run."""
+        if not self._resume:
+            return f"what had finished is in {path}"
+        place = shlex.quote(str(path))
+        flags = self._flags
+        if any(each.runs_code for each in settings):
+            flags += " --allow-task-code"
+        if any(each.engine.trust_remote_code for each in settings):
+            flags += " --trust-remote-code"
+        return f"continue with: treegen {self._resume} --resume {place}{flags}"
 
 
 def show_progress(steps: "Iterator[Progress]", name: str, *, quiet: bool) -> None:

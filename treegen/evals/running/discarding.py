@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def discarding(runs: "Sequence[RunDir]", *, but: type[Exception] | None = None) -> Iterator[None]:
-    """Remove the runs if an error comes while all are new. Then the command can be given again.
+    """Remove the runs if an error comes while all are new. Then the same can be asked again.
 
     but: an error after which they stay, to be continued. Signals count as no error.
     """
@@ -24,5 +24,5 @@ def discarding(runs: "Sequence[RunDir]", *, but: type[Exception] | None = None) 
 
 
 def all_new(runs: "Sequence[RunDir]") -> bool:
-    """Return whether all runs were begun by this command and have no record yet."""
+    """Return whether all runs were begun by this call and have no record yet."""
     return all(run.is_new for run in runs)

@@ -8,44 +8,42 @@ from typing import Any, Final
 
 import click
 
-from treegen import demo
-from treegen.cli.options import json_wanted
+from treegen.cli.terminal.flags import flagged
+from treegen.cli.typed.options import json_wanted
 from treegen.common.formats import safe_text
 from treegen.errors import InputError, TreegenError
 from treegen.report.plots.heat_map import save_png
-from treegen.tasks import Report, Skipped
+from treegen.report.text import DOWN, PLUS_MINUS, UP, run_text
+from treegen.tasks import Report
 
-UP, DOWN, PLUS_MINUS = "\u2191", "\u2193", "\u00b1"
 _ASCII: Final = {ord(UP): "^", ord(DOWN): "v", ord(PLUS_MINUS): "+"}
-_SHOWN: Final = 5
 
 
 def notice(text: str) -> None:
     """Print one line to stderr."""
-    click.echo(safe_text(text).replace("\n", " "), err=True)
+    click.echo(in_flags(safe_text(text)).replace("\n", " "), err=True)
 
 
-def demo_notice(given: Mapping[str, Any], models: Sequence[str]) -> None:
-    """Say on stderr that the bundled model is used, if the user named none."""
-    if "model" not in given and demo.NAME in models:
-        notice(demo.MODEL_NOTICE if "data" in given else demo.NOTICE)
-
-
-def skipped_rows(rows: Sequence[Skipped]) -> None:
-    """Say on stderr which lines of the data cannot be run."""
-    for row in rows[:_SHOWN]:
-        notice(f"skipped: {row}")
-    if len(rows) > _SHOWN:
-        notice(f"skipped: {len(rows) - _SHOWN:,} more rows; results.json lists all of them")
+def in_flags(text: str) -> str:
+    """Return a text of the library with the flags of the running command for its arguments."""
+    ctx = click.get_current_context(silent=True)
+    return flagged(text, None if ctx is None else ctx.command)
 
 
 def echo(text: str) -> None:
     """Print to stdout, in ASCII if the stream takes nothing else."""
+    if not encodable(text):
+        text = text.translate(_ASCII).encode("ascii", "backslashreplace").decode()
+    click.echo(text)
+
+
+def encodable(text: str) -> bool:
+    """Return whether stdout takes a text as it is."""
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except UnicodeEncodeError:
-        text = text.translate(_ASCII).encode("ascii", "backslashreplace").decode()
-    click.echo(text)
+        return False
+    return True
 
 
 def show_prompt(text: str, *, quiet: bool) -> None:
@@ -65,6 +63,23 @@ def json_line(document: Mapping[str, Any]) -> None:
         return
     # The encoder escapes all control characters but DEL.
     click.echo(json.dumps(document, allow_nan=False).replace("\x7f", "\\u007f"))
+
+
+def show_report(
+    results: Mapping[str, Any], report: Report | None, *, unit: str = "samples"
+) -> None:
+    """Print what a run came to; see `treegen.report.text.run_text`."""
+    if notes := results.get("task", {}).get("notes"):
+        results = {**results, "task": {**results["task"], "notes": list(map(in_flags, notes))}}
+    echo(run_text(results, report, unit=unit, ascii=not encodable("\u2591")))
+
+
+def complain(complaints: Sequence[str]) -> None:
+    """Print each to stderr, and exit with code 1 if there are some."""
+    for told in complaints:
+        notice(f"Error: {told}")
+    if complaints:
+        raise SystemExit(1)
 
 
 def pictures(report: Report | None, folder: Path) -> None:

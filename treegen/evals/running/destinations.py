@@ -1,4 +1,4 @@
-"""Where the runs of `treegen eval` and `treegen search` go, and which of them exist already."""
+"""Where evaluations and runs of searches go, and which of them exist already."""
 
 import os
 import re
@@ -13,12 +13,13 @@ from treegen.errors import InputError, RunError
 from treegen.evals.asked import settings as eval_settings
 from treegen.evals.asked.given import RunChoices
 from treegen.evals.asked.settings import EvalSettings
+from treegen.evals.registry import get_task, place_of
 from treegen.evals.search import settings as search_settings
 from treegen.evals.search.own_method import short_name
 from treegen.evals.search.settings import SearchSettings
+from treegen.evals.task import Task
 from treegen.runs import RunDir, SearchRunDir
 from treegen.runs.made import check_directory
-from treegen.tasks import get_task
 
 _Settings = TypeVar("_Settings", bound=RunChoices)
 
@@ -44,29 +45,31 @@ class _Kind(Generic[_Settings]):
     """
 
     by: str
-    folder: Callable[[str], str]
+    folder: Callable[[Any], str]
     directory: type[RunDir]
     settle: Callable[..., _Settings]
     stored: Callable[..., dict[str, Any]]
 
-    def begin(self, given: Mapping[str, Any], name: str | None = None) -> _Settings:
+    def begin(self, given: Mapping[str, Any], name: str | Task | None = None) -> _Settings:
         """Return the settings of a new run. name: its task or method, if there are several."""
         given = given if name is None else {**given, self.by: name}
         return self.settle(demo.completed(given, search=self.by == "method"))
 
-    def proceed(self, path: Path, given: Mapping[str, Any], *name: str) -> Destination[_Settings]:
+    def proceed(
+        self, path: Path, given: Mapping[str, Any], *name: str | Task
+    ) -> Destination[_Settings]:
         """Return the destination that continues the run in a directory."""
         with self.directory.open(path) as run:
             stored, identity = self.stored(run.info), run.info.identity
         asked = {**given, **({self.by: name[0]} if name else {})}
         if "task" in asked:
             task = identity["task"]["name"]
-            if get_task(str(asked["task"])).name != task:
-                raise InputError(f"{path} is a run of {task}, not of {asked['task']}")
+            if get_task(asked["task"]).name != task:
+                raise InputError(f"{path} is a run of {task}, not of {place_of(asked['task'])}")
         return Destination(self.settle(asked, stored), path, True)
 
     def among(
-        self, path: Path, names: Sequence[str], given: Mapping[str, Any], *, must: bool
+        self, path: Path, names: Sequence[str | Task], given: Mapping[str, Any], *, must: bool
     ) -> list[Destination[_Settings]]:
         """Return the destinations below a directory of several runs: those to continue or begin.
 
@@ -88,14 +91,17 @@ class _Kind(Generic[_Settings]):
 
 
 def destinations(
-    tasks: Sequence[str], given: Mapping[str, Any], output_path: str | None, resume: str | None
+    tasks: Sequence[str | Task],
+    given: Mapping[str, Any],
+    output: str | None,
+    resume: str | None,
 ) -> list[Destination[EvalSettings]]:
     """Return which evaluations to run, and where.
 
     resume: a run to continue, or a directory of runs of several tasks. With "" the runs in
-    output_path are continued, and those that are not there are begun.
+    output are continued, and those that are not there are begun.
     """
-    path = _named(output_path, resume)
+    path = _named(output, resume)
     if resume is not None and path is not None:
         if is_run(path):
             if len(tasks) > 1:
@@ -118,7 +124,7 @@ def destinations(
 def search_destinations(
     methods: Sequence[str],
     given: Mapping[str, Any],
-    output_path: str | None,
+    output: str | None,
     resume: str | None,
     *,
     compare: bool,
@@ -127,14 +133,14 @@ def search_destinations(
 
     methods: names of methods; none stands for the task's default.
     resume: a run to continue, or a directory of runs that are compared. With "" the runs in
-    output_path are continued, and those that are not there are begun.
+    output are continued, and those that are not there are begun.
     compare: whether each method has a directory of its own below the path.
     """
-    path = _named(output_path, resume)
+    path = _named(output, resume)
     if resume is not None and path is not None:
         if is_run(path):
             if compare:
-                raise InputError(f"{path} is the run of one method; --compare needs another path")
+                raise InputError(f"{path} is the run of one method; compare= needs another path")
             return [_SEARCH.proceed(path, given, *methods)]
         if found := _SEARCH.among(path, methods, given, must=bool(resume)):
             return found
@@ -165,15 +171,13 @@ def method_folder(method: str) -> str:
     return file_name(short_name(method).replace(".py:", "-"))
 
 
-def _named(output_path: str | None, resume: str | None) -> Path | None:
+def _named(output: str | None, resume: str | None) -> Path | None:
     """Return the directory that the user named; None for a new one."""
-    if resume and output_path and Path(resume) != Path(output_path):
-        raise InputError(
-            f"--resume {resume} and --output-path {output_path} differ; a run stays where it is"
-        )
-    if resume == "" and not output_path:
-        raise InputError("--resume needs a run directory, or --output-path beside it")
-    named = resume or output_path
+    if resume and output and Path(resume) != Path(output):
+        raise InputError(f"resume={resume!r} and output={output!r} differ; a run stays where it is")
+    if resume == "" and not output:
+        raise InputError("resume= needs a run directory, or output= beside it")
+    named = resume or output
     return None if named is None else Path(named)
 
 
@@ -187,12 +191,13 @@ def _check_free(paths: Iterable[Path], path: Path) -> None:
     for each in paths:
         if is_run(each):
             raise RunError(
-                f"{each} already holds a run; continue it with --resume {path}, or use another path"
+                f"{each} already holds a run; continue it with resume={str(path)!r}, or use "
+                "another path"
             )
         check_directory(each)
 
 
-def _task_folder(task: str) -> str:
+def _task_folder(task: str | Task) -> str:
     return file_name(get_task(task).name)
 
 

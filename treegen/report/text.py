@@ -1,10 +1,8 @@
-"""The tables that commands print, in a form that can be pasted."""
+"""What is printed of a run: tables in a form that can be pasted, and lines."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from treegen.cli.render import DOWN, PLUS_MINUS, UP, echo
 from treegen.common.formats import safe_text
 from treegen.evals.course.account import (
     attention_line,
@@ -12,11 +10,13 @@ from treegen.evals.course.account import (
     speculation_line,
     workers_line,
 )
-from treegen.evals.statistics.tables import Cell, Grid, Table
+from treegen.evals.statistics.metrics import Report
+from treegen.evals.statistics.tables import Cell, Table
 from treegen.evals.thinking import thinking_line
 from treegen.report.plots.heat_map import draw_text
-from treegen.tasks import Report
+from treegen.report.tables import markdown
 
+UP, DOWN, PLUS_MINUS = "\u2191", "\u2193", "\u00b1"
 _SHOWN: Final = 5
 _COSTS: Final = {
     "Decoded": "tokens_decoded",
@@ -27,60 +27,47 @@ _COSTS: Final = {
 }
 
 
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> str:
-    """Return a table in Markdown. right: the columns to align on the right, as for numbers."""
-    cells = [[_cell(text) for text in row] for row in (head, *rows)]
-    widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(head))]
-    lines = [
-        "|".join(
-            text.rjust(width) if i in right else text.ljust(width)
-            for i, (text, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in cells
-    ]
-    rule = "|".join(
-        "-" * (width - 1) + ":" if i in right else "-" * width for i, width in enumerate(widths)
-    )
-    return "\n".join(f"|{line}|" for line in (lines[0], rule, *lines[1:]))
+def run_text(
+    results: Mapping[str, Any],
+    report: Report | None,
+    *,
+    unit: str = "samples",
+    ascii: bool = False,
+) -> str:
+    """Return the metrics of a run as lm-eval prints them, the votes, and what sharing saved.
 
-
-def report_tables(
-    results: Mapping[str, Any], report: Report | None, *, unit: str = "samples"
-) -> None:
-    """Print the metrics of a run as lm-eval does, the votes, and what sharing saved.
-
-    unit: what results["done"] counts.
+    unit: what results["done"] counts. ascii: draw grids without block characters.
     """
+    lines: list[str] = []
     if report is not None:
-        echo(_metrics(report))
+        lines.append(_metrics(report))
         if report.majority:
-            echo("\n" + _majority(report))
+            lines.append("\n" + _majority(report))
         for table in report.tables:
-            echo(f"\n{safe_text(table.title)}\n{_table(table)}")
+            lines.append(f"\n{safe_text(table.title)}\n{_table(table)}")
         for grid in report.grids:
-            echo(f"\n{_grid(grid)}")
-        for line in (*_remarks(report), *_notes(results)):
-            echo(line)
-        echo("")
+            lines.append(f"\n{safe_text(draw_text(grid, ascii=ascii))}")
+        lines += [*_remarks(report), *_notes(results), ""]
     usage = results["usage"]
     if thinking := results.get("thinking"):
-        echo(thinking_line(thinking))
-    echo(sharing_line(usage))
+        lines.append(thinking_line(thinking))
+    lines.append(sharing_line(usage))
     if told := attention_line(usage):
-        echo(safe_text(told))
+        lines.append(safe_text(told))
     if told := speculation_line(usage):
-        echo(told)
-    echo(_time(usage))
+        lines.append(told)
+    lines.append(_time(usage))
     if usage.get("eager_because"):
-        echo(safe_text(f"decode steps ran without CUDA graphs: {usage['eager_because']}"))
+        lines.append(safe_text(f"decode steps ran without CUDA graphs: {usage['eager_because']}"))
     if usage.get("uncompiled_because"):
-        echo(safe_text(f"layers ran uncompiled: {usage['uncompiled_because']}"))
-    echo(
+        lines.append(safe_text(f"layers ran uncompiled: {usage['uncompiled_because']}"))
+    lines.append(
         f"decoded tokens: {usage['decoded_tokens']:,} at {usage['tokens_per_second']:,.0f} per "
         f"second; {results['done']:,} of {results['planned']:,} {unit}"
     )
     if told := workers_line(results.get("parts", ())):
-        echo(safe_text(f"workers: {told}"))
+        lines.append(safe_text(f"workers: {told}"))
+    return "\n".join(lines)
 
 
 def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
@@ -143,10 +130,6 @@ def _time(usage: Mapping[str, Any]) -> str:
     return f"time: prefill {prefill:,.2f} s, decode {decode:,.2f} s of {usage['seconds']:,.2f} s"
 
 
-def _cell(text: str) -> str:
-    return safe_text(text).replace("\n", " ").replace("|", "\\|")
-
-
 def _metrics(report: Report) -> str:
     rows = [
         [
@@ -173,15 +156,6 @@ def _table(table: Table) -> str:
 
 def _text(cell: Cell) -> str:
     return _number(cell) if cell is None or isinstance(cell, float) else str(cell)
-
-
-def _grid(grid: Grid) -> str:
-    drawn = draw_text(grid)
-    try:
-        drawn.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
-    except UnicodeEncodeError:
-        drawn = draw_text(grid, ascii=True)
-    return safe_text(drawn)
 
 
 def _majority(report: Report) -> str:

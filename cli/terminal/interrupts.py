@@ -19,11 +19,10 @@ class Interrupted(BaseException):
     It is no KeyboardInterrupt, because click would turn that into "Aborted!" and exit code 1.
     """
 
-    def __init__(self, signum: int, advice: str = "") -> None:
-        """Note the signal's number, and what the user can do next."""
-        super().__init__(signum, advice)
+    def __init__(self, signum: int) -> None:
+        """Note the signal's number. Notes of the exception say what is kept and what to do."""
+        super().__init__(signum)
         self.signum = signum
-        self.advice = advice
 
     @property
     def exit_code(self) -> int:
@@ -31,8 +30,8 @@ class Interrupted(BaseException):
         return 128 + self.signum
 
     def __str__(self) -> str:
-        name = signal.Signals(self.signum).name
-        return f"stopped by {name}; {self.advice}" if self.advice else f"stopped by {name}"
+        stopped = f"stopped by {signal.Signals(self.signum).name}"
+        return "; ".join((stopped, *getattr(self, "__notes__", ())))
 
 
 @contextmanager
