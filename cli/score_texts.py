@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from treegen.cli.options import CONTEXT, QUIET, asked_for, options_of
+from treegen.cli.typed.options import CONTEXT, QUIET, asked_for, options_of
 from treegen.errors import InputError
 
 
@@ -25,7 +25,7 @@ def command(file: Path, top: int, output: Path, quiet: bool, **params: Any) -> N
     """
     from dataclasses import asdict
 
-    from treegen.cli.render import json_line, notice
+    from treegen.cli.terminal.render import json_line, notice
     from treegen.options import EngineOptions
 
     given = asked_for(params)
