@@ -35,6 +35,10 @@ _COMMANDS: Final = {
     "replay": ("treegen.cli.replay", "Say what stopping early would have saved of a run."),
     "usc": ("treegen.cli.usc", "Let the model pick the most consistent sample of each problem."),
     "verify": ("treegen.cli.verify", "Score a run's samples by a reward model or a verifier."),
+    "score-texts": (
+        "treegen.cli.score_texts",
+        "Score given texts, with the likeliest tokens.",
+    ),
     "show": ("treegen.cli.show", "Show a run, one of its problems or one of its trees."),
     "serve": ("treegen.cli.serve", "Serve a model to clients that speak OpenAI's protocol."),
     "tasks": ("treegen.cli.tasks", "List the tasks."),

@@ -76,6 +76,8 @@ class SamplingParams:
     with one difference: a prompt without a name then gets further samples in each further call;
     see `LLM.generate`.
     logprobs: how many likeliest alternatives to report per token.
+    prompt_logprobs: report the log-probabilities of the prompt's tokens too, with so many likeliest
+    alternatives; None does not. Searches do not report them.
     confidence: report the confidence at each token: minus the mean log-probability of so many
     likeliest tokens, as in DeepConf, where it is 20. 0 reports none.
     min_confidence: end a sample once its last `confidence_window` tokens have a lower mean
@@ -117,6 +119,7 @@ class SamplingParams:
     ignore_eos: bool = False
     seed: int | None = None
     logprobs: int = 0
+    prompt_logprobs: int | None = None
     confidence: int = 0
     min_confidence: float | None = None
     confidence_window: int = 2048
@@ -197,6 +200,8 @@ class SamplingParams:
                 raise InputError(f"seed must be in [0, 2**63), got {self.seed}")
         if self.logprobs < 0:
             raise InputError(f"logprobs must be at least 0, got {self.logprobs}")
+        if self.prompt_logprobs is not None:
+            check_int("prompt_logprobs", self.prompt_logprobs, least=0, most=MAX_COUNT)
         if self.logprobs_mode not in get_args(LogprobsMode):
             modes = " or ".join(get_args(LogprobsMode))
             raise InputError(f"logprobs_mode must be {modes}, got {self.logprobs_mode!r}")
