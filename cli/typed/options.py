@@ -26,7 +26,7 @@ CONTEXT: Final = {
 }
 
 
-def _joined(*options: Decorator) -> Decorator:
+def joined(*options: Decorator) -> Decorator:
     """Return a decorator that adds options to a command, in their order."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -144,7 +144,7 @@ _EXECUTION: Final = (
     click.option("--num-workers", "--n-workers", "num_workers", type=int, help="Programs run at "
                  "once. Default: one per core."),
 )  # fmt: skip
-OUTPUT: Final = _joined(
+OUTPUT: Final = joined(
     click.option("--output-path", "-o", "output", metavar="DIR", help="Run directory. Default: a "
                  "new one in runs/."),
     click.option("--resume", is_flag=False, flag_value="", metavar="[DIR]", help="Continue the run "
@@ -202,15 +202,7 @@ JSON: Final = click.option("--json", is_flag=True, expose_value=False, callback=
                            "in a pipe or a file.")  # fmt: skip
 _QUIET: Final = click.option("--quiet", "-q", is_flag=True, callback=_note, help="Print the JSON "
                              "line only.")  # fmt: skip
-
-
-def _quiet_and_json(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --quiet and --json to a command."""
-    decorated: Callable[..., Any] = _QUIET(JSON(function))
-    return decorated
-
-
-QUIET: Final = _quiet_and_json
+QUIET: Final = joined(_QUIET, JSON)
 
 
 def json_wanted() -> bool:
@@ -228,7 +220,7 @@ def options_of(*groups: str) -> Decorator:
         "reading": (*_READING, *_TASK_CODE), "task code": _TASK_CODE, "trust": (_MODEL[-1],),
     }  # fmt: skip
 
-    return _joined(*(option for group in groups for option in known[group]))
+    return joined(*(option for group in groups for option in known[group]))
 
 
 def asked_for(params: Mapping[str, Any]) -> dict[str, Any]:

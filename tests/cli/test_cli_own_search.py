@@ -39,7 +39,7 @@ def test_a_file_is_searched_compared_shown_and_resumed(
     with Path(own).open("a") as file:
         file.write("# changed\n")
     error = treegen("search", "--resume", second["run"], "-m", f"{own}:narrowing").error
-    assert "search.source" in error and "the file of --method has changed" in error
+    assert "search.source" in error and "the file of the method has changed" in error
 
 
 @pytest.mark.parametrize(
