@@ -18,7 +18,7 @@ from transformers import AutoConfig
 from treegen import LLM, Node, SamplingParams
 from treegen.attention import latent as latents
 from treegen.engine.compute.execute import Executor
-from treegen.engine.copies import Copies
+from treegen.engine.segments.copies import Copies
 from treegen.model.checkpoint.text_part import auto_class
 from treegen.model.latent import keeps_latents
 from treegen.plan.cost import CostModel

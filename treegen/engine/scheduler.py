@@ -30,7 +30,6 @@ from treegen.cache.kept import KeptPrefixes
 from treegen.cache.pool import PagedCache
 from treegen.common.device import current
 from treegen.engine.compute.execute import Executor
-from treegen.engine.copies import CopyOptions
 from treegen.engine.guessing.speculation import Speculation, SpeculationOptions
 from treegen.engine.passes.decode import DecodeSteps, Flight
 from treegen.engine.passes.prefill import PrefillFlight, PrefillPasses
@@ -41,6 +40,7 @@ from treegen.engine.requests.finish import Endings, Grown
 from treegen.engine.requests.results import Results
 from treegen.engine.rows.queue import LiveRows
 from treegen.engine.rows.run_state import new_run
+from treegen.engine.segments.copies import CopyOptions
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.errors import CapacityError
 from treegen.model.batch import Forward

@@ -18,7 +18,7 @@ from treegen.inspect_ai.settings import sampling_params, template_arguments
 from treegen.llm import LLM
 from treegen.options import check_known
 
-_OWN: Final = ("chat_template", "chat_template_kwargs")
+_OWN: Final = ("chat_template", "chat_template_kwargs", "tool_format")
 _CONNECTIONS: Final = 1024
 _MAX_TOKENS: Final = 2048  # of an answer, where nobody says; as Inspect's `hf`
 _WAITING: Final = 2**20  # Inspect's own limit of connections is what holds calls back
@@ -36,6 +36,7 @@ class TreegenAPI(ModelAPI):
         *,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tool_format: str | None = None,
         **options: Any,
     ) -> None:
         """Load a model.
@@ -44,6 +45,7 @@ class TreegenAPI(ModelAPI):
         chat_template: in place of the tokenizer's own, or for a model that has none; a file, or the
         template itself.
         chat_template_kwargs: arguments of the chat template, such as enable_thinking.
+        tool_format: how the model writes tool calls, in place of what its chat template tells.
         options: those of LLM, such as dtype, device, memory or max_rows.
 
         Raises:
@@ -60,11 +62,11 @@ class TreegenAPI(ModelAPI):
             check_known(options, "model arguments", _OWN)
             template = None if chat_template is None else _read_template(chat_template)
             llm = LLM(model_name, **options)
+            if template is not None:
+                llm.tokenizer.chat_template = template
+            self._served = AsyncLLM(llm, max_waiting=_WAITING, tool_format=tool_format)
         except TreegenError as error:
             raise PrerequisiteError(str(error)) from error
-        if template is not None:
-            llm.tokenizer.chat_template = template
-        self._served = AsyncLLM(llm, max_waiting=_WAITING)
         self._template = dict(chat_template_kwargs or {})
         if config.max_connections is None and config.adaptive_connections is None:
             # Inspect's default begins with 20 connections and never goes beyond 100. Its model has
@@ -107,7 +109,8 @@ class TreegenAPI(ModelAPI):
             self.model_name,
             prompt.tolist(),
             found,
-            self._served.text,
+            self._served.replies,
+            text=self._served.text,
             tools=known,
             logprobs=bool(config.logprobs),
             seconds=time.perf_counter() - start,

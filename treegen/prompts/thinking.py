@@ -127,7 +127,6 @@ class ThinkingTags:
         """The thinking between some tags."""
         self.tags = tags
         self._detokenizer = Detokenizer(tokenizer)
-        self._num_opening = len(_encoded(tokenizer, tags.open))
         close = _encoded(tokenizer, tags.close)
         self._closing_id = close[0] if len(close) == 1 else None
         self.end = tuple(_encoded(tokenizer, tags.end))
@@ -137,19 +136,29 @@ class ThinkingTags:
         tail = prompt[-(len(self.tags.open) + 8) :]
         return self._detokenizer.raw(tail).rstrip().endswith(self.tags.open)
 
-    def due(self, prompt: Tokens, budget: int) -> int:
-        """How many tokens a sample has when its thinking has taken a budget of tokens.
+    def first_due(self, prompt: Tokens, budget: int) -> int:
+        """The fewest tokens in which a sample can use up a budget of tokens of thinking.
 
         The opening tag is not counted, where the sample begins with it.
         """
-        return budget if self.opens(prompt) else budget + self._num_opening
+        return budget if self.opens(prompt) else budget + 1
 
-    def is_open(self, prompt: Tokens, tokens: Tokens) -> bool:
-        """Whether a sample is thinking after some tokens."""
-        if self._closing_id is not None and (np.asarray(tokens) == self._closing_id).any():
-            return False
-        shown = self._detokenizer.raw(tokens)
-        return self.tags.close not in shown and self._begins(prompt, shown)
+    def due(self, prompt: Tokens, tokens: Tokens, budget: int) -> int | None:
+        """How many tokens a sample has when its thinking has used up its budget, after some tokens.
+
+        It is one more than there are where the sample may still open a thinking, with no more than
+        space and the beginning of the tag; None if the sample does not think, or no longer.
+        """
+        if self._is_closed(tokens):
+            return None
+        if self.opens(prompt):
+            return budget
+        shown = self._detokenizer.raw(tokens).lstrip()
+        if shown.startswith(self.tags.open):
+            return self._num_opening(tokens) + budget
+        # The last token may be a part of a character.
+        may_open = self.tags.open.startswith(shown.rstrip("\ufffd"))
+        return len(tokens) + 1 if may_open else None
 
     def split(
         self, prompt: Tokens, tokens: Tokens, text: str, budget: int | None
@@ -166,7 +175,7 @@ class ThinkingTags:
         num_tokens = self._num_thinking(tokens)
         is_forced = False
         if budget is not None:
-            due = self.due(prompt, budget)
+            due = budget if self.opens(prompt) else self._num_opening(tokens) + budget
             forced = tuple(map(int, tokens[due : due + len(self.end)]))
             is_forced = due < num_tokens and forced == self.end
         at = text.find(self.tags.close)
@@ -178,6 +187,19 @@ class ThinkingTags:
 
     def _begins(self, prompt: Tokens, shown: str) -> bool:
         return shown.lstrip().startswith(self.tags.open) or self.opens(prompt)
+
+    def _is_closed(self, tokens: Tokens) -> bool:
+        if self._closing_id is not None and (np.asarray(tokens) == self._closing_id).any():
+            return True
+        return self.tags.close in self._detokenizer.raw(tokens)
+
+    def _num_opening(self, tokens: Tokens) -> int:
+        """The fewest tokens that have the whole opening tag; all if they do not begin with it."""
+
+        def is_open(num: int) -> bool:
+            return self._detokenizer.raw(tokens[:num]).lstrip().startswith(self.tags.open)
+
+        return bisect_left(range(len(tokens)), 1, key=is_open)
 
     def _num_thinking(self, tokens: Tokens) -> int:
         """The fewest tokens that have the whole closing tag, which is there."""

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from treegen.async_llm import AsyncLLM
 from treegen.errors import InputError
-from treegen.llm import LLM
+from treegen.llm.calls import Calls
 from treegen.serve.app import Server
 from treegen.serve.sockets import listens_soon, url_of
 
@@ -142,7 +142,7 @@ class _Listening(uvicorn.Server):
 
 
 def serve(
-    llm: LLM,
+    llm: Calls,
     at: socket,
     *,
     name: str,
@@ -150,18 +150,20 @@ def serve(
     max_waiting: int | None = None,
     max_body: int = 16 * 2**20,
     drain_seconds: int = 60,
+    tool_format: str | None = None,
     on_start: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve a model until SIGTERM, SIGINT or SIGHUP. Then answer what was asked, and return.
 
     at: where to listen.
     drain_seconds: how long answering may take after the signal; the rest is dropped.
+    tool_format: how the model writes tool calls, in place of what its chat template tells.
     on_start: called with the URL once requests are taken.
 
     Raises:
-        InputError: max_waiting cannot be used, or another program listens there.
+        InputError: llm is no LLM, max_waiting cannot be used, or another program listens there.
     """
-    with AsyncLLM(llm, max_waiting=max_waiting) as served:
+    with AsyncLLM(llm, max_waiting=max_waiting, tool_format=tool_format) as served:
         server = Server(served, name=name, api_key=api_key, max_body=max_body)
         listening = _Listening(config_of(server.app()), served, drain_seconds, on_start)
         try:

@@ -32,8 +32,9 @@ def shared_levels(
     chains_ND: [N, D] indices of the kept segments above each item, root first, then -1.
     offsets: [N + 1]; the query rows of item n are offsets[n] to offsets[n + 1].
     keys_of: gives the page table, the number of keys and the first position of a segment.
-    copy_of: gives the pages of a copy, see `treegen.engine.copies`, for a segment and the number of
-    rows below it; None where its own are to be read. There may be two levels for a depth then.
+    copy_of: gives the pages of a copy (`treegen.engine.segments.copies`) for a segment and the
+    number of rows below it; None where its own are to be read. There may be two levels for a
+    depth then.
     """
     levels = []
     for ids in chains_ND.T:

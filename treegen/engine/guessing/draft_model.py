@@ -30,8 +30,8 @@ from treegen.engine.rows.queue import LiveRows
 from treegen.engine.rows.run_state import RunState
 from treegen.errors import InputError
 from treegen.model.batch import Batch, Forward
-from treegen.model.checkpoint.tokenizer import load_tokenizer
 from treegen.model.config import load_spec
+from treegen.model.tokenizer import load_tokenizer
 from treegen.options import EngineOptions
 from treegen.spec import ModelSpec
 

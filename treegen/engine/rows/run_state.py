@@ -11,9 +11,9 @@ from treegen.cache.kept import KeptPrefixes
 from treegen.cache.pool import PagedCache, PagePool
 from treegen.engine.compute.execute import Executor
 from treegen.engine.compute.layout import Ints
-from treegen.engine.copies import Copies, CopyOptions
 from treegen.engine.rows.param_table import ParamTable
 from treegen.engine.rows.table import RowTable
+from treegen.engine.segments.copies import Copies, CopyOptions
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.engine.segments.store import SegmentStore
 from treegen.model.batch import Forward
