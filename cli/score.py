@@ -31,13 +31,14 @@ def command(run: Path, quiet: bool, rejudge: bool, **params: Any) -> None:
     from treegen.evals.identity import check_same_data
     from treegen.evals.job import load_job
     from treegen.evals.judged.results import results_of
+    from treegen.report.view import beside
     from treegen.runs import RunDir
 
     execution = take_execution(params, anew=rejudge)
     with RunDir.open(run) as opened, ExitStack() as stack:
         for line in opened.notices:
             notice(line)
-        stored = {**stored_choices(opened.info), "score": True}
+        stored = {**beside(run, stored_choices(opened.info)), "score": True}
         job = load_job(settle(asked_for(params), stored))
         check_of_use([job.task], execution)
         check_same_data(job, opened.info.identity, str(run))

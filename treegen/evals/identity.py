@@ -29,13 +29,11 @@ def run_settings(
     device_type: the kind of device, cpu or cuda, where workers of a cluster compute.
     quantization: of `ModelFacts`.
     """
-    problems = [problem.content for problem in job.data.problems]
     kept_in = job.settings.engine.kv_cache_dtype
     keys = None if kept_in == "auto" else kept_in
     return RunSettings(
         identity={
-            "task": {"name": job.task.name, "version": job.task.version},
-            "data": {"problems": _hash(problems), "fewshot": _hash(job.data.examples)},
+            **content_of(job),
             "model": model_identity(fingerprint, dtype, quantization, keys),
             "treegen": treegen.__version__,
             **job.settings.identity(),
@@ -46,6 +44,15 @@ def run_settings(
         flags=flags,
         computing=_computing(job.settings.engine, device_type),
     )
+
+
+def content_of(job: AnyJob) -> dict[str, Any]:
+    """Return what a run stores of its task and of its problems, by which runs are compared."""
+    problems = [problem.content for problem in job.data.problems]
+    return {
+        "task": {"name": job.task.name, "version": job.task.version},
+        "data": {"problems": _hash(problems), "fewshot": _hash(job.data.examples)},
+    }
 
 
 def _computing(engine: EngineOptions, device_type: str | None) -> dict[str, str]:
