@@ -28,7 +28,7 @@ FLAGS: Final = {
     "task.version": "",
     "data.problems": "--data, --split, --limit or --sample-id",
     "data.fewshot": "--num-fewshot, --fewshot-file, --fewshot-data or --seed",
-    "model.fingerprint": "--model",
+    "model.fingerprint": "--model or --adapter",
     "num_samples": "--n-samples",
     "sampling.stop_token_ids": "--gen-kwargs",
     "sampling.ignore_eos": "--gen-kwargs",
@@ -68,6 +68,8 @@ def _model_args(*short: str) -> Decorator:
 _MODEL: Final = (
     click.option("--model", "-M", metavar="DIR|NAME", help="Checkpoint directory or hub name."),
     _model_args("-a"),
+    click.option("--adapter", metavar="DIR|NAME", help="A LoRA adapter saved by peft, merged into "
+                 "the model as it loads."),
     click.option("--dtype", metavar="TYPE", help="auto, float32, bfloat16 or float16."),
     click.option("--quantization", metavar="TYPE", help="fp8: matrices in 8 bits, for GPUs that "
                  "multiply them. none: expand those of an FP8 checkpoint."),

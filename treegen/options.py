@@ -14,7 +14,7 @@ from treegen.plan.cost import Sharing, check_sharing
 
 LOADING: Final = (
     "dtype", "quantization", "kv_cache_dtype", "device", "check", "revision", "trust_remote_code",
-    "tensor_parallel_size",
+    "tensor_parallel_size", "adapter",
 )  # fmt: skip
 """The options that matter to loading alone."""
 QUANTIZATIONS: Final = ("fp8", "none")
@@ -52,6 +52,7 @@ class EngineOptions:
     """
 
     model: str
+    adapter: str | None = None
     dtype: str = "auto"
     quantization: str | None = None
     kv_cache_dtype: str = "auto"
@@ -98,6 +99,11 @@ class EngineOptions:
                     "draft_tokens is of no use, because nothing guesses tokens; give speculate or "
                     "draft_model too"
                 )
+        if self.adapter is not None and self.tensor_parallel_size > 1:
+            raise InputError(
+                "adapter does not go with tensor_parallel_size yet; merge it into the model first, "
+                "with peft"
+            )
         if self.draft_model is not None and self.tensor_parallel_size > 1:
             raise InputError(
                 "draft_model does not go with tensor_parallel_size yet; speculate='ngram' does"
