@@ -39,6 +39,7 @@ MODEL_ARGS: Final[Mapping[str, Reader]] = {
     "speculate": str,
     "draft_model": str,
     "draft_tokens": int,
+    "adapter": str,
 }
 GEN_KWARGS: Final[Mapping[str, Reader]] = {
     "temperature": float,

@@ -52,7 +52,6 @@ class EngineOptions:
     """
 
     model: str
-    adapter: str | None = None
     dtype: str = "auto"
     quantization: str | None = None
     kv_cache_dtype: str = "auto"
@@ -74,6 +73,7 @@ class EngineOptions:
     speculate: str | DraftFunction | None = None
     draft_model: str | None = None
     draft_tokens: int | None = None
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
         check_sharing(self.sharing)
