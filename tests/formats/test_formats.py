@@ -136,7 +136,8 @@ def test_searches_have_their_trees_in_the_transcript(tmp_path: Path) -> None:
     assert log.samples is not None
     trees = {tree.problem_id: tree for tree in read_trees(run)}
     for sample in log.samples:
-        tree, parents, stack = trees[str(sample.id)], {}, []
+        tree, stack = trees[str(sample.id)], list[str]()
+        parents: dict[str, str | None] = {}
         for event in sample.events:
             if event.event == "span_begin":
                 assert event.parent_id == (stack[-1] if stack else None)
@@ -375,6 +376,12 @@ def test_what_cannot_be_taken_is_told(
     with pytest.raises(RunError, match="already holds a run"):
         import_log(export_run(run, "inspect", tmp_path / "m.eval")[0], run)
     assert load_run(run).num_done  # it is as it was
+    lost = tmp_path / "lost"  # a run whose run.json is gone keeps its samples
+    make_run(lost, num_problems=2, num_samples=1)
+    (lost / "run.json").unlink()
+    with pytest.raises(RunError, match="is not empty"):
+        import_log(tmp_path / "m.eval", lost)
+    assert (lost / "samples.jsonl").stat().st_size
     done = treegen("import", lm_eval_log / "nothing")
     assert done.code == 2 and done.err.count("\n") == 1
     with RunDir.open(run) as opened:

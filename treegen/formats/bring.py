@@ -26,7 +26,7 @@ def import_log(
     Raises:
         InputError: there is no log, it is no log of either kind, it has no samples or no scores
             that say right or wrong, or it lacks a task; or inspect_ai is not installed.
-        RunError: a directory holds a run already, or cannot be written.
+        RunError: a directory is not empty, or cannot be written.
     """
     return make_runs(read_log(Path(log), tasks), Path(path))
 

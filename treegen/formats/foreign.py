@@ -76,6 +76,8 @@ def make_runs(logs: Sequence[ForeignLog], path: Path) -> list[Path]:
     Raises:
         InputError, RunError: as for `make_run`.
     """
+    for log in logs:
+        _check(log)
     if len(logs) == 1:
         return [make_run(logs[0], path)]
     return [make_run(log, path / log.task.replace("/", "_")) for log in logs]
@@ -86,15 +88,14 @@ def make_run(log: ForeignLog, path: Path) -> Path:
 
     Raises:
         InputError: the log has no problem or no score, or one sample twice.
-        RunError: the directory holds a run or a file of problems already, or cannot be written.
+        RunError: the directory is not empty, or cannot be written.
     """
     _check(log)
     check_directory(path)
     if (path / "run.json").exists():
         raise RunError(f"{path} already holds a run; name another directory")
-    if (path / PROBLEMS).exists():
-        raise RunError(f"{path / PROBLEMS} is there already; name another directory")
-    is_new = not path.exists()
+    if path.exists() and any(path.iterdir()):
+        raise RunError(f"{path} is not empty; name another directory")
     try:
         path.mkdir(parents=True, exist_ok=True)
         rows = "".join(f"{json.dumps(dict(row))}\n" for row in log.problems)
@@ -105,11 +106,7 @@ def make_run(log: ForeignLog, path: Path) -> Path:
                 run.append(_record(sample, log.filters))
             write_results(job, run)
     except BaseException as error:
-        if is_new:
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            for name in (PROBLEMS, "run.json", "samples.jsonl", "results.json", "run.lock"):
-                (path / name).unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)  # nothing in it was there before
         if isinstance(error, OSError):
             raise RunError(f"cannot write {path}: {reason(error)}") from error
         raise

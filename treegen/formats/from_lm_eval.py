@@ -185,6 +185,7 @@ def _samples(
                 num_tokens=told["tokens"], finish_reason=told["finish_reason"],
             )  # fmt: skip
         return
+    answer: str | None
     if _chosen(row):
         text, answer = _likeliest(row)
     else:

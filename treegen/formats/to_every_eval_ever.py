@@ -16,6 +16,7 @@ from typing import Any, Final
 import treegen
 from treegen.common.formats import utf8
 from treegen.errors import InputError
+from treegen.evals.statistics.metrics import MajorityRow, MetricRow
 from treegen.formats.whole import WholeRun, plain_text
 from treegen.report.view import ProblemView, Sample
 
@@ -107,9 +108,10 @@ def _results(run: WholeRun) -> Iterator[dict[str, Any]]:
     """Yield a result for each metric, and for each maj@k, of each filter."""
     report = run.view.report
     assert report is not None
-    rows = [(row.metric, row, None) for row in report.metrics]
-    votes = [(f"maj@{row.k}", row, row.k) for row in report.majority]
-    for metric, row, k in [*rows, *votes]:
+    named: list[tuple[str, MetricRow | MajorityRow, int | None]]
+    named = [(row.metric, row, None) for row in report.metrics]
+    named += [(f"maj@{vote.k}", vote, vote.k) for vote in report.majority]
+    for metric, row, k in named:
         if row.value is None or not 0 <= row.value <= 1:
             continue
         uncertainty: dict[str, Any] = {"num_samples": report.num_problems}

@@ -112,7 +112,7 @@ def load_model(
     )  # fmt: skip
     model = Model(
         module, spec, kind, impl=impl, ranks=ranks,
-        fingerprint=fingerprint(directory, added and added.directory),
+        fingerprint=fingerprint(directory, added.directory if added else None),
         quantization="fp8" if stays or quantization == "fp8" else None,
     )  # fmt: skip
     if check:
