@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treegen.errors import InputError
-from treegen.evals.stats import estimate, maj_at_k, mean_interval, pass_at_k, tie_at_k
+from treegen.evals.stats import (
+    difference_interval,
+    estimate,
+    maj_at_k,
+    mean_interval,
+    pass_at_k,
+    tie_at_k,
+)
 
 _COUNTS = st.lists(st.integers(0, 4), max_size=4)
 
@@ -217,7 +224,7 @@ def test_interval_of_a_paired_difference_holds_the_truth(num: int) -> None:
         second = first + better * (1 - first)
         runs = [rng.binomial(num_samples, rates) / num_samples for rates in (first, second)]
         truth = better * b / (a + b)
-        intervals = [mean_interval(row, -1, 1) for row in (runs[1] - runs[0]).tolist()]
+        intervals = [difference_interval(row) for row in (runs[1] - runs[0]).tolist()]
         held = sum(low <= truth <= high for low, high in intervals) / 600
         assert held >= 0.93, (a, b, better, num_samples, held)
 

@@ -1,9 +1,9 @@
 """From scored samples to metrics, as a pure function. Nothing here prints."""
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from treegen.errors import InputError
 from treegen.evals.stats import estimate, pass_at_k
@@ -16,6 +16,16 @@ if TYPE_CHECKING:
 
 
 Clusters = Sequence[Hashable] | None
+
+
+class Grouped(Protocol):
+    """A problem, or a view of one, by its id and the group that it is in."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def group(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +256,7 @@ def _group(
 
 
 def clusters_of(
-    problems: Sequence["Problem"], problem_ids: Sequence[str]
+    problems: Iterable[Grouped], problem_ids: Sequence[str]
 ) -> list[tuple[str, ...]] | None:
     """Return the cluster of each problem id for error bars; None if no problem has a group."""
     group_of = {problem.id: problem.group for problem in problems if problem.group}

@@ -10,7 +10,7 @@ from treegen.errors import InputError, RunError
 from treegen.evals.confidence import STOPPED
 from treegen.evals.metrics import Clusters, clusters_of
 from treegen.evals.problem import Problem
-from treegen.evals.stats import estimate, mean_interval
+from treegen.evals.stats import difference_interval, estimate
 from treegen.evals.tables import Cell, Table
 from treegen.evals.verdict import SampleScore
 from treegen.evals.votes import tally
@@ -186,7 +186,7 @@ def _values(
     if not values:
         return None
     mean = estimate(values, clusters)
-    low, high = mean_interval(differences, -1.0, 1.0, clusters)
+    low, high = difference_interval(differences, clusters)
     difference = math.fsum(differences) / len(differences)
     return mean.value, mean.low, mean.high, difference, low, high
 

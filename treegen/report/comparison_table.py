@@ -3,7 +3,7 @@
 from treegen.report.compare import Comparison, Tokens
 from treegen.report.tables import Listing, interval
 
-_HEAD = ["Filter", "Metric", "A", "B", "B - A", "95% interval", "p", "t-test", "Better", "Worse"]
+_HEAD = ["Filter", "Metric", "A", "B", "B - A", "95% interval", "p", "Better", "Worse"]
 
 
 def comparison_listing(found: Comparison) -> Listing:
@@ -17,7 +17,6 @@ def comparison_listing(found: Comparison) -> Listing:
             f"{row.value:+.3f}",
             interval(row.low, row.high, signed=True),
             _p_value(row.p_value),
-            _p_value(row.t_test),
             f"{row.better:,}",
             f"{row.worse:,}",
         ]
