@@ -3,9 +3,10 @@
 Nothing here imports torch, for scoring a stored run needs no model.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from treegen.errors import TaskError
 from treegen.evals.answers import answer_types, unified
@@ -14,65 +15,85 @@ from treegen.evals.choices import likeliest_by_length
 from treegen.evals.execution import Judging
 from treegen.evals.job import Job
 from treegen.evals.metrics import Report, ReportOptions
+from treegen.evals.problem import Problem
 from treegen.evals.stopping import NEVER, Rounds
 from treegen.evals.thinking import thinking_of
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.evals.vote_tables import NO_VOTES, Votes, stop_tables, vote_table
 from treegen.runs import RunDir
 
+_Seen = TypeVar("_Seen")
+
 
 def judged(
-    job: Job, run: RunDir, judging: Judging | None = None
-) -> Iterator[tuple[dict[str, Any], Mapping[str, Verdict] | None]]:
-    """Yield every stored sample with its verdicts by filter; None for a program without any.
+    job: Job,
+    run: RunDir,
+    look: Callable[[dict[str, Any]], _Seen],
+    *,
+    judging: Judging | None = None,
+    rounds: Rounds | None = None,
+) -> list[tuple[_Seen, Mapping[str, Verdict] | None]]:
+    """Read every stored sample once; return what `look` makes of each, and its verdicts by filter.
 
-    If the task declares answer types, equal answers of a problem are equal strings here.
+    The verdicts are None for a program without any. If the task declares answer types, equal
+    answers of a problem are equal strings here. Equal verdicts are one object, which saves memory.
+
+    rounds: is told of each sample, too.
     """
     problems = {problem.id: problem for problem in job.data.problems}
-    if not judging and (types := answer_types(job.task)):
-        found = [
-            (key, verdicts_on(job.task, problems[key], record))
-            for record in run.records()
-            for key in (record["problem_id"],)
-        ]
-        # Another process may have appended records in between.
-        yield from zip(run.records(), asked(unified, job.task.name)(found, types), strict=False)
-        return
+    seen: list[_Seen] = []
+    found: list[tuple[str, Mapping[str, Verdict] | None]] = []
+    once = _Once()
+    headline = job.task.filters[0]
     for record in run.records():
-        if judging:
-            yield record, judging.verdicts(record)
-        else:
-            yield record, verdicts_on(job.task, problems[record["problem_id"]], record)
-
-
-def sample_scores(
-    job: Job, found: Iterable[tuple[dict[str, Any], Mapping[str, Verdict] | None]]
-) -> list[SampleScore]:
-    """Return the scores of stored samples, leaving out those that have no verdicts."""
-    problems = {problem.id: problem for problem in job.data.problems}
-    scores = []
-    for record, verdicts in found:
-        if verdicts is None:
-            continue
-        thinking = thinking_of(record)
-        by_length: Mapping[str, Verdict] = {}
-        if "choice_logprobs" in record:
-            problem = problems[record["problem_id"]]
-            choice = likeliest_by_length(problem, record["choice_logprobs"])
-            by_length = job.task.score(problem, choice)
-        scores.append(
-            SampleScore(
-                problem_id=record["problem_id"],
-                sample_index=record["sample_index"],
-                finish_reason=record["finish_reason"],
-                verdicts=verdicts,
-                by_length=by_length,
-                numbers=_numbers(record),
-                num_tokens=record["num_tokens"],
-                closed=None if thinking is None else thinking.is_closed,
-            )
+        problem = problems[record["problem_id"]]
+        verdicts = (
+            judging.verdicts(record) if judging else once(verdicts_on(job.task, problem, record))
         )
-    return scores
+        if rounds is not None:
+            _tell(rounds, record, verdicts and verdicts.get(headline))
+        seen.append(look(record))
+        found.append((problem.id, verdicts))
+    if rounds is not None:
+        rounds.due()
+        run.spared = rounds.spared
+    if not judging and (types := answer_types(job.task)):
+        whole = [(problem_id, verdicts or {}) for problem_id, verdicts in found]
+        settled = asked(unified, job.task.name)(whole, types)
+        return list(zip(seen, map(once, settled), strict=True))
+    return [(what, verdicts) for what, (_, verdicts) in zip(seen, found, strict=True)]
+
+
+class _Once:
+    """Gives equal mappings of verdicts as one object."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], Mapping[str, Verdict]] = {}
+
+    def __call__(self, verdicts: Mapping[str, Verdict]) -> Mapping[str, Verdict]:
+        try:
+            return self._known.setdefault(tuple(verdicts.items()), verdicts)
+        except TypeError:  # a task's own class may have no hash
+            return verdicts
+
+
+def score_of(job: Job, problem: Problem, record: Mapping[str, Any]) -> SampleScore:
+    """Return the score of a stored sample, but for its verdicts."""
+    thinking = thinking_of(record)
+    by_length: Mapping[str, Verdict] = {}
+    if "choice_logprobs" in record:
+        choice = likeliest_by_length(problem, record["choice_logprobs"])
+        by_length = job.task.score(problem, choice)
+    return SampleScore(
+        problem_id=problem.id,
+        sample_index=record["sample_index"],
+        finish_reason=sys.intern(record["finish_reason"]),
+        verdicts={},
+        by_length=by_length,
+        numbers=_numbers(record),
+        num_tokens=record["num_tokens"],
+        closed=None if thinking is None else thinking.is_closed,
+    )
 
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
@@ -96,7 +117,10 @@ def aggregate(
     votes: what samples vote by that their records do not have.
     """
     settings = job.settings
-    fixed, num = list(scores), settings.num_samples
+    # In the order of the problems, so that nothing depends on the order in which samples ended.
+    place = {problem.id: number for number, problem in enumerate(job.data.problems)}
+    scores = sorted(scores, key=lambda each: (place[each.problem_id], each.sample_index))
+    fixed, num = scores, settings.num_samples
     if settings.stop_when != NEVER:
         # Those that were drawn whatever came; see `treegen.evals.stopping`.
         num = settings.first_round
@@ -128,23 +152,35 @@ def _up_to(num: int, ks: Sequence[int] | None) -> Sequence[int] | None:
     return None if ks is None else [k for k in ks if k <= num]
 
 
+def rounds_of(job: Job) -> Rounds | None:
+    """Return the rounds of a job, none of whose samples is drawn; None if it has no rounds."""
+    if not job.settings.in_rounds:
+        return None
+    kind = answer_types(job.task).get(job.task.filters[0])
+    ids = [problem.id for problem in job.data.problems]
+    return Rounds(job.settings.stop_rule, ids, kind.representatives if kind else None)
+
+
 def look_back(job: Job, run: RunDir) -> Rounds | None:
     """Return how far the rounds of a run are by what it has stored; None if it has no rounds.
 
     It also tells the run which samples need not be drawn.
     """
-    settings = job.settings
-    if not settings.in_rounds:
+    rounds = rounds_of(job)
+    if rounds is None:
         return None
     problems = {problem.id: problem for problem in job.data.problems}
-    kind = answer_types(job.task).get(job.task.filters[0])
-    rounds = Rounds(settings.stop_rule, list(problems), kind.representatives if kind else None)
     for record in run.records():
         verdicts: Mapping[str, Verdict] = {}
         if rounds.reads_answers:
             verdicts = verdicts_on(job.task, problems[record["problem_id"]], record)
-        first = verdicts.get(job.task.filters[0])
-        rounds.add(record, first.answer if first else None)
+        _tell(rounds, record, verdicts.get(job.task.filters[0]))
     rounds.due()
     run.spared = rounds.spared
     return rounds
+
+
+def _tell(rounds: Rounds, record: Mapping[str, Any], first: Verdict | None) -> None:
+    """Tell rounds of a stored sample. first: its verdict by the first filter."""
+    reads = rounds.reads_answers and first is not None
+    rounds.add(record, first.answer if reads and first is not None else None)

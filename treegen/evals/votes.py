@@ -67,7 +67,8 @@ class Tally:
 
     def tie_at_k(self, k: int) -> float:
         """Return the chance that a vote of k has no single winner; NaN if k is too many."""
-        return _tie_at_k((*self.correct, *self.wrong), self.invalid, k)
+        # Which answers are right does not matter here.
+        return _tie_at_k(tuple(sorted((*self.correct, *self.wrong))), self.invalid, k)
 
 
 def tally(verdicts: Sequence[Verdict]) -> Tally:
