@@ -351,18 +351,17 @@ def _win(
     if k == 1:
         return size / num
     rate = k / num
-    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, num + 1)))])
     # A number of roots under which only coefficients beyond k + slack alias with the one wanted;
     # by a Chernoff bound those hold less than 1e-19.
     slack = 15 + math.ceil(math.sqrt(225 + 90 * k))
     num_roots = min(num, k + slack) + 1
-    root = np.exp(2j * np.pi * np.arange(num_roots) / num_roots)
+    root = _roots(num_roots)
     most = min(size, k)
     weight = np.zeros((len(others), most + 1))
     for row, (other, _) in enumerate(others):
-        weight[row, : min(other, most) + 1] = _binomial(log_factorial, other, rate)[: most + 1]
+        weight[row, : min(other, most) + 1] = _binomial(other, rate)[: most + 1]
     repeats_D = np.array([repeats for _, repeats in others])
-    own = _binomial(log_factorial, size, rate)
+    own = _binomial(size, rate)
     free = (1 - rate + rate * root) ** invalid
     total = 0.0
     below = np.zeros((1, len(others), num_roots), dtype=np.complex128)
@@ -388,17 +387,33 @@ def _win(
         for j, coefficient in zip(votes_J.tolist(), coefficient_J.tolist(), strict=True):
             if j:  # without a vote nobody wins
                 total += float(own[j]) * coefficient
-    return min(1.0, max(0.0, total / float(_binomial(log_factorial, num, rate)[k])))
+    return min(1.0, max(0.0, total / float(_binomial(num, rate)[k])))
 
 
-def _binomial(log_factorial: _FloatArray, num: int, rate: float) -> _FloatArray:
+@lru_cache(maxsize=1024)
+def _log_factorials(num: int) -> _FloatArray:
+    """Return the logarithms of 0! to num!, [num + 1]."""
+    found: _FloatArray = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, num + 1)))])
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _binomial(num: int, rate: float) -> _FloatArray:
     """Return the chances of 0 to num successes in num trials, [num + 1]."""
+    log_factorial = _log_factorials(num)
     hits = np.arange(num + 1)
     log_ways = log_factorial[num] - log_factorial[hits] - log_factorial[num - hits]
     chance: _FloatArray = np.exp(
         log_ways + hits * math.log(rate) + (num - hits) * math.log1p(-rate)
     )
     return chance
+
+
+@lru_cache(maxsize=1024)
+def _roots(num: int) -> npt.NDArray[np.complex128]:
+    """Return the roots of unity, [num]."""
+    found: npt.NDArray[np.complex128] = np.exp(2j * np.pi * np.arange(num) / num)
+    return found
 
 
 @lru_cache(maxsize=1024)
