@@ -45,20 +45,22 @@ def sizes_of(kind: str, num: int, mean: int) -> list[int]:
     if kind == "equal":
         return [mean] * num
     if kind == "ragged":
-        return np.maximum(1, np.round(np.linspace(1, 2 * mean - 1, num))).astype(int).tolist()
+        return [max(1, round(each)) for each in np.linspace(1, 2 * mean - 1, num).tolist()]
     if kind == "halves":
         return [max(1, round(mean * num / 2**i)) for i in range(1, num + 1)]
     return [max(1, mean * num // 2), *[1] * (num - 1)]
 
 
-def chances(rng: np.random.Generator, mean: float, correlation: float, shape: object) -> _Floats:
+def chances(
+    rng: np.random.Generator, mean: float, correlation: float, shape: int | tuple[int, int]
+) -> _Floats:
     """Chances of a right answer in clusters: of a mean, and of a correlation within."""
     if correlation == 0:
-        return np.full(shape, mean)  # type: ignore[call-overload,no-any-return]
+        return np.full(shape, mean)
     if correlation == 1:
-        return (rng.random(shape) < mean).astype(np.float64)  # type: ignore[arg-type]
+        return np.asarray(rng.random(shape) < mean, dtype=np.float64)
     strength = 1 / correlation - 1
-    return rng.beta(mean * strength, (1 - mean) * strength, shape)  # type: ignore[arg-type]
+    return np.asarray(rng.beta(mean * strength, (1 - mean) * strength, shape), dtype=np.float64)
 
 
 def clustered(
@@ -110,16 +112,21 @@ def test_equal_clusters_of_one_and_none_are_the_same() -> None:
 
 
 def runs_of(
-    rng: np.random.Generator, a: float, b: float, change: str, num_samples: int, shape: object
+    rng: np.random.Generator,
+    a: float,
+    b: float,
+    change: str,
+    num_samples: int,
+    shape: int | tuple[int, int],
 ) -> tuple[_Floats, _Floats]:
     """The differences of two runs of problems as hard as a Beta distribution says, and the means.
 
     Means are of the problems' chances, of which the mean over problems is the truth.
     """
-    first = rng.beta(a, b, shape)  # type: ignore[arg-type]
+    first = rng.beta(a, b, shape)
     inner = np.clip(first, 1e-6, 1 - 1e-6)
     odds = np.log(inner / (1 - inner))
-    noise = rng.standard_normal(shape)  # type: ignore[arg-type]
+    noise = rng.standard_normal(shape)
     second = {
         "same": first,
         "noise": 1 / (1 + np.exp(-odds - 0.5 * noise)),
@@ -182,10 +189,10 @@ def test_right_and_wrong_pairs_are_told_apart_by_chance_in_one_of_twenty(num: in
             row = [1.0] * better + [-1.0] * worse + [0.0] * (num - better - worse)
             low, high = adjusted_difference(row).interval(-1, 1)
             outs[better, worse] = low > 0 or high < 0
-    better, worse = np.nonzero(outs)
+    ups, downs = np.nonzero(outs)
     for rate in np.linspace(0.005, 1, 200):
         chance = stats.multinomial.pmf(
-            np.stack([better, worse, num - better - worse], axis=1),
+            np.stack([ups, downs, num - ups - downs], axis=1),
             num,
             [rate / 2, rate / 2, 1 - rate],
         )

@@ -68,7 +68,12 @@ def test_work_is_linear(
 ) -> None:
     lines: list[bytes] = []
     decode = records.decode_record
-    monkeypatch.setattr(records, "decode_record", lambda line: lines.append(line) or decode(line))
+
+    def decoding(line: bytes) -> dict[str, Any]:
+        lines.append(line)
+        return decode(line)
+
+    monkeypatch.setattr(records, "decode_record", decoding)
 
     def run(size: int) -> None:
         paths = runs[size] if args[0] == "compare" else runs[size][:1]

@@ -51,7 +51,7 @@ def judged(
             judging.verdicts(record) if judging else once(verdicts_on(job.task, problem, record))
         )
         if rounds is not None:
-            _tell(rounds, record, verdicts and verdicts.get(headline))
+            _tell(rounds, record, verdicts.get(headline) if verdicts else None)
         seen.append(look(record))
         found.append((problem.id, verdicts))
     if rounds is not None:
