@@ -226,7 +226,7 @@ def test_means_of_subjects_are_covered(kind: str) -> None:
         for _ in range(rounds):
             rates = rng.beta(a, b, len(mine))
             pairs = zip(mine, rates, strict=True)
-            found = mean_of_means([(rng.random(n) < rate).astype(float) for n, rate in pairs])
+            found = mean_of_means([list(map(float, rng.random(n) < rate)) for n, rate in pairs])
             held += found.low <= rates.mean() <= found.high
         assert held / rounds >= least_allowed(rounds), (num, a, b, held / rounds)
 
