@@ -4,8 +4,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from treegen.evals.metrics import MetricRow, Report, ReportOptions, clusters_of, mean_row
-from treegen.evals.tables import table_by
+from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions, clusters_of, mean_row
+from treegen.evals.statistics.tables import table_by
 from treegen.evals.verdict import SampleScore, Verdict
 
 

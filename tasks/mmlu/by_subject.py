@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from treegen.evals.metrics import MetricRow, Report, ReportOptions
-from treegen.evals.stats import mean_of_means
-from treegen.evals.tables import problem_values, table_by
+from treegen.evals.statistics.estimators import mean_of_means
+from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions
+from treegen.evals.statistics.tables import problem_values, table_by
 from treegen.evals.verdict import SampleScore
 from treegen.tasks.mmlu.subjects import CATEGORY_OF
 

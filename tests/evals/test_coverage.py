@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from treegen.evals.stats import (
+from treegen.evals.statistics.estimators import (
     adjusted_difference,
     difference_interval,
     mean_interval,
@@ -30,7 +30,7 @@ def least_allowed(rounds: int) -> float:
 
 
 def test_t_is_students() -> None:
-    from treegen.evals.stats import Adjusted
+    from treegen.evals.statistics.estimators import Adjusted
 
     for freedom in (2, 2.5, 3, 4.7, 10, 33, 1000, 1e6):
         low, high = Adjusted(0.0, 1.0, freedom).interval(-100, 100)

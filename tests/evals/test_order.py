@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from report_cases import make_run
 
+from treegen.evals.asked.settings import settle
 from treegen.evals.job import load_job
-from treegen.evals.scoring import aggregate
-from treegen.evals.settings import settle
+from treegen.evals.judged.scoring import aggregate
 from treegen.evals.verdict import SampleScore
 from treegen.report.load import load_run
 from treegen.tasks.apps.by_difficulty import ProgramVerdict

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treegen.errors import InputError
-from treegen.evals.stats import (
+from treegen.evals.statistics.estimators import (
     difference_interval,
     estimate,
     maj_at_k,

@@ -9,7 +9,7 @@ import pytest
 from cli_cases import Command
 from report_cases import make_run
 
-from treegen.evals import votes
+from treegen.evals.statistics import votes
 from treegen.runs import records
 
 SMALL, LARGE = 30, 240

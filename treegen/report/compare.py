@@ -20,10 +20,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from treegen.errors import InputError
-from treegen.evals.metrics import Clusters, clusters_of
-from treegen.evals.stats import adjusted_difference, pass_at_k, standard_error
+from treegen.evals.statistics.estimators import adjusted_difference, pass_at_k, standard_error
+from treegen.evals.statistics.metrics import Clusters, clusters_of
+from treegen.evals.statistics.votes import tally
 from treegen.evals.verdict import Verdict
-from treegen.evals.votes import tally
 from treegen.report.view import ProblemView, RunView
 
 METHOD: Final = "adjusted t interval over problems, and its p-value"

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treegen.errors import RunError, TreegenError
-from treegen.evals.account import add_up, stored_parts
-from treegen.evals.metrics import Incomplete, MajorityRow, MetricRow, Report
-from treegen.evals.tables import Grid, Table
+from treegen.evals.course.account import add_up, stored_parts
+from treegen.evals.course.timeline import read_timeline
+from treegen.evals.statistics.metrics import Incomplete, MajorityRow, MetricRow, Report
+from treegen.evals.statistics.tables import Grid, Table
 from treegen.evals.thinking import thinking_of
-from treegen.evals.timeline import read_timeline
 from treegen.evals.verdict import SampleScore
 from treegen.report.load_search import load_search_run
 from treegen.report.trees import FILE as TREES
@@ -22,8 +22,8 @@ from treegen.report.view import ProblemView, RunView, Sample, beside, task_name
 from treegen.runs import RunDir
 
 if TYPE_CHECKING:
+    from treegen.evals.asked.stopping import Rounds
     from treegen.evals.job import Job
-    from treegen.evals.stopping import Rounds
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
@@ -88,9 +88,9 @@ def load_run(path: Path, *, data: str | None = None) -> RunView:
 
 
 def _job(run: RunDir, data: str | None, notices: list[str]) -> "Job | None":
+    from treegen.evals.asked.settings import settle, stored_choices
     from treegen.evals.identity import check_same_data
     from treegen.evals.job import load_job
-    from treegen.evals.settings import settle, stored_choices
 
     try:
         stored = {**beside(run.path, stored_choices(run.info)), "score": True}
@@ -108,9 +108,9 @@ def _judge(
     run: RunDir, job: "Job | None", notices: list[str]
 ) -> "tuple[tuple[ProblemView, ...], Report | None, Rounds | None]":
     """Read the samples of a run once; return its problems, its report and its rounds."""
-    from treegen.evals.execution import executing
-    from treegen.evals.scoring import aggregate, judged, rounds_of, score_of
-    from treegen.evals.vote_tables import Votes
+    from treegen.evals.judged.execution import executing
+    from treegen.evals.judged.scoring import aggregate, judged, rounds_of, score_of
+    from treegen.evals.judged.vote_tables import Votes
 
     found = _Problems(run, job)
     if job is None:

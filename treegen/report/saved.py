@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from treegen.errors import InputError
-from treegen.evals.confidence import STOPPED
-from treegen.evals.metrics import Clusters, Grouped, clusters_of
-from treegen.evals.replay import Drawn, Outcome, plain, until_decided
-from treegen.evals.stats import Estimate, difference_interval, estimate
-from treegen.evals.votes import tally
+from treegen.evals.statistics.confidence import STOPPED
+from treegen.evals.statistics.estimators import Estimate, difference_interval, estimate
+from treegen.evals.statistics.metrics import Clusters, Grouped, clusters_of
+from treegen.evals.statistics.replay import Drawn, Outcome, plain, until_decided
+from treegen.evals.statistics.votes import tally
 from treegen.report.curves import some_ks
 from treegen.report.view import RunView
 

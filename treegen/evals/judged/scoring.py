@@ -1,0 +1,186 @@
+"""Judge the samples of a run, and sum their scores up as a report.
+
+Nothing here imports torch, for scoring a stored run needs no model.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from treegen.errors import TaskError
+from treegen.evals.answers import answer_types, unified
+from treegen.evals.asked.stopping import NEVER, Rounds
+from treegen.evals.calls import asked, verdicts_on
+from treegen.evals.choices import likeliest_by_length
+from treegen.evals.job import Job
+from treegen.evals.judged.execution import Judging
+from treegen.evals.judged.vote_tables import NO_VOTES, Votes, stop_tables, vote_table
+from treegen.evals.problem import Problem
+from treegen.evals.statistics.metrics import Report, ReportOptions
+from treegen.evals.thinking import thinking_of
+from treegen.evals.verdict import SampleScore, Verdict
+from treegen.runs import RunDir
+
+_Seen = TypeVar("_Seen")
+
+
+def judged(
+    job: Job,
+    run: RunDir,
+    look: Callable[[dict[str, Any]], _Seen],
+    *,
+    judging: Judging | None = None,
+    rounds: Rounds | None = None,
+) -> list[tuple[_Seen, Mapping[str, Verdict] | None]]:
+    """Read every stored sample once; return what `look` makes of each, and its verdicts by filter.
+
+    The verdicts are None for a program without any. If the task declares answer types, equal
+    answers of a problem are equal strings here. Equal verdicts are one object, which saves memory.
+
+    rounds: is told of each sample, too.
+    """
+    problems = {problem.id: problem for problem in job.data.problems}
+    seen: list[_Seen] = []
+    found: list[tuple[str, Mapping[str, Verdict] | None]] = []
+    once = _Once()
+    headline = job.task.filters[0]
+    for record in run.records():
+        problem = problems[record["problem_id"]]
+        verdicts = (
+            judging.verdicts(record) if judging else once(verdicts_on(job.task, problem, record))
+        )
+        if rounds is not None:
+            _tell(rounds, record, verdicts.get(headline) if verdicts else None)
+        seen.append(look(record))
+        found.append((problem.id, verdicts))
+    if rounds is not None:
+        rounds.due()
+        run.spared = rounds.spared
+    if not judging and (types := answer_types(job.task)):
+        whole = [(problem_id, verdicts or {}) for problem_id, verdicts in found]
+        settled = asked(unified, job.task.name)(whole, types)
+        return list(zip(seen, map(once, settled), strict=True))
+    return [(what, verdicts) for what, (_, verdicts) in zip(seen, found, strict=True)]
+
+
+class _Once:
+    """Gives equal mappings of verdicts as one object."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], Mapping[str, Verdict]] = {}
+
+    def __call__(self, verdicts: Mapping[str, Verdict]) -> Mapping[str, Verdict]:
+        try:
+            return self._known.setdefault(tuple(verdicts.items()), verdicts)
+        except TypeError:  # a task's own class may have no hash
+            return verdicts
+
+
+def score_of(job: Job, problem: Problem, record: Mapping[str, Any]) -> SampleScore:
+    """Return the score of a stored sample, but for its verdicts."""
+    thinking = thinking_of(record)
+    by_length: Mapping[str, Verdict] = {}
+    if "choice_logprobs" in record:
+        choice = likeliest_by_length(problem, record["choice_logprobs"])
+        by_length = job.task.score(problem, choice)
+    return SampleScore(
+        problem_id=problem.id,
+        sample_index=record["sample_index"],
+        finish_reason=sys.intern(record["finish_reason"]),
+        verdicts={},
+        by_length=by_length,
+        numbers=_numbers(record),
+        num_tokens=record["num_tokens"],
+        closed=None if thinking is None else thinking.is_closed,
+    )
+
+
+def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return what votes may weigh a stored sample by."""
+    found = {}
+    if record["num_tokens"] and "logprob" in record:
+        found["logprob"] = record["logprob"] / record["num_tokens"]
+    if (certainty := record.get("self_certainty")) is not None:
+        found["certainty"] = certainty
+    for name, value in record.get("confidence", {}).items():
+        found["confidence" if name == "mean" else name] = value
+    return found
+
+
+def aggregate(
+    job: Job, scores: Sequence[SampleScore], rounds: Rounds | None = None, votes: Votes = NO_VOTES
+) -> Report:
+    """Return the metrics over scored samples of a job.
+
+    rounds: of a run that stops problems, by whose rule samples are chosen for what is told.
+    votes: what samples vote by that their records do not have.
+    """
+    settings = job.settings
+    # In the order of the problems, so that nothing depends on the order in which samples ended.
+    place = {problem.id: number for number, problem in enumerate(job.data.problems)}
+    scores = sorted(scores, key=lambda each: (place[each.problem_id], each.sample_index))
+    fixed, num = scores, settings.num_samples
+    if settings.stop_when != NEVER:
+        # Those that were drawn whatever came; see `treegen.evals.asked.stopping`.
+        num = settings.first_round
+        fixed = [sample for sample in scores if sample.sample_index < num]
+    options = ReportOptions(
+        problem_ids=[problem.id for problem in job.data.problems],
+        num_samples=num,
+        num_fewshot=job.data.num_fewshot,
+        pass_ks=_up_to(num, settings.pass_ks),
+        maj_ks=_up_to(num, settings.maj_ks),
+        problems=job.data.problems,
+    )
+    report = asked(job.task.aggregate, job.task.name)(fixed, options)
+    if not isinstance(report, Report):
+        name = type(report).__name__
+        raise TaskError(f"aggregate of task {job.task.name!r} gives a {name}; it must be a Report")
+    tables = list(report.tables)
+    if rounds is not None:
+        tables += stop_tables(job, scores, rounds)
+    if settings.votes:
+        ks = options.maj_ks or (num,)
+        tables.append(
+            vote_table(fixed, job.task.filters, settings.votes, ks, votes, job.data.problems)
+        )
+    return replace(report, label=job.data.label, tables=tuple(tables))
+
+
+def _up_to(num: int, ks: Sequence[int] | None) -> Sequence[int] | None:
+    return None if ks is None else [k for k in ks if k <= num]
+
+
+def rounds_of(job: Job) -> Rounds | None:
+    """Return the rounds of a job, none of whose samples is drawn; None if it has no rounds."""
+    if not job.settings.in_rounds:
+        return None
+    kind = answer_types(job.task).get(job.task.filters[0])
+    ids = [problem.id for problem in job.data.problems]
+    return Rounds(job.settings.stop_rule, ids, kind.representatives if kind else None)
+
+
+def look_back(job: Job, run: RunDir) -> Rounds | None:
+    """Return how far the rounds of a run are by what it has stored; None if it has no rounds.
+
+    It also tells the run which samples need not be drawn.
+    """
+    rounds = rounds_of(job)
+    if rounds is None:
+        return None
+    problems = {problem.id: problem for problem in job.data.problems}
+    for record in run.records():
+        verdicts: Mapping[str, Verdict] = {}
+        if rounds.reads_answers:
+            verdicts = verdicts_on(job.task, problems[record["problem_id"]], record)
+        _tell(rounds, record, verdicts.get(job.task.filters[0]))
+    rounds.due()
+    run.spared = rounds.spared
+    return rounds
+
+
+def _tell(rounds: Rounds, record: Mapping[str, Any], first: Verdict | None) -> None:
+    """Tell rounds of a stored sample. first: its verdict by the first filter."""
+    reads = rounds.reads_answers and first is not None
+    rounds.add(record, first.answer if reads and first is not None else None)
