@@ -10,6 +10,7 @@ import sysconfig
 import tomllib
 import venv
 import zipfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import treegen
 
 # Folder in the repository -> package that it installs as.
 SOURCES = {"treegen": "treegen", "tasks": "treegen.tasks", "cli": "treegen.cli"}
+MOST_FILES = 22  # in one folder: what a reader takes in at a look
 OFFLINE_PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 INSTALL = ["install", "--no-deps", "--no-index", "--no-build-isolation"]
 
@@ -98,6 +100,12 @@ def test_every_source_folder_is_a_listed_package(repository: Path, project: dict
         assert f"{name}/__init__.py" in installed_names(repository, "**/*.py")
 
 
+@pytest.mark.parametrize("name", ["treegen", "tasks"])
+def test_no_folder_is_crowded(repository: Path, name: str) -> None:
+    files = Counter(path.parent for path in source_files(repository / name, "**/*.py"))
+    assert {folder: count for folder, count in files.items() if count > MOST_FILES} == {}
+
+
 @pytest.mark.parametrize("name", ["tasks", "cli"])
 def test_the_links_show_the_folders_under_their_installed_names(
     repository: Path, name: str
@@ -114,6 +122,20 @@ def test_imports_are_absolute_and_name_installed_packages(repository: Path) -> N
             for line, name in imports(path):
                 if re.match(r"\.|(tasks|cli)\b", name):
                     bad.append(f"{path}:{line}: {name}")
+    assert not bad
+
+
+def test_no_import_is_hidden_from_the_linter(repository: Path) -> None:
+    """No module of ours is imported by its name as a string: `lint-imports` would not see it."""
+    bad = []
+    for folder in SOURCES:
+        for path in source_files(repository / folder, "**/*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
+                    ("import_module", "__import__")
+                ):
+                    names = [ast.unparse(argument) for argument in node.args]
+                    bad += [f"{path}:{node.lineno}: {n}" for n in names if "treegen." in n]
     assert not bad
 
 

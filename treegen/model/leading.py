@@ -1,8 +1,8 @@
 """Rank 0 of a tensor-parallel model: it starts the other ranks, leads them and sees them end.
 
-Each follower is a process of its own on this machine, which begins at `treegen.llm.follower.main`. Rank
-0 tells it, over a pipe, what to do: load the model, make a cache, and then each pass. A follower
-decides nothing. So all that schedules, samples and searches runs in this process alone.
+Each follower is a process of its own on this machine, which begins at `treegen.llm.follower.main`.
+Rank 0 tells it, over a pipe, what to do: load the model, make a cache, and then each pass. A
+follower decides nothing. So all that schedules, samples and searches runs in this process alone.
 """
 
 from __future__ import annotations

@@ -49,7 +49,8 @@ class EvalSettings(RunChoices):
     pass_ks, maj_ks: the k of pass@k and of maj@k; None picks them from num_samples.
     score: whether the samples are judged.
     log_tokens: whether the token ids of each sample are stored as well.
-    stop_when: when a problem gets no further samples; see `treegen.evals.asked.stopping.decided_at`.
+    stop_when: when a problem gets no further samples; see
+        `treegen.evals.asked.stopping.decided_at`.
     stop_batch: samples of a problem that are drawn side by side until it is asked again.
     confidence: what is told of the confidence of samples; None if nothing is.
     self_certainty: whether the mean self-certainty of each sample is stored.

@@ -114,7 +114,7 @@ class SearchSettings(RunChoices, Knobs):
 def settle_search(
     asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None
 ) -> SearchSettings:
-    """Return the settings that a user's choices come to; see `treegen.evals.asked.settings.settle`."""
+    """Return the settings that choices come to; see `treegen.evals.asked.settings.settle`."""
     if "verifier" in asked:
         if "evaluate" in asked:
             raise InputError("give --verifier or --evaluate, not both")

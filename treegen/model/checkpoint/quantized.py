@@ -1,7 +1,8 @@
 """How the weights of a checkpoint are quantised, and what becomes of them.
 
 transformers expands what is known here while it loads. Matrices in FP8 may then be put back as they
-are stored, see `treegen.model.linear.fp8_checkpoint`. Everything else is refused before a weight is read.
+are stored, see `treegen.model.linear.fp8_checkpoint`. Everything else is refused before a weight is
+read.
 """
 
 from __future__ import annotations
