@@ -5,6 +5,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -15,11 +16,10 @@ from treegen.errors import InputError
 from treegen.evals.statistics.estimators import (
     difference_interval,
     estimate,
-    maj_at_k,
     mean_interval,
     pass_at_k,
-    tie_at_k,
 )
+from treegen.evals.statistics.majority import _estimated, _win, _without, maj_at_k, tie_at_k
 
 _COUNTS = st.lists(st.integers(0, 4), max_size=4)
 
@@ -110,6 +110,49 @@ def test_every_vote_is_won_by_someone(num: int, k: int, num_answers: int) -> Non
     none_valid = math.comb(invalid, k) / math.comb(num, k)
     assert math.fsum(shares) == pytest.approx(1 - none_valid, abs=1e-10)
     assert maj_at_k(sizes, [], invalid, k) == pytest.approx(1 - none_valid, abs=1e-10)
+
+
+def count_wins(size: int, others: Sequence[int], invalid: int, k: int, share: bool) -> Fraction:
+    """The chance that an answer wins, by adding up all numbers of votes that answers can have."""
+    ways: Counter[tuple[int, int, int]] = Counter()  # by samples drawn, most votes, and ties for it
+    ways[0, 0, 0] = 1
+    for other in others:
+        more: Counter[tuple[int, int, int]] = Counter()
+        for (drawn, top, tied), count in ways.items():
+            for votes in range(min(other, k - drawn) + 1):
+                ties = tied + 1 if votes == top else 1 if votes > top else tied
+                key = (drawn + votes, max(top, votes), ties)
+                more[key] += count * math.comb(other, votes)
+        ways = more
+    found = Fraction(0)
+    for (drawn, top, tied), count in ways.items():
+        for votes in range(max(1, top), min(size, k - drawn) + 1):
+            weight = count * math.comb(size, votes) * math.comb(invalid, k - drawn - votes)
+            if votes > top or share:
+                found += Fraction(weight, 1 + tied * (votes == top))
+    return found / math.comb(size + sum(others) + invalid, k)
+
+
+def test_chances_of_votes_are_right_to_the_last_digits() -> None:
+    rng = random.Random(4)
+    for _ in range(120):
+        num = rng.choice([rng.randint(1, 20), 40, 64])
+        sizes: list[int] = []
+        while sum(sizes) < num and rng.random() < 0.9:
+            most = num - sum(sizes)
+            sizes.append(min(most, rng.choice([1, 1, 2, 3, rng.randint(1, most)])))
+        if not sizes:
+            continue
+        size, invalid = rng.choice(sizes), num - sum(sizes)
+        others = list(sizes)
+        others.remove(size)
+        for k in {1, rng.randint(1, num), num}:
+            for share in (True, False):
+                counts = (size, _without(sizes, size), invalid, k, share)
+                want = float(count_wins(size, others, invalid, k, share))
+                assert _win(*counts) == pytest.approx(want, rel=1e-15, abs=0)
+                # What takes over where there are more samples.
+                assert _estimated(*counts) == pytest.approx(want, abs=1e-12)
 
 
 def test_vote_of_many_agrees_with_simulation() -> None:

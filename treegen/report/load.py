@@ -4,7 +4,6 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from treegen.evals.course.timeline import read_timeline
 from treegen.evals.statistics.metrics import Incomplete, MajorityRow, MetricRow, Report
 from treegen.evals.statistics.tables import Grid, Table
 from treegen.evals.thinking import thinking_of
-from treegen.evals.verdict import SampleScore
+from treegen.evals.verdict import SampleScore, Verdict
 from treegen.report.load_search import load_search_run
 from treegen.report.trees import FILE as TREES
 from treegen.report.trees import read_trees
@@ -115,28 +114,27 @@ def _judge(
     found = _Problems(run, job)
     if job is None:
         for record in run.records():
-            found.add(found.sample(record))
+            found.add(record, None)
         return found.views(), _stored_report(run), None
     scores: list[SampleScore] = []
     unjudged = 0
     known = {problem.id: problem for problem in job.data.problems}
 
-    def look(record: dict[str, Any]) -> tuple[Sample, SampleScore]:
-        return found.sample(record), score_of(job, known[record["problem_id"]], record)
+    def look(record: dict[str, Any], verdicts: Mapping[str, Verdict] | None) -> None:
+        nonlocal unjudged
+        found.add(record, verdicts)
+        if verdicts is None:
+            unjudged += 1
+        else:
+            scores.append(score_of(job, known[record["problem_id"]], record, verdicts))
 
     rounds = rounds_of(job)
     task = executing(job.task)
     if task is None:
-        seen = judged(job, run, look, rounds=rounds)
+        judged(job, run, look, rounds=rounds)
     else:
         with closing(task.judging(run, None)) as judging:
-            seen = judged(job, run, look, judging=judging, rounds=rounds)
-    for (sample, score), verdicts in seen:
-        found.add(sample if verdicts is None else replace(sample, verdicts=verdicts))
-        if verdicts is None:
-            unjudged += 1
-        else:
-            scores.append(replace(score, verdicts=verdicts))
+            judged(job, run, look, judging=judging, rounds=rounds)
     if unjudged:
         notices.append(
             f"{unjudged:,} samples are not judged; judge them with: treegen score "
@@ -179,25 +177,22 @@ class _Problems:
         self._tokens: dict[str, tuple[int, int]] = {}
         self._known = {problem.id: problem for problem in job.data.problems} if job else {}
 
-    def sample(self, record: Mapping[str, Any]) -> Sample:
-        """Return a stored sample without verdicts, and note the tokens of its prompt."""
+    def add(self, record: Mapping[str, Any], verdicts: Mapping[str, Verdict] | None) -> None:
+        """Take a stored sample."""
         problem_id = self._ids[record["problem_id"]]  # one string for all samples of a problem
         tokens = int(record.get("prompt_tokens", 0)), int(record.get("choice_tokens", 0))
         self._tokens[problem_id] = tokens
-        return Sample(
+        sample = Sample(
             problem_id=problem_id,
             index=record["sample_index"],
             text=str(record.get("text", "")),
             num_tokens=int(record.get("num_tokens", 0)),
             logprob=record.get("logprob"),
             finish_reason=sys.intern(str(record.get("finish_reason"))),
-            verdicts=None,
+            verdicts=verdicts,
             thinking=thinking_of(record),
         )
-
-    def add(self, sample: Sample) -> None:
-        """Take a sample."""
-        self._samples[sample.problem_id].append(sample)
+        self._samples[problem_id].append(sample)
 
     def views(self) -> tuple[ProblemView, ...]:
         """Return the problems with their samples."""

@@ -1,7 +1,6 @@
 """Write results.json: what a run is, what it cost, and its report."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from treegen.evals.asked.settings import stored_choices
@@ -12,7 +11,7 @@ from treegen.evals.judged.scoring import aggregate, judged, look_back, rounds_of
 from treegen.evals.judged.vote_tables import Votes
 from treegen.evals.statistics.metrics import Report
 from treegen.evals.thinking import Tokens
-from treegen.evals.verdict import SampleScore
+from treegen.evals.verdict import SampleScore, Verdict
 from treegen.runs import RunDir
 
 
@@ -38,13 +37,15 @@ def results_of(
     if job.settings.score and not unjudged:
         problems = {problem.id: problem for problem in job.data.problems}
 
-        def look(record: dict[str, Any]) -> SampleScore:
+        scores: list[SampleScore] = []
+
+        def look(record: dict[str, Any], verdicts: Mapping[str, Verdict] | None) -> None:
             totals.add(record)
-            return score_of(job, problems[record["problem_id"]], record)
+            if verdicts is not None:
+                scores.append(score_of(job, problems[record["problem_id"]], record, verdicts))
 
         rounds = rounds_of(job)
-        found = judged(job, run, look, judging=judging, rounds=rounds)
-        scores = [replace(score, verdicts=v) for score, v in found if v is not None]
+        judged(job, run, look, judging=judging, rounds=rounds)
         report = aggregate(job, scores, rounds, Votes.of(run.path))
     else:
         rounds = look_back(job, run)

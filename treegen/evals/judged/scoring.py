@@ -6,7 +6,7 @@ Nothing here imports torch, for scoring a stored run needs no model.
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from treegen.errors import TaskError
 from treegen.evals.answers import answer_types, unified
@@ -22,63 +22,70 @@ from treegen.evals.thinking import thinking_of
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.runs import RunDir
 
-_Seen = TypeVar("_Seen")
-
 
 def judged(
     job: Job,
     run: RunDir,
-    look: Callable[[dict[str, Any]], _Seen],
+    look: Callable[[dict[str, Any], Mapping[str, Verdict] | None], None],
     *,
     judging: Judging | None = None,
     rounds: Rounds | None = None,
-) -> list[tuple[_Seen, Mapping[str, Verdict] | None]]:
-    """Read every stored sample once; return what `look` makes of each, and its verdicts by filter.
+) -> None:
+    """Read every stored sample once; `look` gets each, and its verdicts by filter.
 
     The verdicts are None for a program without any. If the task declares answer types, equal
-    answers of a problem are equal strings here. Equal verdicts are one object, which saves memory.
+    answers of a problem are equal strings in them once this returns, and not before. Equal verdicts
+    are one object, which saves memory.
 
     rounds: is told of each sample, too.
     """
     problems = {problem.id: problem for problem in job.data.problems}
-    seen: list[_Seen] = []
-    found: list[tuple[str, Mapping[str, Verdict] | None]] = []
-    once = _Once()
     headline = job.task.filters[0]
+    types = {} if judging else answer_types(job.task)
+    once = _Once()
     for record in run.records():
         problem = problems[record["problem_id"]]
-        verdicts = (
-            judging.verdicts(record) if judging else once(verdicts_on(job.task, problem, record))
-        )
+        verdicts: Mapping[str, Verdict] | None
+        if judging:
+            verdicts = judging.verdicts(record)
+        else:
+            # What equals an answer depends on the other answers of its problem.
+            verdicts = once(problem.id if types else "", verdicts_on(job.task, problem, record))
         if rounds is not None:
             _tell(rounds, record, verdicts.get(headline) if verdicts else None)
-        seen.append(look(record))
-        found.append((problem.id, verdicts))
+        look(record, verdicts)
     if rounds is not None:
         rounds.due()
         run.spared = rounds.spared
-    if not judging and (types := answer_types(job.task)):
-        whole = [(problem_id, verdicts or {}) for problem_id, verdicts in found]
-        settled = asked(unified, job.task.name)(whole, types)
-        return list(zip(seen, map(once, settled), strict=True))
-    return [(what, verdicts) for what, (_, verdicts) in zip(seen, found, strict=True)]
+    if types:
+        settled = asked(unified, job.task.name)(once.found, types)
+        for (_, mine), verdicts in zip(once.found, settled, strict=True):
+            mine.update(verdicts)
 
 
 class _Once:
-    """Gives equal mappings of verdicts as one object."""
+    """Gives equal verdicts on samples of a group as one object. found: each, with its group."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Any, ...], Mapping[str, Verdict]] = {}
+        self.found: list[tuple[str, dict[str, Verdict]]] = []
+        self._known: dict[tuple[Any, ...], dict[str, Verdict]] = {}
 
-    def __call__(self, verdicts: Mapping[str, Verdict]) -> Mapping[str, Verdict]:
+    def __call__(self, group: str, verdicts: Mapping[str, Verdict]) -> Mapping[str, Verdict]:
+        key = (group, *verdicts.items())
         try:
-            return self._known.setdefault(tuple(verdicts.items()), verdicts)
+            known = self._known.get(key)
         except TypeError:  # a task's own class may have no hash
-            return verdicts
+            key, known = (len(self.found),), None
+        if known is None:
+            known = self._known[key] = dict(verdicts)
+            self.found.append((group, known))
+        return known
 
 
-def score_of(job: Job, problem: Problem, record: Mapping[str, Any]) -> SampleScore:
-    """Return the score of a stored sample, but for its verdicts."""
+def score_of(
+    job: Job, problem: Problem, record: Mapping[str, Any], verdicts: Mapping[str, Verdict]
+) -> SampleScore:
+    """Return the score of a stored sample with its verdicts."""
     thinking = thinking_of(record)
     by_length: Mapping[str, Verdict] = {}
     if "choice_logprobs" in record:
@@ -88,7 +95,7 @@ def score_of(job: Job, problem: Problem, record: Mapping[str, Any]) -> SampleSco
         problem_id=problem.id,
         sample_index=record["sample_index"],
         finish_reason=sys.intern(record["finish_reason"]),
-        verdicts={},
+        verdicts=verdicts,
         by_length=by_length,
         numbers=_numbers(record),
         num_tokens=record["num_tokens"],
