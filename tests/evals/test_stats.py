@@ -147,12 +147,18 @@ def test_chances_of_votes_are_right_to_the_last_digits() -> None:
         others = list(sizes)
         others.remove(size)
         for k in {1, rng.randint(1, num), num}:
-            for share in (True, False):
-                counts = (size, _without(sizes, size), invalid, k, share)
-                want = float(count_wins(size, others, invalid, k, share))
-                assert _win(*counts) == pytest.approx(want, rel=1e-15, abs=0)
-                # What takes over where there are more samples.
-                assert _estimated(*counts) == pytest.approx(want, abs=1e-12)
+            counts = (size, _without(sizes, size), invalid, k)
+            won = float(count_wins(size, others, invalid, k, True))
+            assert _win(*counts) == pytest.approx(won, rel=1e-15, abs=0)
+            single = float(count_wins(size, others, invalid, k, False))
+            # What takes over where there are more samples.
+            assert _estimated(*counts, True) == pytest.approx(won, abs=1e-12)
+            assert _estimated(*counts, False) == pytest.approx(single, abs=1e-12)
+        k = rng.randint(1, num)
+        ties = 1 - Fraction(math.comb(invalid, k), math.comb(num, k))
+        for place, each in enumerate(sizes):
+            ties -= count_wins(each, sizes[:place] + sizes[place + 1 :], invalid, k, False)
+        assert tie_at_k(sizes, invalid, k) == float(ties)
 
 
 def test_vote_of_many_agrees_with_simulation() -> None:

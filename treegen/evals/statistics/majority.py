@@ -35,7 +35,7 @@ def maj_at_k(correct: Sequence[int], wrong: Sequence[int], invalid: int, k: int)
         return math.nan
     shares = []
     for size, repeats in Counter(size for size in correct if size).items():
-        shares.append(repeats * _win(size, _without(sizes, size), invalid, k, True))
+        shares.append(repeats * _win(size, _without(sizes, size), invalid, k))
     return min(1.0, math.fsum(shares))
 
 
@@ -49,9 +49,13 @@ def tie_at_k(counts: Sequence[int], invalid: int, k: int) -> float:
     num = sum(sizes) + invalid
     if num < k:
         return math.nan
+    if num <= _COUNTED:
+        single = _coefficient(_single(tuple(sorted(Counter(sizes).items())), invalid), num, k)
+        every = math.comb(num, k)
+        return (every - math.comb(invalid, k) - single) / every
     won = [math.comb(invalid, k) / math.comb(num, k)]
     for size, repeats in Counter(sizes).items():
-        won.append(repeats * _win(size, _without(sizes, size), invalid, k, False))
+        won.append(repeats * _estimated(size, _without(sizes, size), invalid, k, False))
     tie = 1.0 - math.fsum(won)
     # Rounding may leave a tiny chance of an impossible tie.
     return tie if tie > 1e-11 else 0.0
@@ -71,27 +75,29 @@ def _without(sizes: Sequence[int], size: int) -> tuple[tuple[int, int], ...]:
     return tuple(sorted((other, repeats) for other, repeats in others.items() if repeats))
 
 
-def _win(
-    size: int, others: tuple[tuple[int, int], ...], invalid: int, k: int, share_ties: bool
-) -> float:
-    """Return the chance that an answer with `size` samples wins a vote of k.
+def _win(size: int, others: tuple[tuple[int, int], ...], invalid: int, k: int) -> float:
+    """Return the chance that an answer with `size` samples wins a vote of k, ties by their shares.
 
     others: (size, how many) of the other answers.
-    share_ties: a tied answer counts for its share; else it has not won.
     """
     num = size + invalid + sum(other * repeats for other, repeats in others)
     if num > _COUNTED:
-        return _estimated(size, others, invalid, k, share_ties)
-    shift, mask = k * (num + 1), (1 << (num + 1)) - 1
-    wins = _ways(size, others, invalid, share_ties)
-    shares = [((way >> shift) & mask) / (1 + tied) for tied, way in enumerate(wins)]
+        return _estimated(size, others, invalid, k, True)
+    if k == num:
+        tied = sum(repeats for other, repeats in others if other == size)
+        return 0.0 if any(other > size for other, _ in others) else 1.0 / (1 + tied)
+    wins = _ways(size, others, invalid)
+    shares = [_coefficient(way, num, k) / (1 + tied) for tied, way in enumerate(wins)]
     return math.fsum(shares) / math.comb(num, k)
 
 
-@lru_cache(maxsize=1 << 12)
-def _ways(
-    size: int, others: tuple[tuple[int, int], ...], invalid: int, share_ties: bool
-) -> tuple[int, ...]:
+def _coefficient(packed: int, num: int, k: int) -> int:
+    """Return the coefficient of x^k where x is 2^(num + 1)."""
+    return (packed >> k * (num + 1)) & ((1 << (num + 1)) - 1)
+
+
+@lru_cache(maxsize=1 << 14)
+def _ways(size: int, others: tuple[tuple[int, int], ...], invalid: int) -> tuple[int, ...]:
     """Return in how many subsets of k samples an answer is at the top with 0, 1, ... others.
 
     Each number holds the counts of all k: those of k in num + 1 bits from bit k * (num + 1) on. A
@@ -102,8 +108,6 @@ def _ways(
 
     where y counts the answers that tie. With x = 2^(num + 1) a polynomial is an integer, none of
     whose coefficients carries, as all samples have less than 2^(num + 1) subsets.
-
-    share_ties: count those with others too.
     """
     rest = sum(other * repeats for other, repeats in others)
     width = size + rest + invalid + 1
@@ -116,7 +120,7 @@ def _ways(
         terms = [math.comb(size, votes) * free << votes * width]
         for other, repeats in others:
             below = _below(other, votes, width)
-            if other < votes or not share_ties:
+            if other < votes:
                 terms = [term * below**repeats for term in terms]
                 continue
             at = math.comb(other, votes) << votes * width
@@ -133,6 +137,29 @@ def _ways(
         for tied, term in enumerate(terms):
             found[tied] += term
     return tuple(found)
+
+
+@lru_cache(maxsize=1 << 14)
+def _single(sizes: tuple[tuple[int, int], ...], invalid: int) -> int:
+    """Return how many subsets of k samples have a single winner, for all k as in `_ways`.
+
+    sizes: (size, how many) of all answers. Of the product over them all, this is what has y once.
+    """
+    width = sum(size * repeats for size, repeats in sizes) + invalid + 1
+    free = _below(invalid, invalid + 1, width)
+    found = 0
+    for votes in range(1, max((size for size, _ in sizes), default=0) + 1):
+        none, one = free, 0
+        for size, repeats in sizes:
+            below = _below(size, votes, width)
+            if size < votes:
+                none, one = none * below**repeats, one * below**repeats
+                continue
+            at = repeats * math.comb(size, votes) << votes * width
+            fewer = below ** (repeats - 1)
+            none, one = none * fewer * below, (one * below + none * at) * fewer
+        found += one
+    return found
 
 
 @lru_cache(maxsize=1 << 14)

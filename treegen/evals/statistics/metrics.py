@@ -299,10 +299,14 @@ def _majority(
 ) -> list[dict[str, Any]]:
     tallies = [tally(group) for group in verdicts]
     rows = []
-    for k in default_maj_ks(options.num_samples) if options.maj_ks is None else options.maj_ks:
-        row = {"k": k, **mean_row([t.maj_at_k(k) for t in tallies], k, clusters), "tie_rate": None}
+    ks = default_maj_ks(options.num_samples) if options.maj_ks is None else options.maj_ks
+    # One tally after the other, as all k of a tally are of the same counts.
+    votes = [[(each.maj_at_k(k), each.tie_at_k(k)) for k in ks] for each in tallies]
+    for place, k in enumerate(ks):
+        shares = [mine[place][0] for mine in votes]
+        row = {"k": k, **mean_row(shares, k, clusters), "tie_rate": None}
         if row["value"] is not None:
-            row["tie_rate"] = estimate([t.tie_at_k(k) for t in tallies]).value
+            row["tie_rate"] = estimate([mine[place][1] for mine in votes]).value
         rows.append(row)
     return rows
 

@@ -2,8 +2,8 @@
 
 An answer that could not be read has no vote. A vote in which no answer could be read is wrong.
 
-In a metric each tied answer counts for its share (see `majority.maj_at_k`). A rule that looks at the
-order of the samples would make the score depend on that order, and breaking ties at random only
+In a metric each tied answer counts for its share: see `majority.maj_at_k`. A rule that looks at
+the order of the samples would make the score depend on that order, and breaking ties at random only
 adds noise around the same mean. If one answer must be shown, it is the tied answer that was given
 first.
 """
