@@ -68,10 +68,10 @@ class _Once:
 
     def __init__(self) -> None:
         self.found: list[tuple[str, dict[str, Verdict]]] = []
-        self._known: dict[tuple[Any, ...], dict[str, Verdict]] = {}
+        self._known: dict[tuple[object, ...], dict[str, Verdict]] = {}
 
     def __call__(self, group: str, verdicts: Mapping[str, Verdict]) -> Mapping[str, Verdict]:
-        key = (group, *verdicts.items())
+        key: tuple[object, ...] = (group, *verdicts.items())
         try:
             known = self._known.get(key)
         except TypeError:  # a task's own class may have no hash
