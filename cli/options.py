@@ -7,6 +7,7 @@ import click
 
 from treegen.cli.pairs import CONFIDENCE, GEN_KWARGS, MODEL_ARGS, read_pairs
 from treegen.errors import InputError
+from treegen.params import PENALTIES
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -32,6 +33,7 @@ FLAGS: Final = {
     "num_samples": "--n-samples",
     "sampling.stop_token_ids": "--gen-kwargs",
     "sampling.ignore_eos": "--gen-kwargs",
+    **{f"{group}.{name}": "--gen-kwargs" for group in ("sampling", "draw") for name in PENALTIES},
     "sampling.min_tokens": "set by the task",
     "sampling.logit_bias": "set by the task",
     "treegen": "",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from penalised import plain, slow_logits
 from torch import Tensor
 
 from treegen.attention import HostLevel
@@ -57,6 +58,9 @@ class LetterTokenizer:
 
     def __len__(self) -> int:
         return self.vocab_size
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        return [ord(letter) - 97 for letter in text.replace(" ", "")]
 
     def decode(self, ids: Sequence[int], **options: Any) -> str:
         return "".join(chr(97 + int(token)) for token in ids if token != EOS)
@@ -352,12 +356,17 @@ def sample_alone(
     params: SamplingParams,
     *,
     limit: int,
+    before: Sequence[bool] | None = None,
 ) -> tuple[int, ...]:
-    """Tokens of one sample, drawn without any cache of keys. Each is drawn once in a process."""
+    """Tokens of one sample, drawn without any cache of keys. Each is drawn once in a process.
+
+    before: which tokens of the prompt were drawn too; by default none.
+    """
     name_of = (type(model), model.vocab_size, model.eos_bias, params.drawing)
-    key = (*name_of, tuple(prompt), name, index, limit)
+    mine = [False] * len(prompt) if before is None else list(before)
+    key = (*name_of, tuple(prompt), name, index, limit, tuple(mine))
     if key not in _alone:
-        _alone[key] = _drawn_alone(model, prompt, name, index, params, limit)
+        _alone[key] = _drawn_alone(model, prompt, name, index, params, limit, mine)
     return _alone[key]
 
 
@@ -371,15 +380,18 @@ def _drawn_alone(
     index: int,
     params: SamplingParams,
     limit: int,
+    before: list[bool],
 ) -> tuple[int, ...]:
     stopping = stopping_of(params, model.vocab_size)
-    bias = ParamSet(params, stopping).bias
-    one = SamplingBatch.of([params], torch.zeros(1, dtype=torch.int64), [bias])
+    each = ParamSet(params, stopping)
+    one = SamplingBatch.of([plain(params)], torch.zeros(1, dtype=torch.int64))
     seed = torch.tensor([[row_seed(params.seed, name, index)]])
     tokens: list[int] = []
     forced: list[int] = []
     while not tokens or stopping.endings([prompt], [tokens], [limit]) == [None]:
-        logits = model.logits([*prompt, *tokens])[None]
+        text = [*prompt, *tokens]
+        drawn_before = before + [True] * len(tokens)
+        logits = slow_logits(model.logits(text), text, drawn_before, each, len(tokens))[None]
         forced = forced or _closing(prompt, tokens, params)
         drawn = int(draw(logits, seed, torch.tensor([[len(tokens)]]), one).tokens_PN)
         tokens.append(forced.pop(0) if forced else drawn)

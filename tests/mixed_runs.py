@@ -21,6 +21,7 @@ from fakes import (
     sample_alone,
     stopping_of,
 )  # fmt: skip
+from penalised import plain, slow_logits
 
 from treegen.cache.kept import KeptPrefixes
 from treegen.drafting.types import NOTHING, Drafts, Ints, NewTokens, Prompted
@@ -56,6 +57,12 @@ _OVERRIDES: list[dict[str, Any]] = [
     {}, {}, {"stop": "c"}, {"stop": ["cd", "h"], "include_stop": True}, {"temperature": 0},
     {"stop_token_ids": [4]}, {"temperature": 0.5, "top_k": 3},
     _thinking(0), _thinking(2), {**_thinking(1), "temperature": 0}, {**_thinking(7), "stop": "h"},
+]  # fmt: skip
+_PENALTIES: list[dict[str, Any]] = [
+    {}, {"presence_penalty": 1.5}, {"frequency_penalty": -0.7}, {"repetition_penalty": 1.6},
+    {"no_repeat_ngram_size": 2}, {"no_repeat_ngram_size": 1}, {"bad_words": ["a", "cd", "efg"]},
+    {"presence_penalty": -0.4, "frequency_penalty": 0.8, "repetition_penalty": 0.7,
+     "no_repeat_ngram_size": 3, "bad_words": ["dc"], "logit_bias": {3: 2.0}, "min_tokens": 1},
 ]  # fmt: skip
 
 
@@ -120,11 +127,16 @@ class _Knowing:
         request, each = run.requests[int(rows.request[slot])], run.param_sets[rows.params[slot]]
         known = [*request.segment.path_tokens().tolist(), *rows.tokens(np.array([slot]))[0]]
         begun = len(known) - int(rows.count[slot])
-        one = SamplingBatch.of([each.params], torch.zeros(1, dtype=torch.int64), [each.bias])
+        one = SamplingBatch.of([plain(each.params)], torch.zeros(1, dtype=torch.int64))
+        drawn = [
+            segment.drawn for segment in [*request.segment.path()][::-1] for _ in segment.tokens
+        ]
+        drawn += [True] * (len(known) + num - len(drawn))
         seed, start = torch.tensor([[int(rows.seed[slot])]]), len(known)
         for _ in range(num):
             step = torch.tensor([[len(known) - begun]])
-            logits = self.model.logits(known)[None]
+            logits = self.model.logits(known)
+            logits = slow_logits(logits, known, drawn[: len(known)], each, int(step))[None]
             known.append(int(draw(logits, seed, step, one).tokens_PN))
         return known[start:]
 
@@ -134,6 +146,7 @@ class MixedRun:
 
     recurrent: on a model that keeps states too. delta: whose rows list updates of these.
     speculates: guesses tokens, most of them right.
+    penalised: with penalties on what is in the text.
     """
 
     def __init__(
@@ -143,12 +156,13 @@ class MixedRun:
         recurrent: bool = False,
         delta: DeltaSpec | None = None,
         speculates: bool = False,
+        penalised: bool = False,
     ) -> None:
         self.rng = rng = np.random.default_rng(seed)
-        self.speculates = speculates
+        self.speculates, self.penalised = speculates, penalised
         eos_bias = rng.choice([-20.0, -20.0, 0.0, 1.5])
         self.model = HistoryModel(eos_bias=eos_bias, recurrent=recurrent, delta=delta)
-        self.params = SamplingParams(seed=seed % 7, max_tokens=12, **self._pick(_OVERRIDES))
+        self.params = SamplingParams(seed=seed % 7, max_tokens=12, **self._overrides())
         self.page_size = int(rng.integers(1, 6))
         self.long = int(rng.choice([4, 20, 60]))
         self.trunk = self._letters(0, self.long)
@@ -190,6 +204,10 @@ class MixedRun:
 
     def _pick(self, choices: Sequence[Any]) -> Any:
         return choices[int(self.rng.integers(len(choices)))]
+
+    def _overrides(self) -> dict[str, Any]:
+        more = self._pick(_PENALTIES) if self.penalised else {}
+        return {**self._pick(_OVERRIDES), **more}
 
     def _letters(self, least: int, most: int) -> str:
         return "".join(self._pick("acd") for _ in range(self.rng.integers(least, most + 1)))
@@ -241,7 +259,7 @@ class MixedRun:
             self._pick(live).search.stop("enough")
 
     def _sample(self, node: SearchNode) -> None:
-        overrides = {**self._pick(_OVERRIDES), "max_tokens": self._limit()}
+        overrides = {**self._overrides(), "max_tokens": max(self._limit(), 1)}
         params = replace(self.params, **overrides)
         count = 1 if params.temperature == 0 else int(self.rng.integers(1, 7))
         self._ask(node, node.sample(count, **overrides), params=params)
@@ -352,6 +370,7 @@ class MixedRun:
         assert call.asked.is_done, "a call was never done"
         node = call.node
         text = node.path[0].text + node.path_text
+        drawn = [bool(each.tokens) for each in node.path for _ in each.text]
         context = [ord(letter) - 97 for letter in text]
         try:
             result = call.asked.result
@@ -365,5 +384,5 @@ class MixedRun:
         for child in result:
             assert child.tokens == sample_alone(
                 self.model, context, node.search.origin_of(node.key), child.order[1], call.params,
-                limit=min(call.params.max_tokens, 200 - len(context)),
+                limit=min(call.params.max_tokens, 200 - len(context)), before=drawn,
             )  # fmt: skip

@@ -14,6 +14,13 @@ MAX_SEED = 2**63 - 1
 MIN_TEMPERATURE = 1e-4
 MAX_TEMPERATURE = 1e4
 MAX_LOGIT_BIAS = 100.0
+MAX_PENALTY = 2.0
+MAX_REPETITION = 1e4
+# By which a draw depends on the tokens before it, and the values that change nothing.
+PENALTIES: Mapping[str, Any] = {
+    "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0, "bad_words": (),
+}  # fmt: skip
 MAX_COUNT = 2**31 - 1  # larger numbers of tokens mean nothing, and overflow
 
 
@@ -21,7 +28,8 @@ MAX_COUNT = 2**31 - 1  # larger numbers of tokens mean nothing, and overflow
 class SamplingParams:
     """Sampling parameters, named as in vLLM.
 
-    The order of operations is logit_bias and min_tokens, temperature, min_p, top_k, top_p (each
+    The order of operations is logit_bias and min_tokens, repetition_penalty, frequency_penalty,
+    presence_penalty, no_repeat_ngram_size and bad_words, temperature, min_p, top_k, top_p (each
     filter on what the one before it left, renormalised), then one draw.
 
     temperature: 0 is greedy decoding; then all samples of a prompt are one decode.
@@ -51,6 +59,16 @@ class SamplingParams:
     include_stop: leave the stop string, or the text of the stop token, in the text. It may be
     given as include_stop_str_in_output too, which is vLLM's name for it.
     logit_bias: token id -> what is added to its logit, from -100 (practically never drawn) to 100.
+    presence_penalty: subtracted from the logit of each token that the sample has, from -2 to 2.
+    frequency_penalty: subtracted from the logit of a token once for each time that the sample has
+    it, from -2 to 2. In a search both count what was drawn on the way to a node as the sample's.
+    repetition_penalty: the logit of each token that the prompt or the sample has is divided by it
+    if positive, and multiplied if negative, as in transformers; above 0, and 1 changes nothing.
+    no_repeat_ngram_size: never draw a token that makes a sequence of so many tokens which the
+    prompt or the sample has already, as in transformers; 0 allows all.
+    bad_words: strings that a sample may not have, as the tokens that the tokenizer makes of them at
+    the start of a text and after a space. Where it and no_repeat_ngram_size allow no token, they
+    allow all.
     max_thinking_tokens: tokens of thinking at most. A sample that still thinks then is given the
     tokens of `thinking_end`, and goes on with its answer. They count as generated tokens, and have
     the log-probabilities that the model gives them.
@@ -59,9 +77,6 @@ class SamplingParams:
     chat template is known by. With a budget None is "auto".
     thinking_end: the text that closes a thinking whose budget is used up; by default the closing
     tag after a newline and before two.
-
-    presence_penalty, frequency_penalty, repetition_penalty and bad_words are known by name, and
-    refused unless they change nothing.
 
     Raises:
         InputError: a value is out of range or not supported.
@@ -86,32 +101,23 @@ class SamplingParams:
     n: int = 1
     include_stop: bool = False
     logit_bias: Mapping[int, float] | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    bad_words: Sequence[str] | None = ()
     max_thinking_tokens: int | None = None
     reasoning_tags: str | Sequence[str] | None = None
     thinking_end: str | None = None
     include_stop_str_in_output: InitVar[bool | None] = None
-    presence_penalty: InitVar[float | None] = None
-    frequency_penalty: InitVar[float | None] = None
-    repetition_penalty: InitVar[float | None] = None
-    bad_words: InitVar[Sequence[str] | None] = None
 
-    def __post_init__(
-        self,
-        include_stop_str_in_output: bool | None,
-        presence_penalty: float | None,
-        frequency_penalty: float | None,
-        repetition_penalty: float | None,
-        bad_words: Sequence[str] | None,
-    ) -> None:
-        _refuse("presence_penalty", presence_penalty, 0)
-        _refuse("frequency_penalty", frequency_penalty, 0)
-        _refuse("repetition_penalty", repetition_penalty, 1)
-        _refuse("bad_words", bad_words or None, None)
+    def __post_init__(self, include_stop_str_in_output: bool | None) -> None:
         if include_stop_str_in_output is not None:
             object.__setattr__(self, "include_stop", include_stop_str_in_output)
         self._check_numbers()
         self._check_stops()
         self._check_bias()
+        self._check_penalties()
         self._check_thinking()
 
     def _check_numbers(self) -> None:
@@ -192,6 +198,29 @@ class SamplingParams:
                     f"from {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}"
                 )
 
+    def _check_penalties(self) -> None:
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            check_number(name, value)
+            if abs(value) > MAX_PENALTY:
+                raise InputError(
+                    f"{name} must be from {-MAX_PENALTY:g} to {MAX_PENALTY:g}, got {value}"
+                )
+        check_number("repetition_penalty", self.repetition_penalty)
+        if not 1 / MAX_REPETITION <= self.repetition_penalty <= MAX_REPETITION:
+            raise InputError(
+                f"repetition_penalty must be above 0, and at most {MAX_REPETITION:g}; "
+                f"got {self.repetition_penalty}"
+            )
+        check_int("no_repeat_ngram_size", self.no_repeat_ngram_size, least=0, most=MAX_COUNT)
+        words = self.bad_words
+        if isinstance(words, str):
+            raise InputError(f"bad_words must be a list of words, got {words!r}")
+        object.__setattr__(self, "bad_words", _as_tuple("bad_words", words))
+        for word in self.banned:
+            if not isinstance(word, str) or not word.strip():
+                raise InputError(f"bad_words must be text that is not empty, got {word!r}")
+
     def _check_thinking(self) -> None:
         budget, tags, end = self.max_thinking_tokens, self.reasoning_tags, self.thinking_end
         if budget is not None:
@@ -226,6 +255,7 @@ class SamplingParams:
             self.include_stop, self.min_tokens, self.biases, self.confidence, self.min_confidence,
             self.confidence_window, self.self_certainty,
             self.max_thinking_tokens, self.reasoning_tags, self.thinking_end, self.logprobs_mode,
+            *self.penalties.items(),
         )  # fmt: skip
 
     @property
@@ -237,8 +267,24 @@ class SamplingParams:
     def reports_processed(self) -> bool:
         """Whether log-probabilities are of another distribution than the model's own."""
         changes = (self.top_p, self.top_k, self.min_p, self.temperature or 1, self.min_tokens)
-        same = changes == (1, 0, 0, 1, 0) and not self.biases
+        same = changes == (1, 0, 0, 1, 0) and not self.biases and not self.looks_back
         return self.logprobs_mode == "processed_logprobs" and not same
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether a draw depends on the tokens before it, by more than the model."""
+        return bool(self.penalties)
+
+    @property
+    def penalties(self) -> dict[str, Any]:
+        """Those of PENALTIES that change something, by name."""
+        given = {name: getattr(self, name) for name in PENALTIES}
+        return {name: value for name, value in given.items() if value != PENALTIES[name]}
+
+    @property
+    def banned(self) -> tuple[str, ...]:
+        """The bad words, always as a tuple."""
+        return tuple(self.bad_words or ())
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
@@ -303,11 +349,3 @@ def _as_tuple(name: str, values: Any) -> tuple[Any, ...]:
     if isinstance(values, bytes) or not isinstance(values, Iterable):
         raise InputError(f"{name} must be a list, got {values!r}")
     return tuple(values)
-
-
-def _refuse(name: str, value: object, neutral: object) -> None:
-    if value is not None and value != neutral:
-        raise InputError(
-            f"{name} is not supported: a draw depends on its logits alone, not on the tokens "
-            "before; leave it out (logit_bias makes single tokens more or less likely)"
-        )

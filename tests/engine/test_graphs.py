@@ -24,7 +24,7 @@ from treegen import device as transfer
 from treegen.attention.gpu.state import WorkShape
 from treegen.attention.level import HostLevel
 from treegen.bench.shapes import SHAPES, build_model
-from treegen.cache.pool import LayerKV
+from treegen.cache.pool import LayerKV, PagedCache
 from treegen.drafting.function import FunctionDrafter
 from treegen.drafting.types import DraftContext
 from treegen.engine import graphs
@@ -42,6 +42,7 @@ from treegen.sampling.draw import Draws
 
 CPU = torch.device("cpu")
 POOL = LayerKV(torch.zeros(2, 64, 2, 8), torch.zeros(2, 64, 2, 8))
+CACHE = PagedCache([POOL], 99, 64)
 ROW = 1e-3  # seconds that a row takes; a capture takes 0.08
 GREEDY = SamplingParams(temperature=0)
 
@@ -79,7 +80,7 @@ def step(
     inputs_7T[FORCED] = -1
     levels = triton_levels([shared, own], inputs_7T)
     sampling = SamplingBatch.of([GREEDY], torch.zeros(num_rows, dtype=torch.int64))
-    return DecodeStep(inputs_7T, drawn, levels, sampling, [POOL])
+    return DecodeStep(inputs_7T, drawn, levels, sampling, CACHE)
 
 
 def triton_levels(levels: Sequence[HostLevel], inputs_7T: Tensor) -> Any:
@@ -210,6 +211,7 @@ def test_where_nothing_can_be_captured_steps_run_eagerly(
             {"temperature": 0.7},
             {"top_k": 3},
             {"min_tokens": 5, "logit_bias": {1: 2.0, 3: -4.0}},
+            {"frequency_penalty": 0.9, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
         ]
     ),
     run_ahead=st.booleans(),

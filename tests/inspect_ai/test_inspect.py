@@ -184,7 +184,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(model: Model) -> None:
 
     async def refused() -> None:
         for settings, told in (
-            ({"presence_penalty": 1.0}, "presence_penalty"),
+            ({"presence_penalty": 2.5}, "presence_penalty"),
             ({"best_of": 3}, "best_of"),
             ({"prompt_logprobs": 1}, "prompt_logprobs"),
             ({"effort": "low"}, "effort"),

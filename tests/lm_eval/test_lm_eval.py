@@ -305,7 +305,8 @@ def test_requests_with_other_settings_keep_their_order(tiny_llm: LLM) -> None:
     ("gen_kwargs", "named"),
     [
         ({"num_beams": 4}, "num_beams=4"),
-        ({"repetition_penalty": 1.2, "typical_p": 0.5}, "repetition_penalty=1.2, typical_p=0.5"),
+        ({"num_beams": 2, "typical_p": 0.5}, "num_beams=2, typical_p=0.5"),
+        ({"repetition_penalty": -1}, "repetition_penalty must be"),
         ({"max_length": 40}, "max_length=40"),
         ({"nonsense": "x"}, "nonsense='x'"),
         ({"do_sample": True, "temperature": -1}, "temperature must be"),

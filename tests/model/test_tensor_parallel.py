@@ -73,6 +73,7 @@ def test_two_ranks_draw_and_score_as_one_process(family: str, group: Group, tmp_
         SamplingParams(temperature=0, max_tokens=10, ignore_eos=True),
         SamplingParams(max_tokens=12, seed=3),
         SamplingParams(max_tokens=8, seed=3, top_p=0.9, top_k=50, min_p=0.01, logprobs=2),
+        SamplingParams(max_tokens=8, seed=3, frequency_penalty=1.5, no_repeat_ngram_size=2),
     ):
         want, got = one.run(tree_of(3), params), two.run(tree_of(3), params)
         assert tokens_of(got.completions) == tokens_of(want.completions)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from treegen.attention import Prepared
 from treegen.device import Fetch
+from treegen.engine.drawn import step_rows
 from treegen.engine.execute import StepInputs, StepRows
 from treegen.engine.guesses import Guesses
 from treegen.engine.layout import Ints, make_level, shared_levels, with_rows
@@ -148,11 +149,15 @@ class DecodeSteps:
         inputs[FORCED, :num] = self._live.budgets.forced(slots_T, counts_T)
         index = np.zeros(inputs.shape[1], dtype=np.int64)
         index[:num] = same.index[row_T]
+        drawn = None
+        if same.drawn is not None:
+            drawn = np.zeros((len(index), *same.drawn.shape[1:]), dtype=np.int64)
+            drawn[:num] = same.drawn[row_T]
         draws, prepared = run.executor.decode(
             StepInputs(
                 inputs=inputs,
                 own=with_rows(own, offsets, self._own_memo),
-                rows=StepRows(levels, same.params, same.biases, index),
+                rows=replace(same, levels=levels, index=index, drawn=drawn),
                 goes_on=False,
                 states=None,
                 graphs=graphs,
@@ -184,10 +189,9 @@ class DecodeSteps:
         run = self._run
         if self._state is not None and self._state[0] is order:
             return self._state[1:]
-        chains, params = run.rows.chain[order], run.rows.params[order]
+        chains = run.rows.chain[order]
         levels = shared_levels(chains, np.arange(len(order) + 1), run.store.keys_of)
         keys = sum(int(level.kv_len_G.sum()) for level in levels)
-        sets, index = run.param_sets_of(params)
-        rows = StepRows(levels, [s.params for s in sets], [s.bias for s in sets], index)
+        rows = step_rows(run, order, levels)
         self._state, self._own_memo = (order, rows, keys), {}
         return rows, keys

@@ -23,7 +23,8 @@ from torch import Tensor
 from treegen.device import Fetch
 from treegen.drafting.chance import Chance
 from treegen.drafting.types import Drafts, NewTokens, Prompted
-from treegen.engine.execute import Executor, PrefillInputs, StepInputs, StepRows
+from treegen.engine.drawn import step_rows
+from treegen.engine.execute import Executor, PrefillInputs, StepInputs
 from treegen.engine.layout import Ints, make_level, shared_levels, spread
 from treegen.engine.passes import slots_of
 from treegen.engine.row_queue import LiveRows
@@ -131,10 +132,9 @@ class ModelDrafter:
     def _draw(self, slots: Ints, room_R: Ints, most: int) -> Tensor:
         """The tokens that the small model draws, [R, K]."""
         rows, size, num = self._run.rows, self._run.cache.page_size, len(slots)
-        sets, index = self._run.param_sets_of(rows.params[slots])
         offsets, place = np.arange(num + 1), np.arange(num)
         levels = shared_levels(rows.chain[slots], offsets, self._run.store.keys_of)
-        same = StepRows(levels, [s.params for s in sets], [s.bias for s in sets], index)
+        same = step_rows(self._run, slots, levels)
         base, pages = rows.base[slots], rows.table[slots, : int(rows.num_pages[slots].max())]
         drawn = []
         for step in range(most + 1):

@@ -29,6 +29,7 @@ from treegen.params import SamplingParams
 from treegen.sampling.batch import Bias, SamplingBatch
 from treegen.sampling.draw import Draws
 from treegen.sampling.memo import SamplingMemo
+from treegen.sampling.texts import Texts
 
 if TYPE_CHECKING:
     from treegen.engine.graphs import DecodeGraphs
@@ -61,12 +62,15 @@ class StepRows:
     levels: the levels above their own tokens.
     params, biases: their sampling parameters, each once.
     index: [T] which of these each row has.
+    drawn: [T, runs, 2] the runs of tokens that were drawn, as in `Texts`; None if no draw depends
+    on the text before it.
     """
 
     levels: Sequence[HostLevel]
     params: Sequence[SamplingParams]
     biases: Sequence[Bias]
     index: Ints
+    drawn: Ints | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +175,15 @@ class Executor:
                 states = states_of_pieces(given.pieces, cache.states.layers)
             levels = prepare_host(given.levels, positions_T, device, self._implementation)
             batch = Batch(tokens_T, positions_T, slots_T, wanted_S, levels, cache.layers, states)
-            forward = self._model.forward if prefills is None else prefills.run
-            return forward(batch), levels
+            if prefills is None:
+                cache.note_tokens(slots_T, tokens_T)
+                return self._model.forward(batch), levels
+            cache.note_tokens(*to_device_together([given.slots, given.tokens], device))
+            return prefills.run(batch), levels
+
+    def texts(self, levels: Sequence[HostLevel], lengths: Ints, drawn: Ints) -> Texts:
+        """The texts of rows that levels have, as `Texts.of` reads them."""
+        return Texts.of(self._cache.tokens_S, self._cache.page_size, levels, lengths, drawn)
 
     def decode(self, given: StepInputs) -> tuple[Draws, Prepared]:
         """The draws of a decode step, which are valid until the next one, and how it attended."""
@@ -198,8 +209,11 @@ class Executor:
                 fold_lists(cache.states, given.states.folds)
                 states = states_of_rows(given.states.inputs, cache.states.layers)
             drawn_P1 = self._drawn_P1 if given.goes_on else None
+            texts = None
+            if rows.drawn is not None and (self._ranks is None or not self._ranks.rank):
+                texts = self.texts(levels, given.inputs[POSITION] + 1, rows.drawn)
             step = DecodeStep(
-                inputs_7T, drawn_P1, prepared, sampling, cache.layers, states, self._ranks,
+                inputs_7T, drawn_P1, prepared, sampling, cache, states, texts, self._ranks,
                 self._vocab_size,
             )  # fmt: skip
             if graphs is not None and given.graphs and graphs.off and self._ranks is not None:

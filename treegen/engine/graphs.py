@@ -124,13 +124,13 @@ class DecodeGraphs:
 
         None if to capture one of its size costs less than further padding.
         """
-        keys, size, several = step.layers[0].keys, _size_of(step, state), _draws_several(state)
+        size, several = _size_of(step, state), _draws_several(state)
         usable = [
             each
             for each in self._graphs
             if size <= each.size
             and each.several == several
-            and each.step.layers[0].keys is keys
+            and each.step.cache is step.cache
             and each.step.sampling.is_plain == step.sampling.is_plain
         ]
         usable.sort(key=lambda each: each.size)
@@ -253,5 +253,5 @@ def _static_step(step: DecodeStep, size: int, state: StaticState, drawn_P1: Tens
         inputs_RT = live_RT.new_zeros(len(live_RT), size)
         inputs_RT[:, : step.num_rows] = live_RT
         states = states_in_slots(RowSlots(inputs_RT), step.states.layers)
-    static = DecodeStep(inputs_7T, drawn_P1, levels, sampling, step.layers, states)
+    static = DecodeStep(inputs_7T, drawn_P1, levels, sampling, step.cache, states)
     return replace(static, ranks=step.ranks, vocab_size=step.vocab_size)

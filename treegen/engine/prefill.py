@@ -11,6 +11,7 @@ from torch import Tensor
 
 from treegen.device import Fetch, to_device_together
 from treegen.engine.decode import Flight
+from treegen.engine.drawn import prompt_texts
 from treegen.engine.layout import Ints
 from treegen.engine.passes import Span, prefill_inputs
 from treegen.engine.row_queue import LiveRows
@@ -167,7 +168,8 @@ class PrefillPasses:
             at_P, seeds_PN, steps_PN, *rest = to_device_together(arrays, logits_SV.device)
             forced_P = rest[0] if rest else None
             sampling = self._run.sampling_of(np.array([request.params for request in requests]))
-            draws = draw(logits_SV[at_P], seeds_PN, steps_PN, sampling, forced_P)
+            texts = prompt_texts(self._run, requests) if sampling.penalties is not None else None
+            draws = draw(logits_SV[at_P], seeds_PN, steps_PN, sampling, forced_P, texts)
             slots = slots_PN.ravel()
             flight = Flight.of(slots, self._run.rows.serial[slots], draws)
             drawn.append(FirstDraws(requests, at, flight))

@@ -51,6 +51,7 @@ class LiveSegment:
     the likeliest token.
     end_state: slot of the recurrent state after its last token, which it owns; see `SegmentStates`.
     last_state: slot of the recurrent state before its last token, likewise.
+    drawn: whether it is what a sample of a search has drawn.
     """
 
     index: int
@@ -77,6 +78,7 @@ class LiveSegment:
     is_best: NDArray[np.bool_] | None = None
     end_state: int = NO_STATE
     last_state: int = NO_STATE
+    drawn: bool = False
 
     @property
     def stop(self) -> int:

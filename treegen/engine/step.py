@@ -6,7 +6,7 @@ graph reads it from a fixed address.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from treegen.attention import Prepared
-from treegen.cache.pool import LayerKV
+from treegen.cache.pool import PagedCache
 from treegen.device import to_device
 from treegen.model.batch import Batch
 from treegen.model.states import StateBatch
 from treegen.sampling.batch import SamplingBatch
 from treegen.sampling.draw import Draws, can_divide, draw, draw_divided
+from treegen.sampling.texts import Texts
 
 if TYPE_CHECKING:
     from treegen.model.ranks import Ranks
@@ -44,8 +45,9 @@ class DecodeStep:
     drawn_P1: the tokens that the step before draws; None if all of them are known.
     levels: what the rows attend to.
     sampling: how the rows are drawn.
-    layers: the cache of each layer.
+    cache: has the pages that the rows read and write.
     states: the recurrent states that the rows read and write; None for a model without any.
+    texts: what is before each draw; None if no draw depends on it.
     ranks: those that compute the step together; None where one process does.
     vocab_size: the tokens of the vocabulary, of which each of these has the logits of a part.
     """
@@ -54,8 +56,9 @@ class DecodeStep:
     drawn_P1: Tensor | None
     levels: Prepared
     sampling: SamplingBatch
-    layers: Sequence[LayerKV]
+    cache: PagedCache
     states: StateBatch | None = None
+    texts: Texts | None = None
     ranks: Ranks | None = None
     vocab_size: int = 0
 
@@ -94,11 +97,10 @@ class DecodeStep:
             tokens_T = torch.where(source_T >= 0, drawn_T, tokens_T)
         rows_T = torch.arange(self.num_rows, device=inputs.device)
         positions_T, slots_T = inputs[POSITION], inputs[SLOT]
-        whole = not self.draws_in_parts
+        whole, layers = not self.draws_in_parts, self.cache.layers
+        self.cache.note_tokens(slots_T, tokens_T)
         return forward(
-            Batch(
-                tokens_T, positions_T, slots_T, rows_T, self.levels, self.layers, self.states, whole
-            )
+            Batch(tokens_T, positions_T, slots_T, rows_T, self.levels, layers, self.states, whole)
         )
 
     def draw(self, logits_TV: Tensor) -> Draws:
@@ -113,7 +115,7 @@ class DecodeStep:
             tokens_T1 = ranks.from_first(inputs.new_empty(len(logits_TV), 1))
             nothing_T = logits_TV.new_zeros(len(logits_TV))
             return Draws(tokens_T1, nothing_T[:, None], nothing_T, None, None)
-        draws = draw(logits_TV, *given)
+        draws = draw(logits_TV, *given, self.texts)
         if ranks is not None:
             ranks.from_first(draws.tokens_PN.clone(memory_format=torch.contiguous_format))
         return draws

@@ -106,6 +106,7 @@ class SegmentStore:
         slot of that state and the slot of the state before it. The segment takes over the slots.
         """
         segment = self.hold(self.new(parent, tokens))
+        segment.drawn = True
         if len(table):
             segment.base, segment.above = base, above
             segment.table, segment.continued = table, True

@@ -12,7 +12,7 @@ from treegen.evals.registry import get_task
 from treegen.evals.stopping import NEVER, StopRule, decided_at
 from treegen.evals.task import TaskDefaults
 from treegen.evals.weighted import check_votes
-from treegen.params import SamplingParams
+from treegen.params import PENALTIES, SamplingParams
 from treegen.prompts.reasoning import check_reasoning
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ SAMPLING: Final = (
     "ignore_eos",
     "seed",
 )
-# Tasks may set these too. run.json has them only if they change a sample.
-_OF_TASKS: Final = ("min_tokens", "logit_bias")
+# run.json has these only if they change a sample.
+_RARE: Final = ("min_tokens", "logit_bias", *PENALTIES)
 # Likewise what is said of thinking.
 _THINKING: Final = ("max_thinking_tokens", "reasoning_tags", "thinking_end")
 
@@ -173,6 +173,7 @@ class EvalSettings(RunChoices):
     def identity(self) -> dict[str, Any]:
         ends = self.confidence
         sampling = {name: getattr(self.sampling, name) for name in SAMPLING}
+        sampling |= self.sampling.penalties
         if self.sampling.min_tokens:
             sampling["min_tokens"] = self.sampling.min_tokens
         for name in _THINKING:
@@ -214,12 +215,12 @@ def settle(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
     given.setdefault("fewshot_as_multiturn", chat)
     if "system_instruction" in given and given["system_instruction"] == "":
         given["system_instruction"] = None
-    names = (*SAMPLING, *_OF_TASKS, *_THINKING)
+    names = (*SAMPLING, *_RARE, *_THINKING)
     sampling = {name: given.pop(name) for name in names if name in given}
     if stored_bias := sampling.get("logit_bias"):  # JSON has text for keys
         sampling["logit_bias"] = {int(token): bias for token, bias in stored_bias.items()}
     seed = {"seed": sampling["seed"]} if "seed" in sampling else {}
-    for name in ("stop", "stop_token_ids"):
+    for name in ("stop", "stop_token_ids", "bad_words"):
         if name in sampling and not isinstance(sampling[name], str):
             sampling[name] = tuple(sampling[name])
     if isinstance(given.get("confidence"), Mapping):

@@ -14,7 +14,10 @@ _NAMES: Final = {
     "presence_penalty": "presence_penalty", "frequency_penalty": "frequency_penalty",
     "reasoning_tokens": "max_thinking_tokens",
 }  # fmt: skip
-_EXTRA: Final = ("min_p", "min_tokens", "stop_token_ids", "ignore_eos", "repetition_penalty")
+_EXTRA: Final = (
+    "min_p", "min_tokens", "stop_token_ids", "ignore_eos", "repetition_penalty",
+    "no_repeat_ngram_size", "bad_words",
+)  # fmt: skip
 _REFUSED: Final = (
     "best_of", "prompt_logprobs", "response_schema", "modalities", "effort", "verbosity",
     "reasoning_mode",

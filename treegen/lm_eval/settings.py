@@ -12,17 +12,14 @@ from treegen.params import SamplingParams
 # Beside these there are `until`, `do_sample`, and max_gen_toks under its four names.
 _HONOURED: Final = (
     "temperature", "top_p", "top_k", "min_p", "min_tokens", "stop_token_ids", "ignore_eos",
-    "logit_bias", "seed",
+    "logit_bias", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "no_repeat_ngram_size", "bad_words",
 )  # fmt: skip
 # Settings of other engines, and the value with which each of them changes nothing.
 _NEUTRAL: Final[Mapping[str, object]] = {
     "num_beams": 1,
     "num_return_sequences": 1,
     "n": 1,
-    "repetition_penalty": 1,
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "no_repeat_ngram_size": 0,
     "typical_p": 1,
     "use_cache": True,
 }

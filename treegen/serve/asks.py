@@ -16,7 +16,7 @@ from treegen.prompts.tree import Message
 _SAMPLING: Final = (
     "temperature", "top_p", "seed", "n", "presence_penalty", "frequency_penalty",
     "top_k", "min_p", "min_tokens", "stop_token_ids", "ignore_eos", "repetition_penalty",
-    "max_thinking_tokens",
+    "no_repeat_ngram_size", "bad_words", "max_thinking_tokens",
 )  # fmt: skip
 # What changes no answer.
 _HARMLESS: Final = (
