@@ -83,7 +83,10 @@ def command(
         demo_notice(given, [each.settings.engine.model for each in targets if not each.resume])
     check_of_use([get_task(target.settings.task) for target in targets], execution)
     jobs = [load_job(target.settings) for target in targets]
-    asked = [_checked(job, places, write_out=write_out, quiet=quiet) for job in jobs]
+    asked = [
+        _checked(job, places, fresh=not target.resume, write_out=write_out, quiet=quiet)
+        for job, target in zip(jobs, targets, strict=True)
+    ]
     again = shlex.quote(resume or output_path or str(targets[0].path))
     allowed = " --allow-code-execution" if execution else ""
     advice = f"continue with: treegen eval --resume {again}{allowed}"
@@ -118,13 +121,20 @@ def command(
         raise SystemExit(1)
 
 
-def _checked(job: "Job", places: "Places | None", *, write_out: bool, quiet: bool) -> "RunSettings":
+def _checked(
+    job: "Job", places: "Places | None", *, fresh: bool, write_out: bool, quiet: bool
+) -> "RunSettings":
     """Check all that can be checked without weights; returns the settings of the run."""
-    from treegen.cli.render import show_prompt
+    from treegen.cli.render import notice, show_prompt
+    from treegen.evals.choices import by_likelihood
     from treegen.evals.job import first_prompt, plan_job
+    from treegen.evals.recommended import advice
 
     facts = look_at(job, places, quiet=quiet)
     plan_job(job, facts)
+    told = advice(job.settings.sampling, facts.spec)
+    if told and fresh and not quiet and not by_likelihood(job.data):
+        notice(told)
     if write_out:
         show_prompt(first_prompt(job, facts), quiet=quiet)
     return wanted(job, facts, FLAGS)

@@ -106,6 +106,8 @@ _CLUSTER: Final = (
 _SAMPLING: Final = (
     click.option("--n-samples", "-n", "--epochs", "--repeats", "num_samples", type=int,
                  help="Samples per problem."),
+    click.option("--sampling", "sampling_from", metavar="HOW", help="recommended: what the "
+                 "checkpoint's generation_config.json says, where no option does. Default: task."),
     click.option("--temperature", type=float, help="0 is greedy."),
     click.option("--top-p", type=float, help="After temperature, --min-p and --top-k."),
     click.option("--top-k", type=int, help="0 keeps all. After temperature and --min-p."),

@@ -238,6 +238,24 @@ class SamplingParams:
         if end is not None and (not isinstance(end, str) or not end):
             raise InputError(f"thinking_end must be text that is not empty, got {end!r}")
 
+    @classmethod
+    def recommended(cls, llm: Any, **others: Any) -> SamplingParams:
+        """What the checkpoint of an LLM recommends in its generation_config.json.
+
+        llm: an LLM, AsyncLLM or Cluster.
+        others: further parameters, such as max_tokens or n; they replace what is recommended.
+
+        Raises:
+            InputError: the checkpoint recommends nothing, or a value cannot be used.
+        """
+        spec = getattr(llm, "spec", None) or llm.llm.spec
+        if not spec.recommended:
+            raise InputError(
+                f"{spec.name} recommends no sampling: it has no generation_config.json that says "
+                "how; give the parameters yourself"
+            )
+        return cls(**{**dict(spec.recommended), **others})
+
     @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings, always as a tuple."""

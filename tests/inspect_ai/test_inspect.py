@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ from inspect_ai.tool import Tool, tool
 
 from treegen.inspect_ai.messages import template_messages
 from treegen.inspect_ai.provider import TreegenAPI
+from treegen.inspect_ai.settings import sampling_params
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 QUESTIONS = ["Ann has 3 apples.", "Ann has 3 pears.", "Bob?"]
@@ -173,6 +176,19 @@ def test_a_model_calls_tools_and_reads_their_results(tmp_path: Path) -> None:
         assert answer.text == ANSWER
     assert log.results is not None
     assert log.results.scores[0].metrics["accuracy"].value == 1
+
+
+def test_what_the_checkpoint_recommends_holds_where_nobody_says(
+    directory: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(directory, tmp_path / "model")
+    file = tmp_path / "model" / "generation_config.json"
+    file.write_text(json.dumps({"do_sample": True, "temperature": 0.3, "top_k": 4}))
+    for arguments, want in (({}, (0.3, 4)), ({"sampling": "neutral"}, (1.0, 0))):
+        api = api_of(loaded(tmp_path / "model", **arguments))
+        params = sampling_params(GenerateConfig(top_p=0.8), api._usual)
+        assert (params.temperature, params.top_k, params.top_p) == (*want, 0.8)
+        api.close()
 
 
 def test_what_cannot_be_honoured_is_refused_by_name(model: Model) -> None:

@@ -82,10 +82,10 @@ def _model() -> LLM:
 
 
 @contextmanager
-def listening(model: LLM, *, body_seconds: float = 60) -> Iterator[Running]:
+def listening(model: LLM, *, body_seconds: float = 60, **more: Any) -> Iterator[Running]:
     with AsyncLLM(model, max_waiting=100) as served:
         app = Server(
-            served, name="demo", api_key=KEY, max_body=2**16, body_seconds=body_seconds
+            served, name="demo", api_key=KEY, max_body=2**16, body_seconds=body_seconds, **more
         ).app()
         config = config_of(app)
         config.port = 0
@@ -157,6 +157,20 @@ def test_chat_answers_are_those_of_generate(client: openai.OpenAI, reference: LL
         logprobs = [token.logprob for token in choice.logprobs.content]
         assert logprobs == pytest.approx(each.logprobs, abs=1e-4)
         assert {len(token.top_logprobs) for token in choice.logprobs.content} == {3}
+
+
+def test_penalties_and_what_is_usual_are_those_of_generate(model: LLM, reference: LLM) -> None:
+    body = {"prompt": PROMPT, "n": 2, "seed": 3, "max_tokens": 20, "frequency_penalty": 1.5,
+            "repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "bad_words": ["the"]}  # fmt: skip
+    usual = {"temperature": 0.4, "top_k": 9, "repetition_penalty": 1.9}
+    params = SamplingParams(
+        n=2, seed=3, max_tokens=20, frequency_penalty=1.5, repetition_penalty=1.2,
+        no_repeat_ngram_size=3, bad_words=["the"], temperature=0.4, top_k=9,
+    )  # fmt: skip
+    (want,) = reference.generate([PROMPT], params)
+    with listening(model, usual=usual) as running:
+        found = running.post("completions", body).json()
+    assert [choice["text"] for choice in found["choices"]] == [c.text for c in want]
 
 
 def test_thinking_has_a_budget_and_is_given_apart(running: Running, reference: LLM) -> None:

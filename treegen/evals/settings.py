@@ -1,13 +1,14 @@
 """What one evaluation was asked for: a task, its data, a model, and how to sample."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from treegen.errors import InputError
 from treegen.evals.arguments import configured
 from treegen.evals.confidence import CONFIDENCES, Confidence
 from treegen.evals.given import RunChoices, last_choices, merged, settled
+from treegen.evals.recommended import recommended_by, sources_of
 from treegen.evals.registry import get_task
 from treegen.evals.stopping import NEVER, StopRule, decided_at
 from treegen.evals.task import TaskDefaults
@@ -54,11 +55,12 @@ class EvalSettings(RunChoices):
     confidence: what is told of the confidence of samples; None if nothing is.
     self_certainty: whether the mean self-certainty of each sample is stored.
     votes: the votes that are reported beside maj@k.
+    sources: who chose each sampling parameter: the user, the checkpoint or the task.
     """
 
     FREE: ClassVar = (
         "pass_ks", "maj_ks", "score", "log_tokens", "stop_when", "stop_batch", "self_certainty",
-        "votes",
+        "votes", "sources",
     )  # fmt: skip
 
     num_samples: int
@@ -76,6 +78,7 @@ class EvalSettings(RunChoices):
     confidence: Confidence | None = None
     self_certainty: bool = False
     votes: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._check_stops()
@@ -217,6 +220,8 @@ def settle(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
         given["system_instruction"] = None
     names = (*SAMPLING, *_RARE, *_THINKING)
     sampling = {name: given.pop(name) for name in names if name in given}
+    recommended = recommended_by(given.pop("sampling_from", None), given)
+    sampling |= {name: value for name, value in recommended.items() if name not in asked}
     if stored_bias := sampling.get("logit_bias"):  # JSON has text for keys
         sampling["logit_bias"] = {int(token): bias for token, bias in stored_bias.items()}
     seed = {"seed": sampling["seed"]} if "seed" in sampling else {}
@@ -236,6 +241,8 @@ def settle(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
         if given.get(name) is not None:
             given[name] = tuple(given[name])
     drawn = default_sampling(defaults, chat=chat)
+    told = [name for name in names if name in SAMPLING or name in sampling]
+    given["sources"] = sources_of(told, asked, recommended, stored)
     chosen = {
         "num_samples": given.pop("num_samples", defaults.num_samples),
         "sampling": replace(drawn, **{"seed": drawn.seed or 0, **sampling}),

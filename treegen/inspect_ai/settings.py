@@ -1,5 +1,7 @@
 """What Inspect asks of one generation, as sampling parameters."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from inspect_ai.model import GenerateConfig
@@ -24,8 +26,12 @@ _REFUSED: Final = (
 )  # fmt: skip
 
 
-def sampling_params(config: GenerateConfig) -> SamplingParams:
-    """The sampling parameters of a generation. What is not set is as SamplingParams has it.
+def sampling_params(
+    config: GenerateConfig, usual: Mapping[str, Any] = MappingProxyType({})
+) -> SamplingParams:
+    """The sampling parameters of a generation.
+
+    usual: those that are not set; the others are as SamplingParams has them.
 
     Raises:
         InputError: a setting cannot be honoured, or has a value that cannot be used.
@@ -42,7 +48,7 @@ def sampling_params(config: GenerateConfig) -> SamplingParams:
     given = {name: value for name, value in given.items() if value is not None}
     if config.top_logprobs and not config.logprobs:
         raise InputError("top_logprobs needs logprobs")
-    return SamplingParams(**given, **extra, logprobs=config.top_logprobs or 0)
+    return SamplingParams(**{**usual, **given, **extra}, logprobs=config.top_logprobs or 0)
 
 
 def template_arguments(config: GenerateConfig, given: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from treegen.model.families import refuse_family
 from treegen.model.files import check_trust, locate, one_line, read_object, read_raw_config
 from treegen.model.gguf_file import gguf_arguments, is_gguf
 from treegen.model.probe import probe_layers
+from treegen.model.recommended import recommended_sampling
 from treegen.model.text_part import generates_text
 from treegen.spec import LayerSpec, ModelSpec
 
@@ -219,6 +220,7 @@ def spec_of(
         num_weights=probed.num_weights,
         num_in_linears=probed.num_in_linears,
         delta=probed.delta,
+        recommended=recommended_sampling(directory),
     )
 
 

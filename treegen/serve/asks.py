@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, NoReturn
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -125,16 +126,19 @@ class Ask(BaseModel):
         raise AskError("prompt must be a string, token ids, or a list of strings or of token ids",
                        "prompt")  # fmt: skip
 
-    def params(self, room: int) -> SamplingParams:
-        """How to sample. room: tokens of a chat's answer at most, where it says nothing.
+    def params(self, room: int, usual: Mapping[str, Any] = MappingProxyType({})) -> SamplingParams:
+        """How to sample.
+
+        room: tokens of a chat's answer at most, where it says nothing.
+        usual: sampling parameters that hold where it says nothing.
 
         Raises:
             InputError: a sampling parameter cannot be used.
         """
-        usual = room if self.is_chat else _DEFAULT_MAX_TOKENS
-        given = [self.max_completion_tokens, self.max_tokens, usual]
+        most = room if self.is_chat else _DEFAULT_MAX_TOKENS
+        given = [self.max_completion_tokens, self.max_tokens, most]
         params = SamplingParams(
-            **self.sampling,
+            **{**usual, **self.sampling},
             reasoning_tags="auto" if self.separate_reasoning else None,
             max_tokens=next(each for each in given if each is not None) if self.draws else 1,
             stop=[each for each in self.stop if each],
