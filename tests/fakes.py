@@ -17,6 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from penalised import plain, slow_logits
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as AsText
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
 from treegen.attention import HostLevel
@@ -58,6 +62,15 @@ class LetterTokenizer:
 
     def __len__(self) -> int:
         return self.vocab_size
+
+    @functools.cached_property
+    def backend_tokenizer(self) -> Tokenizer:
+        vocab = {chr(97 + token): token for token in range(self.vocab_size)}
+        vocab["<end>"] = vocab.pop(chr(97 + EOS))
+        backend = Tokenizer(BPE(vocab, []))
+        backend.pre_tokenizer, backend.decoder = ByteLevel(add_prefix_space=False), AsText()
+        backend.add_special_tokens(["<end>"])
+        return backend
 
     def encode(self, text: str, **options: Any) -> list[int]:
         return [ord(letter) - 97 for letter in text.replace(" ", "")]
@@ -357,16 +370,18 @@ def sample_alone(
     *,
     limit: int,
     before: Sequence[bool] | None = None,
+    num_bound: int = 0,
 ) -> tuple[int, ...]:
     """Tokens of one sample, drawn without any cache of keys. Each is drawn once in a process.
 
     before: which tokens of the prompt were drawn too; by default none.
+    num_bound: how many of its last tokens have the sample's grammar.
     """
     name_of = (type(model), model.vocab_size, model.eos_bias, params.drawing)
     mine = [False] * len(prompt) if before is None else list(before)
-    key = (*name_of, tuple(prompt), name, index, limit, tuple(mine))
+    key = (*name_of, tuple(prompt), name, index, limit, tuple(mine), num_bound)
     if key not in _alone:
-        _alone[key] = _drawn_alone(model, prompt, name, index, params, limit, mine)
+        _alone[key] = _drawn_alone(model, prompt, name, index, params, limit, mine, num_bound)
     return _alone[key]
 
 
@@ -381,6 +396,7 @@ def _drawn_alone(
     params: SamplingParams,
     limit: int,
     before: list[bool],
+    num_bound: int,
 ) -> tuple[int, ...]:
     stopping = stopping_of(params, model.vocab_size)
     each = ParamSet(params, stopping)
@@ -391,7 +407,8 @@ def _drawn_alone(
     while not tokens or stopping.endings([prompt], [tokens], [limit]) == [None]:
         text = [*prompt, *tokens]
         drawn_before = before + [True] * len(tokens)
-        logits = slow_logits(model.logits(text), text, drawn_before, each, len(tokens))[None]
+        num, bound = len(tokens), num_bound + len(tokens)
+        logits = slow_logits(model.logits(text), text, drawn_before, each, num, bound)[None]
         forced = forced or _closing(prompt, tokens, params)
         drawn = int(draw(logits, seed, torch.tensor([[len(tokens)]]), one).tokens_PN)
         tokens.append(forced.pop(0) if forced else drawn)

@@ -21,7 +21,7 @@ from fakes import (
     sample_alone,
     stopping_of,
 )  # fmt: skip
-from penalised import plain, slow_logits
+from penalised import bound_text, language, plain, slow_logits
 
 from treegen.cache.kept import KeptPrefixes
 from treegen.drafting.types import NOTHING, Drafts, Ints, NewTokens, Prompted
@@ -29,7 +29,7 @@ from treegen.engine.finish import Grown
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segment import LiveRequest
 from treegen.engine.speculation import SpeculationOptions
-from treegen.errors import CapacityError, TreegenError
+from treegen.errors import CapacityError, InputError, TreegenError
 from treegen.outputs import Completion, Score
 from treegen.params import SamplingParams
 from treegen.plan.compile import compile_plan
@@ -57,6 +57,10 @@ _OVERRIDES: list[dict[str, Any]] = [
     {}, {}, {"stop": "c"}, {"stop": ["cd", "h"], "include_stop": True}, {"temperature": 0},
     {"stop_token_ids": [4]}, {"temperature": 0.5, "top_k": 3},
     _thinking(0), _thinking(2), {**_thinking(1), "temperature": 0}, {**_thinking(7), "stop": "h"},
+]  # fmt: skip
+_STRUCTURES: list[dict[str, Any]] = [
+    {}, {"regex": "a(c|d)?(e|dd){1,2}"}, {"choice": ["ae", "add", "dca", "d"]},
+    {"regex": "(ad){1,3}"}, {"choice": ["acacd", "accde"]},
 ]  # fmt: skip
 _PENALTIES: list[dict[str, Any]] = [
     {}, {"presence_penalty": 1.5}, {"frequency_penalty": -0.7}, {"repetition_penalty": 1.6},
@@ -147,6 +151,7 @@ class MixedRun:
     recurrent: on a model that keeps states too. delta: whose rows list updates of these.
     speculates: guesses tokens, most of them right.
     penalised: with penalties on what is in the text.
+    structured: with grammars of what is drawn.
     """
 
     def __init__(
@@ -157,9 +162,11 @@ class MixedRun:
         delta: DeltaSpec | None = None,
         speculates: bool = False,
         penalised: bool = False,
+        structured: bool = False,
     ) -> None:
         self.rng = rng = np.random.default_rng(seed)
-        self.speculates, self.penalised = speculates, penalised
+        self.speculates, self.penalised, self.structured = speculates, penalised, structured
+        self.structures: dict[str, Any] = {}  # what sampled nodes had to be
         eos_bias = rng.choice([-20.0, -20.0, 0.0, 1.5])
         self.model = HistoryModel(eos_bias=eos_bias, recurrent=recurrent, delta=delta)
         self.params = SamplingParams(seed=seed % 7, max_tokens=12, **self._overrides())
@@ -191,6 +198,10 @@ class MixedRun:
         self.session.tell()  # of what was stopped last
         self._check_plan()
         for call in self.calls:
+            if call.params is not None and call.asked.error is None:
+                structure = call.params.structure
+                self.structures |= {child.key: structure for child in call.asked.result}
+        for call in self.calls:
             self._check_call(call)
         assert not self.scheduler.run.rows.num_used
         for node in self.nodes:
@@ -207,7 +218,12 @@ class MixedRun:
 
     def _overrides(self) -> dict[str, Any]:
         more = self._pick(_PENALTIES) if self.penalised else {}
-        return {**self._pick(_OVERRIDES), **more}
+        found = {**self._pick(_OVERRIDES), **more}
+        if self.structured:
+            found.pop("min_tokens", None)
+            if shape := self._pick(_STRUCTURES):
+                found = {**found, "regex": None, "choice": None, **shape}
+        return found
 
     def _letters(self, least: int, most: int) -> str:
         return "".join(self._pick("acd") for _ in range(self.rng.integers(least, most + 1)))
@@ -268,6 +284,25 @@ class MixedRun:
         asked = self.session.ask(call)
         self.calls.append(_Call(node, asked, **what))
         self.nodes += [child for child in node.children if child not in self.nodes]
+
+    def _bound(self, node: SearchNode, params: SamplingParams) -> int | None:
+        """How many letters before a node's samples are of their text; None if it cannot be one."""
+        letters: list[str] = []
+        first = 0
+        for above in reversed(node.path):
+            structure = self.structures.get(above.key) if above.tokens else None
+            if above.tokens and structure != params.structure:
+                break
+            letters.append(above.text)
+            first = len(letters) if above.tokens else first
+        text = "".join(letters[:first][::-1])
+        if params.structure is None or not text:
+            return len(text)
+        prompt = [ord(letter) - 97 for letter in (node.path[0].text + node.path_text)]
+        cut = len(prompt) - len(text)
+        bound = bound_text(prompt[:cut], prompt[cut:], params)
+        known = language(params.structure)
+        return len(text) if bound is None or any(t.startswith(bound) for t in known) else None
 
     def _cancel(self) -> None:
         index = int(self.rng.integers(len(self.plan.requests)))
@@ -377,12 +412,19 @@ class MixedRun:
         except (CapacityError, BudgetReached) as error:
             assert isinstance(error, TreegenError)
             return
+        except InputError:
+            assert call.params is not None and self._bound(node, call.params) is None
+            return
         if call.params is None:
             for each, score in zip(call.texts, result, strict=True):
                 self._check_score(score, context, [ord(letter) - 97 for letter in each])
             return
+        bound = self._bound(node, call.params)
+        if bound is None:
+            raise AssertionError("a text was begun that its grammar does not have")
         for child in result:
             assert child.tokens == sample_alone(
                 self.model, context, node.search.origin_of(node.key), child.order[1], call.params,
                 limit=min(call.params.max_tokens, 200 - len(context)), before=drawn,
+                num_bound=bound,
             )  # fmt: skip

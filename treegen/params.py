@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
@@ -16,6 +17,8 @@ MAX_TEMPERATURE = 1e4
 MAX_LOGIT_BIAS = 100.0
 MAX_PENALTY = 2.0
 MAX_REPETITION = 1e4
+# What a sample must be; at most one of them is given.
+STRUCTURES = ("json_schema", "regex", "grammar", "choice")
 # By which a draw depends on the tokens before it, and the values that change nothing.
 PENALTIES: Mapping[str, Any] = {
     "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0,
@@ -69,6 +72,13 @@ class SamplingParams:
     bad_words: strings that a sample may not have, as the tokens that the tokenizer makes of them at
     the start of a text and after a space. Where it and no_repeat_ngram_size allow no token, they
     allow all.
+    json_schema: a sample must be JSON of this schema: a mapping, JSON as text, or a pydantic model.
+    regex: a sample must match this regular expression, from its first character to its last.
+    grammar: a sample must be a text of this grammar, in Lark's or GBNF's form.
+    choice: a sample must be one of these texts. One of these four at most. Each draw is from the
+    tokens that may come next, renormalised; a sample ends when it may and draws its end, and at
+    `max_tokens` in any case. Where a sample thinks first, the grammar begins after its thinking.
+    They need llguidance (treegen[structured]).
     max_thinking_tokens: tokens of thinking at most. A sample that still thinks then is given the
     tokens of `thinking_end`, and goes on with its answer. They count as generated tokens, and have
     the log-probabilities that the model gives them.
@@ -106,6 +116,10 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
     bad_words: Sequence[str] | None = ()
+    json_schema: Any = None
+    regex: str | None = None
+    grammar: str | None = None
+    choice: Sequence[str] | None = None
     max_thinking_tokens: int | None = None
     reasoning_tags: str | Sequence[str] | None = None
     thinking_end: str | None = None
@@ -118,6 +132,7 @@ class SamplingParams:
         self._check_stops()
         self._check_bias()
         self._check_penalties()
+        self._check_structure()
         self._check_thinking()
 
     def _check_numbers(self) -> None:
@@ -221,6 +236,29 @@ class SamplingParams:
             if not isinstance(word, str) or not word.strip():
                 raise InputError(f"bad_words must be text that is not empty, got {word!r}")
 
+    def _check_structure(self) -> None:
+        given = [name for name in STRUCTURES if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise InputError(f"{' and '.join(given)} cannot go together; give one of them")
+        if not given:
+            return
+        if self.json_schema is not None:
+            object.__setattr__(self, "json_schema", _schema_text(self.json_schema))
+        for name in ("regex", "grammar"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value.strip()):
+                raise InputError(f"{name} must be text that is not empty, got {value!r}")
+        if self.choice is not None:
+            if isinstance(self.choice, str):
+                raise InputError(f"choice must be a list of texts, got {self.choice!r}")
+            object.__setattr__(self, "choice", _as_tuple("choice", self.choice))
+            if not self.choice or not all(isinstance(t, str) and t for t in self.choice):
+                raise InputError(f"choice must be texts that are not empty, got {self.choice!r}")
+        if self.ignore_eos or self.min_tokens:
+            raise InputError(
+                f"{given[0]} says where a sample ends; leave out ignore_eos and min_tokens"
+            )
+
     def _check_thinking(self) -> None:
         budget, tags, end = self.max_thinking_tokens, self.reasoning_tags, self.thinking_end
         if budget is not None:
@@ -273,7 +311,7 @@ class SamplingParams:
             self.include_stop, self.min_tokens, self.biases, self.confidence, self.min_confidence,
             self.confidence_window, self.self_certainty,
             self.max_thinking_tokens, self.reasoning_tags, self.thinking_end, self.logprobs_mode,
-            *self.penalties.items(),
+            *self.penalties.items(), *(self.structure or ()),
         )  # fmt: skip
 
     @property
@@ -286,7 +324,17 @@ class SamplingParams:
         """Whether log-probabilities are of another distribution than the model's own."""
         changes = (self.top_p, self.top_k, self.min_p, self.temperature or 1, self.min_tokens)
         same = changes == (1, 0, 0, 1, 0) and not self.biases and not self.looks_back
+        same = same and self.structure is None
         return self.logprobs_mode == "processed_logprobs" and not same
+
+    @property
+    def structure(self) -> tuple[str, str] | None:
+        """Which of STRUCTURES a sample must have, and that as text; None if any text will do."""
+        for name in STRUCTURES:
+            value = getattr(self, name)
+            if value is not None:
+                return name, value if isinstance(value, str) else json.dumps(value)
+        return None
 
     @property
     def looks_back(self) -> bool:
@@ -314,6 +362,20 @@ def check_number(name: str, value: object) -> None:
     """Raise InputError for what is not a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
         raise InputError(f"{name} must be a finite number, got {value!r}")
+
+
+def _schema_text(schema: Any) -> str:
+    """A JSON schema as text; InputError for what is none."""
+    if hasattr(schema, "model_json_schema"):  # a model of pydantic's
+        schema = schema.model_json_schema()
+    try:
+        if isinstance(schema, str):
+            schema = json.loads(schema)
+        if not isinstance(schema, Mapping | bool):
+            raise ValueError("it is no object")
+        return json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"json_schema cannot be read: {error}") from None
 
 
 def check_params(params: SamplingParams | None) -> SamplingParams:

@@ -17,7 +17,17 @@ from treegen.engine.padding import several_rows
 from treegen.engine.passes import slots_of
 from treegen.engine.row_queue import LiveRows
 from treegen.engine.run_state import RunState
-from treegen.engine.step import COUNT, FORCED, NUM_INPUTS, POSITION, SEED, SLOT, SOURCE, TOKEN
+from treegen.engine.step import (
+    COUNT,
+    FORCED,
+    NUM_INPUTS,
+    POSITION,
+    SEED,
+    SLOT,
+    SOURCE,
+    TOKEN,
+    Undrawn,
+)
 from treegen.sampling.draw import Draws
 
 if TYPE_CHECKING:
@@ -55,6 +65,21 @@ class Flight:
         return cls(slots, serials, draws, fetch, guesses, keys)
 
 
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A decode step whose draws wait until the tokens before are known, by which grammars go on.
+
+    number: how many steps the run has had before. The rest is as in `Flight`.
+    """
+
+    slots: Ints
+    serials: Ints
+    undrawn: Undrawn
+    number: int
+    guesses: Guesses | None
+    keys: int
+
+
 class DecodeSteps:
     """Launches the decode steps of one run."""
 
@@ -88,7 +113,9 @@ class DecodeSteps:
             return order, counts, source
         return order[goes_on], counts[goes_on], source[goes_on]
 
-    def launch(self, order: Ints, counts: Ints, source: Ints, before: Flight | None) -> Flight:
+    def launch(
+        self, order: Ints, counts: Ints, source: Ints, before: Flight | None
+    ) -> Flight | Pending:
         """Queue a decode step of the rows that `next_rows` gave. before: as `flight` there."""
         run, usage = self._run, self._run.usage
         rows, page_size = run.rows, run.cache.page_size
@@ -113,11 +140,20 @@ class DecodeSteps:
                 number=usage.decode_steps,
             )
         )
-        keys = shared_keys + int((ends - base).sum())
+        keys, number = shared_keys + int((ends - base).sum()), usage.decode_steps
         self._count(levels, len(order), keys, int(ends.sum()))
+        if isinstance(draws, Undrawn):
+            return Pending(order, rows.serial[order], draws, number, None, keys)
         return Flight.of(order, rows.serial[order], draws, keys=keys)
 
-    def verify(self, order: Ints, counts: Ints, guesses: Guesses) -> Flight:
+    def draw(self, pending: Pending) -> Flight:
+        """Draw what a step computes, once the tokens before it are known."""
+        slots, undrawn, guesses = pending.slots, pending.undrawn, pending.guesses
+        masks = self._live.grammars.masks(slots, pending.serials, guesses, undrawn.num_rows)
+        draws = self._run.executor.finish(undrawn, masks, pending.number).first(len(slots))
+        return Flight.of(slots, pending.serials, draws, guesses, pending.keys)
+
+    def verify(self, order: Ints, counts: Ints, guesses: Guesses) -> Flight | Pending:
         """Queue a step in which rows draw after guessed tokens too, as if each was drawn before.
 
         It is a decode step with several consecutive query rows for each row. They attend to the
@@ -164,9 +200,11 @@ class DecodeSteps:
                 number=usage.decode_steps,
             )
         )
-        keys = shared_keys + int(keys_R.sum())
+        keys, number = shared_keys + int(keys_R.sum()), usage.decode_steps
         self._count(prepared, len(order), keys, int(positions_T.sum()) + num)
         usage.drafted_tokens += num - len(order)
+        if isinstance(draws, Undrawn):
+            return Pending(slots_T, rows.serial[slots_T], draws, number, guesses, keys)
         return Flight.of(slots_T, rows.serial[slots_T], draws.first(num), guesses, keys)
 
     def look_ahead(self) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -34,6 +35,7 @@ from treegen.model.batch import Batch, Forward
 from treegen.model.config import load_spec
 from treegen.model.tokenizer import load_tokenizer
 from treegen.options import EngineOptions
+from treegen.sampling.draw import Draws
 from treegen.spec import ModelSpec
 
 _LIKELY: Final = 0.3  # a token is guessed if it is so likely to be reached, and right
@@ -134,7 +136,8 @@ class ModelDrafter:
         rows, size, num = self._run.rows, self._run.cache.page_size, len(slots)
         offsets, place = np.arange(num + 1), np.arange(num)
         levels = shared_levels(rows.chain[slots], offsets, self._run.store.keys_of)
-        same = step_rows(self._run, slots, levels)
+        # What a grammar forbids is found when the guesses are verified.
+        same = replace(step_rows(self._run, slots, levels), masked=False)
         base, pages = rows.base[slots], rows.table[slots, : int(rows.num_pages[slots].max())]
         drawn = []
         for step in range(most + 1):
@@ -157,6 +160,7 @@ class ModelDrafter:
             draws, _ = self._executor.decode(
                 StepInputs(inputs, own, same, goes_on=step > 0, states=None, graphs=True)
             )
+            assert isinstance(draws, Draws)
             if step < most:
                 drawn.append(draws.tokens_PN[:, 0].clone())
         return torch.stack(drawn, dim=1)

@@ -21,7 +21,8 @@ def step_rows(run: RunState, slots: Ints, levels: Sequence[HostLevel]) -> StepRo
     if any(each.params.looks_back for each in sets):
         requests, place = np.unique(run.rows.request[slots], return_inverse=True)
         drawn = drawn_runs([run.requests[number] for number in requests.tolist()])[place]
-    return StepRows(levels, [s.params for s in sets], [s.bias for s in sets], index, drawn)
+    masked = any(each.stopping.grammar is not None for each in sets)
+    return StepRows(levels, [s.params for s in sets], [s.bias for s in sets], index, drawn, masked)
 
 
 def drawn_runs(requests: Sequence[LiveRequest]) -> Ints:

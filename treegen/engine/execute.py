@@ -21,13 +21,14 @@ from treegen.cache.pool import PagedCache
 from treegen.device import to_device, to_device_together
 from treegen.engine.agreement import STEPS, Agreement
 from treegen.engine.layout import Ints
-from treegen.engine.step import POSITION, DecodeStep
+from treegen.engine.step import POSITION, DecodeStep, Undrawn
 from treegen.errors import ModelError
 from treegen.model.batch import Batch, Forward
 from treegen.model.states import Piece, fold_lists, states_of_pieces, states_of_rows
 from treegen.params import SamplingParams
 from treegen.sampling.batch import Bias, SamplingBatch
 from treegen.sampling.draw import Draws
+from treegen.sampling.masks import Masks
 from treegen.sampling.memo import SamplingMemo
 from treegen.sampling.texts import Texts
 
@@ -64,6 +65,7 @@ class StepRows:
     index: [T] which of these each row has.
     drawn: [T, runs, 2] the runs of tokens that were drawn, as in `Texts`; None if no draw depends
     on the text before it.
+    masked: whether grammars say what some rows may draw, which is known later than the rest.
     """
 
     levels: Sequence[HostLevel]
@@ -71,6 +73,7 @@ class StepRows:
     biases: Sequence[Bias]
     index: Ints
     drawn: Ints | None = None
+    masked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +188,11 @@ class Executor:
         """The texts of rows that levels have, as `Texts.of` reads them."""
         return Texts.of(self._cache.tokens_S, self._cache.page_size, levels, lengths, drawn)
 
-    def decode(self, given: StepInputs) -> tuple[Draws, Prepared]:
-        """The draws of a decode step, which are valid until the next one, and how it attended."""
+    def decode(self, given: StepInputs) -> tuple[Draws | Undrawn, Prepared]:
+        """The draws of a decode step, which are valid until the next one, and how it attended.
+
+        Of rows with grammars the logits, which `finish` draws from.
+        """
         told = given
         if given.rows is not None and given.rows is self._rows:
             told = replace(given, rows=None)
@@ -197,6 +203,8 @@ class Executor:
                 self._sampling = self.sampling.of(
                     given.rows.params, given.rows.biases, given.rows.index
                 )
+                if given.rows.masked:
+                    self._sampling = replace(self._sampling, masked=True)
             rows, sampling = self._rows, self._sampling
             assert rows is not None and sampling is not None
             # A graph is filled from the host.
@@ -223,10 +231,21 @@ class Executor:
                 draws = step.compute(self._model.forward)
             else:
                 draws = graphs.run(step)
-            self._drawn_P1 = draws.tokens_PN
-            if self._ranks is not None:
-                self._agree(self._ranks, given.number, draws.tokens_PN)
+            if isinstance(draws, Draws):
+                self._note_drawn(draws, given.number)
             return draws, prepared
+
+    def finish(self, undrawn: Undrawn, masks: Masks | None, number: int) -> Draws:
+        """Draw from the logits of a step. number: as in `StepInputs`."""
+        with torch.inference_mode():
+            draws = undrawn.draw(masks)
+        self._note_drawn(draws, number)
+        return draws
+
+    def _note_drawn(self, draws: Draws, number: int) -> None:
+        self._drawn_P1 = draws.tokens_PN
+        if self._ranks is not None:
+            self._agree(self._ranks, number, draws.tokens_PN)
 
     def _agree(self, ranks: Ranks, number: int, tokens: Tensor) -> None:
         """Note the tokens of a step, and compare them now and then with what the others drew."""

@@ -26,7 +26,7 @@ from treegen.device import Staging
 from treegen.engine.capture import CAPTURED, Captures, borrowed
 from treegen.engine.padding import padded_rows, several_rows
 from treegen.engine.patience import Patience
-from treegen.engine.step import NUM_INPUTS, POSITION, DecodeStep
+from treegen.engine.step import NUM_INPUTS, POSITION, DecodeStep, Undrawn
 from treegen.model.batch import Batch
 from treegen.model.states import states_in_slots
 from treegen.recurrence import RowSlots
@@ -89,7 +89,7 @@ class DecodeGraphs:
         return self.off is None and implementation.name in CAPTURED
 
     @torch.inference_mode()
-    def run(self, step: DecodeStep) -> Draws:
+    def run(self, step: DecodeStep) -> Draws | Undrawn:
         """What a step draws; valid until the next step. If it may be captured, its inputs are on
         the host.
         """
@@ -146,7 +146,7 @@ class DecodeGraphs:
                 return entry
         return None
 
-    def _capture(self, step: DecodeStep, state: TritonState) -> Draws:
+    def _capture(self, step: DecodeStep, state: TritonState) -> Draws | Undrawn:
         size = _size_of(step, state)
         self._patience.captured()
         self.num_captured += 1
@@ -179,11 +179,11 @@ class DecodeGraphs:
         logits_TV = static.logits(self._forward)
         if not static.sampling.is_plain:
             return logits_TV.contiguous()
-        draws = static.draw(logits_TV)
+        draws = static.draw_now(logits_TV)
         self._drawn_P1[: static.num_rows] = draws.tokens_PN
         return draws
 
-    def _draws(self, out: Draws | Tensor, step: DecodeStep, static: DecodeStep) -> Draws:
+    def _draws(self, out: Draws | Tensor, step: DecodeStep, static: DecodeStep) -> Draws | Undrawn:
         """The draws of a step's own rows. static: the step of the graph that computes it."""
         if isinstance(out, Tensor):
             inputs_7T = static.inputs_7T[:, : step.num_rows]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,7 +169,10 @@ class PrefillPasses:
             forced_P = rest[0] if rest else None
             sampling = self._run.sampling_of(np.array([request.params for request in requests]))
             texts = prompt_texts(self._run, requests) if sampling.penalties is not None else None
-            draws = draw(logits_SV[at_P], seeds_PN, steps_PN, sampling, forced_P, texts)
+            masks = self._live.grammars.begin(requests, slots_PN)
+            if masks is not None:
+                sampling = replace(sampling, masked=True)
+            draws = draw(logits_SV[at_P], seeds_PN, steps_PN, sampling, forced_P, texts, masks)
             slots = slots_PN.ravel()
             flight = Flight.of(slots, self._run.rows.serial[slots], draws)
             drawn.append(FirstDraws(requests, at, flight))

@@ -20,6 +20,7 @@ from treegen.model.batch import Batch
 from treegen.model.states import StateBatch
 from treegen.sampling.batch import SamplingBatch
 from treegen.sampling.draw import Draws, can_divide, draw, draw_divided
+from treegen.sampling.masks import Masks
 from treegen.sampling.texts import Texts
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class DecodeStep:
         levels = replace(self.levels, positions_T=inputs_7T[POSITION])
         return replace(self, inputs_7T=inputs_7T, levels=levels)
 
-    def compute(self, forward: Callable[[Batch], Tensor]) -> Draws:
+    def compute(self, forward: Callable[[Batch], Tensor]) -> Draws | Undrawn:
         """Draw the next token of each row."""
         return self.draw(self.logits(forward))
 
@@ -103,8 +104,15 @@ class DecodeStep:
             Batch(tokens_T, positions_T, slots_T, rows_T, self.levels, layers, self.states, whole)
         )
 
-    def draw(self, logits_TV: Tensor) -> Draws:
-        """Draw one token for each row from its logits, [T, V]."""
+    def draw(self, logits_TV: Tensor) -> Draws | Undrawn:
+        """Draw one token for each row from its logits, [T, V]; or later, if masks have to come."""
+        follows = self.ranks is not None and self.ranks.rank > 0
+        if self.sampling.masked and not follows:
+            return Undrawn(self, logits_TV)
+        return self.draw_now(logits_TV)
+
+    def draw_now(self, logits_TV: Tensor, masks: Masks | None = None) -> Draws:
+        """Draw one token for each row. masks: what rows may draw; None for all tokens."""
         inputs, ranks = self.inputs_7T, self.ranks
         given = inputs[SEED, :, None], inputs[COUNT, :, None], self.sampling, inputs[FORCED]
         if ranks is not None and self.draws_in_parts:
@@ -115,7 +123,24 @@ class DecodeStep:
             tokens_T1 = ranks.from_first(inputs.new_empty(len(logits_TV), 1))
             nothing_T = logits_TV.new_zeros(len(logits_TV))
             return Draws(tokens_T1, nothing_T[:, None], nothing_T, None, None)
-        draws = draw(logits_TV, *given, self.texts)
+        draws = draw(logits_TV, *given, self.texts, masks)
         if ranks is not None:
             ranks.from_first(draws.tokens_PN.clone(memory_format=torch.contiguous_format))
         return draws
+
+
+@dataclass(frozen=True, slots=True)
+class Undrawn:
+    """A step whose logits are computed, or under way, and whose draws wait for masks."""
+
+    step: DecodeStep
+    logits_TV: Tensor
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the step."""
+        return len(self.logits_TV)
+
+    def draw(self, masks: Masks | None) -> Draws:
+        """Draw one token for each row from those that its mask allows."""
+        return self.step.draw_now(self.logits_TV, masks)

@@ -121,13 +121,16 @@ class ThinkingTags:
     """Finds the thinking in samples of one tokenizer.
 
     end: token ids that close a thinking whose budget is used up.
+    opening_id: the token of the opening tag; None if it has several.
     """
 
     def __init__(self, tags: Tags, tokenizer: Any) -> None:
         """The thinking between some tags."""
         self.tags = tags
         self._detokenizer = Detokenizer(tokenizer)
-        self._num_opening = len(_encoded(tokenizer, tags.open))
+        opening = _encoded(tokenizer, tags.open)
+        self._num_opening = len(opening)
+        self.opening_id = opening[0] if len(opening) == 1 else None
         close = _encoded(tokenizer, tags.close)
         self._closing_id = close[0] if len(close) == 1 else None
         self.end = tuple(_encoded(tokenizer, tags.end))
@@ -150,6 +153,32 @@ class ThinkingTags:
             return False
         shown = self._detokenizer.raw(tokens)
         return self.tags.close not in shown and self._begins(prompt, shown)
+
+    def may_close(self, new: Tokens) -> bool:
+        """Whether a thinking may be over after new tokens, at the end of those before."""
+        return self.num_open(new) < len(new)
+
+    def num_open(self, new: Tokens) -> int:
+        """How many new tokens, from the first on, certainly do not close a thinking."""
+        if self._closing_id is None:
+            return 0
+        at = np.flatnonzero(np.asarray(new) == self._closing_id)
+        return int(at[0]) if len(at) else len(new)
+
+    def closed_at(self, prompt: Tokens, tokens: Tokens, params: SamplingParams) -> int:
+        """How many tokens a sample has when its thinking, which is not open, has ended; else 0.
+
+        Tokens that closed it because its budget was used up are all a part of it.
+        """
+        if self.tags.close not in self._detokenizer.raw(tokens):
+            return 0
+        num, budget = self._num_thinking(tokens), params.max_thinking_tokens
+        if budget is not None:
+            due = self.due(prompt, budget)
+            given = tuple(map(int, tokens[due : due + len(self.end)]))
+            if due < num and given == self.end[: len(given)]:
+                return due + len(self.end)
+        return num
 
     def split(
         self, prompt: Tokens, tokens: Tokens, text: str, budget: int | None

@@ -84,6 +84,7 @@ class SamplingBatch:
     signals: what is told of each distribution.
     processed_P: which rows report log-probabilities of the distribution that they draw from.
     penalties: what of a draw depends on the text before it.
+    masked: whether some rows may draw certain tokens only; which ones is told at the draw.
     """
 
     temperature_P: Tensor
@@ -97,6 +98,7 @@ class SamplingBatch:
     signals: Signals | None = None
     processed_P: Tensor | None = None
     penalties: Penalties | None = None
+    masked: bool = False
 
     @property
     def draws_plainly(self) -> bool:
@@ -105,7 +107,7 @@ class SamplingBatch:
             self.top_p_P, self.top_k_P, self.min_p_P, self.biases, self.processed_P,
             self.penalties,
         )  # fmt: skip
-        return not self.num_logprobs and all(column is None for column in filters)
+        return not (self.num_logprobs or self.masked) and all(column is None for column in filters)
 
     @property
     def is_plain(self) -> bool:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from treegen.sampling.batch import SamplingBatch
+from treegen.sampling.masks import Masks
 from treegen.sampling.texts import Texts
 
 # Constants of SplitMix64 (Steele, Lea and Flood 2014), as signed 64-bit integers.
@@ -84,6 +85,7 @@ def draw(
     params: SamplingBatch,
     forced_P: Tensor | None = None,
     texts: Texts | None = None,
+    masks: Masks | None = None,
 ) -> Draws:
     """Draw N tokens from each of P rows of logits, in float32 whatever the type of the logits.
 
@@ -91,6 +93,7 @@ def draw(
     steps_PN: how many tokens were drawn before it. All draws of a biased row have the same.
     forced_P: int64, the token that a row gets in place of its draws, or -1; None if all are drawn.
     texts: what comes before the draws; needed where there are penalties.
+    masks: the tokens that may be drawn; None for all.
     """
     if logits_PV.device.type == "cuda" and seeds_PN.shape[1] and params.draws_plainly:
         tokens_PN, logprobs_PN, lse_P = _kernels().draw_blocks(
@@ -103,14 +106,14 @@ def draw(
     width = max(logits_PV.shape[1], texts.longest if texts is not None else 0)
     most = max(_AT_ONCE // width, 1)
     if len(logits_PV) <= most:
-        return _draw(logits_PV, seeds_PN, steps_PN, params, forced_P, texts)
+        return _draw(logits_PV, seeds_PN, steps_PN, params, forced_P, texts, masks)
     parts = []
     for start in range(0, len(logits_PV), most):
         rows = slice(start, start + most)
         forced = None if forced_P is None else forced_P[rows]
         mine = None if texts is None else texts.of_rows(rows)
-        how = params.of_rows(rows)
-        parts.append(_draw(logits_PV[rows], seeds_PN[rows], steps_PN[rows], how, forced, mine))
+        how, may = params.of_rows(rows), None if masks is None else masks.of_rows(rows)
+        parts.append(_draw(logits_PV[rows], seeds_PN[rows], steps_PN[rows], how, forced, mine, may))
     return _joined(parts)
 
 
@@ -154,12 +157,13 @@ def _draw(
     params: SamplingBatch,
     forced_P: Tensor | None,
     texts: Texts | None,
+    masks: Masks | None,
 ) -> Draws:
     logits_PV = logits_PV.float()
     lse_P = log_sum_exp(logits_PV)
-    biased_PV = logits_PV
+    biased_PV = logits_PV if masks is None else masks.apply(logits_PV)
     if params.biases is not None:
-        biased_PV = params.biases.add(logits_PV, steps_PN[:, 0])
+        biased_PV = params.biases.add(biased_PV, steps_PN[:, 0])
     if params.penalties is not None:
         assert texts is not None, "penalties need the text"
         biased_PV = params.penalties.apply(biased_PV, texts)
