@@ -1,6 +1,7 @@
 """The options that several commands share, and the settings that they stand for."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -118,6 +119,7 @@ _SAMPLING: Final = (
     click.option("--seed", type=int, help="Of the samples, and of drawn examples."),
     click.option("--gen-kwargs", multiple=True, metavar="K=V,...",
                  help=f"Any of {', '.join(GEN_KWARGS)}."),
+    click.option("--json-schema", metavar="FILE", help="Samples must be JSON of this schema."),
     click.option("--apply-chat-template", is_flag=True, help="Put prompts in the model's chat "
                  "format."),
     click.option("--fewshot-as-multiturn/--no-fewshot-as-multiturn", default=None,
@@ -258,6 +260,8 @@ def asked_for(params: Mapping[str, Any]) -> dict[str, Any]:
         given["extra"] = extra
     if "stop" in given:
         given["stop"] = tuple(_unescape(text) for text in given["stop"])
+    if "json_schema" in given:
+        given["json_schema"] = _read_schema(given["json_schema"])
     if "thinking_end" in given:
         given["thinking_end"] = _unescape(given["thinking_end"])
     if "max_rows" in given:
@@ -288,6 +292,13 @@ def task_names(params: dict[str, Any]) -> list[str]:
 def _unescape(text: str) -> str:
     # A shell has no easy way to type these characters.
     return text.replace(r"\n", "\n").replace(r"\t", "\t")
+
+
+def _read_schema(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(f"--json-schema: {file} cannot be read: {error}") from None
 
 
 def _rows(value: object) -> int | None:

@@ -76,9 +76,9 @@ class SamplingParams:
     regex: a sample must match this regular expression, from its first character to its last.
     grammar: a sample must be a text of this grammar, in Lark's or GBNF's form.
     choice: a sample must be one of these texts. One of these four at most. Each draw is from the
-    tokens that may come next, renormalised; a sample ends when it may and draws its end, and at
-    `max_tokens` in any case. Where a sample thinks first, the grammar begins after its thinking.
-    They need llguidance (treegen[structured]).
+    tokens that may come next, renormalised; where only one text can come next, it is spelled as the
+    tokenizer spells it. A sample ends where it may end and draws that, and at max_tokens in any
+    case. If it thinks first, the grammar begins after its thinking. Needs treegen[structured].
     max_thinking_tokens: tokens of thinking at most. A sample that still thinks then is given the
     tokens of `thinking_end`, and goes on with its answer. They count as generated tokens, and have
     the log-probabilities that the model gives them.

@@ -91,3 +91,24 @@ def test_the_commands_tell_and_take_it(checkpoint: Path, tmp_path: Path, treegen
     assert done.code == 2 and "demo recommends no sampling" in done.err
     done = treegen("eval", "gsm8k", "--model", "demo", "--sampling", "best", *SMALL)
     assert done.code == 2 and "--sampling must be recommended or task" in done.err
+
+
+def test_samples_have_the_schema_of_a_file(
+    checkpoint: Path, tmp_path: Path, treegen: Command
+) -> None:
+    pytest.importorskip("llguidance")
+    file, path = tmp_path / "schema.json", tmp_path / "run"
+    words = ("eval", "gsm8k", "--model", checkpoint, *SMALL, "-o", path, "--json-schema")
+    file.write_text('{"type": "objekt"}')
+    done = treegen(*words, file)
+    assert done.code == 2 and "json_schema cannot be used: Invalid type" in done.err
+    assert not path.exists()
+    file.write_text('{"enum": [1, 23]}')
+    assert treegen(*words, file).code == 0
+    lines = (path / "samples.jsonl").read_text().splitlines()
+    assert {json.loads(line)["text"].strip() for line in lines} <= {"1", "23"} and len(lines) == 4
+    info = json.loads((path / "run.json").read_text())["settings"]
+    assert json.loads(info["identity"]["sampling"]["json_schema"]) == {"enum": [1, 23]}
+    assert treegen("eval", "--resume", path).code == 0
+    done = treegen(*words, tmp_path / "none.json")
+    assert done.code == 2 and "cannot be read" in done.err

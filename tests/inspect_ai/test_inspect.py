@@ -29,11 +29,13 @@ from inspect_ai.model import (
     ContentText,
     GenerateConfig,
     Model,
+    ResponseSchema,
     get_model,
 )
 from inspect_ai.scorer import includes
 from inspect_ai.solver import generate, use_tools
 from inspect_ai.tool import Tool, tool
+from inspect_ai.util import JSONSchema
 
 from treegen.inspect_ai.messages import template_messages
 from treegen.inspect_ai.provider import TreegenAPI
@@ -189,6 +191,27 @@ def test_what_the_checkpoint_recommends_holds_where_nobody_says(
         params = sampling_params(GenerateConfig(top_p=0.8), api._usual)
         assert (params.temperature, params.top_k, params.top_p) == (*want, 0.8)
         api.close()
+
+
+def test_an_answer_has_the_schema_that_is_asked_for(model: Model) -> None:
+    pytest.importorskip("llguidance")
+    schema = ResponseSchema(
+        name="answer",
+        json_schema=JSONSchema(
+            type="object", properties={"ok": JSONSchema(type="boolean")}, required=["ok"],
+            additionalProperties=False,
+        ),
+    )  # fmt: skip
+
+    async def ask(**settings: Any) -> list[str]:
+        config = GenerateConfig(max_tokens=60, num_choices=4, seed=1, **settings)
+        output = await model.generate("Is it?", config=config)
+        return [c.message.text for c in output.choices if c.stop_reason == "stop"]
+
+    texts = asyncio.run(ask(response_schema=schema))
+    assert texts and all(type(json.loads(text)["ok"]) is bool for text in texts)
+    words = asyncio.run(ask(extra_body={"guided_choice": ["yes", "no"]}))
+    assert words and set(words) <= {"yes", "no"}
 
 
 def test_what_cannot_be_honoured_is_refused_by_name(model: Model) -> None:

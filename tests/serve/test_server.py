@@ -173,6 +173,33 @@ def test_penalties_and_what_is_usual_are_those_of_generate(model: LLM, reference
     assert [choice["text"] for choice in found["choices"]] == [c.text for c in want]
 
 
+def test_structured_output_in_all_its_names(running: Running, reference: LLM) -> None:
+    pytest.importorskip("llguidance")
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}},
+              "required": ["n"], "additionalProperties": False}  # fmt: skip
+    body: dict[str, Any] = {"n": 3, "seed": 2, "max_tokens": 60}
+    of_schema = SamplingParams(**body, json_schema=schema)
+    named = {"name": "n", "schema": schema, "strict": True}
+    for path, asked in (
+        ("completions", {"prompt": PROMPT, "guided_json": schema}),
+        ("completions", {"prompt": PROMPT, "structured_outputs": {"json": schema}}),
+        ("chat/completions", {
+            "messages": CHAT, "response_format": {"type": "json_schema", "json_schema": named}}),
+    ):  # fmt: skip
+        found = running.post(path, {**body, **asked}).json()["choices"]
+        prompt: Any = asked.get("prompt", CHAT)
+        (want,) = reference.generate([prompt], of_schema)
+        texts = [each["text"] if "text" in each else each["message"]["content"] for each in found]
+        assert texts == [c.text for c in want]
+        ended = [t for t, c in zip(texts, want, strict=True) if c.finish_reason == "stop"]
+        assert all(set(json.loads(text)) == {"n"} for text in ended)
+    found = running.post("completions", {**body, "prompt": PROMPT, "guided_choice": ["x", "yz"]})
+    assert {each["text"] for each in found.json()["choices"]} <= {"x", "yz"}
+    asked = {"messages": CHAT, "response_format": {"type": "json_object"}, "max_tokens": 40}
+    (choice,) = running.post("chat/completions", asked).json()["choices"]
+    assert choice["message"]["content"].lstrip().startswith("{")
+
+
 def test_thinking_has_a_budget_and_is_given_apart(running: Running, reference: LLM) -> None:
     body = {
         "messages": CHAT, "n": 3, "seed": 5, "max_tokens": 40, "max_thinking_tokens": 6,
@@ -325,7 +352,11 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"messages": [{"role": "user"}]}, 400, "content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "text"),
     ({"messages": [{"role": "assistant", "tool_calls": 5}]}, 400, "tool_calls"),
-    ({"messages": CHAT, "response_format": {"type": "json_object"}}, 400, "response_format"),
+    ({"messages": CHAT, "response_format": {"type": "json"}}, 400, "response_format"),
+    ({"messages": CHAT, "response_format": {"type": "json_schema"}}, 400, "json_schema.schema"),
+    ({"prompt": "a", "guided_regex": "[0-9"}, 400, "regex cannot be used"),
+    ({"prompt": "a", "guided_regex": "a", "guided_choice": ["a"]}, 400, "cannot go together"),
+    ({"prompt": "a", "structured_outputs": {"wings": 2}}, 400, "wings"),
     ({"messages": CHAT, "tool_choice": {"type": "function"}}, 400, "tool_choice"),
     ({"messages": CHAT, "tools": 5}, 400, "tools"),
     ({"messages": CHAT, "top_logprobs": 2}, 400, "logprobs=true"),

@@ -246,7 +246,7 @@ def start_of(segment: LiveSegment, prompt: Tokens, each: ParamSet) -> _Place | N
     place = _Place(prompt, before, stopping.grammar.start(), None if thinks else 0)
     if before:
         place.read(before, each)
-    elif stopping.thinking is not None and stopping.thinking.opens(prompt):
+    elif (tags := stopping.thinking) is not None and (tags.always or tags.opens(prompt)):
         place.num_read = -1  # so that it is bound by nothing
     if place.matcher.is_error():
         raise InputError(
@@ -282,7 +282,10 @@ def _begin_of(prompt: Tokens, tokens: Sequence[int], each: ParamSet) -> int | No
     tags, ids = each.stopping.thinking, np.array(tokens, dtype=np.int32)
     if tags is None:
         return 0
-    return None if tags.is_open(prompt, ids) else tags.closed_at(prompt, ids, each.params)
+    if tags.is_open(prompt, ids):
+        return None
+    closed = tags.closed_at(prompt, ids, each.params)
+    return None if tags.always and not closed else closed
 
 
 def _consume(matcher: LLMatcher, tokens: list[int]) -> None:

@@ -13,7 +13,7 @@ from treegen.evals.registry import get_task
 from treegen.evals.stopping import NEVER, StopRule, decided_at
 from treegen.evals.task import TaskDefaults
 from treegen.evals.weighted import check_votes
-from treegen.params import PENALTIES, SamplingParams
+from treegen.params import PENALTIES, STRUCTURES, SamplingParams
 from treegen.prompts.reasoning import check_reasoning
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ SAMPLING: Final = (
     "seed",
 )
 # run.json has these only if they change a sample.
-_RARE: Final = ("min_tokens", "logit_bias", *PENALTIES)
+_RARE: Final = ("min_tokens", "logit_bias", *PENALTIES, *STRUCTURES)
 # Likewise what is said of thinking.
 _THINKING: Final = ("max_thinking_tokens", "reasoning_tags", "thinking_end")
 
@@ -177,6 +177,9 @@ class EvalSettings(RunChoices):
         ends = self.confidence
         sampling = {name: getattr(self.sampling, name) for name in SAMPLING}
         sampling |= self.sampling.penalties
+        for name in STRUCTURES:
+            if (value := getattr(self.sampling, name)) is not None:
+                sampling[name] = value
         if self.sampling.min_tokens:
             sampling["min_tokens"] = self.sampling.min_tokens
         for name in _THINKING:

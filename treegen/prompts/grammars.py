@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from treegen.errors import InputError
 from treegen.prompts.endless import lark_ends, schema_ends
@@ -19,6 +19,46 @@ if TYPE_CHECKING:
 
 Structure = tuple[str, str]
 """A kind, such as "json_schema", and what it says, as text."""
+
+
+# What vLLM's server calls them, in a request and in its structured_outputs.
+_NAMES: Final = {
+    "guided_json": "json_schema", "guided_regex": "regex", "guided_grammar": "grammar",
+    "guided_choice": "choice",
+}  # fmt: skip
+_WITHIN: Final = {"json": "json_schema", "regex": "regex", "grammar": "grammar", "choice": "choice"}
+REQUESTED: Final = ("response_format", "structured_outputs", *_NAMES)
+"""How requests ask for a structure, in OpenAI's protocol and in vLLM's."""
+
+
+def requested(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of SamplingParams that parts of a request, by REQUESTED, stand for.
+
+    Raises:
+        InputError: one is not as it should be.
+    """
+    found = {ours: given[theirs] for theirs, ours in _NAMES.items() if theirs in given}
+    if within := given.get("structured_outputs"):
+        if not isinstance(within, Mapping):
+            raise InputError(f"structured_outputs must be an object, got {within!r:.80}")
+        asked = {name: value for name, value in within.items() if value not in (None, False)}
+        if asked.pop("json_object", False):
+            found["json_schema"] = {"type": "object"}
+        if unknown := sorted(asked.keys() - _WITHIN.keys()):
+            raise InputError(f"structured_outputs has {unknown[0]!r:.80}, which is not supported")
+        found |= {_WITHIN[name]: value for name, value in asked.items()}
+    wanted = given.get("response_format") or {}
+    kind = wanted.get("type", "text") if isinstance(wanted, Mapping) else None
+    if kind == "json_object":
+        found["json_schema"] = {"type": "object"}
+    elif kind == "json_schema":
+        described = wanted.get("json_schema")
+        if not isinstance(described, Mapping) or "schema" not in described:
+            raise InputError("response_format of type json_schema must have json_schema.schema")
+        found["json_schema"] = described["schema"]
+    elif kind != "text":
+        raise InputError("response_format must have a type: text, json_object or json_schema")
+    return found
 
 
 class Grammar:
@@ -79,8 +119,7 @@ def _compiled(kind: str, text: str) -> str:
         found = str(grammar_from("grammar", text))
     except ValueError as error:
         raise InputError(f"grammar cannot be used: {str(error).splitlines()[0]}") from None
-    lark = json.loads(found)["grammars"][0].get("lark_grammar", "")
-    if not lark_ends(lark):
+    if not lark_ends(found):
         raise InputError("grammar can never end: its rule start leads back to itself for ever")
     return found
 

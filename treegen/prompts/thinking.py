@@ -86,11 +86,13 @@ def without_tags(text: str, tokenizer: Any) -> str:
 def thinking_of(params: SamplingParams, tokenizer: Any) -> ThinkingTags | None:
     """The thinking of samples with some parameters; None where it is not told from the answer.
 
+    What has a grammar is told apart where tags are known.
+
     Raises:
         InputError: there is a budget, and no tag is known that ends a thinking.
     """
     wanted, has_budget = params.reasoning_tags, params.max_thinking_tokens is not None
-    if wanted is None and not has_budget:
+    if wanted is None and not has_budget and params.structure is None:
         return None
     tags = tags_of(tokenizer) if wanted is None or isinstance(wanted, str) else _tags(*wanted)
     if tags is None:
@@ -122,6 +124,7 @@ class ThinkingTags:
 
     end: token ids that close a thinking whose budget is used up.
     opening_id: the token of the opening tag; None if it has several.
+    always: whether a sample begins with one of the tags in any case, as with Harmony's channels.
     """
 
     def __init__(self, tags: Tags, tokenizer: Any) -> None:
@@ -132,6 +135,8 @@ class ThinkingTags:
         self._num_opening = len(opening)
         self.opening_id = opening[0] if len(opening) == 1 else None
         close = _encoded(tokenizer, tags.close)
+        added = getattr(tokenizer, "get_added_vocab", dict)().values()
+        self.always = opening[:1] == close[:1] and opening[0] in added
         self._closing_id = close[0] if len(close) == 1 else None
         self.end = tuple(_encoded(tokenizer, tags.end))
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from treegen.errors import InputError
 from treegen.params import SamplingParams
+from treegen.prompts.grammars import REQUESTED, requested
 from treegen.prompts.tree import Message
 
 # Names of SamplingParams that requests may have as they are; the last ones as vLLM's server has.
@@ -27,7 +28,7 @@ _HARMLESS: Final = (
 _ONLY_COMPLETIONS: Final = ("prompt", "echo", "best_of", "suffix")
 _ONLY_CHATS: Final = (
     "messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice",
-    "response_format", "chat_template_kwargs", "separate_reasoning",
+    "chat_template_kwargs", "separate_reasoning",
 )  # fmt: skip
 _DEFAULT_MAX_TOKENS: Final = 16  # of /v1/completions, as OpenAI has it
 
@@ -82,7 +83,6 @@ class Ask(BaseModel):
     top_logprobs: _Top = 0
     tools: list[Any] | None = None
     tool_choice: Literal["auto", "none"] = "auto"
-    response_format: dict[Literal["type"], Literal["text"]] = {}
     chat_template_kwargs: dict[str, Any] = {}
     separate_reasoning: bool = False
 
@@ -173,11 +173,11 @@ def read_ask(body: Mapping[str, Any], *, is_chat: bool) -> Ask:
     Raises:
         AskError: it asks for what cannot be done.
     """
-    known = {*Ask.model_fields, *_SAMPLING, *_HARMLESS} - {"sampling"}
+    known = {*Ask.model_fields, *_SAMPLING, *_HARMLESS, *REQUESTED} - {"sampling"}
     for name in body:
         if name not in known or name in (_ONLY_COMPLETIONS if is_chat else _ONLY_CHATS):
             raise AskError(f"{name} is not supported; leave it out", name[:80])
-    sampling = {name: body[name] for name in _SAMPLING if name in body}
+    sampling = {name: body[name] for name in _SAMPLING if name in body} | requested(body)
     needed: dict[str, Any] = {"messages": []} if is_chat else {}
     try:
         ask = Ask.model_validate({**needed, **body, "sampling": sampling})
