@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from treegen.engine import graphs
 from treegen.engine.patience import row_seconds
 from treegen.engine.prefill_graphs import PrefillGraphs
 from treegen.engine.speculation import SpeculationOptions
-from treegen.engine.step import FORCED, NUM_INPUTS, DecodeStep
+from treegen.engine.step import FORCED, NUM_INPUTS, DecodeStep, Undrawn
 from treegen.model.batch import Batch
 from treegen.outputs import Completion
 from treegen.params import SamplingParams
@@ -89,7 +90,8 @@ def triton_levels(levels: Sequence[HostLevel], inputs_7T: Tensor) -> Any:
     return prepare_host(levels, inputs_7T[2], CPU, "triton")
 
 
-def tokens_of(draws: Draws) -> list[int]:
+def tokens_of(draws: Draws | Undrawn) -> list[int]:
+    assert isinstance(draws, Draws)
     tokens: list[int] = draws.tokens_PN[:, 0].tolist()
     return tokens
 
@@ -121,6 +123,7 @@ def test_rows_go_on_from_the_tokens_of_the_last_step(patched: pytest.MonkeyPatch
         source_T = torch.from_numpy(rng.integers(-1, len(drawn), rows))
         last = drawn[:, 0].clone()
         draws = found.run(step(rows, drawn, source_T.tolist()))
+        assert isinstance(draws, Draws)
         known = torch.arange(1, rows + 1)
         want = after(torch.where(source_T >= 0, last[source_T.clamp(min=0)], known))
         assert tokens_of(draws) == want.tolist()
@@ -212,6 +215,7 @@ def test_where_nothing_can_be_captured_steps_run_eagerly(
             {"top_k": 3},
             {"min_tokens": 5, "logit_bias": {1: 2.0, 3: -4.0}},
             {"frequency_penalty": 0.9, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+            {"regex": "a(c|d)?(e|dd){1,2}"} if find_spec("llguidance") else {},
         ]
     ),
     run_ahead=st.booleans(),

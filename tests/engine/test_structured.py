@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_models
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AddedToken, AutoModelForCausalLM
 
 from treegen import LLM, InputError, Node, SamplingParams
 from treegen.prompts.endless import lark_ends, schema_ends
@@ -135,6 +136,41 @@ def test_a_search_goes_on_in_the_state_of_the_node(checkpoint: Path) -> None:
         child = session.sample({root: 1})[root][0].extend("what is this?")
         with pytest.raises(InputError, match="cannot begin a text of its regex"):
             session.sample({child: 1})
+
+
+@pytest.mark.parametrize("is_special", [False, True])
+@pytest.mark.parametrize("options", [{}, {"speculate": "ngram"}, {"run_ahead": True}])
+def test_the_grammar_begins_after_the_thinking(
+    is_special: bool, options: dict[str, Any], tmp_path: Path
+) -> None:
+    size = tiny_models.VOCAB_SIZE + 2
+    tiny_models.save_tiny_model(tmp_path, "llama", vocab_size=size)
+    tokenizer = tiny_models.tiny_tokenizer().__class__.from_pretrained(tmp_path)
+    tags = [
+        AddedToken(tag, special=is_special, normalized=False) for tag in ("<think>", "</think>")
+    ]
+    tokenizer.add_tokens(tags, special_tokens=is_special)
+    tokenizer.save_pretrained(tmp_path)
+    llm = load(tmp_path, max_rows=5, **options)
+    # Some samples open a thinking of their own, and some end it before their budget does.
+    bias = {size - 2: 3.5, size - 1: 3.0}
+    params = SamplingParams(choice=CHOICES, max_tokens=40, seed=4, logit_bias=bias)
+    inside, outside = f"{PROMPTS[0]}<think>\n", PROMPTS[0]
+    thought = answered = 0
+    for budget in (None, 0, 5):
+        asked = replace(params, max_thinking_tokens=budget)
+        for number, each in enumerate(llm.generate([inside, outside], replace(asked, n=6))):
+            for c in each:
+                assert c.thinking is not None or number
+                thought += number and c.thinking is not None
+                if c.thinking is not None and not c.thinking.is_closed:
+                    continue  # random weights may end a text while it thinks
+                if c.finish_reason == "stop":
+                    answered += 1
+                    assert c.answer in CHOICES
+                else:
+                    assert any(choice.startswith(c.answer) for choice in CHOICES)
+    assert thought and answered
 
 
 @pytest.mark.parametrize(

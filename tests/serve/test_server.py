@@ -195,8 +195,8 @@ def test_structured_output_in_all_its_names(running: Running, reference: LLM) ->
         assert all(set(json.loads(text)) == {"n"} for text in ended)
     found = running.post("completions", {**body, "prompt": PROMPT, "guided_choice": ["x", "yz"]})
     assert {each["text"] for each in found.json()["choices"]} <= {"x", "yz"}
-    asked = {"messages": CHAT, "response_format": {"type": "json_object"}, "max_tokens": 40}
-    (choice,) = running.post("chat/completions", asked).json()["choices"]
+    anything = {"messages": CHAT, "response_format": {"type": "json_object"}, "max_tokens": 40}
+    (choice,) = running.post("chat/completions", anything).json()["choices"]
     assert choice["message"]["content"].lstrip().startswith("{")
 
 

@@ -62,11 +62,12 @@ class _Place:
 
     def read(self, tokens: Sequence[int], each: ParamSet) -> None:
         """Read a text, all of it, as far as it was not read before."""
-        start = self.num_read
+        start = max(self.num_read, self.begins or 0)
         if self.begins is None:
-            self.begins = start = _begin_of(self.prompt, tokens, each)
+            self.begins = _begin_of(self.prompt, tokens, each)
+            start = self.begins or 0
         if self.begins is not None:
-            _consume(self.matcher, list(tokens[max(start or 0, self.begins) :]))
+            _consume(self.matcher, list(tokens[start:]))
         self.num_read = len(tokens)
 
 

@@ -70,7 +70,7 @@ def gen_settings(
             f"treegen cannot honour {', '.join(refused)} of gen_kwargs; it knows until, do_sample, "
             f"max_gen_toks, {', '.join(_HONOURED)}"
         )
-    mine = {name: asked[name] for name in _HONOURED if name in asked}
+    mine: dict[str, Any] = {name: asked[name] for name in _HONOURED if name in asked}
     if "temperature" not in given:  # lm-eval fills in 0
         mine.pop("temperature", None)
     settings = {**usual, **mine}

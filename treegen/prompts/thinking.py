@@ -135,8 +135,8 @@ class ThinkingTags:
         self._num_opening = len(opening)
         self.opening_id = opening[0] if len(opening) == 1 else None
         close = _encoded(tokenizer, tags.close)
-        added = getattr(tokenizer, "get_added_vocab", dict)().values()
-        self.always = opening[:1] == close[:1] and opening[0] in added
+        added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
+        self.always = opening[:1] == close[:1] and opening[0] in added.values()
         self._closing_id = close[0] if len(close) == 1 else None
         self.end = tuple(_encoded(tokenizer, tags.end))
 
